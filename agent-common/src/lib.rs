@@ -10,6 +10,7 @@
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
 //!   connections.
+//! - [`dns`] is what is handed over of packets of the Domain Name System.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
@@ -21,6 +22,7 @@
 
 pub mod account;
 pub mod direction;
+pub mod dns;
 pub mod filter;
 pub mod flow;
 pub mod frame;

@@ -110,8 +110,10 @@ impl Question {
 
     const PAGE_SHIFT: u32 = 32;
     const DIRECTION_SHIFT: u32 = 33;
+    /// Says that the packet is in a flow, whether that asks anything or not. Only where somebody wants to know.
+    const FLOW_SHIFT: u32 = 34;
     /// How many bits it has.
-    pub const BITS: u32 = 34;
+    pub const BITS: u32 = 35;
     /// Stands for the map behind the slots, which is more than slots can be.
     const BEHIND: u32 = u32::MAX;
 
@@ -136,6 +138,24 @@ impl Question {
                 | (page as u64 & 1) << Self::PAGE_SHIFT
                 | (direction as u64 & 1) << Self::DIRECTION_SHIFT,
         )
+    }
+
+    /// The same, of a packet in a flow.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_a_flow(self) -> Self {
+        Self(self.0 | 1 << Self::FLOW_SHIFT)
+    }
+
+    #[inline(always)]
+    pub const fn is_of_a_flow(self) -> bool {
+        self.0 >> Self::FLOW_SHIFT & 1 != 0
+    }
+
+    /// Whether it asks anything: a place is never 0.
+    #[inline(always)]
+    pub const fn is_asked(self) -> bool {
+        self.0 as u32 != 0
     }
 
     #[inline(always)]
@@ -182,7 +202,14 @@ mod tests {
                     assert_eq!(question.place(), Some((window, slot)));
                     assert_eq!(question.page(), page);
                     assert_eq!(question.direction(), u32::from(direction));
-                    assert!(question.0 < 1 << Question::BITS);
+                    let of_a_flow = question.of_a_flow();
+                    assert!(of_a_flow.0 < 1 << Question::BITS);
+                    assert!(of_a_flow.is_of_a_flow() && !question.is_of_a_flow());
+                    assert_eq!(of_a_flow.place(), question.place());
+                    assert_eq!(of_a_flow.page(), question.page());
+                    assert_eq!(of_a_flow.direction(), question.direction());
+                    assert!(of_a_flow.is_asked());
+                    assert!(!Question::NONE.of_a_flow().is_asked());
                 }
                 let question = Question::behind(page, direction);
                 assert_eq!(question.place(), None);

@@ -52,3 +52,31 @@ pub fn at_most<const LAST: u64>(number: u64) -> usize {
         number.min(LAST) as usize
     }
 }
+
+/// `number`, or the bound that it passes, also where the compiler knows that it does not.
+#[inline(always)]
+pub fn within<const FIRST: u64, const LAST: u64>(number: u64) -> usize {
+    #[cfg(target_arch = "bpf")]
+    {
+        let mut number = number;
+        // SAFETY: it does what it says.
+        unsafe {
+            asm!(
+                "if {number} >= {first} goto +1",
+                "{number} = {first}",
+                "if {number} <= {last} goto +1",
+                "{number} = {last}",
+                number = inlateout(reg) number,
+                first = const FIRST,
+                last = const LAST,
+                options(pure, nomem, nostack),
+            );
+        }
+        number as usize
+    }
+    // Never run.
+    #[cfg(not(target_arch = "bpf"))]
+    {
+        number.clamp(FIRST, LAST) as usize
+    }
+}

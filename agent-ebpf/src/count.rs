@@ -10,7 +10,7 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    filter, fragments, namespace, pause, senders, switches,
+    dns, filter, fragments, namespace, pause, senders, switches,
     table::{self, Begun, Counted, Sought},
     tunnels,
 };
@@ -42,7 +42,8 @@ const _: () = assert!(size_of::<Arrival>() == 8 + 2 + 2 + 4 + size_of::<Skb>() +
 ///
 /// A global function, which the verifier walks once, for arbitrary arguments. As a part of the programs it
 /// would be walked once for each way through the parser. A global function has to check its pointers for
-/// null and to return a number. This one is a [`Question`]: only the program itself has the packet's socket.
+/// null and to return a number. This one is a [`Question`]: only the program itself has the packet's socket, and what it
+/// carries.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u64 {
@@ -89,6 +90,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
     }
     let (reason, question) = if is_parsed {
         match place(page, &account, packet, arrival, size) {
+            Ok(question) if dns::is_wanted() => (Reason::Flows as u32, question.of_a_flow()),
             Ok(question) => (Reason::Flows as u32, question),
             Err(reason) => (reason as u32, Question::NONE),
         }

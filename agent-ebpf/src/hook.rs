@@ -12,6 +12,7 @@ use aya_ebpf::{
 
 use crate::{
     count::{Arrival, count},
+    dns,
     packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
     segmentation::read_segmentation,
     senders,
@@ -56,8 +57,9 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         reason,
         tunnel,
     };
-    let question = count(&raw mut packet, &raw const arrival);
-    senders::note(paged.0, question, &packet);
+    let answer = count(&raw mut packet, &raw const arrival);
+    senders::note(paged.0, answer, &packet);
+    dns::note_skb(paged.0, answer, &packet);
 }
 
 /// Counts a frame in one buffer.
@@ -157,5 +159,6 @@ fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, t
         tunnel,
     };
     // No frame has a socket yet, so it asks nothing.
-    let _ = count(packet, &raw const arrival);
+    let answer = count(packet, &raw const arrival);
+    dns::note_frame(frame, answer, packet);
 }

@@ -10,6 +10,7 @@
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
 //! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
 //!   with the socket, and what TCP knows of its [`connections`].
+//! - [`dns`] hands messages of the Domain Name System to userspace.
 
 #![no_std]
 #![no_main]
@@ -28,6 +29,7 @@ mod bounds;
 mod clock;
 mod connections;
 mod count;
+mod dns;
 mod fill;
 mod filter;
 mod fragments;

@@ -64,7 +64,7 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
 /// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
-    if SENDERS_KEPT.load() != Kinds::NONE && question != Question::NONE.0 {
+    if SENDERS_KEPT.load() != Kinds::NONE && Question(question).is_asked() {
         answer(skb, question, packet);
     }
 }

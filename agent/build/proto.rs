@@ -19,6 +19,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.ConsumerStatus",
     ".flow.v1.Count",
     ".flow.v1.DepartedOutputs",
+    ".flow.v1.DnsStatus",
     ".flow.v1.Durations",
     ".flow.v1.HookStatus",
     ".flow.v1.Interface",

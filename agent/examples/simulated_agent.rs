@@ -180,6 +180,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
+        names: [None; 2],
     }
 }
 

@@ -27,6 +27,7 @@ use crate::{
     cgroups::Cgroups,
     changes::{Changes, Request, Times},
     devices::{self, across},
+    dns::Dns,
     enrichment::Enrichment,
     filter::Rule,
     freed_memory,
@@ -96,6 +97,9 @@ pub struct Config {
     pub decapsulate: bool,
     /// What to find out about flows beyond their packets.
     pub enrich: BTreeSet<Enrichment>,
+    /// How many names of addresses to keep, and how many messages to read in a second, if these are to be named.
+    pub dns_names: u32,
+    pub dns_rate: u32,
     /// How full a page may get, in percent, before it is drained early. 0 always waits for the interval.
     pub early_scan_percent: u32,
     pub scan_interval: Duration,
@@ -200,6 +204,7 @@ impl Agent {
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
+            dns_per_second: Enrichment::dns_per_second(&config.enrich, config.dns_rate),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
@@ -342,7 +347,8 @@ impl Agent {
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
-            replica: Replica::new(config.replica),
+            replica: Replica::new(config.replica).naming(names.hosts.clone()),
+            dns: names.hosts.clone(),
             encoder: encoder(&identity, &config, names),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
@@ -520,7 +526,22 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     {
         tracing::warn!("{WITHOUT_ENDS}: {error:#}");
     }
-    Ok((kernel, Names { cgroups, processes }))
+    let hosts = hosts(config, &mut kernel);
+    let names = Names {
+        cgroups,
+        processes,
+        hosts,
+    };
+    Ok((kernel, names))
+}
+
+/// What addresses are called, if the programs hand over messages of the DNS. Without that the agent counts as ever.
+fn hosts(config: &Config, kernel: &mut Kernel) -> Option<Dns> {
+    let messages = kernel.take_dns()?;
+    let tells = config.enrich.contains(&Enrichment::DnsExchanges);
+    Dns::follow(messages, config.dns_names, tells)
+        .inspect_err(|error| tracing::warn!("addresses have no names: {error:#}"))
+        .ok()
 }
 
 /// What the programs need to know to note what TCP knew at last, if it is to be told. Without that, records have what it knew at an

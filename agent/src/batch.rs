@@ -13,8 +13,9 @@ use prost::Message as _;
 use crate::{
     cgroups::Cgroups,
     clock,
+    dns::Dns,
     processes::Processes,
-    proto::{Account, AgentIdentity, FlowBatch, Interface},
+    proto::{Account, AgentIdentity, DnsExchange, FlowBatch, Interface},
     record::Record,
 };
 
@@ -32,6 +33,8 @@ use record_buffer::RecordBuffer;
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// A batch is closed, too, when its records name so many cgroups, or one more.
 const MOST_CGROUPS: usize = 500;
+/// And so many hosts, of 270 bytes each at most.
+pub const MOST_HOSTS: usize = 2000;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
 
@@ -103,7 +106,7 @@ pub struct BatchEncoder {
     reports: ReportInterval,
     /// The longest since the last scan. What has waited that long comes with the next one.
     longest: ReportInterval,
-    /// What the cgroups and the processes of the records are called.
+    /// What the cgroups, the processes and the hosts of the records are called.
     names: Names,
     open: OpenBatch,
     record: RecordBuffer,
@@ -218,11 +221,7 @@ impl BatchEncoder {
     #[inline]
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
         let encoded = self.record.write(record);
-        if !self.open.has_room(encoded.len()) {
-            self.open.append_names(&self.names);
-            sink(self.open.take(false));
-            self.open.start(self.open.index + 1);
-        }
+        self.open.make_room(encoded.len(), &self.names, sink);
         self.open.append(encoded);
         if record.cgroup_ids != [0; 2] {
             self.open.cgroups.add(record.cgroup_ids);
@@ -230,9 +229,24 @@ impl BatchEncoder {
         if record.process_keys != [0; 2] {
             self.open.processes.add(record.process_keys);
         }
+        if record.names != [None, None] {
+            let ids = record.names.map(|name| name.map_or(0, |name| name.id));
+            self.open.hosts.add(ids);
+        }
         for delta in record.delta {
             self.open.count(delta.pair());
         }
+    }
+
+    /// Appends an exchange of the DNS, likewise. It counts as no record.
+    pub fn push_exchange(&mut self, exchange: DnsExchange, sink: &mut impl FnMut(Batch)) {
+        let field = FlowBatch {
+            dns_exchanges: vec![exchange],
+            ..FlowBatch::default()
+        };
+        let encoded = field.encode_to_vec();
+        self.open.make_room(encoded.len(), &self.names, sink);
+        self.open.body.put_slice(&encoded);
     }
 
     /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
@@ -254,11 +268,12 @@ impl BatchEncoder {
     }
 }
 
-/// What cgroups and processes are called, where that is asked for.
+/// What cgroups, processes and hosts are called, where that is asked for.
 #[derive(Clone, Default)]
 pub struct Names {
     pub cgroups: Option<Cgroups>,
     pub processes: Option<Processes>,
+    pub hosts: Option<Dns>,
 }
 
 /// What the records of a batch name, of one kind.
@@ -300,6 +315,7 @@ struct OpenBatch {
     /// What its records name.
     cgroups: Named,
     processes: Named,
+    hosts: Named,
 }
 
 impl OpenBatch {
@@ -309,6 +325,7 @@ impl OpenBatch {
         self.delta = Pair::default();
         self.cgroups.clear();
         self.processes.clear();
+        self.hosts.clear();
         self.body.clear();
         self.body
             .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
@@ -335,21 +352,35 @@ impl OpenBatch {
 
     fn append_names(&mut self, known: &Names) {
         let (cgroup_ids, process_keys) = (self.cgroups.take(), self.processes.take());
-        if cgroup_ids.is_empty() && process_keys.is_empty() {
+        let host_ids = self.hosts.take();
+        if cgroup_ids.is_empty() && process_keys.is_empty() && host_ids.is_empty() {
             return;
         }
         let cgroups = known.cgroups.as_ref().map(|known| known.of(cgroup_ids));
         let processes = known.processes.as_ref().map(|known| known.of(process_keys));
+        let hosts = known.hosts.as_ref().map(|known| known.told(host_ids));
         self.append_fields(&FlowBatch {
             cgroups: cgroups.unwrap_or_default(),
             processes: processes.unwrap_or_default(),
+            hosts: hosts.unwrap_or_default(),
             ..FlowBatch::default()
         });
+    }
+
+    /// Closes the batch if it has no room for so many bytes.
+    #[inline]
+    fn make_room(&mut self, len: usize, names: &Names, sink: &mut impl FnMut(Batch)) {
+        if !self.has_room(len) {
+            self.append_names(names);
+            sink(self.take(false));
+            self.start(self.index + 1);
+        }
     }
 
     fn has_room(&self, record_len: usize) -> bool {
         self.body.len() - self.head.len() + record_len <= BATCH_LEN_BYTES
             && self.cgroups.all.len() < MOST_CGROUPS
+            && self.hosts.all.len() < MOST_HOSTS
     }
 
     #[inline]

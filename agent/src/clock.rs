@@ -24,6 +24,11 @@ impl ScanClock {
         boot_ns.saturating_add_signed(self.boot_to_unix_ns)
     }
 
+    /// The boot time that has this Unix time.
+    pub fn boot_of_unix_ns(self, unix_ns: u64) -> u64 {
+        unix_ns.saturating_sub_signed(self.boot_to_unix_ns)
+    }
+
     /// When the flow's last packet came, precise to a tick (1 to 10 ms) and never before the first packet.
     ///
     /// If the machine slept since the previous scan, a tick may lie before or after the sleep. It lies after

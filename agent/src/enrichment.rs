@@ -13,9 +13,23 @@ pub enum Enrichment {
     Process,
     /// What TCP knows of the connections of this host: round trips, and what was sent again
     Tcp,
+    /// What addresses are called: names from answers of the DNS that pass the interfaces, and from /etc/hosts
+    Dns,
+    /// Besides that, each query of the DNS with its answer
+    DnsExchanges,
 }
 
 impl Enrichment {
+    /// Whether messages of the DNS are read for these.
+    pub fn reads_dns(all: &BTreeSet<Self>) -> bool {
+        all.contains(&Self::Dns) || all.contains(&Self::DnsExchanges)
+    }
+
+    /// How many of them the programs hand over in a second, if `rate` is what the settings allow.
+    pub fn dns_per_second(all: &BTreeSet<Self>, rate: u32) -> u32 {
+        if Self::reads_dns(all) { rate } else { 0 }
+    }
+
     /// What the programs note for all of these.
     pub fn kinds(all: &BTreeSet<Self>) -> Kinds {
         all.iter().fold(Kinds::NONE, |kinds, one| {
@@ -23,6 +37,7 @@ impl Enrichment {
                 Self::Unit => Kinds::CGROUPS,
                 Self::Process => Kinds::PROCESSES,
                 Self::Tcp => Kinds::TCP,
+                Self::Dns | Self::DnsExchanges => Kinds::NONE,
             })
         })
     }

@@ -23,6 +23,7 @@ pub mod collector;
 pub mod commands;
 pub mod community_id;
 pub mod devices;
+pub mod dns;
 pub mod enrichment;
 pub mod fault;
 pub mod filter;

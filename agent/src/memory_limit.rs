@@ -12,10 +12,11 @@ use crate::{
     agent::Config,
     asks::MAX_SNAPSHOT_BYTES,
     cgroups::Cgroups,
+    dns,
     enrichment::Enrichment,
     hub::DEFAULT_QUEUED_BYTES,
     kernel::{
-        account,
+        self, account,
         bound::TaggedPrograms,
         connections::{MOST_ENDED, RING_LEN_BYTES},
         pages::Size,
@@ -69,6 +70,8 @@ pub(crate) struct Needs {
     possible_cpus: u32,
     decapsulates: bool,
     senders: Kinds,
+    /// Names of addresses, if there are any.
+    dns_names: u32,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -86,6 +89,11 @@ impl Needs {
             possible_cpus,
             decapsulates: config.decapsulate,
             senders: Enrichment::kinds(&config.enrich),
+            dns_names: if Enrichment::reads_dns(&config.enrich) {
+                config.dns_names
+            } else {
+                0
+            },
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -156,6 +164,15 @@ impl Needs {
         } else {
             0
         };
+        let dns = if self.dns_names == 0 {
+            0
+        } else {
+            u64::from(self.dns_names) * dns::MOST_BYTES_PER_NAME
+                + u64::from(kernel::dns::RING_LEN_BYTES)
+                + dns::MOST_BYTES_OF_QUERIES
+                + dns::MOST_BYTES_OF_EXCHANGES
+                + 2 * tracked * dns::MOST_BYTES_PER_FLOW_END
+        };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
@@ -166,6 +183,7 @@ impl Needs {
             + tcp
             + cgroups
             + processes
+            + dns
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT

@@ -1,4 +1,4 @@
-//! The cgroups and processes that records mention, for those who leave records out of a batch: what nobody mentions goes with them.
+//! The cgroups, processes and names of hosts that records mention, for those who leave records out of a batch: what nobody mentions goes with them.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,15 @@ use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 
 use crate::{
-    batch::fields::{CGROUPS, Field, PROCESSES},
-    proto::{Cgroup, FlowBatch, FlowRecord, Process},
+    batch::fields::{CGROUPS, Field, HOSTS, PROCESSES},
+    proto::{Cgroup, FlowBatch, FlowRecord, HostName, Process},
 };
 
 #[derive(Clone, Copy, Default)]
 pub struct OfRecord {
     cgroup_ids: [Option<u64>; 2],
     process_keys: [Option<u64>; 2],
+    host_ids: [Option<u64>; 2],
 }
 
 impl OfRecord {
@@ -21,6 +22,7 @@ impl OfRecord {
         Self {
             cgroup_ids: record.cgroup_ids(),
             process_keys: record.process_keys(),
+            host_ids: record.host_ids(),
         }
     }
 }
@@ -29,6 +31,7 @@ impl OfRecord {
 pub struct Mentions {
     cgroup_ids: BTreeSet<u64>,
     process_keys: BTreeSet<u64>,
+    host_ids: BTreeSet<u64>,
 }
 
 impl Mentions {
@@ -45,6 +48,7 @@ impl Mentions {
             .extend(record.cgroup_ids.into_iter().flatten());
         self.process_keys
             .extend(record.process_keys.into_iter().flatten());
+        self.host_ids.extend(record.host_ids.into_iter().flatten());
     }
 
     /// Whether a field of a batch stands for something that is not mentioned.
@@ -53,6 +57,7 @@ impl Mentions {
         Ok(match field.tag {
             CGROUPS => !self.cgroup_ids.contains(&Cgroup::decode(message())?.id),
             PROCESSES => !self.process_keys.contains(&Process::decode(message())?.key),
+            HOSTS => !self.host_ids.contains(&HostName::decode(message())?.id),
             _ => false,
         })
     }
@@ -67,6 +72,15 @@ impl Mentions {
         self.process_keys.iter()
     }
 
+    pub fn hosts_len(&self) -> usize {
+        self.host_ids.len()
+    }
+
+    /// Sorted.
+    pub fn host_ids(&self) -> impl Iterator<Item = &u64> {
+        self.host_ids.iter()
+    }
+
     pub fn cgroups<'a>(&self, all: &'a [Cgroup]) -> impl Iterator<Item = &'a Cgroup> {
         all.iter().filter(|one| self.cgroup_ids.contains(&one.id))
     }
@@ -74,6 +88,10 @@ impl Mentions {
     pub fn processes<'a>(&self, all: &'a [Process]) -> impl Iterator<Item = &'a Process> {
         all.iter()
             .filter(|one| self.process_keys.contains(&one.key))
+    }
+
+    pub fn hosts<'a>(&self, all: &'a [HostName]) -> impl Iterator<Item = &'a HostName> {
+        all.iter().filter(|one| self.host_ids.contains(&one.id))
     }
 
     /// Takes the others out of a batch.
@@ -84,6 +102,7 @@ impl Mentions {
         batch
             .processes
             .retain(|one| self.process_keys.contains(&one.key));
+        batch.hosts.retain(|one| self.host_ids.contains(&one.id));
     }
 }
 
@@ -101,10 +120,15 @@ mod tests {
             key,
             ..Process::default()
         };
+        let host = |id| HostName {
+            id,
+            ..HostName::default()
+        };
         FlowBatch {
             scan_id: 7,
             cgroups: [1, 2, 3].map(cgroup).to_vec(),
             processes: [4, 5, 6].map(process).to_vec(),
+            hosts: [7, 8, 9].map(host).to_vec(),
             ..FlowBatch::default()
         }
     }
@@ -114,6 +138,7 @@ mod tests {
         let record = FlowRecord {
             src_cgroup_id: Some(2),
             dst_process_key: Some(6),
+            src_host_id: Some(8),
             ..FlowRecord::default()
         };
         let mentions = Mentions::of([&record, &FlowRecord::default()]);
@@ -122,6 +147,7 @@ mod tests {
         let expected = FlowBatch {
             cgroups: batch().cgroups[1..2].to_vec(),
             processes: batch().processes[2..].to_vec(),
+            hosts: batch().hosts[1..2].to_vec(),
             ..batch()
         };
         assert_eq!(left, expected);
@@ -139,5 +165,6 @@ mod tests {
         let all = batch();
         assert!(mentions.cgroups(&all.cgroups).eq(&expected.cgroups));
         assert!(mentions.processes(&all.processes).eq(&expected.processes));
+        assert!(mentions.hosts(&all.hosts).eq(&expected.hosts));
     }
 }

@@ -18,6 +18,7 @@ mod address;
 mod agent;
 pub(crate) mod collector;
 mod connections;
+mod dns;
 mod families;
 mod health;
 mod hooks;
@@ -82,6 +83,9 @@ impl Collector for Shown {
         self.interfaces(&mut families)?;
         self.table(&mut families)?;
         self.scans(&mut families)?;
+        if let Some(dns) = &self.status.dns {
+            dns::families(dns, &mut families)?;
+        }
         self.consumers(&mut families)?;
         self.certificate(&mut families)?;
         self.outputs(&mut families)?;

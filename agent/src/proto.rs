@@ -2,7 +2,7 @@
 //!
 //! [`crate::batch`] writes flow records without these types; readers of a batch use them.
 
-use agent_common::{HookAccount, Pair, Reason};
+use agent_common::{HookAccount, Pair, Reason, dns, protocol};
 use serde::Serializer;
 
 mod generated {
@@ -49,6 +49,25 @@ impl Direction {
     }
 }
 
+impl DnsExchange {
+    /// Its flow, as far as rules look at it: both directions, and their ends.
+    pub fn flow(&self) -> FlowRecord {
+        FlowRecord {
+            protocol: protocol::UDP.into(),
+            ip_version: if self.client_addr.len() == 4 { 4 } else { 6 },
+            src_addr: self.client_addr.clone().into(),
+            dst_addr: self.server_addr.clone().into(),
+            src_port: Some(self.client_port),
+            dst_port: Some(dns::PORT.into()),
+            ifindex: self.ifindex,
+            netns: self.netns,
+            total_packets: 1,
+            total_reverse_packets: 1,
+            ..FlowRecord::default()
+        }
+    }
+}
+
 impl FlowRecord {
     /// What it reports, in both directions. Wraps like the counters, whatever a collector was sent.
     pub fn delta(&self) -> Pair {
@@ -66,6 +85,11 @@ impl FlowRecord {
     /// The keys of the processes that it names, likewise.
     pub fn process_keys(&self) -> [Option<u64>; 2] {
         [self.src_process_key, self.dst_process_key]
+    }
+
+    /// The ids of the names that its source and its destination have, likewise.
+    pub fn host_ids(&self) -> [Option<u64>; 2] {
+        [self.src_host_id, self.dst_host_id]
     }
 
     /// What its flow has counted since its first packet, in both directions.

@@ -2,6 +2,8 @@
 
 use agent_common::{Counts, Direction, FlowKey, Outer, TcpInfo};
 
+use crate::dns::Source;
+
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
@@ -16,6 +18,14 @@ pub enum EndReason {
     ForcedEnd = 4,
     /// The replica was full, and this flow had been quiet for the longest time.
     LackOfResources = 5,
+}
+
+/// What one end of a flow is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordName {
+    /// See [`HostName`](crate::dns::HostName).
+    pub id: u64,
+    pub source: Source,
 }
 
 /// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.
@@ -51,6 +61,8 @@ pub struct Record {
     pub cgroup_ids: [u64; 2],
     /// The processes that made them: [`Process::key`](agent_common::Process::key); 0 where none is known.
     pub process_keys: [u64; 2],
+    /// What the source and the destination are called.
+    pub names: [Option<RecordName>; 2],
     /// What TCP knows on their sides of the connection, as of the last packet that was asked, or at the end.
     pub tcp: [TcpInfo; 2],
 }

@@ -4,6 +4,7 @@
 mod entry;
 mod find;
 mod handshake;
+mod names;
 mod oldest;
 mod order;
 mod outers;
@@ -24,6 +25,7 @@ use hashbrown::HashTable;
 use self::{
     entry::{Entry, Sides, State},
     find::{Found, GROUP, Guess, hash_of},
+    names::FlowNames,
     oldest::Oldest,
     order::Order,
     outers::Outers,
@@ -34,6 +36,7 @@ use self::{
 };
 use crate::{
     clock::{self, ScanClock},
+    dns::Dns,
     freed_memory,
     netns::InterfaceId,
     record::{EndReason, Record},
@@ -89,6 +92,7 @@ pub struct Replica {
     outers: Outers,
     reports: Reports,
     senders: KnownSenders,
+    names: FlowNames,
 }
 
 impl Replica {
@@ -114,7 +118,17 @@ impl Replica {
             outers: Outers::default(),
             reports: Reports::every(settings.report_interval),
             senders: KnownSenders::default(),
+            names: FlowNames::default(),
         }
+    }
+
+    /// The same replica, whose flows have the names that are learned there.
+    #[must_use]
+    pub fn naming(mut self, dns: Option<Dns>) -> Self {
+        if let Some(dns) = dns {
+            self.names.follow(dns);
+        }
+        self
     }
 
     /// Changes how often a living flow is reported.
@@ -146,6 +160,7 @@ impl Replica {
         self.scan = self.scan.wrapping_add(1);
         self.order.begin_scan();
         self.outers.begin_scan();
+        self.names.begin_scan();
     }
 
     /// Unix time was set by so much: flows have another beginning from then on.
@@ -347,6 +362,7 @@ impl Replica {
         }
         self.reports.shrink(self.slab.end());
         self.senders.shrink(self.slab.end());
+        self.names.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)
@@ -409,6 +425,7 @@ impl Replica {
                 let told = [0, 1].map(|side| entry.total[side] - held[side]);
                 sink(&Record {
                     outer: self.outers.of(&entry.key, is_joined),
+                    names: self.names.of(slot, entry.initiator),
                     ..entry.record(clock, told, self.senders.of(slot), None)
                 });
             }
@@ -460,6 +477,8 @@ impl Replica {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.outers.begin(&entry.key);
+        let began_ns = self.clock.boot_of_unix_ns(entry.first_seen_unix_ns);
+        self.names.begin(slot, &entry.key, began_ns);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {
@@ -508,6 +527,7 @@ impl Replica {
         let is_joined = entry.sides == Sides::Joined;
         Record {
             outer: self.outers.of(&entry.key, is_joined),
+            names: self.names.of(slot, entry.initiator),
             ..entry.record(self.clock, delta, self.senders.of(slot), end_reason)
         }
     }

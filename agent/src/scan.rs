@@ -20,6 +20,7 @@ use crate::{
     asks::{AskError, Snapshot},
     batch::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
+    dns::{self, Dns},
     hub::Hub,
     interfaces::Selection,
     kernel::{
@@ -118,6 +119,7 @@ pub struct Scanner {
     /// By network namespace.
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
+    dns: Option<Dns>,
     /// A snapshot of which a part is taken, and one that a scan had to complete.
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, AskError>>,
@@ -153,6 +155,8 @@ pub struct ScannerParts {
     pub interfaces: Interfaces,
     /// By network namespace.
     pub tags: BTreeMap<u32, TagWatch>,
+    /// What addresses are called, if the flows are to have names.
+    pub dns: Option<Dns>,
 }
 
 impl Scanner {
@@ -163,6 +167,7 @@ impl Scanner {
             attachments: parts.attachments,
             tags: parts.tags,
             replica: parts.replica,
+            dns: parts.dns,
             taking: None,
             completed: None,
             sample_rates: SampleRates::all(parts.encoder.sample_rate()),
@@ -441,8 +446,13 @@ impl Scanner {
             hub,
             account,
             drained,
+            dns,
             ..
         } = self;
+        if let Some(dns) = dns {
+            // What was said before the flip is known to the flows that began after it.
+            dns.catch_up();
+        }
         let mut sum = Pair::default();
         let mut sink = sink(encoder, hub, encode);
         let ended = kernel.ended.take(|ended| replica.note_end(ended));
@@ -475,6 +485,8 @@ impl Scanner {
             encoder,
             hub,
             account,
+            dns,
+            last_clock,
             ..
         } = self;
         {
@@ -485,7 +497,12 @@ impl Scanner {
                 replica.end_scan(left, &mut sink);
             }
         }
+        let exchanges = dns.as_ref().map(Dns::take_exchanges);
         if encode {
+            for exchange in exchanges.into_iter().flatten() {
+                let exchange = exchange.told(*last_clock);
+                encoder.push_exchange(exchange, &mut |batch| hub.publish(&batch));
+            }
             let trailer = ScanTrailer {
                 occupancy,
                 tracked: replica.len() as u64,
@@ -590,6 +607,11 @@ impl Scanner {
     /// How often the kernel had no room to tell of a connection that ended.
     pub fn lost_tcp_ends(&self) -> u64 {
         self.kernel.ended.lost()
+    }
+
+    /// What was made of the messages of the DNS, if they are read.
+    pub fn dns_stats(&self) -> Option<dns::Stats> {
+        self.dns.as_ref().map(Dns::stats)
     }
 
     pub fn interfaces(&self) -> &Interfaces {

@@ -115,6 +115,7 @@ pub fn of(
             egress: by_protocol(&scanner.traffic[1]).collect(),
         }),
         departed_outputs: None,
+        dns: scanner.dns_stats().map(proto::DnsStatus::from),
     }
 }
 

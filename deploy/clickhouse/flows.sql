@@ -90,6 +90,11 @@ CREATE TABLE IF NOT EXISTS flows
     dst_tcp_delivered_ce Nullable(UInt32),
     src_tcp_data_segs_out Nullable(UInt32),
     dst_tcp_data_segs_out Nullable(UInt32),
+    -- What each end was called when the flow began, and how that was learned, likewise (--enrich dns).
+    src_host String,
+    dst_host String,
+    src_host_source LowCardinality(String),
+    dst_host_source LowCardinality(String),
     sample_rate UInt32,
     -- As people write them.
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
@@ -128,7 +133,11 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_tcp_delivered_ce Nullable(UInt32) AFTER dst_tcp_delivered,
     ADD COLUMN IF NOT EXISTS dst_tcp_delivered_ce Nullable(UInt32) AFTER src_tcp_delivered_ce,
     ADD COLUMN IF NOT EXISTS src_tcp_data_segs_out Nullable(UInt32) AFTER dst_tcp_delivered_ce,
-    ADD COLUMN IF NOT EXISTS dst_tcp_data_segs_out Nullable(UInt32) AFTER src_tcp_data_segs_out;
+    ADD COLUMN IF NOT EXISTS dst_tcp_data_segs_out Nullable(UInt32) AFTER src_tcp_data_segs_out,
+    ADD COLUMN IF NOT EXISTS src_host String AFTER dst_tcp_data_segs_out,
+    ADD COLUMN IF NOT EXISTS dst_host String AFTER src_host,
+    ADD COLUMN IF NOT EXISTS src_host_source LowCardinality(String) AFTER dst_host,
+    ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches

@@ -111,6 +111,13 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
+        // The package without a service.
+        command: "dnsmasq",
+        packages: &["dnsmasq-base"],
+        why: "answers queries of the DNS",
+        needed_from: Purpose::Test,
+    },
+    Tool {
         command: "c++",
         packages: &["g++"],
         why: "compiles the fuzzing engine",

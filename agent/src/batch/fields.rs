@@ -14,6 +14,10 @@ pub const RECORDS: u32 = 15;
 pub const CGROUPS: u32 = 28;
 /// That of `FlowBatch.processes`, likewise.
 pub const PROCESSES: u32 = 30;
+/// That of `FlowBatch.hosts`, likewise.
+pub const HOSTS: u32 = 31;
+/// That of `FlowBatch.dns_exchanges`.
+pub const DNS_EXCHANGES: u32 = 32;
 
 /// A field of a batch.
 pub struct Field {

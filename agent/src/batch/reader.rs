@@ -139,6 +139,10 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         55 => record.dst_tcp_delivered_ce = Some(short),
         56 => record.src_tcp_data_segs_out = Some(short),
         57 => record.dst_tcp_data_segs_out = Some(short),
+        58 => record.src_host_id = Some(value),
+        59 => record.dst_host_id = Some(value),
+        60 => record.src_host_source = short.cast_signed(),
+        61 => record.dst_host_source = short.cast_signed(),
         _ => return None,
     }
     Some(())
@@ -249,7 +253,7 @@ mod tests {
     prop_compose! {
         /// A field of any number and wire type, sound or not.
         fn field()(
-            number in 0_u64..60,
+            number in 0_u64..64,
             wire_type in 0_u32..8,
             value: u64,
             shift in 0_u32..64,
@@ -273,7 +277,7 @@ mod tests {
     prop_compose! {
         /// The number and type that a field of a record has, and no varint of ten bytes.
         fn usual()(
-            number in (1_u64..58).prop_filter("it is reserved", |number| *number != 29),
+            number in (1_u64..62).prop_filter("it is reserved", |number| *number != 29),
             value: u64,
             shift in 1_usize..64,
             [of_key, of_value] in [padding(3), padding(3)],
@@ -382,7 +386,9 @@ mod tests {
                 count.ip_bytes &= u64::MAX >> 1;
             }
             for record in &mut records {
-                for id in record.cgroup_ids.iter_mut().chain(&mut record.process_keys) {
+                let named = record.names.iter_mut().flatten().map(|name| &mut name.id);
+                let ids = record.cgroup_ids.iter_mut().chain(&mut record.process_keys);
+                for id in ids.chain(named) {
                     *id &= u64::MAX >> 1;
                 }
             }
@@ -401,7 +407,7 @@ mod tests {
             let mut fields = Vec::new();
             for wire_type in [START_GROUP, END_GROUP] {
                 for _ in 0..depth {
-                    put_key(&mut fields, 60, wire_type, 0);
+                    put_key(&mut fields, 1000, wire_type, 0);
                 }
             }
             let [ours, theirs] = of_both(&record_of(&fields, [0; 2]));

@@ -10,7 +10,10 @@ use agent_common::{Direction, Encapsulation, FlowKey, L4Kind, TcpInfo, protocol:
 use prost::encoding::encode_varint;
 
 use super::fields::RECORDS;
-use crate::{record::Record, tcp::Tcp};
+use crate::{
+    record::{Record, RecordName},
+    tcp::Tcp,
+};
 
 /// Wire types of protobuf's encoding.
 const VARINT: u32 = 0;
@@ -30,8 +33,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 483 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 496;
+    /// A record takes 513 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 528;
 
     pub(super) fn new() -> Self {
         Self {
@@ -153,6 +156,9 @@ impl Writer<'_> {
         if record.tcp.iter().any(TcpInfo::is_known) {
             self.len = put_tcp(self.bytes, self.len, record);
         }
+        if record.names != [None, None] {
+            self.len = put_names(self.bytes, self.len, record);
+        }
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.
@@ -171,6 +177,18 @@ impl Writer<'_> {
         self.optional::<55>(destination.delivered_ce);
         self.optional::<56>(source.data_segs_out);
         self.optional::<57>(destination.data_segs_out);
+    }
+
+    /// Likewise.
+    #[inline(always)]
+    fn names(&mut self, record: &Record) {
+        let [source, destination] = record.names;
+        let id = |name: Option<RecordName>| name.map_or(0, |name| name.id);
+        let learned = |name: Option<RecordName>| name.map_or(0, |name| name.source as u64);
+        self.count::<58>(id(source));
+        self.count::<59>(id(destination));
+        self.count::<60>(learned(source));
+        self.count::<61>(learned(destination));
     }
 
     #[inline(always)]
@@ -296,6 +314,14 @@ impl Writer<'_> {
 fn put_tcp(bytes: &mut Room, at: usize, record: &Record) -> usize {
     let mut writer = Writer { bytes, len: at };
     writer.tcp(record);
+    writer.len
+}
+
+/// What the ends are called, which few records have, too.
+#[cold]
+fn put_names(bytes: &mut Room, at: usize, record: &Record) -> usize {
+    let mut writer = Writer { bytes, len: at };
+    writer.names(record);
     writer.len
 }
 

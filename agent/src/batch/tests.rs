@@ -5,9 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    dns::Source,
     filter::Facts,
     proto::{self, FlowRecord},
-    record::EndReason,
+    record::{EndReason, RecordName},
     tcp::Tcp,
 };
 
@@ -181,10 +182,16 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-/// Cgroups, processes, and what TCP knows.
-fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2], [TcpInfo; 2])> {
+/// Cgroups, processes, what TCP knows, and names.
+fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2], [TcpInfo; 2], [Option<RecordName>; 2])> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
-    (both(), both(), [tcp_info(), tcp_info()])
+    (both(), both(), [tcp_info(), tcp_info()], [name(), name()])
+}
+
+fn name() -> impl Strategy<Value = Option<RecordName>> {
+    let sources = [Source::Dns, Source::DnsOfAnother, Source::HostsFile];
+    let name = (1..=u64::MAX, proptest::sample::select(sources.to_vec()));
+    proptest::option::of(name.prop_map(|(id, source)| RecordName { id, source }))
 }
 
 /// Often without round trips, or nothing at all.
@@ -221,9 +228,10 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             initiator,
             directions,
             (delta, total),
-            (first, last, tcp_flags, dscp, community_id, outer, (cgroup_ids, process_keys, tcp)),
+            (first, last, tcp_flags, dscp, community_id, outer, of_ends),
             end,
         )| {
+            let (cgroup_ids, process_keys, tcp, names) = of_ends;
             Record {
                 key,
                 initiator,
@@ -248,6 +256,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 cgroup_ids,
                 process_keys,
                 tcp,
+                names,
             }
         },
     )
@@ -349,6 +358,10 @@ fn expected(record: &Record) -> FlowRecord {
         dst_tcp_delivered_ce: tcp[1].delivered_ce,
         src_tcp_data_segs_out: tcp[0].data_segs_out,
         dst_tcp_data_segs_out: tcp[1].data_segs_out,
+        src_host_id: record.names[0].map(|name| name.id),
+        dst_host_id: record.names[1].map(|name| name.id),
+        src_host_source: record.names[0].map_or(0, |name| name.source as i32),
+        dst_host_source: record.names[1].map_or(0, |name| name.source as i32),
     }
 }
 
@@ -439,6 +452,10 @@ fn longest_record() -> Record {
             delivered_ce: u32::MAX,
             data_segs_out: u32::MAX,
         }; 2],
+        names: [Some(RecordName {
+            id: u64::MAX,
+            source: Source::HostsFile,
+        }); 2],
     }
 }
 
@@ -473,7 +490,7 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
     let known = [(3, "/a.service"), (5, "/b.service")];
     let encoder = BatchEncoder::new(identity()).naming(Names {
         cgroups: Some(Cgroups::of_these(&known)),
-        processes: None,
+        ..Names::default()
     });
     for mut encoder in [encoder.another(), encoder] {
         let mut batches = Vec::new();
@@ -523,8 +540,8 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
     };
     let [first, second, third] = [7, 5, 9].map(process);
     let mut encoder = BatchEncoder::new(identity()).naming(Names {
-        cgroups: None,
         processes: Some(Processes::of_these(vec![first, second, third])),
+        ..Names::default()
     });
     let mut batches = Vec::new();
     let mut sink = |batch: Batch| batches.push(decode(&batch));
@@ -612,6 +629,7 @@ fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
     (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
     record.tcp = [TcpInfo::default(); 2];
+    record.names = [None; 2];
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

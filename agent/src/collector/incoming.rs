@@ -14,7 +14,7 @@ use crate::{
         self,
         fields::{RECORDS, each_field},
     },
-    cgroups,
+    cgroups, dns,
     hub::Volume,
     processes,
     proto::{AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum},
@@ -108,6 +108,21 @@ impl Incoming {
             commands.all(|len| len <= processes::MOST_NAME_BYTES),
             "a process's name has at most {} bytes",
             processes::MOST_NAME_BYTES
+        );
+        let mut hosts = incoming.batch.hosts.iter().map(|one| one.name.len());
+        ensure!(
+            hosts.all(|len| len <= dns::MOST_NAME_BYTES),
+            "a host's name has at most {} bytes",
+            dns::MOST_NAME_BYTES
+        );
+        let mut exchanges = incoming.batch.dns_exchanges.iter();
+        ensure!(
+            exchanges.all(|one| {
+                one.name.len() <= dns::MOST_NAME_BYTES && one.addrs.len() <= dns::MOST_ANSWERS
+            }),
+            "an exchange of the DNS has a name of at most {} bytes, and at most {} addresses",
+            dns::MOST_NAME_BYTES,
+            dns::MOST_ANSWERS
         );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();

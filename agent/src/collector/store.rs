@@ -50,6 +50,7 @@ impl Form {
                 let mut write = || {
                     lines.begin(&mut text, batch, &mut lost)?;
                     lines.numbered_flows(&mut text, batch)?;
+                    lines.exchanges(&mut text, batch)?;
                     lines.end(&mut text, batch)
                 };
                 write().context("the batch as JSON Lines")?;

@@ -17,7 +17,7 @@ use crate::{
     client::{self, ClientError},
     output::{harmless, human, table},
     proto::{
-        self, AgentStatus, ConsumerStatus, HookStatus, InterfacesStatus, ListenerStatus,
+        self, AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, ListenerStatus,
         OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
         UncountedInterface,
     },
@@ -331,6 +331,63 @@ fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
     )
 }
 
+fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
+    let answered: u64 = dns.answers_by_code.values().sum();
+    let mean = dns.waited_ns.checked_div(answered);
+    let mean = mean.map_or_else(String::new, |mean| {
+        format!(" after {} on average", fine(mean))
+    });
+    let codes = dns.answers_by_code.iter();
+    let codes: Vec<_> = codes
+        .map(|(code, count)| format!("{code} {count}"))
+        .collect();
+    lines.push(format!(
+        "dns       {} of {} names known; {} queries, {answered} answered{mean}{}, {} unanswered",
+        dns.names,
+        dns.names_capacity,
+        dns.queries,
+        if codes.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", codes.join(", "))
+        },
+        dns.unanswered
+    ));
+    let unread = [
+        ("answers to queries that were not read", dns.unasked),
+        ("over --dns-rate", dns.over_rate),
+        ("no room in the kernel", dns.no_room),
+        ("malformed", dns.malformed),
+        ("of another kind", dns.of_another_kind),
+        ("unreadable", dns.unreadable),
+    ];
+    if dns.lost_exchanges > 0 {
+        lines.push(format!(
+            "  exchanges that no batch has, since there were too many: {}",
+            dns.lost_exchanges
+        ));
+    }
+    if dns.forgotten_names > 0 {
+        lines.push(format!(
+            "  names that had to make room, or found none: {}",
+            dns.forgotten_names
+        ));
+    }
+    if dns.not_followed > 0 {
+        lines.push(format!(
+            "  queries that were followed no longer, since too many wait, or another one has their number: {}",
+            dns.not_followed
+        ));
+    }
+    let unread = unread.into_iter().filter(|(_, count)| *count != 0);
+    let unread: Vec<_> = unread
+        .map(|(what, count)| format!("{what} {count}"))
+        .collect();
+    if !unread.is_empty() {
+        lines.push(format!("  nothing is learned from: {}", unread.join(", ")));
+    }
+}
+
 fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     if let Some(table) = &status.table {
         lines.push(format!(
@@ -359,6 +416,9 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
                 replica.lost_tcp_ends
             ));
         }
+    }
+    if let Some(dns) = &status.dns {
+        dns_lines(dns, lines);
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(

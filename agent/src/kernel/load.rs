@@ -20,6 +20,7 @@ use super::{
     bound::TaggedPrograms,
     bpf,
     connections::{self, EndedConnections},
+    dns::{self, DnsMessages},
     fragments::Fragments,
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
@@ -57,6 +58,8 @@ pub struct LoadSettings {
     pub tasks: TaskLayout,
     /// Where it keeps what is read of connections that end. Needed only to note these.
     pub tcp: TcpLayout,
+    /// How many messages of the DNS to hand over in a second; 0 if none.
+    pub dns_per_second: u32,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -84,6 +87,7 @@ impl LoadSettings {
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
+            dns_per_second: 0,
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -114,6 +118,7 @@ const INTERFACES: &str = "INTERFACES";
 const OUTER: &str = "OUTER";
 const PROCESSES: &str = "PROCESSES";
 const ENDED: &str = "ENDED";
+const DNS_MESSAGES: &str = "DNS_MESSAGES";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -139,6 +144,10 @@ pub struct Kernel {
     pub outers: Outers,
     process_names: ProcessNames,
     pub ended: EndedConnections,
+    /// Until taken. The programs need its maps when they are loaded, also where they hand nothing over.
+    dns: Option<DnsMessages>,
+    wants_dns: bool,
+    dns_memory_bytes: u64,
 }
 
 impl Kernel {
@@ -224,6 +233,7 @@ impl Kernel {
             ended: take(ebpf, ENDED)?,
             lost: take(ebpf, "ENDS_LOST")?,
         })?;
+        let dns = dns_messages(ebpf)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -254,6 +264,9 @@ impl Kernel {
             outers,
             process_names,
             ended,
+            dns_memory_bytes: dns.kernel_memory_bytes(),
+            dns: Some(dns),
+            wants_dns: settings.dns_per_second != 0,
         })
     }
 
@@ -309,6 +322,11 @@ impl Kernel {
         self.ended.note(&mut set.programs, &set.run_times)
     }
 
+    /// The messages of the DNS, if the programs hand them over. They can be taken only once.
+    pub fn take_dns(&mut self) -> Option<DnsMessages> {
+        self.dns.take_if(|_| self.wants_dns)
+    }
+
     /// The current values of the programs' clocks.
     pub fn clocks(&self) -> Result<Clocks> {
         const JIFFIES: usize = offset_of!(Clocks, jiffies);
@@ -343,6 +361,7 @@ impl Kernel {
             + self.outers.kernel_memory_bytes()
             + self.process_names.kernel_memory_bytes()
             + self.ended.kernel_memory_bytes()
+            + self.dns_memory_bytes
     }
 }
 
@@ -390,6 +409,10 @@ impl<'a> Shape<'a> {
             // As small as a ring can be.
             4096
         };
+        let dns_messages = match settings.dns_per_second {
+            0 => 4096,
+            _ => dns::RING_LEN_BYTES,
+        };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
@@ -409,7 +432,9 @@ impl<'a> Shape<'a> {
             .override_global("TASK_LAYOUT", &settings.tasks, true)
             .override_global("TCP_LAYOUT", &settings.tcp, true)
             .map_max_entries(PROCESSES, processes)
+            .override_global("DNS_PER_SECOND", &settings.dns_per_second, true)
             .map_max_entries(ENDED, ended)
+            .map_max_entries(DNS_MESSAGES, dns_messages)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -417,6 +442,13 @@ impl<'a> Shape<'a> {
         }
         loader.load(object)
     }
+}
+
+fn dns_messages(ebpf: &mut Ebpf) -> Result<DnsMessages> {
+    DnsMessages::new(dns::Maps {
+        messages: take(ebpf, DNS_MESSAGES)?,
+        lost: take(ebpf, "DNS_LOST")?,
+    })
 }
 
 /// Numbers that nobody can tell, different in each process. They come from the keys that the standard library takes from
@@ -481,6 +513,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
         ),
         PROCESSES => "the names of processes: run without --enrich process".to_owned(),
         ENDED => "the connections that end: run without --enrich tcp".to_owned(),
+        DNS_MESSAGES => "messages of the DNS: run without --enrich dns".to_owned(),
         INTERFACES => format!(
             "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
@@ -519,6 +552,7 @@ mod tests {
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
+            dns_per_second: 0,
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

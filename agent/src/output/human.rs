@@ -77,6 +77,15 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
     }
 }
 
+/// The same with a name in the place of the address, if there is one. Names have no colons.
+pub fn named_endpoint(name: Option<&str>, address_bytes: &[u8], port: Option<u32>) -> String {
+    match (name, port) {
+        (None, _) => endpoint(address_bytes, port),
+        (Some(name), None) => name.to_owned(),
+        (Some(name), Some(port)) => format!("{name}:{port}"),
+    }
+}
+
 /// The protocol's well-known name, or else its number.
 pub fn protocol(record: &FlowRecord) -> String {
     protocol_of(record.protocol)
@@ -158,5 +167,8 @@ mod tests {
         assert_eq!(endpoint(&v6, None), "::1");
         assert_eq!(endpoint(&[10, 0, 0, 1], Some(80)), "10.0.0.1:80");
         assert_eq!(endpoint(&[10], Some(80)), "?");
+        assert_eq!(named_endpoint(None, &v6, Some(443)), "[::1]:443");
+        assert_eq!(named_endpoint(Some("a.b"), &v6, Some(443)), "a.b:443");
+        assert_eq!(named_endpoint(Some("a.b"), &v6, None), "a.b");
     }
 }

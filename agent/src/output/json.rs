@@ -10,13 +10,15 @@ use std::{
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use serde::{Serialize, Serializer};
 
+use self::dns::DnsLine;
 use self::senders::{
-    DESTINATION, DESTINATION_PROCESS, DESTINATION_TCP, OfEnd, ProcessOfEnd, SOURCE, SOURCE_PROCESS,
-    SOURCE_TCP, TcpOfEnd,
+    DESTINATION, DESTINATION_HOST, DESTINATION_PROCESS, DESTINATION_TCP, HostOfEnd, OfEnd,
+    ProcessOfEnd, SOURCE, SOURCE_HOST, SOURCE_PROCESS, SOURCE_TCP, TcpOfEnd,
 };
 use super::{LostSoFar, harmless, human};
 use crate::{
     cgroups::Sender,
+    dns::Host,
     known_interfaces::KnownInterfaces,
     processes::Maker,
     proto::{
@@ -25,6 +27,7 @@ use crate::{
     tcp::Tcp,
 };
 
+mod dns;
 mod senders;
 
 /// Writes each batch whole, then flushes.
@@ -47,6 +50,7 @@ impl<W: Write> JsonWriter<W> {
         let Self { out, lines, lost } = self;
         lines.begin(out, batch, lost)?;
         lines.flows(out, batch, &batch.records)?;
+        lines.exchanges(out, batch)?;
         lines.end(out, batch)?;
         out.flush()
     }
@@ -107,6 +111,16 @@ impl JsonLines {
                 record: Some(number),
                 ..FlowLine::new(batch, record, interface)
             };
+            write_line(out, &mut self.line, &line)?;
+        }
+        Ok(())
+    }
+
+    /// The exchanges of the DNS.
+    pub fn exchanges(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
+        for (exchange, number) in batch.dns_exchanges.iter().zip(0..) {
+            let interface = self.interfaces.of(&exchange.flow());
+            let line = DnsLine::new(batch, exchange, number, interface);
             write_line(out, &mut self.line, &line)?;
         }
         Ok(())
@@ -247,6 +261,10 @@ struct FlowLine<'a> {
     #[serde(flatten)]
     destination_process: Option<ProcessOfEnd<'a>>,
     #[serde(flatten)]
+    source_host: Option<HostOfEnd<'a>>,
+    #[serde(flatten)]
+    destination_host: Option<HostOfEnd<'a>>,
+    #[serde(flatten)]
     source_tcp: Option<TcpOfEnd>,
     #[serde(flatten)]
     destination_tcp: Option<TcpOfEnd>,
@@ -259,6 +277,7 @@ impl<'a> FlowLine<'a> {
             human::directions(record).map(|side| side.map(direction_name));
         let [source, destination] = Sender::both(batch, record);
         let [source_process, destination_process] = Maker::both(batch, record);
+        let [source_host, destination_host] = Host::both(batch, record);
         let [source_tcp, destination_tcp] = Tcp::both(record);
         Self {
             r#type: "flow",
@@ -317,6 +336,8 @@ impl<'a> FlowLine<'a> {
             source_process: source_process.map(|maker| ProcessOfEnd(SOURCE_PROCESS, maker)),
             destination_process: destination_process
                 .map(|maker| ProcessOfEnd(DESTINATION_PROCESS, maker)),
+            source_host: source_host.map(|host| HostOfEnd(SOURCE_HOST, host)),
+            destination_host: destination_host.map(|host| HostOfEnd(DESTINATION_HOST, host)),
             source_tcp: source_tcp.map(|tcp| TcpOfEnd(SOURCE_TCP, tcp)),
             destination_tcp: destination_tcp.map(|tcp| TcpOfEnd(DESTINATION_TCP, tcp)),
             sample_rate: batch.sample_rate,
@@ -467,7 +488,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::proto::{Cgroup, Encapsulation, Interface, Process};
+    use crate::proto::{Cgroup, Encapsulation, HostName, Interface, NameSource, Process};
 
     fn lines(batches: &[FlowBatch]) -> Vec<Value> {
         let mut out = Vec::new();
@@ -678,6 +699,29 @@ mod tests {
             assert_eq!(lines[0][name], value, "{name}");
         }
         assert!(lines[0].get("src_unit").is_none());
+    }
+
+    #[test]
+    fn an_end_has_its_name_and_how_that_was_learned() {
+        let named = FlowRecord {
+            dst_host_id: Some(5),
+            dst_host_source: NameSource::HostsFile.into(),
+            // What the batch does not name.
+            src_host_id: Some(6),
+            src_host_source: NameSource::Dns.into(),
+            ..tcp_record()
+        };
+        let lines = lines(&[FlowBatch {
+            hosts: vec![HostName {
+                id: 5,
+                name: "www.example".to_owned(),
+            }],
+            ..batch(vec![named])
+        }]);
+        assert_eq!(lines[0]["dst_host"], "www.example");
+        assert_eq!(lines[0]["dst_host_source"], "hosts_file");
+        assert!(lines[0].get("src_host").is_none());
+        assert!(lines[0].get("src_host_source").is_none());
     }
 
     #[test]

@@ -207,6 +207,7 @@ impl<W: Write> TableWriter<W> {
             record,
             self.names.interface(record),
             [self.names.units(record), self.names.processes(record)],
+            &self.names.hosts(record),
             batch.window_end_unix_ns,
         )
     }

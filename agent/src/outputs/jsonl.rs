@@ -26,6 +26,7 @@ impl Encoder for Jsonl {
             self.lines.begin(&mut text, batch, &mut self.tells)?;
             self.lines.flows(&mut text, batch, now)?;
             if now.len() == flows.len() {
+                self.lines.exchanges(&mut text, batch)?;
                 self.lines.end(&mut text, batch)?;
             }
             std::io::Result::Ok(())

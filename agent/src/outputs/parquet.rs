@@ -91,6 +91,7 @@ impl Encoder for Parquet {
             interfaces,
             cgroups: mentions.cgroups(&batch.cgroups).cloned().collect(),
             processes: mentions.processes(&batch.processes).cloned().collect(),
+            hosts: mentions.hosts(&batch.hosts).cloned().collect(),
             ..FlowBatch::default()
         };
         let bytes = pieces::piece(|body| {

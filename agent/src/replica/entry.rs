@@ -263,6 +263,7 @@ impl Entry {
             end_reason,
             community_id: self.community_id,
             outer: None,
+            names: [None, None],
             cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
             process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
             tcp: [senders.tcp[forward], senders.tcp[reverse]],

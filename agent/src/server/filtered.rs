@@ -5,13 +5,13 @@ use prost::{DecodeError, Message as _};
 use tonic::Status;
 
 use crate::{
-    batch::fields::{Field, RECORDS, each_field},
+    batch::fields::{DNS_EXCHANGES, Field, RECORDS, each_field},
     fault::Fault,
     filter::{Rule, Rules, passes},
     hub::Volume,
     known_interfaces::KnownInterfaces,
     mentions::{Mentions, OfRecord},
-    proto::{FlowBatch, FlowRecord, Interface},
+    proto::{DnsExchange, FlowBatch, FlowRecord, Interface},
 };
 
 /// Bounds for the rules of a stream, which are applied one by one to each record.
@@ -81,6 +81,11 @@ impl StreamFilter {
                     return Ok(());
                 }
                 mentions.note(OfRecord::new(&record));
+            } else if field.tag == DNS_EXCHANGES {
+                let flow = DnsExchange::decode(field.message.clone())?.flow();
+                if !passes(&self.rules, &flow, interfaces.name(&flow)) {
+                    return Ok(());
+                }
             }
             // They come behind the records.
             if mentions.lack(&field)? {
@@ -120,6 +125,32 @@ mod tests {
         }
     }
 
+    fn exchange(ifindex: u32) -> DnsExchange {
+        DnsExchange {
+            client_addr: vec![10, 0, 0, 1],
+            server_addr: vec![10, 0, 0, 53],
+            client_port: 5000,
+            ifindex,
+            netns: 9,
+            ..DnsExchange::default()
+        }
+    }
+
+    #[test]
+    fn exchanges_of_the_dns_pass_as_their_flows_do() {
+        for (rules, expected) in [
+            ("include port 53 on eth2; exclude all", vec![exchange(2)]),
+            ("include proto tcp; exclude all", vec![]),
+            ("exclude net 10.0.0.1/32", vec![]),
+            ("exclude port 443", vec![exchange(1), exchange(2)]),
+        ] {
+            let mut filter = StreamFilter::read(rules).unwrap().unwrap();
+            let body = batch().encode_to_vec().into();
+            let filtered = FlowBatch::decode(filter.apply(&body).unwrap().0).unwrap();
+            assert_eq!(filtered.dns_exchanges, expected, "{rules}");
+        }
+    }
+
     fn batch() -> FlowBatch {
         let interface = |ifindex: u32| Interface {
             ifindex,
@@ -137,6 +168,7 @@ mod tests {
             account: Some(crate::proto::Account::default()),
             tracked_flows: Some(5),
             sample_rate: 10,
+            dns_exchanges: vec![exchange(1), exchange(2)],
             ..FlowBatch::default()
         }
     }
@@ -150,6 +182,7 @@ mod tests {
             let filtered = FlowBatch::decode(filter.apply(&body).unwrap().0).unwrap();
             let expected = FlowBatch {
                 records: vec![record(443, 2)],
+                dns_exchanges: Vec::new(),
                 left_out_records: 2 * times,
                 left_out_packets: 6 * times,
                 left_out_bytes: 800 * times,

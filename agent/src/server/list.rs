@@ -9,12 +9,13 @@ use tonic::Status;
 use super::filtered::{StreamFilter, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
-    batch::fields::{CGROUPS, PROCESSES, RECORDS, each_field},
+    batch::MOST_HOSTS,
+    batch::fields::{CGROUPS, HOSTS, PROCESSES, RECORDS, each_field},
     filter::passes,
     hub::Volume,
     known_interfaces::KnownInterfaces,
     mentions::{Mentions, OfRecord},
-    proto::{Cgroup, FlowBatch, FlowOrder, FlowRecord, Process},
+    proto::{Cgroup, FlowBatch, FlowOrder, FlowRecord, HostName, Process},
 };
 
 /// A batch is closed when it has this length.
@@ -32,8 +33,9 @@ pub(super) struct Choice {
     pub limit: Option<usize>,
 }
 
-/// With its name, in a map.
+/// With their names, in a map.
 const BYTES_PER_PROCESS: u64 = 100;
+const BYTES_PER_HOST: u64 = 350;
 
 struct Row {
     rank: u64,
@@ -51,6 +53,7 @@ pub(super) struct Listed {
     /// What the rows mention, each once.
     cgroups: BTreeMap<u64, Cgroup>,
     processes: BTreeMap<u64, Process>,
+    hosts: BTreeMap<u64, HostName>,
     rows: std::vec::IntoIter<Row>,
     batches: u32,
     is_over: bool,
@@ -66,10 +69,11 @@ impl Choice {
         let (mut head, mut last) = (Vec::new(), Vec::new());
         let (mut rows, mut places) = (Vec::new(), Vec::new());
         let (mut cgroups, mut processes) = (BTreeMap::new(), BTreeMap::new());
+        let mut hosts = BTreeMap::new();
         let (mut interfaces, mut left_out) = (KnownInterfaces::default(), Volume::default());
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
-            let named = processes.len();
+            let named = (processes.len(), hosts.len());
             places.extend(make_room(&mut rows, batch.records as usize, room).map_err(no_room)?);
             each_field(&body, |field| {
                 note(&mut interfaces, &field)?;
@@ -84,6 +88,9 @@ impl Choice {
                 } else if field.tag == PROCESSES {
                     let process = Process::decode(field.message)?;
                     processes.insert(process.key, process);
+                } else if field.tag == HOSTS {
+                    let host = HostName::decode(field.message)?;
+                    hosts.insert(host.id, host);
                 } else if LAST_TAGS.contains(&field.tag) {
                     last.extend_from_slice(&body[field.whole]);
                 } else if number == 0 && field.tag != BATCH_INDEX_TAG {
@@ -93,8 +100,10 @@ impl Choice {
             })
             .map_err(broken)?;
             // There may be as many as flows.
-            let named = (processes.len() - named) as u64;
-            places.push(room.take(named * BYTES_PER_PROCESS).map_err(no_room)?);
+            let more_processes = (processes.len() - named.0) as u64;
+            let more_hosts = (hosts.len() - named.1) as u64;
+            let bytes = more_processes * BYTES_PER_PROCESS + more_hosts * BYTES_PER_HOST;
+            places.push(room.take(bytes).map_err(no_room)?);
             if let Some(limit) = self.limit
                 && rows.len() > 2 * limit + 10_000
             {
@@ -119,6 +128,7 @@ impl Choice {
             last,
             cgroups,
             processes,
+            hosts,
             rows: rows.into_iter(),
             batches: 0,
             is_over: false,
@@ -212,16 +222,18 @@ impl Iterator for Listed {
             encode_varint(row.record.len() as u64, &mut batch);
             batch.put_slice(&row.record);
             mentions.note(row.mentions);
-            if batch.len() >= BATCH_LEN_BYTES {
+            if batch.len() >= BATCH_LEN_BYTES || mentions.hosts_len() >= MOST_HOSTS {
                 break;
             }
         }
         let cgroups = mentions.cgroup_ids().filter_map(|id| self.cgroups.get(id));
         let processes = mentions.process_keys();
         let processes = processes.filter_map(|key| self.processes.get(key));
+        let hosts = mentions.host_ids().filter_map(|id| self.hosts.get(id));
         let named = FlowBatch {
             cgroups: cgroups.cloned().collect(),
             processes: processes.cloned().collect(),
+            hosts: hosts.cloned().collect(),
             ..FlowBatch::default()
         };
         batch.put_slice(&named.encode_to_vec());

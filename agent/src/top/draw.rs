@@ -392,6 +392,9 @@ fn facts_of_traffic(picture: &Picture, recent: Traffic, total: Traffic) -> Facts
 fn facts_of_group(picture: &Picture, view: View, name: &str, figures: &Figures) -> Facts {
     let (recent, flows) = picture.recent(figures);
     let mut facts = vec![("name", view.shown(name).to_owned())];
+    if let Some(host) = &figures.host {
+        facts.push(("called last", host.clone()));
+    }
     facts.extend(facts_of_traffic(picture, recent, figures.total));
     facts.push(("flows in the window", flows.to_string()));
     facts.push(history_of(picture, figures));
@@ -406,14 +409,17 @@ fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
 fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
     let record = &flow.record;
     let (recent, _) = picture.recent(&flow.figures);
+    let end = |address, port, host: &Option<String>| {
+        let endpoint = human::endpoint(address, port);
+        let called = host.as_ref().map(|host| format!("{endpoint}, {host}"));
+        called.unwrap_or(endpoint)
+    };
+    let [source, destination] = &flow.hosts;
     let mut facts = vec![
-        (
-            "initiator",
-            human::endpoint(&record.src_addr, record.src_port),
-        ),
+        ("initiator", end(&record.src_addr, record.src_port, source)),
         (
             "responder",
-            human::endpoint(&record.dst_addr, record.dst_port),
+            end(&record.dst_addr, record.dst_port, destination),
         ),
         ("protocol", protocol(record)),
         (

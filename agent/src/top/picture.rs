@@ -78,6 +78,8 @@ pub struct Figures {
     last: Traffic,
     flows: u64,
     window: u64,
+    /// What a peer was called last.
+    pub host: Option<String>,
     /// Bytes of both directions of the last windows, up to that one.
     history: VecDeque<u64>,
 }
@@ -162,6 +164,19 @@ pub struct Flow {
     pub interface: Option<String>,
     pub units: [Option<String>; 2],
     pub processes: [Option<String>; 2],
+    pub hosts: [Option<String>; 2],
+}
+
+impl Flow {
+    /// With names in the place of addresses, where they are known.
+    pub fn endpoints(&self) -> [String; 2] {
+        let record = &self.record;
+        let [source, destination] = self.hosts.each_ref().map(Option::as_deref);
+        [
+            human::named_endpoint(source, &record.src_addr, record.src_port),
+            human::named_endpoint(destination, &record.dst_addr, record.dst_port),
+        ]
+    }
 }
 
 /// What a row can be found by again.
@@ -294,14 +309,20 @@ impl Picture {
 
         let [units, processes] = [self.names.units(record), self.names.processes(record)]
             .map(|ends| ends.map(|end| end.map(str::to_owned)));
+        let hosts = self.names.hosts(record);
         let interface = self.names.interface(record).cloned();
         let place = interface.clone().unwrap_or_default();
-        let (peer, with_peer) = if is_out(forward) {
-            (&record.dst_addr, delta)
+        let (peer, host, with_peer) = if is_out(forward) {
+            (&record.dst_addr, &hosts[1], delta)
         } else {
-            (&record.src_addr, delta.reversed())
+            (&record.src_addr, &hosts[0], delta.reversed())
         };
         let peer = human::endpoint(peer, None);
+        // A peer is its address, by whatever names flows go to it: of them, the last one is shown.
+        if let Some(host) = host {
+            let peer = self.groups.entry((View::Peers, peer.clone()));
+            peer.or_default().host = Some(host.clone());
+        }
         let mut groups = vec![
             (View::Interfaces, place, at_interface),
             (View::Peers, peer, with_peer),
@@ -338,6 +359,7 @@ impl Picture {
                 interface: None,
                 units: [None, None],
                 processes: [None, None],
+                hosts: [None, None],
             });
         if let Some(window) = window {
             flow.figures.add(delta, window);
@@ -345,6 +367,7 @@ impl Picture {
         flow.figures.total = Traffic::total(record);
         flow.record.clone_from(record);
         (flow.interface, flow.units, flow.processes) = (interface, units, processes);
+        flow.hosts = hosts;
     }
 
     /// Keeps those with the most in this window, then those with the most in all.

@@ -90,6 +90,9 @@ enum Named<'a> {
     Group {
         /// `null` for all that has none.
         name: Option<&'a str>,
+        /// What a peer was called last.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        host: Option<&'a str>,
         /// Those with packets in the last window.
         flows: u64,
     },
@@ -103,6 +106,10 @@ struct FlowPart<'a> {
     dst_addr: String,
     src_port: Option<u32>,
     dst_port: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    src_host: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dst_host: Option<&'a str>,
     interface: Option<&'a str>,
     first_seen_unix_ns: u64,
     last_seen_unix_ns: u64,
@@ -118,6 +125,8 @@ impl<'a> FlowPart<'a> {
             dst_addr: human::endpoint(&record.dst_addr, None),
             src_port: record.src_port,
             dst_port: record.dst_port,
+            src_host: flow.hosts[0].as_deref(),
+            dst_host: flow.hosts[1].as_deref(),
             interface: flow.interface.as_deref(),
             first_seen_unix_ns: record.first_seen_unix_ns,
             last_seen_unix_ns: record.last_seen_unix_ns,
@@ -132,6 +141,7 @@ impl<'a> Line<'a> {
             Of::Flow(_, flow) => Named::Flow(FlowPart::of(flow)),
             Of::Group(name) => Named::Group {
                 name: Some(name).filter(|name| !name.is_empty()),
+                host: row.figures.host.as_deref(),
                 flows: row.flows,
             },
         };

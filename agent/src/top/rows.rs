@@ -42,7 +42,7 @@ impl Row<'_> {
 
     fn name(&self) -> String {
         match self.of {
-            Of::Flow(_, flow) => human::endpoint(&flow.record.src_addr, flow.record.src_port),
+            Of::Flow(_, flow) => flow.endpoints()[0].clone(),
             Of::Group(name) => name.to_owned(),
         }
     }
@@ -205,9 +205,10 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
                 .saturating_sub(record.first_seen_unix_ns);
             let packets = picture.per_second(row.recent.all_packets());
             let named = |ends: &[Option<String>; 2]| both(ends.each_ref().map(Option::as_deref));
+            let [initiator, responder] = flow.endpoints();
             Cells(vec![
-                human::endpoint(&record.src_addr, record.src_port),
-                human::endpoint(&record.dst_addr, record.dst_port),
+                initiator,
+                responder,
                 protocol(record),
                 forward,
                 reverse,
@@ -233,8 +234,13 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
         Of::Group(name) => {
             let packets = row.recent.packets;
             let [sent, received] = packets.map(|packets| human::count(picture.per_second(packets)));
+            let name = view.shown(name);
+            let shown = match &row.figures.host {
+                Some(host) => format!("{host} {name}"),
+                None => name.to_owned(),
+            };
             Cells(vec![
-                view.shown(name).to_owned(),
+                shown,
                 forward,
                 reverse,
                 bytes,

@@ -24,6 +24,7 @@ mod kinds;
 mod lifecycle;
 mod lockdown;
 mod metrics;
+mod names;
 mod outputs;
 mod pressure;
 mod senders;

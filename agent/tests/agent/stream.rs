@@ -196,6 +196,7 @@ fn record(number: u32) -> Record {
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
+        names: [None; 2],
     }
 }
 

@@ -283,6 +283,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         senders: Kinds::NONE,
         tasks: TaskLayout::default(),
         tcp: TcpLayout::default(),
+        dns_per_second: 0,
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,

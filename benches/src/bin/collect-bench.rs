@@ -412,5 +412,6 @@ fn record(flow: u32, begin: u64) -> Record {
         cgroup_ids: [0; 2],
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
+        names: [None; 2],
     }
 }

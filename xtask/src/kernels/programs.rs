@@ -37,6 +37,7 @@ const MODULES: &[(&str, u64)] = &[
     ("lifecycle::neighbours", 1_800),
     ("lifecycle::netns", 1_800),
     ("lifecycle::signals", 900),
+    ("names", 900),
     ("senders::connections", 900),
     ("senders::sockets", 900),
     ("table", 1_800),
@@ -47,7 +48,9 @@ const MODULES: &[(&str, u64)] = &[
 ];
 
 /// The commands that the tests start, besides the agent.
-pub const COMMANDS: &[&str] = &["ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit"];
+pub const COMMANDS: &[&str] = &[
+    "ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit", "dnsmasq", "unshare", "mount",
+];
 
 /// Those with which a test starts any other.
 const STARTING: [&str; 2] = ["nsenter", "setpriv"];

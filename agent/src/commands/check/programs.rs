@@ -14,7 +14,7 @@ use crate::kernel::{
     processes,
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 5] {
+pub(super) fn programs(layout: &Layout) -> [Check; 6] {
     let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
@@ -43,6 +43,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 5] {
         units(layout),
         processes(layout),
         tcp(layout),
+        dns(layout),
     ]
 }
 
@@ -124,6 +125,26 @@ fn tcp(layout: &Layout) -> Check {
             format!("{error:#}"),
             "use a kernel with CONFIG_DEBUG_INFO_BTF=y; else --enrich tcp tells what TCP knew at an earlier packet, and not at the end of \
              a connection",
+        ),
+    }
+}
+
+/// What `--enrich dns` needs.
+fn dns(layout: &Layout) -> Check {
+    let taken = || {
+        let settings = LoadSettings {
+            dns_per_second: 1,
+            ..settings(PLAIN)?
+        };
+        let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
+        attach::load_all(&mut kernel.sets[0].programs)
+    };
+    match taken() {
+        Ok(()) => Check::ok("dns", "and with --enrich dns"),
+        Err(error) => Check::warn(
+            "dns",
+            format!("{error:#}"),
+            "run without --enrich dns: addresses then have no names",
         ),
     }
 }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     agent::Config,
+    dns,
     enrichment::Enrichment,
     filter::{self, Rules},
     kernel::{
@@ -135,9 +136,22 @@ pub struct Args {
     /// What to find out about flows beyond their packets; repeatable. unit: the systemd unit and the container whose sockets
     /// send the packets. process: the process that made these sockets. tcp: round trips, and what was sent again, as TCP knows it
     /// on this host's side. Packets that this host forwards for others have no socket. Each takes 44 bytes more of kernel memory for
-    /// each of --max-flows, and tcp takes three times that.
+    /// each of --max-flows, and tcp takes three times that. dns: what addresses are called, as said by answers of the DNS
+    /// that have passed the interfaces (UDP, port 53: the agent reads these messages), or by /etc/hosts. dns-exchanges: the same,
+    /// and each query with its answer, in JSON Lines and over gRPC.
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
+
+    /// Names of addresses that are kept with --enrich dns, at some 350 bytes each. When there are more, those that were learned
+    /// first are forgotten.
+    #[arg(long, value_name = "NAMES", env = "FLOW_AGENT_DNS_NAMES", default_value_t = dns::DEFAULT_NAMES,
+          value_parser = number(1024..=1_000_000), help_heading = COUNT)]
+    pub dns_names: u32,
+
+    /// Messages of the DNS that are read in a second with --enrich dns. Others are counted, and nothing is learned from them.
+    #[arg(long, value_name = "MESSAGES", env = "FLOW_AGENT_DNS_RATE",
+          default_value_t = dns::DEFAULT_MESSAGES_PER_SECOND, value_parser = number(1..=1_000_000), help_heading = COUNT)]
+    pub dns_rate: u32,
 
     /// Flows up to which each of the two pages of the kernel's table grows. At its full size a page takes 200 bytes of
     /// kernel memory for each of these flows.
@@ -339,6 +353,8 @@ impl Args {
             max_fragments: self.max_fragments,
             decapsulate: self.decapsulate,
             enrich: self.enrich.into_iter().collect(),
+            dns_names: self.dns_names,
+            dns_rate: self.dns_rate,
             early_scan_percent: self.early_scan,
             scan_interval: self.scan_interval,
             replica: ReplicaSettings {

@@ -1,8 +1,8 @@
-//! The fields of a flow's line that say who sent the packets of one end. A line is flat, so each end has names of its own.
+//! The fields of a flow's line that say who sent the packets of one end, and what it is called. A line is flat, so each end has names of its own.
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{cgroups::Sender, processes::Maker, tcp::Tcp};
+use crate::{cgroups::Sender, dns::Host, processes::Maker, tcp::Tcp};
 
 /// In the order of the values.
 pub(super) type Names = [&'static str; 6];
@@ -62,6 +62,25 @@ impl Serialize for ProcessOfEnd<'_> {
         map.serialize_entry(name, &maker.name())?;
         map.serialize_entry(pid, &maker.pid())?;
         map.serialize_entry(uid, &maker.uid())?;
+        map.end()
+    }
+}
+
+/// Name, and how it was learned.
+pub(super) type HostNames = [&'static str; 2];
+
+pub(super) const SOURCE_HOST: HostNames = ["src_host", "src_host_source"];
+pub(super) const DESTINATION_HOST: HostNames = ["dst_host", "dst_host_source"];
+
+/// What an end is called under the names of its end.
+pub(super) struct HostOfEnd<'a>(pub HostNames, pub Host<'a>);
+
+impl Serialize for HostOfEnd<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self([name, source], host) = self;
+        let mut map = serializer.serialize_map(Some(2))?;
+        map.serialize_entry(name, &host.name)?;
+        map.serialize_entry(source, &host.source())?;
         map.end()
     }
 }

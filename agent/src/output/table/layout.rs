@@ -60,6 +60,7 @@ impl Row {
         record: &FlowRecord,
         interface: Option<&String>,
         [units, processes]: [[Option<&str>; 2]; 2],
+        [source, destination]: &[Option<String>; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
         let tcp = Tcp::both(record).map(Option::unwrap_or_default);
@@ -68,8 +69,8 @@ impl Row {
             place(record, interface),
             direction(record),
             protocol(record),
-            human::endpoint(&record.src_addr, record.src_port),
-            human::endpoint(&record.dst_addr, record.dst_port),
+            human::named_endpoint(source.as_deref(), &record.src_addr, record.src_port),
+            human::named_endpoint(destination.as_deref(), &record.dst_addr, record.dst_port),
             human::count(record.delta_packets),
             human::bytes(record.delta_bytes),
             human::count(record.delta_reverse_packets),
@@ -99,6 +100,8 @@ pub(super) fn lines(rows: &[Row], width: usize) -> Vec<String> {
 mod tests {
     use super::*;
 
+    const NOBODY: [[Option<&str>; 2]; 2] = [[None; 2]; 2];
+
     fn rows() -> Vec<Row> {
         let long = FlowRecord {
             protocol: 58,
@@ -122,9 +125,10 @@ mod tests {
                     [Some("nginx.service"), Some("php.service")],
                     [None, Some("php/12")],
                 ],
+                &[None, None],
                 1,
             ),
-            Row::new(&FlowRecord::default(), None, [[None; 2]; 2], 0),
+            Row::new(&FlowRecord::default(), None, NOBODY, &[None, None], 0),
         ]
     }
 
@@ -163,6 +167,24 @@ mod tests {
     }
 
     #[test]
+    fn a_name_stands_in_the_place_of_its_address() {
+        let record = FlowRecord {
+            src_addr: vec![10, 0, 0, 1].into(),
+            dst_addr: vec![192, 0, 2, 1].into(),
+            src_port: Some(40_000),
+            dst_port: Some(443),
+            ..FlowRecord::default()
+        };
+        let named = [None, Some("www.example".to_owned())];
+        let lines = lines(&[Row::new(&record, None, NOBODY, &named, 1)], 200);
+        assert!(
+            lines[1].contains("  10.0.0.1:40000  www.example:443  "),
+            "{}",
+            lines[1]
+        );
+    }
+
+    #[test]
     fn what_tcp_knows_is_shown_of_the_ends_that_are_here() {
         let known = FlowRecord {
             dst_tcp_rtt_us: Some(1_234),
@@ -170,7 +192,7 @@ mod tests {
             dst_tcp_total_retrans: Some(3),
             ..FlowRecord::default()
         };
-        let lines = lines(&[Row::new(&known, None, [[None; 2]; 2], 0)], 200);
+        let lines = lines(&[Row::new(&known, None, NOBODY, &[None, None], 0)], 200);
         assert!(lines[0].ends_with("RTT     RETRANS"), "{}", lines[0]);
         assert!(lines[1].ends_with("1.23ms  0 > 3"), "{}", lines[1]);
         for (us, shown) in [

@@ -21,7 +21,7 @@ const MOST_TEXT_BYTES: usize = 32 << 20;
 const MOST_DAYS: usize = 50;
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 /// What a row has besides names: identifiers, directions, reasons.
-const OTHER_TEXT_BYTES: usize = 128;
+const OTHER_TEXT_BYTES: usize = 160;
 
 /// Of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,11 +63,13 @@ impl Size {
             one.path.len() + one.unit.len() + one.container_id.len()
         });
         let of_process = batch.processes.iter().map(|one| one.name.len());
+        let of_host = batch.hosts.iter().map(|one| one.name.len());
         let of_row = of_agent
             + of_interface.max().unwrap_or_default()
             // Of both ends.
             + 2 * of_cgroup.max().unwrap_or_default()
             + 2 * of_process.max().unwrap_or_default()
+            + 2 * of_host.max().unwrap_or_default()
             + OTHER_TEXT_BYTES;
         Ok(Self {
             rows: records + batch.interfaces.len(),

@@ -8,6 +8,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use super::wire::{Attributes, Key, Text, varint};
 use crate::{
     cgroups::Sender,
+    dns::Host,
     output::{human, json},
     processes::Maker,
     proto::{FlowBatch, FlowRecord, Interface},
@@ -105,6 +106,10 @@ pub(super) mod key {
         DESTINATION_PROCESS = "flow.destination.process.name";
         DESTINATION_PID = "flow.destination.process.pid";
         DESTINATION_UID = "flow.destination.process.real_user.id";
+        SOURCE_HOST = "flow.source.host.name";
+        SOURCE_HOST_SOURCE = "flow.source.host.name_source";
+        DESTINATION_HOST = "flow.destination.host.name";
+        DESTINATION_HOST_SOURCE = "flow.destination.host.name_source";
         SOURCE_TCP_RTT_US = "flow.source.tcp.rtt_us";
         SOURCE_TCP_MIN_RTT_US = "flow.source.tcp.min_rtt_us";
         SOURCE_TCP_TOTAL_RETRANS = "flow.source.tcp.total_retrans";
@@ -205,6 +210,15 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     }
     if let Some(known) = of_destination {
         process(attributes, DESTINATION_PROCESS, known);
+    }
+    let [of_source, of_destination] = Host::both(batch, flow);
+    if let Some(known) = of_source {
+        attributes.text(key::SOURCE_HOST, short(known.name));
+        attributes.text(key::SOURCE_HOST_SOURCE, known.source());
+    }
+    if let Some(known) = of_destination {
+        attributes.text(key::DESTINATION_HOST, short(known.name));
+        attributes.text(key::DESTINATION_HOST_SOURCE, known.source());
     }
     let [of_source, of_destination] = Tcp::both(flow);
     if let Some(known) = of_source {

@@ -313,6 +313,29 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
 }
 
 #[test]
+fn an_end_has_its_name_and_how_that_was_learned() {
+    let batch = FlowBatch {
+        hosts: vec![proto::HostName {
+            id: 3,
+            name: "www.example".to_owned(),
+        }],
+        ..batch()
+    };
+    let flow = FlowRecord {
+        dst_host_id: Some(3),
+        dst_host_source: proto::NameSource::Dns.into(),
+        ..flows::tcp()
+    };
+    let (logs, _) = send(&mut encoder(plain()), &batch, &[flow]);
+    let records = records(&logs[0]);
+    let of = |key: &str| value(&records[0].attributes, key);
+    let text = |text: &str| Some(Value::StringValue(text.to_owned()));
+    assert_eq!(of("flow.destination.host.name"), text("www.example"));
+    assert_eq!(of("flow.destination.host.name_source"), text("dns"));
+    assert_eq!(of("flow.source.host.name"), None);
+}
+
+#[test]
 fn an_interface_that_is_renamed_has_its_other_name_at_once() {
     let mut encoder = encoder(plain());
     let name = |encoder: &mut Otlp, batch: &FlowBatch| {

@@ -9,6 +9,7 @@ use super::values::{
 };
 use crate::{
     cgroups::Sender,
+    dns::Host,
     output::{
         human,
         json::{StreamId, community_id, direction_name, end_reason},
@@ -230,11 +231,31 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_tcp_data_segs_out",
         Optional(32, |row| row.record.dst_tcp_data_segs_out),
     ),
+    column(
+        "src_host",
+        Text(|row, text| push(text, Some(host(row, 0)?.name))),
+    ),
+    column(
+        "dst_host",
+        Text(|row, text| push(text, Some(host(row, 1)?.name))),
+    ),
+    column(
+        "src_host_source",
+        Text(|row, text| push(text, Some(host(row, 0)?.source()))),
+    ),
+    column(
+        "dst_host_source",
+        Text(|row, text| push(text, Some(host(row, 1)?.source()))),
+    ),
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
 
 fn maker<'a>(row: &Row<'a>, end: usize) -> Option<Maker<'a>> {
     Maker::both(row.batch, row.record)[end]
+}
+
+fn host<'a>(row: &Row<'a>, end: usize) -> Option<Host<'a>> {
+    Host::both(row.batch, row.record)[end]
 }
 
 fn sender<'a>(

@@ -3,7 +3,7 @@
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::*;
-use crate::proto::{Cgroup, Process};
+use crate::proto::{Cgroup, HostName, NameSource, Process};
 
 const COUNTER: &str = "REQUIRED INT64 (INTEGER(64,false))";
 const TIME: &str = "REQUIRED INT64 (TIMESTAMP(MICROS,true))";
@@ -116,6 +116,10 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
     ("dst_tcp_delivered_ce", U32_OR_NULL, "0", "null"),
     ("src_tcp_data_segs_out", U32_OR_NULL, "40", "null"),
     ("dst_tcp_data_segs_out", U32_OR_NULL, "1", "null"),
+    ("src_host", TEXT, "\"www.example\"", "null"),
+    ("dst_host", TEXT, "null", "null"),
+    ("src_host_source", TEXT, "\"dns\"", "null"),
+    ("dst_host_source", TEXT, "null", "null"),
     ("sample_rate", U32, "100", "100"),
 ];
 
@@ -173,6 +177,8 @@ fn full() -> FlowRecord {
         dst_tcp_delivered_ce: Some(0),
         src_tcp_data_segs_out: Some(40),
         dst_tcp_data_segs_out: Some(1),
+        src_host_id: Some(3),
+        src_host_source: NameSource::Dns.into(),
         ..flow(0)
     }
 }
@@ -236,6 +242,10 @@ fn each_column_has_its_type_and_its_values() {
         pid: 4_194_303,
         name: "nginx".to_owned(),
         uid: Some(33),
+    }];
+    batch.hosts = vec![HostName {
+        id: 3,
+        name: "www.example".to_owned(),
     }];
     let file = made(&pieces(&[(batch, vec![full(), empty()])]));
     let expected = EXPECTED

@@ -1,0 +1,277 @@
+use super::*;
+use crate::dns::message::Address;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn realm() -> Realm {
+    Realm {
+        netns: 7,
+        ..Realm::default()
+    }
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn learn(names: &mut Names, text: &str, client: &str, of: &[&str], ttl: u64, now_ns: u64) {
+    let of: Vec<Address> = of
+        .iter()
+        .map(|one| Address {
+            address: address(one),
+            ttl: Duration::from_secs(ttl),
+        })
+        .collect();
+    names.learn(text, (realm(), address(client)), &of, now_ns);
+}
+
+fn of(names: &Names, host: &str, client: &str, at_ns: u64) -> Option<(String, Source)> {
+    let name = names.of((realm(), address(host)), address(client), at_ns)?;
+    Some((name.name.text.to_string(), name.source))
+}
+
+fn dns(text: &str) -> (String, Source) {
+    (text.to_owned(), Source::Dns)
+}
+
+#[test]
+fn a_name_holds_from_its_answer_on_until_its_time_is_over() {
+    let mut names = Names::at_most(100, 7);
+    learn(
+        &mut names,
+        "a",
+        "10.0.0.1",
+        &["192.0.2.1"],
+        30,
+        100 * SECOND,
+    );
+    learn(
+        &mut names,
+        "zero",
+        "10.0.0.1",
+        &["192.0.2.2"],
+        0,
+        100 * SECOND,
+    );
+    for (at, expected) in [
+        (100 * SECOND - 1, None),
+        (100 * SECOND, Some(dns("a"))),
+        (130 * SECOND, Some(dns("a"))),
+        (130 * SECOND + 1, None),
+    ] {
+        assert_eq!(of(&names, "192.0.2.1", "10.0.0.1", at), expected, "{at}");
+    }
+    assert_eq!(
+        of(&names, "192.0.2.2", "10.0.0.1", 110 * SECOND),
+        Some(dns("zero"))
+    );
+    assert_eq!(of(&names, "192.0.2.2", "10.0.0.1", 110 * SECOND + 1), None);
+    let in_tunnel = Realm {
+        encapsulation: 3,
+        tunnel_id: 1,
+        ..realm()
+    };
+    for elsewhere in [Realm::default(), in_tunnel] {
+        let at = (elsewhere, address("192.0.2.1"));
+        let name = names.of(at, address("10.0.0.1"), 101 * SECOND);
+        assert!(name.is_none(), "{elsewhere:?}");
+    }
+    // Said again before it is over, it holds all the time; said again later, there is a gap.
+    learn(
+        &mut names,
+        "a",
+        "10.0.0.1",
+        &["192.0.2.1"],
+        30,
+        120 * SECOND,
+    );
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 101 * SECOND),
+        Some(dns("a"))
+    );
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 149 * SECOND),
+        Some(dns("a"))
+    );
+    learn(
+        &mut names,
+        "a",
+        "10.0.0.1",
+        &["192.0.2.1"],
+        30,
+        200 * SECOND,
+    );
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 149 * SECOND),
+        Some(dns("a"))
+    );
+    assert_eq!(of(&names, "192.0.2.1", "10.0.0.1", 160 * SECOND), None);
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 201 * SECOND),
+        Some(dns("a"))
+    );
+}
+
+#[test]
+fn of_two_names_the_one_that_was_learned_last_before_the_flow_counts() {
+    let mut names = Names::at_most(100, 7);
+    learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
+    learn(&mut names, "b", "10.0.0.1", &["192.0.2.1"], 60, 3 * SECOND);
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 2 * SECOND),
+        Some(dns("a"))
+    );
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", 4 * SECOND),
+        Some(dns("b"))
+    );
+    // Asked for once more, the first one is the last.
+    learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, 5 * SECOND);
+    for (second, name) in [(2, "a"), (4, "b"), (6, "a")] {
+        let at = second * SECOND;
+        assert_eq!(
+            of(&names, "192.0.2.1", "10.0.0.1", at),
+            Some(dns(name)),
+            "{second}"
+        );
+    }
+}
+
+#[test]
+fn the_name_that_the_client_asked_for_goes_before_the_hosts_file_and_that_before_others() {
+    let mut names = Names::at_most(100, 7);
+    let at = |names: &Names, client: &str| of(names, "192.0.2.1", client, 2 * SECOND);
+    learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
+    assert_eq!(at(&names, "10.0.0.1"), Some(dns("a")));
+    let of_another = Some(("a".to_owned(), Source::DnsOfAnother));
+    assert_eq!(at(&names, "10.0.0.2"), of_another);
+    let hosts = HashMap::from([(address("192.0.2.1"), "h".into())]);
+    names.set_hosts(hosts.clone());
+    assert_eq!(at(&names, "10.0.0.1"), Some(dns("a")));
+    assert_eq!(
+        at(&names, "10.0.0.2"),
+        Some(("h".to_owned(), Source::HostsFile))
+    );
+    let id = |names: &Names| {
+        let name = names.of(
+            (realm(), address("192.0.2.1")),
+            address("10.0.0.2"),
+            2 * SECOND,
+        );
+        name.unwrap().name.id
+    };
+    let before = id(&names);
+    names.set_hosts(hosts);
+    assert_eq!(id(&names), before, "it is still the same");
+    let elsewhere = names.of(
+        (Realm::default(), address("192.0.2.1")),
+        address("10.0.0.2"),
+        2 * SECOND,
+    );
+    assert!(elsewhere.is_none(), "it is of the agent's own namespace");
+    names.set_hosts(HashMap::new());
+    assert_eq!(at(&names, "10.0.0.2"), of_another);
+}
+
+#[test]
+fn the_addresses_of_one_name_share_it_and_it_keeps_its_id() {
+    let mut names = Names::at_most(100, 7);
+    let ids = |names: &Names| {
+        ["192.0.2.1", "192.0.2.2"].map(|one| {
+            let name = names.of((realm(), address(one)), address("10.0.0.1"), 2 * SECOND);
+            name.unwrap().name.id
+        })
+    };
+    learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
+    learn(
+        &mut names,
+        "a",
+        "10.0.0.1",
+        &["192.0.2.1", "192.0.2.2"],
+        60,
+        SECOND,
+    );
+    assert_eq!(ids(&names), [1, 1]);
+    let told = names.told([1].into());
+    assert_eq!((told[0].id, told[0].name.as_str()), (1, "a"));
+}
+
+#[test]
+fn there_is_a_bound_and_what_is_learned_again_stays() {
+    let mut names = Names::at_most(100, 7);
+    for number in 0..1000_u32 {
+        let at = SECOND + u64::from(number);
+        learn(&mut names, "kept", "10.0.0.1", &["192.0.2.1"], 60, at);
+        let other = IpAddr::from((0x0a00_0000 + number).to_be_bytes()).to_string();
+        learn(&mut names, "other", "10.0.0.1", &[&other], 60, at);
+        assert!(names.len() <= 100, "{}", names.len());
+    }
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.1", SECOND),
+        Some(dns("kept"))
+    );
+    assert_eq!(of(&names, "10.0.0.0", "10.0.0.1", 2 * SECOND), None);
+    // Many who ask for one address.
+    for number in 0..1000_u32 {
+        let client = IpAddr::from((0x0b00_0000 + number).to_be_bytes()).to_string();
+        learn(&mut names, "kept", &client, &["192.0.2.1"], 60, SECOND);
+        assert!(names.len() <= 100, "{}", names.len());
+    }
+    let known = names.newer.get(&(realm(), address("192.0.2.1")));
+    assert_eq!(known.map(Vec::len), Some(MOST_PER_ADDRESS));
+    // The time of none was over.
+    let learned = 1000 + 1 + 1000;
+    assert_eq!(names.forgotten(), learned - names.len() as u64);
+}
+
+#[test]
+fn what_is_over_makes_room_first_and_is_not_counted_as_forgotten() {
+    let mut names = Names::at_most(100, 7);
+    for client in 0..MOST_PER_ADDRESS as u8 {
+        // The second one's is over first.
+        let ttl = if client == 1 { 10 } else { 60 };
+        let client = IpAddr::from([10, 0, 0, client]).to_string();
+        learn(&mut names, "a", &client, &["192.0.2.1"], ttl, SECOND);
+    }
+    learn(&mut names, "a", "10.0.1.1", &["192.0.2.1"], 60, 20 * SECOND);
+    assert_eq!(names.forgotten(), 0);
+    assert_eq!(
+        of(&names, "192.0.2.1", "10.0.0.0", 20 * SECOND),
+        Some(dns("a"))
+    );
+    learn(&mut names, "a", "10.0.1.2", &["192.0.2.1"], 60, 20 * SECOND);
+    assert_eq!(names.forgotten(), 1);
+}
+
+#[test]
+fn names_that_nobody_uses_are_given_back_and_those_of_flows_are_not() {
+    let mut names = Names::at_most(10, 7);
+    learn(&mut names, "held", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
+    let held = names.of((realm(), address("192.0.2.1")), address("10.0.0.1"), SECOND);
+    let held = held.unwrap().name;
+    for number in 0..10_000_u32 {
+        let other = IpAddr::from((0x0a00_0000 + number).to_be_bytes()).to_string();
+        learn(&mut names, &other, "10.0.0.1", &[&other], 60, SECOND);
+    }
+    assert!(names.issued.by_id.len() <= 2 * 20 + Issued::FEW + 1);
+    assert_eq!(of(&names, "192.0.2.1", "10.0.0.1", SECOND), None);
+    assert_eq!(names.told([held.id].into())[0].name, "held");
+}
+
+#[test]
+fn flows_cannot_hold_more_names_than_there_is_room_for() {
+    let mut names = Names::at_most(10, 7);
+    let mut held = Vec::new();
+    let at = |names: &mut Names, number: u32| {
+        let other = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
+        let text = other.to_string();
+        learn(names, &text, "10.0.0.1", &[&text], 60, SECOND);
+        names.of((realm(), other), address("10.0.0.1"), SECOND)
+    };
+    for number in 0..30 {
+        held.extend(at(&mut names, number));
+    }
+    assert_eq!(held.len(), 20);
+    held.clear();
+    assert!(at(&mut names, 30).is_some());
+}
