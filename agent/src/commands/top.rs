@@ -34,7 +34,7 @@ const ROWS: usize = 50;
 /// Show what a host is talking to: its flows, peers, processes, units and interfaces, live.
 ///
 /// Figures are those of a running agent, or of one that runs as long as this command if arguments of `flow-agent run` follow
-/// `--`, as in `flow-agent top -- --interface eth0 --enrich process,tcp`. `?` tells what keys do.
+/// `--`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells what keys do.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

@@ -1,3 +1,5 @@
+mod screenshot;
+
 use std::time::Duration;
 
 use crossterm::event::{
