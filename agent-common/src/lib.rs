@@ -10,7 +10,7 @@
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
 //!   connections.
-//! - [`dns`] is what is handed over of packets of the Domain Name System.
+//! - [`dns`] is what is handed over of packets of the Domain Name System, and [`icmp`] of errors.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
@@ -26,6 +26,7 @@ pub mod dns;
 pub mod filter;
 pub mod flow;
 pub mod frame;
+pub mod icmp;
 pub mod interface;
 mod ip;
 pub mod kernel_call;

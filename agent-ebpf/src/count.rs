@@ -10,7 +10,7 @@ use aya_log_ebpf::debug;
 
 use crate::{
     account::{self, Account},
-    dns, filter, fragments, namespace, pause, senders, switches,
+    dns, filter, fragments, icmp_errors, namespace, pause, senders, switches,
     table::{self, Begun, Counted, Sought},
     tunnels,
 };
@@ -90,7 +90,9 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
     }
     let (reason, question) = if is_parsed {
         match place(page, &account, packet, arrival, size) {
-            Ok(question) if dns::is_wanted() => (Reason::Flows as u32, question.of_a_flow()),
+            Ok(question) if dns::is_wanted() || icmp_errors::is_wanted() => {
+                (Reason::Flows as u32, question.of_a_flow())
+            }
             Ok(question) => (Reason::Flows as u32, question),
             Err(reason) => (reason as u32, Question::NONE),
         }

@@ -2,10 +2,10 @@
 //!
 //! Only packets that are in a flow are looked at, so that what a filter leaves out is not read.
 
-use core::ffi::{c_long, c_void};
+use core::ffi::c_void;
 
 use agent_common::{
-    FlowKey, L4Kind, Packet,
+    L4Kind, Packet,
     dns::{DnsBudget, DnsMessage, HEADER_LEN, KEPT_LEN, PORT, lost},
     protocol::UDP,
     senders::Question,
@@ -14,11 +14,15 @@ use aya_ebpf::{
     Global,
     bindings::{__sk_buff, xdp_md},
     btf_maps::{Array, RingBuf},
-    helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
     macros::btf_map,
 };
 
-use crate::{atomic, bounds::within, clock};
+use crate::{
+    atomic,
+    bounds::within,
+    clock,
+    hand_over::{Bytes, Frame, Skb, put_words},
+};
 
 /// How many messages userspace wants in a second; 0 if none. Fixed when the programs are loaded, so that the verifier removes what it
 /// is not needed for.
@@ -70,46 +74,29 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
 /// no function that is shared with programs of another kind.
 #[inline(never)]
 fn hand_over_skb(skb: *mut __sk_buff, packet: &Packet) -> u32 {
-    // SAFETY: the context is valid for the program's run; the verifier checks the fields.
-    let (len_bytes, gso_size_bytes) = unsafe {
-        (
-            (&raw const (*skb).len).read_volatile(),
-            (&raw const (*skb).gso_size).read_volatile(),
-        )
-    };
-    if gso_size_bytes != 0 {
+    let skb = Skb(skb);
+    if skb.is_super_frame() {
         note_lost(lost::UNREADABLE);
-        return 0;
+    } else {
+        hand_over(packet, &skb);
     }
-    hand_over(packet, len_bytes, |offset_bytes, bytes, len_bytes| {
-        // SAFETY: the helper checks the offset, and writes `len_bytes` bytes, for which `bytes` has room.
-        unsafe { bpf_skb_load_bytes(skb.cast(), offset_bytes, bytes, len_bytes) }
-    });
     0
 }
 
 #[inline(never)]
 fn hand_over_frame(frame: *mut xdp_md, packet: &Packet) -> u32 {
-    // SAFETY: the context is the program's own.
-    let len_bytes = unsafe { bpf_xdp_get_buff_len(frame) as u32 };
-    hand_over(packet, len_bytes, |offset_bytes, bytes, len_bytes| {
-        // SAFETY: as above.
-        unsafe { bpf_xdp_load_bytes(frame, offset_bytes, bytes, len_bytes) }
-    });
+    hand_over(packet, &Frame(frame));
     0
 }
 
 #[inline(always)]
-fn hand_over(
-    packet: &Packet,
-    frame_len_bytes: u32,
-    load: impl FnOnce(u32, *mut c_void, u32) -> c_long,
-) {
+fn hand_over(packet: &Packet, bytes: &impl Bytes) {
     // Later fragments have no header, and no ports but those of their first one.
     if packet.key.kind() != Some(L4Kind::Ports) || packet.part.is_later() {
         return;
     }
     let start = packet.segment_header_len_bytes;
+    let frame_len_bytes = bytes.len_bytes();
     let end = if packet.ip_end_bytes < frame_len_bytes {
         packet.ip_end_bytes
     } else {
@@ -132,19 +119,16 @@ fn hand_over(
     let message = entry.as_mut_ptr();
     let len_bytes = end - start;
     let kept_bytes = within::<{ HEADER_LEN as u64 }, { KEPT_LEN as u64 }>(len_bytes.into()) as u32;
-    // SAFETY: what is reserved has room for a message. A word at a time, since a copy on the stack would take room there.
+    // SAFETY: what is reserved has room for a message.
     let is_loaded = unsafe {
-        let to = (&raw mut (*message).key).cast::<u64>();
-        for (index, &word) in packet.key.words().iter().enumerate() {
-            to.add(index).write_volatile(word);
-        }
+        put_words((&raw mut (*message).key).cast(), packet.key.words());
         (*message).seen_ns = seen_ns;
         (*message).direction = packet.direction.into();
         (*message).is_part = u32::from(!packet.part.is_whole());
         (*message).len_bytes = len_bytes;
         (*message).kept_bytes = kept_bytes;
         let payload = (&raw mut (*message).payload).cast::<c_void>();
-        load(start, payload, kept_bytes) == 0
+        bytes.load(start, payload, kept_bytes) == 0
     };
     if is_loaded {
         entry.submit(0);
@@ -153,8 +137,6 @@ fn hand_over(
         note_lost(lost::UNREADABLE);
     }
 }
-
-const _: () = assert!(FlowKey::WORDS * 8 == size_of::<FlowKey>());
 
 /// Takes one of this second's. CPUs that begin a second at the same time may take some more.
 #[inline(always)]

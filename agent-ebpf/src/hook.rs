@@ -12,7 +12,7 @@ use aya_ebpf::{
 
 use crate::{
     count::{Arrival, count},
-    dns,
+    dns, icmp_errors,
     packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
     segmentation::read_segmentation,
     senders,
@@ -60,6 +60,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     let answer = count(&raw mut packet, &raw const arrival);
     senders::note(paged.0, answer, &packet);
     dns::note_skb(paged.0, answer, &packet);
+    icmp_errors::note_skb(paged.0, answer, &packet);
 }
 
 /// Counts a frame in one buffer.
@@ -161,4 +162,5 @@ fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, t
     // No frame has a socket yet, so it asks nothing.
     let answer = count(packet, &raw const arrival);
     dns::note_frame(frame, answer, packet);
+    icmp_errors::note_frame(frame, answer, packet);
 }

@@ -10,7 +10,7 @@
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
 //! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
 //!   with the socket, and what TCP knows of its [`connections`].
-//! - [`dns`] hands messages of the Domain Name System to userspace.
+//! - [`dns`] hands messages of the Domain Name System to userspace, and [`icmp_errors`] errors of ICMP, both by [`hand_over`].
 
 #![no_std]
 #![no_main]
@@ -33,7 +33,9 @@ mod dns;
 mod fill;
 mod filter;
 mod fragments;
+mod hand_over;
 mod hook;
+mod icmp_errors;
 mod kernel_memory;
 mod kernel_types;
 mod namespace;

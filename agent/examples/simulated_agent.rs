@@ -181,6 +181,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
+        failure: None,
     }
 }
 

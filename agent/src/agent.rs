@@ -204,6 +204,7 @@ impl Agent {
             senders: Kinds::NONE,
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
+            icmp_errors: config.enrich.contains(&Enrichment::Icmp),
             dns_per_second: Enrichment::dns_per_second(&config.enrich, config.dns_rate),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,

@@ -17,6 +17,8 @@ pub enum Enrichment {
     Dns,
     /// Besides that, each query of the DNS with its answer
     DnsExchanges,
+    /// What ICMP errors say of the packets that they quote: hosts, networks and ports that cannot be reached
+    Icmp,
 }
 
 impl Enrichment {
@@ -37,7 +39,7 @@ impl Enrichment {
                 Self::Unit => Kinds::CGROUPS,
                 Self::Process => Kinds::PROCESSES,
                 Self::Tcp => Kinds::TCP,
-                Self::Dns | Self::DnsExchanges => Kinds::NONE,
+                Self::Dns | Self::DnsExchanges | Self::Icmp => Kinds::NONE,
             })
         })
     }

@@ -52,6 +52,7 @@ pub mod processes;
 pub mod proto;
 pub mod protocols;
 pub mod query;
+pub mod quoted;
 pub mod record;
 pub mod regular_file;
 pub mod replica;

@@ -43,6 +43,9 @@ const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
+const ICMP_BYTES_PER_TRACKED_FLOW: u64 = 6;
+/// Errors until their flows come.
+const WAITING_ICMP_BYTES: u64 = 2 << 20;
 /// In the kernel, and in the process while they are drained.
 const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 380;
 /// In the process, of a connection that has ended: for two scans.
@@ -72,6 +75,7 @@ pub(crate) struct Needs {
     senders: Kinds,
     /// Names of addresses, if there are any.
     dns_names: u32,
+    reads_icmp_errors: bool,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -94,6 +98,7 @@ impl Needs {
             } else {
                 0
             },
+            reads_icmp_errors: config.enrich.contains(&Enrichment::Icmp),
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -173,6 +178,13 @@ impl Needs {
                 + dns::MOST_BYTES_OF_EXCHANGES
                 + 2 * tracked * dns::MOST_BYTES_PER_FLOW_END
         };
+        let icmp_errors = if self.reads_icmp_errors {
+            u64::from(kernel::icmp_errors::RING_LEN_BYTES)
+                + tracked * ICMP_BYTES_PER_TRACKED_FLOW * GROWTH
+                + WAITING_ICMP_BYTES
+        } else {
+            0
+        };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
@@ -184,6 +196,7 @@ impl Needs {
             + cgroups
             + processes
             + dns
+            + icmp_errors
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT

@@ -205,7 +205,7 @@ impl Shown {
 
     fn table(&self, families: &mut Families<'_>) -> fmt::Result {
         let table = self.status.table.unwrap_or_default();
-        let replica = self.status.replica.unwrap_or_default();
+        let replica = self.status.replica.clone().unwrap_or_default();
         families.gauges([
             (
                 Help(
@@ -269,7 +269,29 @@ impl Shown {
                 ),
                 replica.lost_tcp_ends,
             ),
-        ])
+            (
+                Help(
+                    "flow_agent_lost_icmp_errors",
+                    "ICMP errors that were not read, so that flows that they tell of may seem unanswered",
+                ),
+                replica.lost_icmp_errors,
+            ),
+            (
+                Help(
+                    "flow_agent_unmatched_icmp_errors",
+                    "ICMP errors that quote packets of no flow that was seen",
+                ),
+                replica.unmatched_icmp_errors,
+            ),
+        ])?;
+        let failed = replica.failed_flows.iter();
+        families.counter(
+            Help(
+                "flow_agent_failed_flows",
+                "Flows that have ended with a failure",
+            ),
+            failed.map(|(failure, &count)| (vec![("failure", failure.clone())], count)),
+        )
     }
 
     fn consumers(&self, families: &mut Families<'_>) -> fmt::Result {

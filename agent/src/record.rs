@@ -20,6 +20,38 @@ pub enum EndReason {
     LackOfResources = 5,
 }
 
+/// What came of the flow's connection, if it did not do what it was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The initiator's SYN was answered by RST.
+    Refused,
+    /// The initiator sent nothing but SYN, and nothing was seen to come back, until the idle timeout.
+    Unanswered,
+    /// Nothing came back but an ICMP error that quotes a packet of the initiator.
+    Unreachable(IcmpError),
+    /// One end of a connection sent RST before both had sent FIN.
+    Reset,
+}
+
+impl Failure {
+    /// As the enum in `flow.proto` numbers it.
+    pub fn number(self) -> u64 {
+        match self {
+            Self::Refused => 1,
+            Self::Unanswered => 2,
+            Self::Unreachable(_) => 3,
+            Self::Reset => 4,
+        }
+    }
+}
+
+/// Type and code, of ICMP or ICMPv6 as the flow's IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    pub icmp_type: u8,
+    pub code: u8,
+}
+
 /// What one end of a flow is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordName {
@@ -63,6 +95,7 @@ pub struct Record {
     pub process_keys: [u64; 2],
     /// What the source and the destination are called.
     pub names: [Option<RecordName>; 2],
+    pub failure: Option<Failure>,
     /// What TCP knows on their sides of the connection, as of the last packet that was asked, or at the end.
     pub tcp: [TcpInfo; 2],
 }

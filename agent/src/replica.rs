@@ -2,6 +2,8 @@
 //! record for each flow that a scan counted, and exactly one end record for each flow.
 
 mod entry;
+mod errors;
+mod failed;
 mod find;
 mod handshake;
 mod names;
@@ -24,6 +26,7 @@ use hashbrown::HashTable;
 
 use self::{
     entry::{Entry, Sides, State},
+    errors::Errors,
     find::{Found, GROUP, Guess, hash_of},
     names::FlowNames,
     oldest::Oldest,
@@ -34,12 +37,14 @@ use self::{
     slab::Slab,
     waiting::Waiting,
 };
+pub use failed::Failed;
+
 use crate::{
     clock::{self, ScanClock},
     dns::Dns,
     freed_memory,
     netns::InterfaceId,
-    record::{EndReason, Record},
+    record::{EndReason, IcmpError, Record},
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +98,8 @@ pub struct Replica {
     reports: Reports,
     senders: KnownSenders,
     names: FlowNames,
+    errors: Errors,
+    failed: Failed,
 }
 
 impl Replica {
@@ -119,6 +126,8 @@ impl Replica {
             reports: Reports::every(settings.report_interval),
             senders: KnownSenders::default(),
             names: FlowNames::default(),
+            errors: Errors::default(),
+            failed: Failed::default(),
         }
     }
 
@@ -186,6 +195,45 @@ impl Replica {
     /// What TCP knew of a connection at its end. To be called before the page is taken in.
     pub fn note_end(&mut self, ended: &EndedConnection) {
         self.senders.note_end(ended);
+    }
+
+    /// An ICMP error, seen at this time since boot, that quotes a packet of this flow. To be called before the page is taken in.
+    pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
+        self.errors.come(key, direction, error, seen_ns);
+    }
+
+    /// How many of them are of no flow.
+    pub fn unmatched_errors(&self) -> u64 {
+        self.errors.unmatched()
+    }
+
+    /// How many flows have ended that failed, since the start.
+    pub fn failed(&self) -> Failed {
+        self.failed
+    }
+
+    /// The errors for flows that did not come with this scan, and for those at a mirror port, where the packet that is quoted and the error
+    /// are seen at the same side.
+    fn settle_errors(&mut self) {
+        let mut errors = mem::take(&mut self.errors);
+        errors.settle(|key| {
+            let (slot, only) = match self.find(key) {
+                Found::Flow(slot) => (slot, None),
+                Found::OtherSide(slot) => (slot, Some(self.slab[slot].only_direction()?)),
+                Found::Nothing { .. } => return None,
+            };
+            let began_ns = self.began_ns(&self.slab[slot]);
+            Some(errors::Place {
+                slot,
+                began_ns,
+                only,
+            })
+        });
+        self.errors = errors;
+    }
+
+    fn began_ns(&self, entry: &Entry) -> u64 {
+        self.clock.boot_of_unix_ns(entry.first_seen_unix_ns)
     }
 
     /// What is left of these, for flows that did not come with this scan.
@@ -269,6 +317,8 @@ impl Replica {
         }
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
+        let began_ns = self.clock.boot_of_unix_ns(entry.first_seen_unix_ns);
+        self.errors.note(slot, &entry.key, began_ns);
         self.senders.note(slot);
         self.note_age(slot);
         if is_told {
@@ -298,6 +348,7 @@ impl Replica {
     /// that have left.
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
+        self.settle_errors();
         self.tell_all(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
@@ -363,6 +414,7 @@ impl Replica {
         self.reports.shrink(self.slab.end());
         self.senders.shrink(self.slab.end());
         self.names.shrink(self.slab.end());
+        self.errors.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)
@@ -394,6 +446,7 @@ impl Replica {
     /// Ends every flow, including those that linger, since the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
+        self.settle_errors();
         self.tell_all(sink);
         self.end_those(|_| true, sink);
     }
@@ -426,7 +479,13 @@ impl Replica {
                 sink(&Record {
                     outer: self.outers.of(&entry.key, is_joined),
                     names: self.names.of(slot, entry.initiator),
-                    ..entry.record(clock, told, self.senders.of(slot), None)
+                    ..entry.record(
+                        clock,
+                        told,
+                        self.senders.of(slot),
+                        self.errors.of(slot, entry.initiator),
+                        None,
+                    )
                 });
             }
         }
@@ -477,8 +536,9 @@ impl Replica {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.outers.begin(&entry.key);
-        let began_ns = self.clock.boot_of_unix_ns(entry.first_seen_unix_ns);
+        let began_ns = self.began_ns(entry);
         self.names.begin(slot, &entry.key, began_ns);
+        self.errors.begin(slot, &entry.key, began_ns);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {
@@ -528,14 +588,24 @@ impl Replica {
         Record {
             outer: self.outers.of(&entry.key, is_joined),
             names: self.names.of(slot, entry.initiator),
-            ..entry.record(self.clock, delta, self.senders.of(slot), end_reason)
+            ..entry.record(
+                self.clock,
+                delta,
+                self.senders.of(slot),
+                self.errors.of(slot, entry.initiator),
+                end_reason,
+            )
         }
     }
 
     fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
         self.tell(slot, sink);
         let rest = self.reports.take(slot);
-        sink(&self.record(slot, rest, Some(reason)));
+        let record = self.record(slot, rest, Some(reason));
+        if let Some(failure) = record.failure {
+            self.failed.note(failure);
+        }
+        sink(&record);
     }
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {

@@ -31,6 +31,7 @@ use crate::{
     },
     log_limit::LogLimit,
     netns::InterfaceId,
+    quoted::{self, Quoted},
     record::Record,
     replica::{Replica, came_through_a_tunnel},
 };
@@ -59,6 +60,8 @@ pub struct ScanStats {
     pub occupancy: u64,
     /// The most flows that a page held at a scan.
     pub high_water: u64,
+    /// ICMP errors that quote nothing that can be read.
+    pub unread_icmp_errors: u64,
     pub durations: Durations,
     pub flip_waits: Durations,
     /// How much later than due a scan began, of those that the interval asked for.
@@ -447,6 +450,7 @@ impl Scanner {
             account,
             drained,
             dns,
+            stats,
             ..
         } = self;
         if let Some(dns) = dns {
@@ -459,6 +463,25 @@ impl Scanner {
         if let Err(error) = ended {
             // The flows count, whatever TCP knew of them.
             tracing::warn!("what TCP knew of connections that ended: {error:#}");
+        }
+        let errors = kernel.icmp_errors.take(|message| {
+            if quoted::is_about_length(message) {
+                return;
+            }
+            match quoted::read(message) {
+                Some(quoted) => {
+                    let Quoted {
+                        key,
+                        direction,
+                        error,
+                    } = quoted;
+                    replica.note_error(&key, direction, error, message.seen_ns);
+                }
+                None => stats.unread_icmp_errors += 1,
+            }
+        });
+        if let Err(error) = errors {
+            tracing::warn!("ICMP errors that quote packets of flows: {error:#}");
         }
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
@@ -612,6 +635,11 @@ impl Scanner {
     /// What was made of the messages of the DNS, if they are read.
     pub fn dns_stats(&self) -> Option<dns::Stats> {
         self.dns.as_ref().map(Dns::stats)
+    }
+
+    /// How many ICMP errors were not read.
+    pub fn lost_icmp_errors(&self) -> u64 {
+        self.kernel.icmp_errors.lost() + self.stats.unread_icmp_errors
     }
 
     pub fn interfaces(&self) -> &Interfaces {

@@ -14,6 +14,7 @@ use crate::{
     },
     netns::InterfaceId,
     proto,
+    replica::Failed,
     scan::{ByProtocol, Durations, HookState, Scanner},
 };
 
@@ -71,6 +72,9 @@ pub fn of(
             evicted: scanner.replica().evicted(),
             nameless_processes: scanner.nameless_processes(),
             lost_tcp_ends: scanner.lost_tcp_ends(),
+            lost_icmp_errors: scanner.lost_icmp_errors(),
+            unmatched_icmp_errors: scanner.replica().unmatched_errors(),
+            failed_flows: failed_flows(scanner.replica().failed()),
         }),
         scans: Some(proto::ScanStatus {
             count: stats.count,
@@ -117,6 +121,17 @@ pub fn of(
         departed_outputs: None,
         dns: scanner.dns_stats().map(proto::DnsStatus::from),
     }
+}
+
+fn failed_flows(failed: Failed) -> BTreeMap<String, u64> {
+    let all = [
+        ("refused", failed.refused),
+        ("reset", failed.reset),
+        ("unanswered", failed.unanswered),
+        ("unreachable", failed.unreachable),
+    ];
+    all.map(|(failure, count)| (failure.to_owned(), count))
+        .into()
 }
 
 /// Adds what each interface's qdiscs dropped between two readings.

@@ -90,6 +90,10 @@ CREATE TABLE IF NOT EXISTS flows
     dst_tcp_delivered_ce Nullable(UInt32),
     src_tcp_data_segs_out Nullable(UInt32),
     dst_tcp_data_segs_out Nullable(UInt32),
+    -- What came of a flow that failed: refused, unanswered, unreachable, reset. Empty if nothing is known to have gone wrong.
+    failure LowCardinality(String),
+    icmp_error_type Nullable(UInt8),
+    icmp_error_code Nullable(UInt8),
     -- What each end was called when the flow began, and how that was learned, likewise (--enrich dns).
     src_host String,
     dst_host String,
@@ -134,7 +138,10 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS dst_tcp_delivered_ce Nullable(UInt32) AFTER src_tcp_delivered_ce,
     ADD COLUMN IF NOT EXISTS src_tcp_data_segs_out Nullable(UInt32) AFTER dst_tcp_delivered_ce,
     ADD COLUMN IF NOT EXISTS dst_tcp_data_segs_out Nullable(UInt32) AFTER src_tcp_data_segs_out,
-    ADD COLUMN IF NOT EXISTS src_host String AFTER dst_tcp_data_segs_out,
+    ADD COLUMN IF NOT EXISTS failure LowCardinality(String) AFTER dst_tcp_data_segs_out,
+    ADD COLUMN IF NOT EXISTS icmp_error_type Nullable(UInt8) AFTER failure,
+    ADD COLUMN IF NOT EXISTS icmp_error_code Nullable(UInt8) AFTER icmp_error_type,
+    ADD COLUMN IF NOT EXISTS src_host String AFTER icmp_error_code,
     ADD COLUMN IF NOT EXISTS dst_host String AFTER src_host,
     ADD COLUMN IF NOT EXISTS src_host_source LowCardinality(String) AFTER dst_host,
     ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source;

@@ -143,6 +143,9 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         59 => record.dst_host_id = Some(value),
         60 => record.src_host_source = short.cast_signed(),
         61 => record.dst_host_source = short.cast_signed(),
+        62 => record.failure = Some(short.cast_signed()),
+        63 => record.icmp_error_type = Some(short),
+        64 => record.icmp_error_code = Some(short),
         _ => return None,
     }
     Some(())
@@ -253,7 +256,7 @@ mod tests {
     prop_compose! {
         /// A field of any number and wire type, sound or not.
         fn field()(
-            number in 0_u64..64,
+            number in 0_u64..68,
             wire_type in 0_u32..8,
             value: u64,
             shift in 0_u32..64,
@@ -277,7 +280,7 @@ mod tests {
     prop_compose! {
         /// The number and type that a field of a record has, and no varint of ten bytes.
         fn usual()(
-            number in (1_u64..62).prop_filter("it is reserved", |number| *number != 29),
+            number in (1_u64..65).prop_filter("it is reserved", |number| *number != 29),
             value: u64,
             shift in 1_usize..64,
             [of_key, of_value] in [padding(3), padding(3)],

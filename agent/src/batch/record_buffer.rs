@@ -11,7 +11,7 @@ use prost::encoding::encode_varint;
 
 use super::fields::RECORDS;
 use crate::{
-    record::{Record, RecordName},
+    record::{Failure, Record, RecordName},
     tcp::Tcp,
 };
 
@@ -33,8 +33,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 513 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 528;
+    /// A record takes 524 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 536;
 
     pub(super) fn new() -> Self {
         Self {
@@ -158,6 +158,13 @@ impl Writer<'_> {
         }
         if record.names != [None, None] {
             self.len = put_names(self.bytes, self.len, record);
+        }
+        if let Some(failure) = record.failure {
+            self.value::<62>(failure.number());
+            if let Failure::Unreachable(error) = failure {
+                self.value::<63>(error.icmp_type.into());
+                self.value::<64>(error.code.into());
+            }
         }
     }
 

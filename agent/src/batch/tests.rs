@@ -8,7 +8,7 @@ use crate::{
     dns::Source,
     filter::Facts,
     proto::{self, FlowRecord},
-    record::{EndReason, RecordName},
+    record::{EndReason, Failure, IcmpError, RecordName},
     tcp::Tcp,
 };
 
@@ -182,10 +182,33 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-/// Cgroups, processes, what TCP knows, and names.
-fn senders() -> impl Strategy<Value = ([u64; 2], [u64; 2], [TcpInfo; 2], [Option<RecordName>; 2])> {
+type OfEnds = (
+    [u64; 2],
+    [u64; 2],
+    [TcpInfo; 2],
+    [Option<RecordName>; 2],
+    Option<Failure>,
+);
+
+/// Cgroups, processes, what TCP knows, names, and what failed.
+fn senders() -> impl Strategy<Value = OfEnds> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
-    (both(), both(), [tcp_info(), tcp_info()], [name(), name()])
+    let tcp = [tcp_info(), tcp_info()];
+    (both(), both(), tcp, [name(), name()], failure())
+}
+
+fn failure() -> impl Strategy<Value = Option<Failure>> {
+    let error = any::<[u8; 2]>().prop_map(|[icmp_type, code]| {
+        let error = IcmpError { icmp_type, code };
+        Failure::Unreachable(error)
+    });
+    let failures = prop_oneof![
+        Just(Failure::Refused),
+        Just(Failure::Unanswered),
+        Just(Failure::Reset),
+        error
+    ];
+    proptest::option::of(failures)
 }
 
 fn name() -> impl Strategy<Value = Option<RecordName>> {
@@ -231,7 +254,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             (first, last, tcp_flags, dscp, community_id, outer, of_ends),
             end,
         )| {
-            let (cgroup_ids, process_keys, tcp, names) = of_ends;
+            let (cgroup_ids, process_keys, tcp, names, failure) = of_ends;
             Record {
                 key,
                 initiator,
@@ -257,6 +280,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 process_keys,
                 tcp,
                 names,
+                failure,
             }
         },
     )
@@ -362,6 +386,21 @@ fn expected(record: &Record) -> FlowRecord {
         dst_host_id: record.names[1].map(|name| name.id),
         src_host_source: record.names[0].map_or(0, |name| name.source as i32),
         dst_host_source: record.names[1].map_or(0, |name| name.source as i32),
+        failure: record.failure.map(|failure| match failure {
+            Failure::Refused => 1,
+            Failure::Unanswered => 2,
+            Failure::Unreachable(_) => 3,
+            Failure::Reset => 4,
+        }),
+        icmp_error_type: error(record).map(|error| error.icmp_type.into()),
+        icmp_error_code: error(record).map(|error| error.code.into()),
+    }
+}
+
+fn error(record: &Record) -> Option<IcmpError> {
+    match record.failure {
+        Some(Failure::Unreachable(error)) => Some(error),
+        Some(Failure::Refused | Failure::Unanswered | Failure::Reset) | None => None,
     }
 }
 
@@ -456,6 +495,10 @@ fn longest_record() -> Record {
             id: u64::MAX,
             source: Source::HostsFile,
         }); 2],
+        failure: Some(Failure::Unreachable(IcmpError {
+            icmp_type: u8::MAX,
+            code: u8::MAX,
+        })),
     }
 }
 
@@ -630,6 +673,7 @@ fn record_of(len_bytes: usize) -> Record {
     (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
     record.tcp = [TcpInfo::default(); 2];
     record.names = [None; 2];
+    record.failure = None;
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

@@ -404,6 +404,26 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
             "replica   {} of {} flows tracked, {} evicted",
             replica.tracked, replica.capacity, replica.evicted
         ));
+        let failed = replica.failed_flows.iter();
+        let failed = failed.filter(|(_, count)| **count != 0);
+        let failed: Vec<_> = failed
+            .map(|(failure, count)| format!("{failure} {count}"))
+            .collect();
+        if !failed.is_empty() {
+            lines.push(format!("  ended with a failure: {}", failed.join(", ")));
+        }
+        if replica.lost_icmp_errors > 0 {
+            lines.push(format!(
+                "  ICMP errors that were not read: {}",
+                replica.lost_icmp_errors
+            ));
+        }
+        if replica.unmatched_icmp_errors > 0 {
+            lines.push(format!(
+                "  ICMP errors about packets of no flow that was seen: {}",
+                replica.unmatched_icmp_errors
+            ));
+        }
         if replica.nameless_processes > 0 {
             lines.push(format!(
                 "  processes that were named by their number alone: {}",

@@ -22,6 +22,7 @@ use super::{
     connections::{self, EndedConnections},
     dns::{self, DnsMessages},
     fragments::Fragments,
+    icmp_errors::{self, IcmpErrors},
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
     links::netlink::errno,
@@ -60,6 +61,8 @@ pub struct LoadSettings {
     pub tcp: TcpLayout,
     /// How many messages of the DNS to hand over in a second; 0 if none.
     pub dns_per_second: u32,
+    /// Whether to hand over ICMP errors.
+    pub icmp_errors: bool,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -88,6 +91,7 @@ impl LoadSettings {
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
             dns_per_second: 0,
+            icmp_errors: false,
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -119,6 +123,7 @@ const OUTER: &str = "OUTER";
 const PROCESSES: &str = "PROCESSES";
 const ENDED: &str = "ENDED";
 const DNS_MESSAGES: &str = "DNS_MESSAGES";
+const ICMP_ERRORS: &str = "ICMP_ERRORS";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -148,6 +153,7 @@ pub struct Kernel {
     dns: Option<DnsMessages>,
     wants_dns: bool,
     dns_memory_bytes: u64,
+    pub icmp_errors: IcmpErrors,
 }
 
 impl Kernel {
@@ -234,6 +240,7 @@ impl Kernel {
             lost: take(ebpf, "ENDS_LOST")?,
         })?;
         let dns = dns_messages(ebpf)?;
+        let icmp_errors = icmp_errors(ebpf, settings)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -267,6 +274,7 @@ impl Kernel {
             dns_memory_bytes: dns.kernel_memory_bytes(),
             dns: Some(dns),
             wants_dns: settings.dns_per_second != 0,
+            icmp_errors,
         })
     }
 
@@ -362,6 +370,7 @@ impl Kernel {
             + self.process_names.kernel_memory_bytes()
             + self.ended.kernel_memory_bytes()
             + self.dns_memory_bytes
+            + self.icmp_errors.kernel_memory_bytes()
     }
 }
 
@@ -372,6 +381,7 @@ struct Shape<'a> {
     places: Places,
     layout: &'a Layout,
     decapsulate: u32,
+    icmp_errors_kept: u32,
 }
 
 impl<'a> Shape<'a> {
@@ -383,6 +393,7 @@ impl<'a> Shape<'a> {
             places: Places::for_up_to(settings.max_interfaces),
             layout,
             decapsulate: u32::from(settings.decapsulate),
+            icmp_errors_kept: u32::from(settings.icmp_errors),
         })
     }
 
@@ -413,6 +424,11 @@ impl<'a> Shape<'a> {
             0 => 4096,
             _ => dns::RING_LEN_BYTES,
         };
+        let icmp_errors = if settings.icmp_errors {
+            icmp_errors::RING_LEN_BYTES
+        } else {
+            4096
+        };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
@@ -435,6 +451,8 @@ impl<'a> Shape<'a> {
             .override_global("DNS_PER_SECOND", &settings.dns_per_second, true)
             .map_max_entries(ENDED, ended)
             .map_max_entries(DNS_MESSAGES, dns_messages)
+            .override_global("ICMP_ERRORS_KEPT", &self.icmp_errors_kept, true)
+            .map_max_entries(ICMP_ERRORS, icmp_errors)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -449,6 +467,14 @@ fn dns_messages(ebpf: &mut Ebpf) -> Result<DnsMessages> {
         messages: take(ebpf, DNS_MESSAGES)?,
         lost: take(ebpf, "DNS_LOST")?,
     })
+}
+
+fn icmp_errors(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<IcmpErrors> {
+    let maps = icmp_errors::Maps {
+        errors: take(ebpf, ICMP_ERRORS)?,
+        lost: take(ebpf, "ICMP_ERRORS_LOST")?,
+    };
+    IcmpErrors::new(maps, settings.icmp_errors)
 }
 
 /// Numbers that nobody can tell, different in each process. They come from the keys that the standard library takes from
@@ -514,6 +540,7 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
         PROCESSES => "the names of processes: run without --enrich process".to_owned(),
         ENDED => "the connections that end: run without --enrich tcp".to_owned(),
         DNS_MESSAGES => "messages of the DNS: run without --enrich dns".to_owned(),
+        ICMP_ERRORS => "ICMP errors: run without --enrich icmp".to_owned(),
         INTERFACES => format!(
             "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
@@ -553,6 +580,7 @@ mod tests {
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
             dns_per_second: 0,
+            icmp_errors: false,
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

@@ -1,7 +1,7 @@
 //! What tables say of a flow, in a few characters each.
 
 use super::{harmless::harmless, human};
-use crate::proto::{Cgroup, Direction, EndReason, FlowRecord, Process};
+use crate::proto::{Cgroup, Direction, EndReason, Failure, FlowRecord, Process};
 
 /// A longer unit is shortened.
 const UNIT_WIDTH: usize = 30;
@@ -109,7 +109,15 @@ pub fn protocol(record: &FlowRecord) -> String {
     }
 }
 
+/// What failed, or else how the flow is.
 pub fn state(record: &FlowRecord) -> &'static str {
+    match record.failure.map(Failure::try_from) {
+        Some(Ok(Failure::Refused)) => return "refused",
+        Some(Ok(Failure::Unanswered)) => return "no answer",
+        Some(Ok(Failure::Unreachable)) => return "unreachable",
+        Some(Ok(Failure::Reset)) => return "reset",
+        Some(Ok(Failure::Unspecified) | Err(_)) | None => {}
+    }
     match record.end_reason.map(EndReason::try_from) {
         None => "active",
         Some(Ok(EndReason::IdleTimeout)) => "idle",

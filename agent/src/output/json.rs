@@ -22,7 +22,8 @@ use crate::{
     known_interfaces::KnownInterfaces,
     processes::Maker,
     proto::{
-        Account, AgentIdentity, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
+        Account, AgentIdentity, Count, Direction, EndReason, Failure, FlowBatch, FlowRecord,
+        Interface,
     },
     tcp::Tcp,
 };
@@ -244,6 +245,13 @@ struct FlowLine<'a> {
     reverse_tcp_flags: Option<u32>,
     dscp: Option<u32>,
     end_reason: Option<&'static str>,
+    /// Only of those that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    icmp_error_type: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    icmp_error_code: Option<u32>,
     community_id: CommunityId<'a>,
     encapsulation: Option<&'static str>,
     tunnel_id: Option<u32>,
@@ -324,6 +332,9 @@ impl<'a> FlowLine<'a> {
             reverse_tcp_flags: record.reverse_tcp_flags,
             dscp: record.dscp,
             end_reason: end_reason(record),
+            failure: failure(record),
+            icmp_error_type: record.icmp_error_type,
+            icmp_error_code: record.icmp_error_code,
             community_id: CommunityId(&record.community_id),
             encapsulation: human::encapsulation(record),
             tunnel_id: record.tunnel_id,
@@ -354,6 +365,18 @@ pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
         Ok(EndReason::ForcedEnd) => "forced_end",
         Ok(EndReason::LackOfResources) => "lack_of_resources",
         Ok(EndReason::Unspecified) | Err(_) => "unknown",
+    };
+    Some(name)
+}
+
+/// What came of a flow that failed.
+pub fn failure(record: &FlowRecord) -> Option<&'static str> {
+    let name = match Failure::try_from(record.failure?) {
+        Ok(Failure::Refused) => "refused",
+        Ok(Failure::Unanswered) => "unanswered",
+        Ok(Failure::Unreachable) => "unreachable",
+        Ok(Failure::Reset) => "reset",
+        Ok(Failure::Unspecified) | Err(_) => "unknown",
     };
     Some(name)
 }

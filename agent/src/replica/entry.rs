@@ -1,6 +1,8 @@
 //! One flow of the replica: its totals, its state and its records.
 
-use agent_common::{Counts, Direction, FlowCounters, FlowKey, Senders, flow::tcp_flags};
+use agent_common::{
+    Counts, Direction, FlowCounters, FlowKey, L4Kind, Senders, flow::tcp_flags, protocol::TCP,
+};
 
 use super::{
     Lifetimes,
@@ -10,8 +12,10 @@ use super::{
 use crate::{
     clock::ScanClock,
     community_id::community_id,
-    record::{EndReason, Record},
+    record::{EndReason, Failure, IcmpError, Record},
 };
+
+const NOT_IN_AN_OPENING_SYN: u8 = tcp_flags::ACK | tcp_flags::FIN | tcp_flags::RST;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -177,6 +181,38 @@ impl Entry {
         only_direction(self.total.map(|total| total.packets))
     }
 
+    /// `error` is the ICMP error that quotes a packet of the initiator, if one came.
+    fn failure(&self, error: Option<IcmpError>, end: Option<EndReason>) -> Option<Failure> {
+        let (forward, reverse) = (usize::from(self.initiator), usize::from(1 - self.initiator));
+        let is_answered = self.total[reverse].packets != 0;
+        let unreachable = error.filter(|_| !is_answered).map(Failure::Unreachable);
+        if self.key.protocol != TCP || self.key.kind() != Some(L4Kind::Ports) {
+            return unreachable;
+        }
+        let [sent, answered] = [forward, reverse].map(|direction| self.tcp_flags[direction]);
+        let has = |flags: u8, one: u8| flags & one != 0;
+        // Who has got an answer by another way sends more than that.
+        if has(sent, tcp_flags::SYN) && !has(sent, NOT_IN_AN_OPENING_SYN) {
+            return if has(answered, tcp_flags::RST) && !has(answered, tcp_flags::SYN) {
+                Some(Failure::Refused)
+            } else if is_answered {
+                None
+            } else {
+                // An answer may still come to a flow that was ended by force.
+                let unanswered = end == Some(EndReason::IdleTimeout);
+                unreachable.or(unanswered.then_some(Failure::Unanswered))
+            };
+        }
+        // What comes behind a close, and is reset, is of one side alone: the answer has no ACK.
+        let [was_there, has_ended] = if is_answered {
+            [tcp_flags::ACK, tcp_flags::FIN].map(|flag| has(sent & answered, flag))
+        } else {
+            [tcp_flags::ACK, tcp_flags::FIN].map(|flag| has(sent, flag))
+        };
+        let is_reset = has(sent | answered, tcp_flags::RST) && was_there && !has_ended;
+        is_reset.then_some(Failure::Reset)
+    }
+
     fn is_over(&self) -> bool {
         let [flags_a, flags_b] = self.tcp_flags;
         let done = |direction: usize| {
@@ -238,6 +274,7 @@ impl Entry {
         clock: ScanClock,
         delta: [Counts; 2],
         senders: Senders,
+        error: Option<IcmpError>,
         end_reason: Option<EndReason>,
     ) -> Record {
         let forward = usize::from(self.initiator);
@@ -264,6 +301,7 @@ impl Entry {
             community_id: self.community_id,
             outer: None,
             names: [None, None],
+            failure: self.failure(error, end_reason),
             cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
             process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
             tcp: [senders.tcp[forward], senders.tcp[reverse]],

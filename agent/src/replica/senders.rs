@@ -227,7 +227,7 @@ impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
         self.0.get(slot as usize).copied().unwrap_or_default()
     }
 
-    fn shrink(&mut self, slots: u32) {
+    pub fn shrink(&mut self, slots: u32) {
         if self.0.len() > slots as usize {
             self.0.truncate(slots as usize);
             self.0.shrink_to_fit();

@@ -7,6 +7,7 @@ use super::*;
 use crate::community_id::community_id;
 
 mod ends;
+mod failures;
 mod names;
 mod promises;
 mod reports;

@@ -46,6 +46,7 @@ fn every_program_is_taken(all: bool) {
         tasks: layout::tasks_of_this_kernel().unwrap(),
         tcp: layout::tcp_of_this_kernel().unwrap(),
         dns_per_second: u32::from(all),
+        icmp_errors: all,
         early_scan_flows: 1,
         sample_rate: 2,
         asks_drivers: true,

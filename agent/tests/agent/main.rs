@@ -18,6 +18,7 @@ mod devices;
 mod directions;
 mod doors;
 mod exact;
+mod failures;
 mod filters;
 mod fragments;
 mod kinds;

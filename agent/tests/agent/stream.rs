@@ -197,6 +197,7 @@ fn record(number: u32) -> Record {
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
+        failure: None,
     }
 }
 

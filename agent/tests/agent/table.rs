@@ -284,6 +284,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         tasks: TaskLayout::default(),
         tcp: TcpLayout::default(),
         dns_per_second: 0,
+        icmp_errors: false,
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,

@@ -413,5 +413,6 @@ fn record(flow: u32, begin: u64) -> Record {
         process_keys: [0; 2],
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
+        failure: None,
     }
 }

@@ -129,22 +129,23 @@ fn tcp(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich dns` needs.
+/// What `--enrich dns` and `icmp` need.
 fn dns(layout: &Layout) -> Check {
     let taken = || {
         let settings = LoadSettings {
             dns_per_second: 1,
+            icmp_errors: true,
             ..settings(PLAIN)?
         };
         let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
         attach::load_all(&mut kernel.sets[0].programs)
     };
     match taken() {
-        Ok(()) => Check::ok("dns", "and with --enrich dns"),
+        Ok(()) => Check::ok("dns", "and with --enrich dns and icmp"),
         Err(error) => Check::warn(
             "dns",
             format!("{error:#}"),
-            "run without --enrich dns: addresses then have no names",
+            "run without --enrich dns and icmp: addresses then have no names, and what cannot be reached seems unanswered",
         ),
     }
 }

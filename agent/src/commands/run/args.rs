@@ -138,7 +138,8 @@ pub struct Args {
     /// on this host's side. Packets that this host forwards for others have no socket. Each takes 44 bytes more of kernel memory for
     /// each of --max-flows, and tcp takes three times that. dns: what addresses are called, as said by answers of the DNS
     /// that have passed the interfaces (UDP, port 53: the agent reads these messages), or by /etc/hosts. dns-exchanges: the same,
-    /// and each query with its answer, in JSON Lines and over gRPC.
+    /// and each query with its answer, in JSON Lines and over gRPC. icmp: what ICMP errors say cannot be reached (the agent reads
+    /// these errors).
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
 

@@ -70,6 +70,9 @@ pub(super) mod key {
         FIRST_SEEN = "flow.first_seen";
         LAST_SEEN = "flow.last_seen";
         END_REASON = "flow.end_reason";
+        FAILURE = "flow.failure";
+        ICMP_ERROR_TYPE = "flow.icmp_error.type";
+        ICMP_ERROR_CODE = "flow.icmp_error.code";
         COMMUNITY_ID = "flow.community_id";
         TCP_FLAGS = "flow.tcp_flags";
         REVERSE_TCP_FLAGS = "flow.reverse.tcp_flags";
@@ -232,6 +235,15 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     }
     if let Ok(digest) = <&[u8; 20]>::try_from(&flow.community_id[..]) {
         attributes.text(key::COMMUNITY_ID, community_id(digest).as_str());
+    }
+    if let Some(failure) = json::failure(flow) {
+        attributes.text(key::FAILURE, failure);
+    }
+    if let Some(number) = flow.icmp_error_type {
+        attributes.number(key::ICMP_ERROR_TYPE, number);
+    }
+    if let Some(number) = flow.icmp_error_code {
+        attributes.number(key::ICMP_ERROR_CODE, number);
     }
     if let Some(reason) = json::end_reason(flow) {
         attributes.text(key::END_REASON, reason);

@@ -12,7 +12,7 @@ use crate::{
     dns::Host,
     output::{
         human,
-        json::{StreamId, community_id, direction_name, end_reason},
+        json::{StreamId, community_id, direction_name, end_reason, failure},
     },
     processes::Maker,
     proto::{AgentIdentity, FlowBatch, FlowRecord, Interface},
@@ -230,6 +230,15 @@ pub(super) const COLUMNS: &[Column] = &[
     column(
         "dst_tcp_data_segs_out",
         Optional(32, |row| row.record.dst_tcp_data_segs_out),
+    ),
+    column("failure", Text(|row, text| push(text, failure(row.record)))),
+    column(
+        "icmp_error_type",
+        Optional(8, |row| row.record.icmp_error_type),
+    ),
+    column(
+        "icmp_error_code",
+        Optional(8, |row| row.record.icmp_error_code),
     ),
     column(
         "src_host",

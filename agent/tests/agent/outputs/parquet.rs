@@ -59,6 +59,7 @@ const TYPES: &[(&str, &[&str])] = &[
             "dst_cgroup",
             "src_process",
             "dst_process",
+            "failure",
             "src_host",
             "dst_host",
             "src_host_source",
@@ -75,6 +76,8 @@ const TYPES: &[(&str, &[&str])] = &[
             "tcp_flags",
             "reverse_tcp_flags",
             "dscp",
+            "icmp_error_type",
+            "icmp_error_code",
         ],
     ),
     (
@@ -167,6 +170,9 @@ fn as_row(line: &Value) -> Value {
     for time in ["first_seen", "last_seen"] {
         let nanos = fields.remove(&format!("{time}_ns")).unwrap();
         fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
+    }
+    for column in ["failure", "icmp_error_type", "icmp_error_code"] {
+        fields.entry(column).or_insert(Value::Null);
     }
     for end in ["src", "dst"] {
         for other in ["cgroup_id", "slice", "container_runtime"] {

@@ -3,7 +3,7 @@
 use parquet::file::metadata::RowGroupMetaData;
 
 use super::*;
-use crate::proto::{Cgroup, HostName, NameSource, Process};
+use crate::proto::{Cgroup, Failure, HostName, NameSource, Process};
 
 const COUNTER: &str = "REQUIRED INT64 (INTEGER(64,false))";
 const TIME: &str = "REQUIRED INT64 (TIMESTAMP(MICROS,true))";
@@ -116,6 +116,9 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
     ("dst_tcp_delivered_ce", U32_OR_NULL, "0", "null"),
     ("src_tcp_data_segs_out", U32_OR_NULL, "40", "null"),
     ("dst_tcp_data_segs_out", U32_OR_NULL, "1", "null"),
+    ("failure", TEXT, "\"unreachable\"", "null"),
+    ("icmp_error_type", U8_OR_NULL, "3", "null"),
+    ("icmp_error_code", U8_OR_NULL, "1", "null"),
     ("src_host", TEXT, "\"www.example\"", "null"),
     ("dst_host", TEXT, "null", "null"),
     ("src_host_source", TEXT, "\"dns\"", "null"),
@@ -177,6 +180,9 @@ fn full() -> FlowRecord {
         dst_tcp_delivered_ce: Some(0),
         src_tcp_data_segs_out: Some(40),
         dst_tcp_data_segs_out: Some(1),
+        failure: Some(Failure::Unreachable.into()),
+        icmp_error_type: Some(3),
+        icmp_error_code: Some(1),
         src_host_id: Some(3),
         src_host_source: NameSource::Dns.into(),
         ..flow(0)

@@ -3,8 +3,8 @@
 use std::net::Ipv6Addr;
 
 use agent::proto::{
-    Account, Cgroup, Count, Direction, Encapsulation, EndReason, FlowRecord, HostName, Interface,
-    NameSource, Process,
+    Account, Cgroup, Count, Direction, Encapsulation, EndReason, Failure, FlowRecord, HostName,
+    Interface, NameSource, Process,
 };
 use serde_json::json;
 
@@ -52,6 +52,7 @@ fn records() -> Vec<FlowRecord> {
         src_tcp_delivered: Some(u32::MAX),
         src_tcp_delivered_ce: Some(1),
         src_tcp_data_segs_out: Some(2),
+        failure: Some(Failure::Reset.into()),
         dst_host_id: Some(5),
         dst_host_source: NameSource::DnsOfAnother.into(),
         ..FlowRecord::default()
@@ -173,7 +174,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "dst_unit": "", "dst_container_id": "", "dst_cgroup": "",
         "src_process": "nginx", "src_pid": 4711, "src_uid": 33, "dst_process": "", "dst_pid": null, "dst_uid": null,
         "src_tcp_rtt_us": null, "src_tcp_min_rtt_us": 70, "src_tcp_total_retrans": 0, "src_tcp_delivered": u32::MAX,
-        "src_host": "", "src_host_source": "", "dst_host": "www.example", "dst_host_source": "dns_of_another",
+        "failure": "reset", "icmp_error_type": null, "icmp_error_code": null, "src_host": "", "src_host_source": "", "dst_host": "www.example", "dst_host_source": "dns_of_another",
         "src_tcp_delivered_ce": 1, "src_tcp_data_segs_out": 2, "dst_tcp_rtt_us": null, "dst_tcp_delivered": null,
     });
     full.as_object_mut()
