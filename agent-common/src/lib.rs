@@ -11,6 +11,7 @@
 //! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
 //!   connections.
 //! - [`dns`] is what is handed over of packets of the Domain Name System, and [`icmp`] of errors.
+//! - [`drops`] has the kernel's own reasons to drop packets.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] marks what the loader completes.
 //! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
@@ -23,6 +24,7 @@
 pub mod account;
 pub mod direction;
 pub mod dns;
+pub mod drops;
 pub mod filter;
 pub mod flow;
 pub mod frame;

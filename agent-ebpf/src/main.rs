@@ -11,6 +11,8 @@
 //! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
 //!   with the socket, and what TCP knows of its [`connections`].
 //! - [`dns`] hands messages of the Domain Name System to userspace, and [`icmp_errors`] errors of ICMP, both by [`hand_over`].
+//!
+//! Programs elsewhere count what the kernel [`drops`], and note who makes sockets ([`processes`]).
 
 #![no_std]
 #![no_main]
@@ -30,6 +32,7 @@ mod clock;
 mod connections;
 mod count;
 mod dns;
+mod drops;
 mod fill;
 mod filter;
 mod fragments;
@@ -150,6 +153,13 @@ pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
 #[btf_tracepoint(function = "tcp_destroy_sock")]
 pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {
     connections::note_end(ctx.arg(0));
+    0
+}
+
+/// Runs where the kernel drops a packet, in all network namespaces.
+#[btf_tracepoint(function = "kfree_skb")]
+pub fn kfree_skb(ctx: BtfTracePointContext) -> i32 {
+    drops::note(ctx.arg(2));
     0
 }
 

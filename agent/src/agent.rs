@@ -527,6 +527,11 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     {
         tracing::warn!("{WITHOUT_ENDS}: {error:#}");
     }
+    if config.enrich.contains(&Enrichment::Drops)
+        && let Err(error) = kernel.count_drops()
+    {
+        tracing::warn!("what the kernel drops is not counted: {error:#}");
+    }
     let hosts = hosts(config, &mut kernel);
     let names = Names {
         cgroups,

@@ -19,6 +19,8 @@ pub enum Enrichment {
     DnsExchanges,
     /// What ICMP errors say of the packets that they quote: hosts, networks and ports that cannot be reached
     Icmp,
+    /// Packets that the kernel of the host drops, by its own reasons: not of flows, but in the status and the metrics
+    Drops,
 }
 
 impl Enrichment {
@@ -39,7 +41,7 @@ impl Enrichment {
                 Self::Unit => Kinds::CGROUPS,
                 Self::Process => Kinds::PROCESSES,
                 Self::Tcp => Kinds::TCP,
-                Self::Dns | Self::DnsExchanges | Self::Icmp => Kinds::NONE,
+                Self::Dns | Self::DnsExchanges | Self::Icmp | Self::Drops => Kinds::NONE,
             })
         })
     }

@@ -12,7 +12,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::proto::{AgentStatus, ServerStatus, pair};
+use crate::proto::{AgentStatus, KernelDrops, ServerStatus, pair};
 
 mod address;
 mod agent;
@@ -86,12 +86,33 @@ impl Collector for Shown {
         if let Some(dns) = &self.status.dns {
             dns::families(dns, &mut families)?;
         }
+        if let Some(drops) = &self.status.kernel_drops {
+            kernel_drops(drops, &mut families)?;
+        }
         self.consumers(&mut families)?;
         self.certificate(&mut families)?;
         self.outputs(&mut families)?;
         self.process(&mut families)?;
         self.programs(&mut families)
     }
+}
+
+fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result {
+    let by_reason = drops.by_reason.iter();
+    families.counter(
+        Help(
+            "flow_agent_kernel_drops",
+            "Packets that the kernel of the host has dropped, in all network namespaces, by its own reason",
+        ),
+        by_reason.map(|(reason, &count)| (vec![("reason", reason.clone())], count)),
+    )?;
+    families.counters([(
+        Help(
+            "flow_agent_kernel_drops_missed",
+            "Packets that the kernel has dropped and that are in no count",
+        ),
+        drops.missed,
+    )])
 }
 
 impl Shown {

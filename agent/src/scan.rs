@@ -25,6 +25,7 @@ use crate::{
     interfaces::Selection,
     kernel::{
         attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
+        drops::Counted,
         links::{Counters, tags::TagWatch},
         load::Kernel,
         rule_maps::PlacedRules,
@@ -635,6 +636,11 @@ impl Scanner {
     /// What was made of the messages of the DNS, if they are read.
     pub fn dns_stats(&self) -> Option<dns::Stats> {
         self.dns.as_ref().map(Dns::stats)
+    }
+
+    /// What the kernel has dropped. `None` if that is not counted.
+    pub fn kernel_drops(&self) -> Result<Option<Counted>> {
+        self.kernel.drops.counted()
     }
 
     /// How many ICMP errors were not read.

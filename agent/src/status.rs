@@ -120,7 +120,18 @@ pub fn of(
         }),
         departed_outputs: None,
         dns: scanner.dns_stats().map(proto::DnsStatus::from),
+        kernel_drops: kernel_drops(scanner),
     }
+}
+
+fn kernel_drops(scanner: &Scanner) -> Option<proto::KernelDrops> {
+    let counted = scanner.kernel_drops();
+    let counted = counted.inspect_err(|error| tracing::warn!("{error:#}"));
+    let counted = counted.ok()??;
+    Some(proto::KernelDrops {
+        by_reason: counted.by_reason,
+        missed: counted.missed,
+    })
 }
 
 fn failed_flows(failed: Failed) -> BTreeMap<String, u64> {

@@ -1,6 +1,7 @@
 //! `flow-agent status`: shows what a running agent reports about itself.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     process::ExitCode,
     time::{Duration, SystemTime},
@@ -17,8 +18,8 @@ use crate::{
     client::{self, ClientError},
     output::{harmless, human, table},
     proto::{
-        self, AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, ListenerStatus,
-        OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
+        self, AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
+        ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
         UncountedInterface,
     },
 };
@@ -331,6 +332,24 @@ fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
     )
 }
 
+fn drops_line(drops: &KernelDrops) -> String {
+    let all: u64 = drops.by_reason.values().sum();
+    let mut by_reason: Vec<_> = drops.by_reason.iter().collect();
+    by_reason.sort_by_key(|&(_, count)| Reverse(count));
+    let by_reason = by_reason.iter();
+    let by_reason: Vec<_> = by_reason
+        .map(|(reason, count)| format!("{reason} {count}"))
+        .collect();
+    let mut line = format!("drops     {all} by the kernel, in all network namespaces");
+    if !by_reason.is_empty() {
+        line = format!("{line}: {}", by_reason.join(", "));
+    }
+    if drops.missed != 0 {
+        line = format!("{line}; {} not counted", drops.missed);
+    }
+    line
+}
+
 fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
     let answered: u64 = dns.answers_by_code.values().sum();
     let mean = dns.waited_ns.checked_div(answered);
@@ -439,6 +458,9 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(dns) = &status.dns {
         dns_lines(dns, lines);
+    }
+    if let Some(drops) = &status.kernel_drops {
+        lines.push(drops_line(drops));
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(

@@ -343,6 +343,11 @@ fn program_info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     Ok(info)
 }
 
+/// How often a program did not run since it was running on the same CPU (kernel 5.12).
+pub fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(program_info(program)?.recursion_misses)
+}
+
 pub fn runs(program: BorrowedFd<'_>) -> io::Result<Runs> {
     let info = program_info(program)?;
     Ok(Runs {

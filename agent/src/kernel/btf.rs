@@ -87,6 +87,22 @@ impl Btf {
         anyhow::bail!("the kernel's BTF has no {name}")
     }
 
+    /// The constants of an enum of 32 bits, with their names.
+    pub fn constants_of(&self, enumeration: &str) -> Result<Vec<(String, u32)>> {
+        for (at, enumerators) in self.types(ENUM) {
+            if enumerators == 0 || self.name(at)? != enumeration.as_bytes() {
+                continue;
+            }
+            let constants = (0..enumerators).map(|index| {
+                let entry = at + TYPE_LEN_BYTES + index * ENUMERATOR_LEN_BYTES;
+                let name = String::from_utf8_lossy(self.name(entry)?).into_owned();
+                Ok((name, word(&self.bytes, entry + 4)?))
+            });
+            return constants.collect();
+        }
+        anyhow::bail!("the kernel's BTF has no enum {enumeration}")
+    }
+
     /// The number of the type of a function.
     pub fn function(&self, name: &str) -> Result<u32> {
         for (number, &at) in (1..).zip(&self.types_at) {

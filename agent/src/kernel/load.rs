@@ -21,6 +21,7 @@ use super::{
     bpf,
     connections::{self, EndedConnections},
     dns::{self, DnsMessages},
+    drops::Drops,
     fragments::Fragments,
     icmp_errors::{self, IcmpErrors},
     interface_table::{InterfaceTable, Places},
@@ -154,6 +155,7 @@ pub struct Kernel {
     wants_dns: bool,
     dns_memory_bytes: u64,
     pub icmp_errors: IcmpErrors,
+    pub drops: Drops,
 }
 
 impl Kernel {
@@ -204,23 +206,7 @@ impl Kernel {
         let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
         let first = sets.first_mut().context("no network namespace is given")?;
         let ebpf = &mut first.programs;
-        let maps = pages::Maps {
-            windows: take(ebpf, "PAGES")?,
-            behind: take(ebpf, "BEHIND")?,
-            senders: take(ebpf, "SENDERS")?,
-            senders_behind: take(ebpf, "SENDERS_BEHIND")?,
-            fill: take(ebpf, "FILL")?,
-            variables: take(ebpf, ".bss")?,
-        };
-        let bounds = Bounds {
-            min_flows: settings.min_flows,
-            max_flows: settings.max_flows,
-            early_scan_flows: settings.early_scan_flows,
-            senders: settings.senders,
-            sample_rate: settings.sample_rate,
-        };
-        let pages = Pages::create(maps, bounds, settings.hash_factors)
-            .map_err(|error| explain_memory(error, &bounds))?;
+        let pages = pages(ebpf, settings)?;
         let accounts = account::Maps {
             common: take(ebpf, COMMON)?,
             rare: take(ebpf, RARE)?,
@@ -241,6 +227,7 @@ impl Kernel {
         })?;
         let dns = dns_messages(ebpf)?;
         let icmp_errors = icmp_errors(ebpf, settings)?;
+        let drops = Drops::new(take(ebpf, "DROPS")?)?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -275,6 +262,7 @@ impl Kernel {
             dns: Some(dns),
             wants_dns: settings.dns_per_second != 0,
             icmp_errors,
+            drops,
         })
     }
 
@@ -330,6 +318,14 @@ impl Kernel {
         self.ended.note(&mut set.programs, &set.run_times)
     }
 
+    /// Has the programs count from now on what the kernel drops. Before the sets are taken.
+    pub fn count_drops(&mut self) -> Result<()> {
+        let _held = signals::Held::new();
+        let first = self.sets.first_mut();
+        let set = first.context("the programs have been taken")?;
+        self.drops.count(&mut set.programs, &set.run_times)
+    }
+
     /// The messages of the DNS, if the programs hand them over. They can be taken only once.
     pub fn take_dns(&mut self) -> Option<DnsMessages> {
         self.dns.take_if(|_| self.wants_dns)
@@ -371,6 +367,7 @@ impl Kernel {
             + self.ended.kernel_memory_bytes()
             + self.dns_memory_bytes
             + self.icmp_errors.kernel_memory_bytes()
+            + self.drops.kernel_memory_bytes()
     }
 }
 
@@ -460,6 +457,26 @@ impl<'a> Shape<'a> {
         }
         loader.load(object)
     }
+}
+
+fn pages(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<Pages> {
+    let maps = pages::Maps {
+        windows: take(ebpf, "PAGES")?,
+        behind: take(ebpf, "BEHIND")?,
+        senders: take(ebpf, "SENDERS")?,
+        senders_behind: take(ebpf, "SENDERS_BEHIND")?,
+        fill: take(ebpf, "FILL")?,
+        variables: take(ebpf, ".bss")?,
+    };
+    let bounds = Bounds {
+        min_flows: settings.min_flows,
+        max_flows: settings.max_flows,
+        early_scan_flows: settings.early_scan_flows,
+        senders: settings.senders,
+        sample_rate: settings.sample_rate,
+    };
+    Pages::create(maps, bounds, settings.hash_factors)
+        .map_err(|error| explain_memory(error, &bounds))
 }
 
 fn dns_messages(ebpf: &mut Ebpf) -> Result<DnsMessages> {

@@ -3,7 +3,7 @@
 //! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets; [`bound`] has programs of one interface
 //! each), and [`attach`] attaches the programs to interfaces. [`pages`] flips and drains the flow table, [`filled`] hears of
 //! pages that fill early, [`rule_maps`] hold the filter rules, [`account`] reads the counters, [`outers`] has the tunnels of
-//! flows, and [`fragments`] their datagrams. [`connections`] has what TCP knew of those that ended, [`dns`] the messages of the DNS, [`icmp_errors`] errors of ICMP. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
+//! flows, and [`fragments`] their datagrams. [`connections`] has what TCP knew of those that ended, [`dns`] the messages of the DNS, [`icmp_errors`] errors of ICMP, and [`drops`] what the kernel drops. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
 //! kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs cost, [`loaded`] names programs of
 //! others, [`refusal`] explains why a program was refused, and [`capabilities`] what this process may do.
 
@@ -15,6 +15,7 @@ pub mod btf;
 pub mod capabilities;
 pub mod connections;
 pub mod dns;
+pub mod drops;
 pub mod filled;
 pub mod fragments;
 pub mod icmp_errors;

@@ -120,6 +120,8 @@ fn hook(name: &str) -> &'static str {
         "sock_create" | "post_bind4" | "post_bind6" | "tcp_destroy_sock"
     ) {
         "sockets"
+    } else if name == "kfree_skb" {
+        "drops"
     } else if name.starts_with("tc_egress") {
         "tc_egress"
     } else {
@@ -147,6 +149,7 @@ mod tests {
             ("sock_create", "sockets"),
             ("post_bind6", "sockets"),
             ("tcp_destroy_sock", "sockets"),
+            ("kfree_skb", "drops"),
             ("xdp_ingress", "xdp"),
             ("xdp_ingress_ip", "xdp"),
             ("xdp_frags", "xdp"),

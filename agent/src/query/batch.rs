@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
     cgroups::Sender,
+    dns::Host,
     filter::Facts,
     known_interfaces::KnownInterfaces,
     processes::Maker,
@@ -86,6 +87,11 @@ pub(super) fn add(
             } else {
                 [""; 2]
             },
+            names: if question.by.contains(&By::Name) {
+                Host::both(batch, record).map(|host| host.map_or("", |host| host.name))
+            } else {
+                [""; 2]
+            },
             ..of_a_record(batch, record)
         };
         sum.row(question, &row)?;
@@ -103,6 +109,7 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
         netns_name: "",
         units: [""; 2],
         processes: [""; 2],
+        names: [""; 2],
         facts: Facts::from(record),
         packets,
         bytes: [record.delta_bytes, record.delta_reverse_bytes],

@@ -151,6 +151,7 @@ struct Rows {
     /// If they are asked for, and the file has them.
     units: [Option<Vec<Option<ByteArray>>>; 2],
     processes: [Option<Vec<Option<ByteArray>>>; 2],
+    names: [Option<Vec<Option<ByteArray>>>; 2],
     directions: [Vec<Option<ByteArray>>; 2],
     protocol: Vec<u8>,
     addresses: [Vec<Option<ByteArray>>; 2],
@@ -199,6 +200,7 @@ impl Rows {
                 names(By::Process, "src_process")?,
                 names(By::Process, "dst_process")?,
             ],
+            names: [names(By::Name, "src_host")?, names(By::Name, "dst_host")?],
             directions: [
                 columns.texts("direction")?,
                 columns.texts("reverse_direction")?,
@@ -286,6 +288,7 @@ impl Rows {
         };
         let [source_unit, destination_unit] = &self.units;
         let [source_process, destination_process] = &self.processes;
+        let [source_name, destination_name] = &self.names;
         let [source, destination] = &self.addresses;
         let [from, to] = &self.ports;
         Ok(Row {
@@ -295,6 +298,7 @@ impl Rows {
             netns_name: text(self.netns_name[row].as_ref())?,
             units: [name(source_unit)?, name(destination_unit)?],
             processes: [name(source_process)?, name(destination_process)?],
+            names: [name(source_name)?, name(destination_name)?],
             facts: Facts {
                 protocol: self.protocol[row],
                 addresses: [address(source)?, address(destination)?],

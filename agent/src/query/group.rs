@@ -36,6 +36,8 @@ pub enum By {
     Unit,
     /// The name of the process that made the socket, at either end, likewise. Of agents that look for it (`--enrich process`).
     Process,
+    /// What an address was called, at either end, likewise. Of agents that look for it (`--enrich dns`).
+    Name,
 }
 
 /// One value that a group stands for.
@@ -145,11 +147,13 @@ impl<'a> Groups<'a> {
         let by_address = self.by.contains(&By::Address);
         let by_unit = self.by.contains(&By::Unit);
         let by_process = self.by.contains(&By::Process);
+        let by_name = self.by.contains(&By::Name);
         // An end without a name is no group of its own if the other one has a name.
         let [is_source, is_destination] = [0, 1].map(|end| {
             by_address
                 || by_unit && !row.units[end].is_empty()
                 || by_process && !row.processes[end].is_empty()
+                || by_name && !row.names[end].is_empty()
         });
         if is_source || !is_destination {
             self.add_as(row, 0, &sums)?;
@@ -159,7 +163,8 @@ impl<'a> Groups<'a> {
             let [source, destination] = row.facts.addresses;
             let is_same = (!by_address || source == destination)
                 && (!by_unit || row.units[0] == row.units[1])
-                && (!by_process || row.processes[0] == row.processes[1]);
+                && (!by_process || row.processes[0] == row.processes[1])
+                && (!by_name || row.names[0] == row.names[1]);
             if is_source && is_same {
                 // The flow was counted a moment ago.
                 sums = Sums {
@@ -173,7 +178,7 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// Adds to the group of a row, in which addresses, units and processes are those of this end: 0 is the source.
+    /// Adds to the group of a row, in which addresses, units, processes and names are those of this end: 0 is the source.
     fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
         let facts = &row.facts;
@@ -182,6 +187,7 @@ impl<'a> Groups<'a> {
                 By::Address => Part::Address(facts.addresses[end]),
                 By::Unit => self.names.name(row.units[end]),
                 By::Process => self.names.name(row.processes[end]),
+                By::Name => self.names.name(row.names[end]),
                 By::Source => Part::Address(facts.addresses[0]),
                 By::Destination => Part::Address(facts.addresses[1]),
                 By::Port => Part::Port(facts.protocol, facts.ports.map(|[_, port]| port)),

@@ -15,6 +15,8 @@ pub(super) struct Row<'a> {
     pub units: [&'a str; 2],
     /// The names of the processes that made their sockets, likewise.
     pub processes: [&'a str; 2],
+    /// What their addresses were called, likewise.
+    pub names: [&'a str; 2],
     pub facts: Facts,
     /// From the source and from the destination, since the flow's last record.
     pub packets: [u64; 2],

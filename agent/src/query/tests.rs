@@ -21,7 +21,8 @@ use crate::{
         parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
     },
     proto::{
-        AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, Interface, Process,
+        AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, HostName, Interface,
+        Process,
     },
 };
 
@@ -233,7 +234,7 @@ fn each_way_to_add_up_has_its_groups() {
     assert_eq!(both.len(), 3);
 }
 
-/// A batch whose records name these units, each in a cgroup of its number, and processes that are called like them.
+/// A batch whose records name these units, each in a cgroup of its number, and processes and hosts that are called like them.
 fn with_units(batch: FlowBatch, units: &[(u64, &str)]) -> FlowBatch {
     let cgroups = units.iter().map(|&(id, unit)| Cgroup {
         id,
@@ -245,20 +246,27 @@ fn with_units(batch: FlowBatch, units: &[(u64, &str)]) -> FlowBatch {
         name: unit.trim_end_matches(".service").to_owned(),
         ..Process::default()
     });
+    let hosts = units.iter().map(|&(id, unit)| HostName {
+        id,
+        name: unit.trim_end_matches(".service").to_owned(),
+    });
     FlowBatch {
         cgroups: cgroups.collect(),
         processes: processes.collect(),
+        hosts: hosts.collect(),
         ..batch
     }
 }
 
 #[test]
-fn a_unit_or_process_has_what_it_sent_and_what_it_received_at_either_end() {
+fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_end() {
     let of = |ids: [u64; 2], packets: u64| FlowRecord {
         src_cgroup_id: Some(ids[0]).filter(|&id| id != 0),
         dst_cgroup_id: Some(ids[1]).filter(|&id| id != 0),
         src_process_key: Some(ids[0]).filter(|&id| id != 0),
         dst_process_key: Some(ids[1]).filter(|&id| id != 0),
+        src_host_id: Some(ids[0]).filter(|&id| id != 0),
+        dst_host_id: Some(ids[1]).filter(|&id| id != 0),
         ..record(1, 443, packets)
     };
     let units = [(1, "web.service"), (2, "db.service"), (3, "")];
@@ -296,6 +304,7 @@ fn a_unit_or_process_has_what_it_sent_and_what_it_received_at_either_end() {
             (vec![name(unit.trim_end_matches(".service"))], sums)
         });
         assert_eq!(by_process, named);
+        assert_eq!(packets(&folder.ask(&everything(&[By::Name]))), named);
         let db = &answer.groups[0].sums;
         assert_eq!((db.records, db.begun), (3, 3), "one of them is with itself");
         assert_eq!(answer.total.records, 6);

@@ -15,7 +15,7 @@ use crate::support::{
 use agent::kernel::{
     attach,
     bound::TaggedPrograms,
-    bpf, connections, layout,
+    bpf, connections, drops, layout,
     load::{Kernel, LoadSettings},
     processes,
 };
@@ -56,6 +56,7 @@ fn every_program_is_taken(all: bool) {
     attach::load_all(&mut kernel.sets[0].programs).unwrap();
     processes::load(&mut kernel.sets[0].programs).unwrap();
     connections::load(&mut kernel.sets[0].programs).unwrap();
+    drops::load(&mut kernel.sets[0].programs).unwrap();
     // Those for kernels that know no frames of several buffers, which this one may.
     for name in ["xdp_ingress", "xdp_ingress_ip"] {
         let program = kernel.sets[0].programs.program_mut(name).unwrap();

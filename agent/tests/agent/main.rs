@@ -17,6 +17,7 @@ mod corpus;
 mod devices;
 mod directions;
 mod doors;
+mod drops;
 mod exact;
 mod failures;
 mod filters;

@@ -37,6 +37,7 @@ const MODULES: &[(&str, u64)] = &[
     ("lifecycle::neighbours", 1_800),
     ("lifecycle::netns", 1_800),
     ("lifecycle::signals", 900),
+    ("drops", 900),
     ("failures", 900),
     ("names", 900),
     ("senders::connections", 900),

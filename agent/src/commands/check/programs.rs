@@ -7,14 +7,14 @@ use anyhow::Result;
 use super::Check;
 use crate::cgroups;
 use crate::kernel::{
-    attach, connections,
+    attach, connections, drops,
     layout::{self, Layout},
     links::netns_inode,
     load::{Kernel, LoadSettings, OBJECT},
     processes,
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 6] {
+pub(super) fn programs(layout: &Layout) -> [Check; 7] {
     let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
@@ -44,6 +44,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 6] {
         processes(layout),
         tcp(layout),
         dns(layout),
+        drops(layout),
     ]
 }
 
@@ -146,6 +147,22 @@ fn dns(layout: &Layout) -> Check {
             "dns",
             format!("{error:#}"),
             "run without --enrich dns and icmp: addresses then have no names, and what cannot be reached seems unanswered",
+        ),
+    }
+}
+
+/// What `--enrich drops` needs.
+fn drops(layout: &Layout) -> Check {
+    let taken = || {
+        let mut kernel = Kernel::load_with(OBJECT, &settings(PLAIN)?, layout)?;
+        drops::load(&mut kernel.sets[0].programs).map(drop)
+    };
+    match taken() {
+        Ok(()) => Check::ok("drops", "and with --enrich drops"),
+        Err(error) => Check::warn(
+            "drops",
+            format!("{error:#}"),
+            "run without --enrich drops: what the kernel drops is then not counted",
         ),
     }
 }

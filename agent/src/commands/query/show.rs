@@ -122,6 +122,7 @@ fn names(by: &[By]) -> Vec<&'static str> {
         By::Host => &["hostname"],
         By::Unit => &["unit"],
         By::Process => &["process"],
+        By::Name => &["name"],
     });
     each.copied().collect()
 }
@@ -214,7 +215,7 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     if answer.groups.is_empty() {
         return Ok(());
     }
-    let figures = if [By::Address, By::Unit, By::Process]
+    let figures = if [By::Address, By::Unit, By::Process, By::Name]
         .iter()
         .any(|one| by.contains(one))
     {
@@ -300,6 +301,7 @@ fn title(by: By) -> &'static str {
         By::Host => "HOST",
         By::Unit => "UNIT",
         By::Process => "PROCESS",
+        By::Name => "NAME",
     }
 }
 

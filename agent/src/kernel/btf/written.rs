@@ -23,7 +23,17 @@ impl Written {
 
     /// An enum of these constants.
     pub fn constants(&mut self, constants: &[(&str, u32)]) {
-        self.begin(0, ENUM, constants.len());
+        self.constants_named(0, constants);
+    }
+
+    /// The same with a name.
+    pub fn constants_of(&mut self, enumeration: &str, constants: &[(&str, u32)]) {
+        let name = self.name(enumeration);
+        self.constants_named(name, constants);
+    }
+
+    fn constants_named(&mut self, name: u32, constants: &[(&str, u32)]) {
+        self.begin(name, ENUM, constants.len());
         for (name, value) in constants {
             let name = self.name(name);
             self.types.extend([name, *value]);

@@ -1,0 +1,155 @@
+//! Counts the packets that the kernel drops, by its own reasons.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use agent_common::drops::{OTHER, REASONS};
+use anyhow::{Context as _, Result};
+use aya::{
+    Btf, Ebpf,
+    maps::{Map, MapData, PerCpuArray},
+    programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
+};
+
+use super::{bpf, btf, layout, memory::map_memory_bytes, refusal, run_times::RunTimes};
+
+/// The program, and the tracepoint at which it runs, which has had reasons since 5.17.
+const DROPS: &str = "kfree_skb";
+
+/// The enum that has them, and how they begin.
+const REASON: &str = "skb_drop_reason";
+const PREFIX: &str = "SKB_DROP_REASON_";
+/// The last one of the enum is none.
+const NO_REASON: &str = "max";
+
+/// What the kernel has dropped.
+pub struct Drops {
+    counts: PerCpuArray<MapData, u64>,
+    memory_bytes: u64,
+    /// If they are counted.
+    counting: Option<Counting>,
+}
+
+struct Counting {
+    /// By number.
+    reasons: BTreeMap<u32, String>,
+    program: OwnedFd,
+    /// Counts as long as it is there.
+    _link: BtfTracePointLink,
+}
+
+/// Since the agent has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counted {
+    pub by_reason: BTreeMap<String, u64>,
+    /// Drops while another one was being counted on the same CPU.
+    pub missed: u64,
+}
+
+impl Drops {
+    pub fn new(counts: MapData) -> Result<Self> {
+        let memory_bytes = map_memory_bytes(&counts);
+        let counts = PerCpuArray::try_from(Map::PerCpuArray(counts));
+        Ok(Self {
+            counts: counts.context("the counts of drops")?,
+            memory_bytes,
+            counting: None,
+        })
+    }
+
+    /// Counts from now on.
+    pub fn count(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
+        let reasons = reasons(&layout::types_of_this_kernel()?)?;
+        let program = load(programs)?;
+        let link = program.attach();
+        let link = link.with_context(|| format!("attach {DROPS}"))?;
+        let fd = program.fd().context("a loaded program has a descriptor")?;
+        let fd = fd.as_fd().try_clone_to_owned();
+        let fd = fd.context("duplicate a program's descriptor")?;
+        run_times
+            .watch(DROPS, fd.as_fd())
+            .context("duplicate a program's descriptor")?;
+        let link = program.take_link(link);
+        self.counting = Some(Counting {
+            reasons,
+            program: fd,
+            _link: link.context("keep the program attached")?,
+        });
+        Ok(())
+    }
+
+    /// What was counted so far. `None` if nothing is counted.
+    pub fn counted(&self) -> Result<Option<Counted>> {
+        let Some(counting) = &self.counting else {
+            return Ok(None);
+        };
+        let of = |place: u32| -> Result<u64> {
+            let by_cpu = self.counts.get(&place, 0);
+            let by_cpu = by_cpu.context("read what the kernel has dropped")?;
+            Ok(by_cpu.iter().sum())
+        };
+        let mut by_reason = BTreeMap::new();
+        for (&number, name) in &counting.reasons {
+            by_reason.insert(name.clone(), of(number)?);
+        }
+        by_reason.insert("other".to_owned(), of(OTHER)?);
+        by_reason.retain(|_, count| *count != 0);
+        let missed = bpf::missed_runs(counting.program.as_fd());
+        Ok(Some(Counted {
+            by_reason,
+            missed: missed.context("read how often a program could not run")?,
+        }))
+    }
+
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+}
+
+/// Loads the program, and does not attach it.
+pub fn load(programs: &mut Ebpf) -> Result<&mut BtfTracePoint> {
+    let program = programs.program_mut(DROPS);
+    let program = program.with_context(|| format!("the object has no program {DROPS}"))?;
+    let program: &mut BtfTracePoint = program.try_into().context("a program of a tracepoint")?;
+    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
+    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
+    program
+        .load(DROPS, &types)
+        .map_err(|error| refusal::explain(DROPS, error))?;
+    Ok(program)
+}
+
+/// The reasons of this kernel by their numbers, in lower case.
+fn reasons(types: &btf::Btf) -> Result<BTreeMap<u32, String>> {
+    let constants = types.constants_of(REASON)?;
+    let reasons = constants.into_iter().filter_map(|(name, number)| {
+        let name = name.strip_prefix(PREFIX)?.to_ascii_lowercase();
+        (number < REASONS - 1 && name != NO_REASON).then_some((number, name))
+    });
+    Ok(reasons.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::btf::written::Written;
+
+    #[test]
+    fn reasons_have_the_names_that_the_kernel_gives_them() {
+        let mut types = Written::default();
+        types.constants_of(
+            REASON,
+            &[
+                ("SKB_NOT_DROPPED_YET", 0),
+                ("SKB_DROP_REASON_NO_SOCKET", 3),
+                ("SKB_DROP_REASON_MAX", 90),
+                ("SKB_DROP_REASON_SUBSYS_MASK", 0xffff_0000),
+            ],
+        );
+        let types = btf::Btf::parse(types.bytes()).unwrap();
+        let expected = BTreeMap::from([(3, "no_socket".to_owned())]);
+        assert_eq!(reasons(&types).unwrap(), expected);
+    }
+}
