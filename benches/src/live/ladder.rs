@@ -78,6 +78,13 @@ const STEPS: &[Step] = &[
         environment: &[],
         consumers: 0,
     },
+    // It has none of the DNS and no ICMP errors either, and the kernel drops none of it.
+    Step {
+        name: "names, icmp, drops",
+        arguments: &["--enrich", "unit,process,tcp,dns,icmp,drops"],
+        environment: &[],
+        consumers: 0,
+    },
     Step {
         name: "ten filter rules",
         arguments: &["--filter", FILTER],
