@@ -58,7 +58,7 @@ pub const MOST_BYTES_PER_NAME: u64 = 1200;
 /// The queries that wait, with names as long as can be.
 pub const MOST_BYTES_OF_QUERIES: u64 = 2 * queries::MOST as u64 * 450;
 /// What exchanges take until a scan, if they are told of.
-pub const MOST_BYTES_OF_EXCHANGES: u64 = 40 << 20;
+pub const MOST_BYTES_OF_EXCHANGES: u64 = exchanges::MOST_BYTES as u64;
 /// With each end of a flow that has one.
 pub const MOST_BYTES_PER_FLOW_END: u64 = 16;
 
@@ -222,6 +222,11 @@ impl Dns {
         let dns = Self::with(None, most, false, netns);
         dns.learn_these(netns, known);
         dns
+    }
+
+    #[cfg(test)]
+    pub fn names_in_use(&self) -> usize {
+        self.state().learned.names.in_use()
     }
 
     #[cfg(test)]
@@ -421,7 +426,7 @@ impl Learned {
             self.names
                 .learn(&name, client, &answer.addresses, from.seen_ns);
         }
-        self.tell(id, query, Some((answer, from.seen_ns)));
+        self.tell(id, query, Some((&answer, from.seen_ns)));
         Ok(())
     }
 
@@ -438,9 +443,9 @@ impl Learned {
         }
     }
 
-    fn tell(&mut self, id: QueryId, query: Query, answer: Option<(Answer, u64)>) {
+    fn tell(&mut self, id: QueryId, query: Query, answer: Option<(&Answer, u64)>) {
         if let Some(exchanges) = &mut self.exchanges {
-            let answer = answer.map(|(answer, at_ns)| Answered { answer, at_ns });
+            let answer = answer.map(|(answer, at_ns)| Answered::new(answer, at_ns));
             exchanges.note(Exchange { id, query, answer });
         }
     }

@@ -176,7 +176,7 @@ impl Needs {
                 + u64::from(kernel::dns::RING_LEN_BYTES)
                 + dns::MOST_BYTES_OF_QUERIES
                 + dns::MOST_BYTES_OF_EXCHANGES
-                + 2 * tracked * dns::MOST_BYTES_PER_FLOW_END
+                + 2 * tracked * dns::MOST_BYTES_PER_FLOW_END * GROWTH
         };
         let icmp_errors = if self.reads_icmp_errors {
             u64::from(kernel::icmp_errors::RING_LEN_BYTES)

@@ -621,6 +621,7 @@ impl Replica {
             indexed.remove();
         }
         self.slab.remove(slot);
+        self.names.end(slot);
         hash
     }
 }

@@ -9,8 +9,9 @@ use super::{
 };
 use crate::{clock::ScanClock, proto::DnsExchange};
 
-/// Some 15 MB.
 const MOST: usize = 50_000;
+/// With what allocations take beside what is in them.
+pub const MOST_BYTES: usize = 32 << 20;
 
 /// A query that was answered, or given up.
 pub struct Exchange {
@@ -20,32 +21,59 @@ pub struct Exchange {
 }
 
 pub struct Answered {
-    pub answer: Answer,
+    code: u16,
+    is_truncated: bool,
+    addresses: Box<[IpAddr]>,
     /// Time since boot.
-    pub at_ns: u64,
+    at_ns: u64,
+}
+
+impl Answered {
+    pub fn new(answer: &Answer, at_ns: u64) -> Self {
+        Self {
+            code: answer.code,
+            is_truncated: answer.is_truncated,
+            addresses: answer.addresses.iter().map(|one| one.address).collect(),
+            at_ns,
+        }
+    }
 }
 
 #[derive(Default)]
 pub struct Exchanges {
     kept: Vec<Exchange>,
+    bytes: usize,
     pub lost: u64,
 }
 
 impl Exchanges {
     pub fn note(&mut self, exchange: Exchange) {
-        if self.kept.len() == MOST {
+        let bytes = exchange.bytes();
+        if self.kept.len() == MOST || self.bytes + bytes > MOST_BYTES {
             self.lost += 1;
         } else {
+            self.bytes += bytes;
             self.kept.push(exchange);
         }
     }
 
     pub fn take(&mut self) -> Vec<Exchange> {
+        self.bytes = 0;
         mem::take(&mut self.kept)
     }
 }
 
 impl Exchange {
+    /// What it takes, in a list that grows.
+    fn bytes(&self) -> usize {
+        const OF_TWO_ALLOCATIONS: usize = 32;
+        let addresses = self.answer.as_ref().map_or(0, |one| one.addresses.len());
+        2 * size_of::<Self>()
+            + self.query.question.name.len()
+            + addresses * size_of::<IpAddr>()
+            + OF_TWO_ALLOCATIONS
+    }
+
     /// With the time as it is at a scan.
     pub fn told(self, clock: ScanClock) -> DnsExchange {
         let Self { id, query, answer } = self;
@@ -55,7 +83,6 @@ impl Exchange {
         let waited_ns = answer
             .as_ref()
             .map(|answered| answered.at_ns.saturating_sub(query.asked_ns));
-        let answer = answer.map(|answered| answered.answer);
         let found = answer.iter().flat_map(|answer| &answer.addresses);
         DnsExchange {
             client_addr: bytes(ends[client]),
@@ -69,7 +96,7 @@ impl Exchange {
             waited_ns,
             code: answer.as_ref().map(|answer| answer.code.into()),
             truncated: answer.as_ref().is_some_and(|answer| answer.is_truncated),
-            addrs: found.map(|one| bytes(one.address)).collect(),
+            addrs: found.map(|&address| bytes(address)).collect(),
         }
     }
 }
@@ -112,5 +139,22 @@ mod tests {
         assert_eq!((exchanges.take().len(), exchanges.lost), (MOST, 1));
         exchanges.note(exchange(1));
         assert_eq!((exchanges.take().len(), exchanges.lost), (1, 1));
+        // Those with many addresses take more.
+        let long = |id| Exchange {
+            answer: Some(Answered {
+                code: 0,
+                is_truncated: false,
+                addresses: vec![IpAddr::from([10, 0, 0, 1]); 90].into(),
+                at_ns: 6,
+            }),
+            ..exchange(id)
+        };
+        for id in 0..MOST {
+            exchanges.note(long(id as u16));
+        }
+        let kept = exchanges.take();
+        assert!(kept.iter().map(Exchange::bytes).sum::<usize>() <= MOST_BYTES);
+        assert_eq!(kept.len() as u64 + exchanges.lost, 1 + MOST as u64);
+        assert!(exchanges.lost > 1);
     }
 }

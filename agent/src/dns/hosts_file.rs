@@ -21,6 +21,8 @@ const LOOKED_AT_EVERY: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct HostsFile {
     changed: Option<(SystemTime, u64)>,
+    /// The same, of one that could not be read.
+    unread: Option<(SystemTime, u64)>,
     looked_at: Option<Instant>,
 }
 
@@ -44,7 +46,10 @@ impl HostsFile {
             }
             // The names of before stay.
             Err(error) => {
-                tracing::warn!(path = %path.display(), "the names of hosts: {error}");
+                if self.unread != changed {
+                    self.unread = changed;
+                    tracing::warn!(path = %path.display(), "the names of hosts: {error}");
+                }
                 None
             }
         }

@@ -124,6 +124,11 @@ impl Names {
         self.in_newer + self.in_older
     }
 
+    #[cfg(test)]
+    pub fn in_use(&self) -> usize {
+        self.issued.in_use.load(Relaxed)
+    }
+
     pub fn capacity(&self) -> usize {
         2 * self.half
     }
@@ -156,7 +161,8 @@ impl Names {
                 _ => {
                     let same = known.iter().find(|known| *known.name.text == *text);
                     let same = name.clone().or_else(|| Some(Arc::clone(&same?.name)));
-                    if let Some(issued) = same.or_else(|| self.issued.issue(text)) {
+                    let of_hosts = self.of_hosts.len();
+                    if let Some(issued) = same.or_else(|| self.issued.issue(text, of_hosts)) {
                         name = Some(Arc::clone(&issued));
                         let known_one = Known {
                             client,
@@ -203,13 +209,11 @@ impl Names {
 
     /// Puts these in the place of the names of hosts.
     pub fn set_hosts(&mut self, hosts: HashMap<IpAddr, Box<str>>) {
-        let before = std::mem::take(&mut self.of_hosts);
+        let mut before = std::mem::take(&mut self.of_hosts);
         for (address, text) in hosts {
-            let same = before.get(&address).filter(|name| name.text == text);
-            match same.cloned().or_else(|| self.issued.issue(&text)) {
-                Some(name) => drop(self.of_hosts.insert(address, name)),
-                None => self.forgotten += 1,
-            }
+            let same = before.remove(&address).filter(|name| name.text == text);
+            let name = same.unwrap_or_else(|| self.issued.issue_beyond(&text));
+            self.of_hosts.insert(address, name);
         }
     }
 
@@ -266,6 +270,16 @@ fn push(known: &mut Vec<Known>, one: Known) -> bool {
     }
     let now_ns = one.since_ns;
     let mut has_made_room = false;
+    // Flows of this window may have begun while the last one before held, but hardly those before that.
+    let is_before =
+        |before: &Known| before.client == one.client && *before.name.text == *one.name.text;
+    let mut before = known
+        .iter()
+        .enumerate()
+        .filter(|(_, known)| is_before(known));
+    if let (Some((first, _)), Some(_)) = (before.next(), before.next()) {
+        known.remove(first);
+    }
     if known.len() == MOST_PER_ADDRESS {
         let all = known.iter().enumerate();
         if let Some((first, until_ns)) = all
@@ -301,12 +315,14 @@ impl Issued {
         }
     }
 
-    /// `None` if too many are in use.
-    fn issue(&mut self, text: &str) -> Option<Arc<HostName>> {
+    /// `None` if too many are in use beside so many others.
+    fn issue(&mut self, text: &str, others: usize) -> Option<Arc<HostName>> {
         let in_use = self.in_use.load(Relaxed);
-        if in_use >= self.most {
-            return None;
-        }
+        (in_use < self.most.saturating_add(others)).then(|| self.issue_beyond(text))
+    }
+
+    fn issue_beyond(&mut self, text: &str) -> Arc<HostName> {
+        let in_use = self.in_use.load(Relaxed);
         if self.by_id.len() > 2 * in_use + Self::FEW {
             self.by_id.retain(|_, name| name.strong_count() != 0);
         }
@@ -318,7 +334,7 @@ impl Issued {
             in_use: Arc::clone(&self.in_use),
         });
         self.by_id.insert(name.id, Arc::downgrade(&name));
-        Some(name)
+        name
     }
 }
 

@@ -43,6 +43,14 @@ impl FlowNames {
         self.ended.extend(before.into_iter().flatten());
     }
 
+    /// The flow in this slot has ended.
+    pub fn end(&mut self, slot: u32) {
+        if let Some(ends) = self.by_slot.get_mut(slot as usize) {
+            let ends = mem::take(ends);
+            self.ended.extend(ends.into_iter().flatten());
+        }
+    }
+
     /// The batches of the last scan are complete.
     pub fn begin_scan(&mut self) {
         self.ended = Vec::new();

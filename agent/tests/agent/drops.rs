@@ -4,7 +4,7 @@ use lab::{Lab, privilege::is_root_or_skip};
 
 use crate::support::{Agent, as_the_service, wait_until};
 
-/// A header whose checksum is wrong is dropped by nobody's rule, so no other test makes such drops.
+/// A header whose checksum is wrong. Drops are of the whole host, so other tests may make some at the same time.
 const REASON: &str = "ip_csum";
 const SENT: u64 = 977;
 
@@ -26,7 +26,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
         )
     };
     agent.wait_for_scans(&lab.agent, 1);
-    assert_eq!(dropped().0, 0);
+    let before = dropped();
     let mut frame = lab
         .peer
         .frame_v4(&lab.agent)
@@ -39,16 +39,10 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
     assert_eq!(socket.send_many(frames).unwrap() as u64, SENT);
     wait_until("all were dropped", || {
         agent.wait_for_scans(&lab.agent, 1);
-        let (dropped, missed) = dropped();
-        assert!(dropped <= SENT, "{dropped}");
-        dropped + missed >= SENT
+        let (after, missed) = dropped();
+        // The kernel may have come to another drop while it counted one.
+        after - before.0 + (missed - before.1).min(SENT / 10) >= SENT
     });
-    let (dropped, missed) = dropped();
-    // What another drop came between is told.
-    assert!(
-        dropped <= SENT && dropped + missed >= SENT,
-        "{dropped} {missed}"
-    );
     let report = agent.stop();
     assert!(report.flows.iter().any(|line| line["dst_port"] == 4001));
 }

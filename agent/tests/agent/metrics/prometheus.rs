@@ -216,6 +216,8 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     let settings = [
         &SERVED[..],
         &["--max-flows", "100", "--early-scan", "0"],
+        // All that metrics tell of.
+        &["--enrich", "dns-exchanges,icmp,drops"],
         &[
             "--output",
             &written,
