@@ -67,7 +67,6 @@ pub static LADDER: Experiment = Experiment {
         ("JSON output", "arm=json output"),
         ("decapsulation", "arm=decapsulation"),
         ("units, processes, TCP", "arm=units, processes, tcp"),
-        ("names, ICMP, drops", "arm=names, icmp, drops"),
         ("ten filter rules", "arm=ten filter rules"),
         ("debug logging", "arm=debug logging"),
     ],
