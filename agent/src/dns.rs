@@ -1,12 +1,12 @@
 //! What addresses are called: learned from the answers of the DNS that pass the watched interfaces.
 //!
-//! The programs hand over each message (UDP, port 53) of a flow that is counted ([`crate::kernel::dns`]). [`message`] reads it;
-//! [`queries`] wait for their answers, since what nobody asked for may come from anybody; [`names`] keeps what was learned, with the
-//! names of the [`hosts_file`], until a flow begins that has a use for it; [`exchanges`] are told of themselves, if that is asked for.
+//! The programs hand over each message (UDP, port 53) of a flow that is counted ([`crate::kernel::dns`]). [`message`] reads it,
+//! and [`learned`] takes it in: [`queries`] wait for their answers, since what nobody asked for may come from anybody; [`names`] keeps what
+//! was learned, with the names of the [`hosts_file`], until a flow begins that has a use for it; [`exchanges`] are told of themselves, if
+//! that is asked for.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    collections::BTreeSet,
     os::fd::OwnedFd,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -33,25 +33,23 @@ use crate::{
 
 mod exchanges;
 mod hosts_file;
+mod learned;
 mod message;
 mod names;
 mod queries;
 mod told;
 
-use exchanges::{Answered, Exchange, Exchanges};
+use exchanges::{Exchange, Exchanges};
 use hosts_file::HostsFile;
-use message::{Answer, Message, Unread};
+pub use learned::Stats;
+use learned::{Learned, addresses};
 pub use message::{MOST_ANSWERS, MOST_NAME_BYTES, code, record_type};
+use names::Realm;
 pub use names::{EndName, HostName, Source};
-use names::{Names, Realm};
-use queries::{Asked, Queries, Query, QueryId};
 pub use told::Host;
 
 pub const DEFAULT_NAMES: u32 = 65_536;
 pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;
-
-/// Stands for all codes that IANA gives no name, and for those of EDNS.
-const OTHER_CODE: &str = "other";
 
 /// What a name of an address takes at most, with what flows hold of such as have no address any more.
 pub const MOST_BYTES_PER_NAME: u64 = 1200;
@@ -101,73 +99,6 @@ struct State {
     log: LogLimit,
 }
 
-/// What was made of the messages so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Those that were read, in queries and answers. A packet that is seen at two interfaces is read twice.
-    pub queries: u64,
-    pub answers: u64,
-    /// Answers to queries that were seen, by what IANA calls their code.
-    pub by_code: BTreeMap<String, u64>,
-    /// How long the answers to these took, together.
-    pub waited_ns: u64,
-    /// Queries that were asked again.
-    pub repeated: u64,
-    /// Queries without an answer for five seconds at least.
-    pub unanswered: u64,
-    /// Answers to no query that was seen. Nothing is learned from them.
-    pub unasked: u64,
-    /// Queries that were followed no longer, since too many waited, or since another one has their number.
-    pub not_followed: u64,
-    /// Queries that wait.
-    pub waiting: u64,
-    /// What does not have the format of a message.
-    pub malformed: u64,
-    /// Messages of which nothing is read, such as updates.
-    pub of_another_kind: u64,
-    pub lost: Lost,
-    /// Names that had to make room before their time was over, or found none.
-    pub forgotten_names: u64,
-    /// Names of addresses that are kept, and how many can be.
-    pub names: u64,
-    pub names_capacity: u64,
-    /// Exchanges that were not kept, since there were too many.
-    pub lost_exchanges: u64,
-}
-
-impl From<Stats> for proto::DnsStatus {
-    fn from(stats: Stats) -> Self {
-        Self {
-            queries: stats.queries,
-            answers: stats.answers,
-            answers_by_code: stats.by_code,
-            waited_ns: stats.waited_ns,
-            repeated: stats.repeated,
-            unanswered: stats.unanswered,
-            waiting: stats.waiting,
-            forgotten_names: stats.forgotten_names,
-            unasked: stats.unasked,
-            not_followed: stats.not_followed,
-            malformed: stats.malformed,
-            of_another_kind: stats.of_another_kind,
-            over_rate: stats.lost.over_rate,
-            no_room: stats.lost.no_room,
-            unreadable: stats.lost.unreadable,
-            names: stats.names,
-            names_capacity: stats.names_capacity,
-            lost_exchanges: stats.lost_exchanges,
-        }
-    }
-}
-
-struct Learned {
-    names: Names,
-    queries: Queries,
-    /// If they are told of.
-    exchanges: Option<Exchanges>,
-    stats: Stats,
-}
-
 impl Dns {
     /// Reads the messages from now on. Keeps the names of so many addresses, and the exchanges if they are to be told of.
     ///
@@ -197,12 +128,7 @@ impl Dns {
         Self(Arc::new(Shared {
             state: Mutex::new(State {
                 messages,
-                learned: Learned {
-                    names: Names::at_most(most_names as usize, home),
-                    queries: Queries::default(),
-                    exchanges: tells.then(Exchanges::default),
-                    stats: Stats::default(),
-                },
+                learned: Learned::new(most_names as usize, home, tells),
                 told_lost: Lost::default(),
                 log: LogLimit::default(),
             }),
@@ -294,12 +220,7 @@ impl Dns {
         let state = self.state();
         Stats {
             lost: state.told_lost,
-            names: state.learned.names.len() as u64,
-            names_capacity: state.learned.names.capacity() as u64,
-            forgotten_names: state.learned.names.forgotten(),
-            waiting: state.learned.queries.len() as u64,
-            lost_exchanges: state.learned.exchanges.as_ref().map_or(0, |all| all.lost),
-            ..state.learned.stats.clone()
+            ..state.learned.stats()
         }
     }
 }
@@ -368,100 +289,3 @@ impl State {
         }
     }
 }
-
-impl Learned {
-    fn note(&mut self, from: &DnsMessage) {
-        self.give_up(from.seen_ns);
-        let kept = (from.kept_bytes as usize).min(from.payload.len());
-        let is_whole = from.is_part == 0 && from.kept_bytes == from.len_bytes;
-        let taken = message::read(&from.payload[..kept], is_whole).and_then(|message| {
-            if message.is_answer {
-                self.take_answer(from, &message)
-            } else {
-                self.take_query(from, message);
-                Ok(())
-            }
-        });
-        match taken {
-            Ok(()) => {}
-            Err(Unread::Malformed) => self.stats.malformed += 1,
-            Err(Unread::OfAnotherKind) => self.stats.of_another_kind += 1,
-        }
-    }
-
-    fn take_query(&mut self, from: &DnsMessage, message: Message<'_>) {
-        self.stats.queries += 1;
-        let id = QueryId::new(&from.key, from.direction, message.id);
-        let query = Query {
-            question: message.question,
-            asked_ns: from.seen_ns,
-        };
-        match self.queries.ask(id, query) {
-            Asked::Anew => {}
-            Asked::Again => self.stats.repeated += 1,
-            Asked::InPlaceOf(_) => self.stats.not_followed += 1,
-        }
-    }
-
-    fn take_answer(&mut self, from: &DnsMessage, message: &Message<'_>) -> Result<(), Unread> {
-        let direction = 1 - from.direction.min(1);
-        let id = QueryId::new(&from.key, direction, message.id);
-        if !self.queries.is_asked(&id, &message.question) {
-            self.stats.answers += 1;
-            self.stats.unasked += 1;
-            return Ok(());
-        }
-        let answer = message.answer()?;
-        let Some(query) = self.queries.answer(&id, &message.question) else {
-            return Ok(());
-        };
-        self.stats.answers += 1;
-        let code = code(answer.code).unwrap_or_else(|| OTHER_CODE.to_owned());
-        *self.stats.by_code.entry(code).or_default() += 1;
-        self.stats.waited_ns += from.seen_ns.saturating_sub(query.asked_ns);
-        let name = query.question.name.to_ascii_lowercase();
-        if answer.code == message::NO_ERROR && !name.is_empty() {
-            let client = addresses(&from.key)[direction as usize];
-            let client = (Realm::of(&from.key), client);
-            self.names
-                .learn(&name, client, &answer.addresses, from.seen_ns);
-        }
-        self.tell(id, query, Some((&answer, from.seen_ns)));
-        Ok(())
-    }
-
-    fn give_up(&mut self, now_ns: u64) {
-        let given_up = self.queries.give_up(now_ns);
-        let count = given_up.queries.len() as u64;
-        if given_up.is_over {
-            self.stats.unanswered += count;
-            for (id, query) in given_up.queries {
-                self.tell(id, query, None);
-            }
-        } else {
-            self.stats.not_followed += count;
-        }
-    }
-
-    fn tell(&mut self, id: QueryId, query: Query, answer: Option<(&Answer, u64)>) {
-        if let Some(exchanges) = &mut self.exchanges {
-            let answer = answer.map(|(answer, at_ns)| Answered::new(answer, at_ns));
-            exchanges.note(Exchange { id, query, answer });
-        }
-    }
-}
-
-/// Those of the ends a and b.
-fn addresses(key: &FlowKey) -> [IpAddr; 2] {
-    [&key.addr_a, &key.addr_b].map(|bytes| {
-        if key.ip_version == 4 {
-            let [a, b, c, d, ..] = *bytes;
-            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
-        } else {
-            IpAddr::V6(Ipv6Addr::from(*bytes))
-        }
-    })
-}
-
-#[cfg(test)]
-mod tests;

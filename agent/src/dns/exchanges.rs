@@ -3,7 +3,7 @@
 use std::{mem, net::IpAddr};
 
 use super::{
-    addresses,
+    learned::addresses,
     message::Answer,
     queries::{Query, QueryId},
 };

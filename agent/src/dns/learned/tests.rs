@@ -1,7 +1,7 @@
 use agent_common::dns::KEPT_LEN;
 
 use super::*;
-use crate::clock::ScanClock;
+use crate::{clock::ScanClock, dns::Source};
 
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 const SERVER: [u8; 4] = [10, 0, 0, 53];
@@ -58,20 +58,7 @@ fn answer(id: u8, addresses: u8) -> Vec<u8> {
 }
 
 fn learned() -> Learned {
-    Dns::with(None, DEFAULT_NAMES, true, 7).learned()
-}
-
-impl Dns {
-    fn learned(&self) -> Learned {
-        let learned = &mut self.state().learned;
-        let empty = Learned {
-            names: Names::at_most(100, 7),
-            queries: Queries::default(),
-            exchanges: None,
-            stats: Stats::default(),
-        };
-        std::mem::replace(learned, empty)
-    }
+    Learned::new(100, 7, true)
 }
 
 fn name_of(learned: &Learned, host: u8, client: [u8; 4], at_ns: u64) -> Option<Source> {
