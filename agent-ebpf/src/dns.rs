@@ -21,7 +21,7 @@ use crate::{
     atomic,
     bounds::within,
     clock,
-    hand_over::{Bytes, Frame, Skb, put_words},
+    hand_over::{Bytes, Frame, Skb, end_bytes, put_words},
 };
 
 /// How many messages userspace wants in a second; 0 if none. Fixed when the programs are loaded, so that the verifier removes what it
@@ -96,12 +96,7 @@ fn hand_over(packet: &Packet, bytes: &impl Bytes) {
         return;
     }
     let start = packet.segment_header_len_bytes;
-    let frame_len_bytes = bytes.len_bytes();
-    let end = if packet.ip_end_bytes < frame_len_bytes {
-        packet.ip_end_bytes
-    } else {
-        frame_len_bytes
-    };
+    let end = end_bytes(packet, bytes);
     // What is shorter than a header is nothing of the DNS; what is of a tunnel has no known start.
     if start == 0 || end < start + HEADER_LEN as u32 {
         note_lost(lost::UNREADABLE);

@@ -2,6 +2,7 @@
 
 use core::ffi::{c_long, c_void};
 
+use agent_common::Packet;
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
     helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
@@ -57,6 +58,17 @@ impl Bytes for Frame {
     unsafe fn load(&self, offset_bytes: u32, to: *mut c_void, len_bytes: u32) -> c_long {
         // SAFETY: as above.
         unsafe { bpf_xdp_load_bytes(self.0, offset_bytes, to, len_bytes) }
+    }
+}
+
+/// Where the IP packet ends, or the frame before that.
+#[inline(always)]
+pub fn end_bytes(packet: &Packet, bytes: &impl Bytes) -> u32 {
+    let len_bytes = bytes.len_bytes();
+    if packet.ip_end_bytes < len_bytes {
+        packet.ip_end_bytes
+    } else {
+        len_bytes
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     atomic,
     bounds::within,
     clock,
-    hand_over::{Bytes, Frame, Skb, put_words},
+    hand_over::{Bytes, Frame, Skb, end_bytes, put_words},
 };
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
@@ -82,12 +82,7 @@ fn hand_over(packet: &Packet, bytes: &impl Bytes) {
         return;
     }
     let start = u32::from(packet.ip_start_bytes);
-    let len_bytes = bytes.len_bytes();
-    let end = if packet.ip_end_bytes < len_bytes {
-        packet.ip_end_bytes
-    } else {
-        len_bytes
-    };
+    let end = end_bytes(packet, bytes);
     if end < start + LEAST_LEN as u32 {
         note_lost(lost::UNREADABLE);
         return;

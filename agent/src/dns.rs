@@ -262,7 +262,9 @@ impl State {
         let Some(messages) = messages else {
             return false;
         };
-        messages.take(most, |message| learned.note(message)) == most
+        let taken = messages.take(most, |message| learned.note(message));
+        let taken = taken.inspect_err(|error| tracing::warn!("{error:#}"));
+        taken.is_ok_and(|taken| taken == most)
     }
 
     fn look_around(&mut self) {

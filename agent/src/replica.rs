@@ -222,7 +222,7 @@ impl Replica {
                 Found::OtherSide(slot) => (slot, Some(self.slab[slot].only_direction()?)),
                 Found::Nothing { .. } => return None,
             };
-            let began_ns = self.began_ns(&self.slab[slot]);
+            let began_ns = self.slab[slot].began_ns(self.clock);
             Some(errors::Place {
                 slot,
                 began_ns,
@@ -230,10 +230,6 @@ impl Replica {
             })
         });
         self.errors = errors;
-    }
-
-    fn began_ns(&self, entry: &Entry) -> u64 {
-        self.clock.boot_of_unix_ns(entry.first_seen_unix_ns)
     }
 
     /// What is left of these, for flows that did not come with this scan.
@@ -317,7 +313,7 @@ impl Replica {
         }
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
-        let began_ns = self.clock.boot_of_unix_ns(entry.first_seen_unix_ns);
+        let began_ns = entry.began_ns(self.clock);
         self.errors.note(slot, &entry.key, began_ns);
         self.senders.note(slot);
         self.note_age(slot);
@@ -536,7 +532,7 @@ impl Replica {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.outers.begin(&entry.key);
-        let began_ns = self.began_ns(entry);
+        let began_ns = entry.began_ns(self.clock);
         self.names.begin(slot, &entry.key, began_ns);
         self.errors.begin(slot, &entry.key, began_ns);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();

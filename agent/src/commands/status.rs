@@ -3,6 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
+    fmt::Display,
     process::ExitCode,
     time::{Duration, SystemTime},
 };
@@ -302,7 +303,7 @@ fn output_tls_lines(tls: &OutputTlsStatus, lines: &mut Vec<String>) {
 }
 
 /// When a certificate ends to be valid.
-fn expiry(not_after_unix_ns: u64) -> impl std::fmt::Display {
+fn expiry(not_after_unix_ns: u64) -> impl Display {
     let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(not_after_unix_ns);
     humantime::format_rfc3339_seconds(end)
 }
@@ -336,13 +337,10 @@ fn drops_line(drops: &KernelDrops) -> String {
     let all: u64 = drops.by_reason.values().sum();
     let mut by_reason: Vec<_> = drops.by_reason.iter().collect();
     by_reason.sort_by_key(|&(_, count)| Reverse(count));
-    let by_reason = by_reason.iter();
-    let by_reason: Vec<_> = by_reason
-        .map(|(reason, count)| format!("{reason} {count}"))
-        .collect();
+    let by_reason = listed(by_reason);
     let mut line = format!("drops     {all} by the kernel, in all network namespaces");
     if !by_reason.is_empty() {
-        line = format!("{line}: {}", by_reason.join(", "));
+        line = format!("{line}: {by_reason}");
     }
     if drops.missed != 0 {
         line = format!("{line}; {} not counted", drops.missed);
@@ -356,10 +354,7 @@ fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
     let mean = mean.map_or_else(String::new, |mean| {
         format!(" after {} on average", fine(mean))
     });
-    let codes = dns.answers_by_code.iter();
-    let codes: Vec<_> = codes
-        .map(|(code, count)| format!("{code} {count}"))
-        .collect();
+    let codes = listed(&dns.answers_by_code);
     lines.push(format!(
         "dns       {} of {} names known; {} queries, {answered} answered{mean}{}, {} unanswered",
         dns.names,
@@ -368,18 +363,18 @@ fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
         if codes.is_empty() {
             String::new()
         } else {
-            format!(" ({})", codes.join(", "))
+            format!(" ({codes})")
         },
         dns.unanswered
     ));
-    let unread = [
-        ("answers to queries that were not read", dns.unasked),
-        ("over --dns-rate", dns.over_rate),
-        ("no room in the kernel", dns.no_room),
-        ("malformed", dns.malformed),
-        ("of another kind", dns.of_another_kind),
-        ("unreadable", dns.unreadable),
-    ];
+    let unread = listed([
+        ("answers to queries that were not read", &dns.unasked),
+        ("over --dns-rate", &dns.over_rate),
+        ("no room in the kernel", &dns.no_room),
+        ("malformed", &dns.malformed),
+        ("of another kind", &dns.of_another_kind),
+        ("unreadable", &dns.unreadable),
+    ]);
     if dns.lost_exchanges > 0 {
         lines.push(format!(
             "  exchanges that no batch has, since there were too many: {}",
@@ -398,13 +393,16 @@ fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
             dns.not_followed
         ));
     }
-    let unread = unread.into_iter().filter(|(_, count)| *count != 0);
-    let unread: Vec<_> = unread
-        .map(|(what, count)| format!("{what} {count}"))
-        .collect();
     if !unread.is_empty() {
-        lines.push(format!("  nothing is learned from: {}", unread.join(", ")));
+        lines.push(format!("  nothing is learned from: {unread}"));
     }
+}
+
+/// Those of which there were any, as in `noerror 3, nxdomain 1`.
+fn listed<'a>(counts: impl IntoIterator<Item = (impl Display, &'a u64)>) -> String {
+    let counts = counts.into_iter().filter(|(_, count)| **count != 0);
+    let counts = counts.map(|(what, count)| format!("{what} {count}"));
+    counts.collect::<Vec<_>>().join(", ")
 }
 
 fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
@@ -423,13 +421,9 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
             "replica   {} of {} flows tracked, {} evicted",
             replica.tracked, replica.capacity, replica.evicted
         ));
-        let failed = replica.failed_flows.iter();
-        let failed = failed.filter(|(_, count)| **count != 0);
-        let failed: Vec<_> = failed
-            .map(|(failure, count)| format!("{failure} {count}"))
-            .collect();
+        let failed = listed(&replica.failed_flows);
         if !failed.is_empty() {
-            lines.push(format!("  ended with a failure: {}", failed.join(", ")));
+            lines.push(format!("  ended with a failure: {failed}"));
         }
         if replica.lost_icmp_errors > 0 {
             lines.push(format!(

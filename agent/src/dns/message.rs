@@ -1,6 +1,6 @@
 //! Reads a message of the DNS (RFC 1035), as far as names are learned from it.
 
-use std::{fmt::Write as _, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use domain::{
     base::{
@@ -195,10 +195,8 @@ fn comparable(name: &Name<'_>) -> String {
 
 /// As it was asked, since some who ask know their answers by the case of the letters. `None` if it takes too much room.
 fn text(name: &Name<'_>) -> Option<String> {
-    let mut text = String::new();
-    write!(text, "{name}").expect("a string takes all that is written");
     // It is to be told from an address, and from a port behind it.
-    let text = text.replace(':', "\\058");
+    let text = name.to_string().replace(':', "\\058");
     (text.len() <= MOST_NAME_BYTES).then_some(text)
 }
 

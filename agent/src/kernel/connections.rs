@@ -3,17 +3,18 @@
 use std::os::fd::AsFd as _;
 
 use agent_common::tcp::EndedConnection;
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use aya::{
-    Btf, Ebpf,
+    Ebpf,
     maps::{Array, Map, MapData, RingBuf},
     programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
 };
 
 use super::{
     memory::{map_memory_bytes, memory_bytes},
-    refusal,
+    ring,
     run_times::RunTimes,
+    tracepoint,
 };
 use crate::log_limit::LogLimit;
 
@@ -61,33 +62,18 @@ impl EndedConnections {
     /// Has the programs note from now on what ends.
     pub fn note(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
         let program = load(programs)?;
-        let link = program.attach();
-        let link = link.with_context(|| format!("attach {ENDS}"))?;
-        let fd = program.fd().context("a loaded program has a descriptor")?;
-        run_times
-            .watch(ENDS, fd.as_fd())
-            .context("duplicate a program's descriptor")?;
-        let link = program.take_link(link);
-        self.link = Some(link.context("keep the program attached")?);
+        self.link = Some(tracepoint::attach(program, ENDS, run_times)?);
         Ok(())
     }
 
     /// Hands on what was noted since the last call, in its order.
-    pub fn take(&mut self, mut each: impl FnMut(&EndedConnection)) -> Result<()> {
+    pub fn take(&mut self, each: impl FnMut(&EndedConnection)) -> Result<()> {
         if self.link.is_none() {
             return Ok(());
         }
         // What comes meanwhile may wait for the next scan.
-        for _ in 0..MOST_ENDED {
-            let Some(noted) = self.ring.next() else { break };
-            ensure!(
-                noted.len() == size_of::<EndedConnection>(),
-                "the programs noted the end of a connection in {} bytes",
-                noted.len()
-            );
-            // SAFETY: it has the size of one, as was just checked, and any bytes are one.
-            each(&unsafe { noted.as_ptr().cast::<EndedConnection>().read_unaligned() });
-        }
+        ring::take(&mut self.ring, MOST_ENDED as usize, each)
+            .context("what was noted of connections that ended")?;
         let lost = self.lost.get(&0, 0);
         let lost = lost.context("read how many connections had no room in the ring")?;
         if lost != self.told_lost {
@@ -117,13 +103,5 @@ impl EndedConnections {
 
 /// Loads the program, and does not attach it.
 pub fn load(programs: &mut Ebpf) -> Result<&mut BtfTracePoint> {
-    let program = programs.program_mut(ENDS);
-    let program = program.with_context(|| format!("the object has no program {ENDS}"))?;
-    let program: &mut BtfTracePoint = program.try_into().context("a program of a tracepoint")?;
-    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
-    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
-    program
-        .load(ENDS, &types)
-        .map_err(|error| refusal::explain(ENDS, error))?;
-    Ok(program)
+    tracepoint::load(programs, ENDS)
 }

@@ -9,7 +9,10 @@ use agent_common::dns::{DnsMessage, lost};
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map, MapData, RingBuf};
 
-use super::memory::{map_memory_bytes, memory_bytes};
+use super::{
+    memory::{map_memory_bytes, memory_bytes},
+    ring,
+};
 
 /// The ring in which they wait: room for 5,000.
 pub const RING_LEN_BYTES: u32 = 8 << 20;
@@ -49,20 +52,8 @@ impl DnsMessages {
     }
 
     /// Hands on the messages that wait, in their order, `most` at most. Returns how many there were.
-    pub fn take(&mut self, most: usize, mut each: impl FnMut(&DnsMessage)) -> usize {
-        for taken in 0..most {
-            let Some(noted) = self.ring.next() else {
-                return taken;
-            };
-            debug_assert_eq!(noted.len(), size_of::<DnsMessage>());
-            if noted.len() == size_of::<DnsMessage>() {
-                #[expect(clippy::cast_ptr_alignment, reason = "the kernel aligns by 8 bytes")]
-                let message = noted.as_ptr().cast::<DnsMessage>();
-                // SAFETY: it has the size of one and its alignment, and any bytes are one.
-                each(unsafe { &*message });
-            }
-        }
-        most
+    pub fn take(&mut self, most: usize, each: impl FnMut(&DnsMessage)) -> Result<usize> {
+        ring::take(&mut self.ring, most, each).context("messages of the DNS")
     }
 
     /// The ring, to wait for: it can be read when the first message has come since all were taken.

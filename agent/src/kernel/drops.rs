@@ -8,12 +8,12 @@ use std::{
 use agent_common::drops::{OTHER, REASONS};
 use anyhow::{Context as _, Result};
 use aya::{
-    Btf, Ebpf,
+    Ebpf,
     maps::{Map, MapData, PerCpuArray},
     programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
 };
 
-use super::{bpf, btf, layout, memory::map_memory_bytes, refusal, run_times::RunTimes};
+use super::{bpf, btf, layout, memory::map_memory_bytes, run_times::RunTimes, tracepoint};
 
 /// The program, and the tracepoint at which it runs, which has had reasons since 5.17.
 const DROPS: &str = "kfree_skb";
@@ -63,19 +63,12 @@ impl Drops {
     pub fn count(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
         let reasons = reasons(&layout::types_of_this_kernel()?)?;
         let program = load(programs)?;
-        let link = program.attach();
-        let link = link.with_context(|| format!("attach {DROPS}"))?;
-        let fd = program.fd().context("a loaded program has a descriptor")?;
-        let fd = fd.as_fd().try_clone_to_owned();
-        let fd = fd.context("duplicate a program's descriptor")?;
-        run_times
-            .watch(DROPS, fd.as_fd())
-            .context("duplicate a program's descriptor")?;
-        let link = program.take_link(link);
+        let link = tracepoint::attach(program, DROPS, run_times)?;
+        let fd = tracepoint::descriptor(program)?.try_clone_to_owned();
         self.counting = Some(Counting {
             reasons,
-            program: fd,
-            _link: link.context("keep the program attached")?,
+            program: fd.context("duplicate a program's descriptor")?,
+            _link: link,
         });
         Ok(())
     }
@@ -110,15 +103,7 @@ impl Drops {
 
 /// Loads the program, and does not attach it.
 pub fn load(programs: &mut Ebpf) -> Result<&mut BtfTracePoint> {
-    let program = programs.program_mut(DROPS);
-    let program = program.with_context(|| format!("the object has no program {DROPS}"))?;
-    let program: &mut BtfTracePoint = program.try_into().context("a program of a tracepoint")?;
-    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
-    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
-    program
-        .load(DROPS, &types)
-        .map_err(|error| refusal::explain(DROPS, error))?;
-    Ok(program)
+    tracepoint::load(programs, DROPS)
 }
 
 /// The reasons of this kernel by their numbers, in lower case.

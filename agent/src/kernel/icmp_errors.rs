@@ -3,10 +3,13 @@
 use std::os::fd::AsFd as _;
 
 use agent_common::icmp::{IcmpMessage, lost};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map, MapData, RingBuf};
 
-use super::memory::{map_memory_bytes, memory_bytes};
+use super::{
+    memory::{map_memory_bytes, memory_bytes},
+    ring,
+};
 use crate::log_limit::LogLimit;
 
 /// The ring in which they wait for a scan: room for some 3,700.
@@ -47,21 +50,13 @@ impl IcmpErrors {
     }
 
     /// Hands on what came since the last call.
-    pub fn take(&mut self, mut each: impl FnMut(&IcmpMessage)) -> Result<()> {
+    pub fn take(&mut self, each: impl FnMut(&IcmpMessage)) -> Result<()> {
         if !self.is_wanted {
             return Ok(());
         }
         // What comes meanwhile may wait for the next scan.
-        for _ in 0..RING_LEN_BYTES as usize / size_of::<IcmpMessage>() {
-            let Some(noted) = self.ring.next() else { break };
-            ensure!(
-                noted.len() == size_of::<IcmpMessage>(),
-                "the programs handed over an ICMP error in {} bytes",
-                noted.len()
-            );
-            // SAFETY: it has the size of one, as was just checked, and any bytes are one.
-            each(&unsafe { noted.as_ptr().cast::<IcmpMessage>().read_unaligned() });
-        }
+        let most = RING_LEN_BYTES as usize / size_of::<IcmpMessage>();
+        ring::take(&mut self.ring, most, each).context("ICMP errors")?;
         let lost = (0..lost::KINDS).map(|kind| self.lost.get(&kind, 0));
         let lost = lost.sum::<Result<u64, _>>();
         let lost = lost.context("read how many ICMP errors were lost")?;

@@ -110,6 +110,12 @@ impl Entry {
         self
     }
 
+    /// When it began, since boot; of this scan's clock.
+    #[inline]
+    pub fn began_ns(&self, clock: ScanClock) -> u64 {
+        clock.boot_of_unix_ns(self.first_seen_unix_ns)
+    }
+
     #[inline]
     pub fn is(&self, key: &FlowKey) -> bool {
         self.state != State::Free && self.key.is(key)

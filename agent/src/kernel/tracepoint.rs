@@ -1,0 +1,43 @@
+//! Programs at tracepoints, whose arguments the verifier knows by the kernel's types.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Btf, Ebpf,
+    programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
+};
+
+use super::{refusal, run_times::RunTimes};
+
+/// Loads the program that has the tracepoint's name, and does not attach it.
+pub fn load<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint> {
+    let program = programs.program_mut(name);
+    let program = program.with_context(|| format!("the object has no program {name}"))?;
+    let program: &mut BtfTracePoint = program.try_into().context("a program of a tracepoint")?;
+    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
+    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
+    program
+        .load(name, &types)
+        .map_err(|error| refusal::explain(name, error))?;
+    Ok(program)
+}
+
+/// Attaches one that is loaded, for as long as the link is there.
+pub fn attach(
+    program: &mut BtfTracePoint,
+    name: &str,
+    run_times: &RunTimes,
+) -> Result<BtfTracePointLink> {
+    let link = program.attach();
+    let link = link.with_context(|| format!("attach {name}"))?;
+    run_times
+        .watch(name, descriptor(program)?)
+        .context("duplicate a program's descriptor")?;
+    program.take_link(link).context("keep the program attached")
+}
+
+pub fn descriptor(program: &BtfTracePoint) -> Result<BorrowedFd<'_>> {
+    let fd = program.fd().context("a loaded program has a descriptor")?;
+    Ok(fd.as_fd())
+}
