@@ -234,7 +234,8 @@ pub mod tcp_flags {
 /// atomic OR.
 ///
 /// For each direction nine bits: those of the TCP header's flag byte, where SYN stands for SYN without ACK, then SYN with
-/// ACK. Above them what is known of the packet that made the entry, and in which directions the sender was asked for.
+/// ACK. Above them what is known of the packet that made the entry, in which directions the sender was asked for, and where a round
+/// trip is measured.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowBits(pub u32);
@@ -246,6 +247,9 @@ impl FlowBits {
     const DSCP_SHIFT: u32 = Self::FIRST_DIRECTION_SHIFT + 1;
     const DSCP_BITS: u32 = 6;
     const ASKED_SHIFT: u32 = Self::DSCP_SHIFT + Self::DSCP_BITS;
+    const MEASURED_SHIFT: u32 = Self::ASKED_SHIFT + 2;
+    const SETTLED_SHIFT: u32 = Self::MEASURED_SHIFT + 2;
+    const ASKED_EARLY: u32 = 1 << (Self::SETTLED_SHIFT + 2);
 
     pub const NONE: Self = Self(0);
 
@@ -260,10 +264,31 @@ impl FlowBits {
     #[inline(always)]
     #[must_use]
     pub const fn asked_early(direction: u8) -> Self {
-        Self(1 << (Self::ASKED_SHIFT + 2 + (direction & 1) as u32))
+        const SYN_AND_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
+        Self(Self::ASKED_EARLY).and(Self::segment(direction, SYN_AND_ACK))
     }
 
-    /// Whether a packet has been asked for its sender, in either direction.
+    /// A segment of this direction is the [`Sample`](crate::Sample) of a round trip.
+    #[inline(always)]
+    #[must_use]
+    pub const fn measured(direction: u8) -> Self {
+        Self(1 << (Self::MEASURED_SHIFT + (direction & 1) as u32))
+    }
+
+    /// That has ended.
+    #[inline(always)]
+    #[must_use]
+    pub const fn settled(direction: u8) -> Self {
+        Self(1 << (Self::SETTLED_SHIFT + (direction & 1) as u32))
+    }
+
+    /// Whether a sample waits for its end, in either direction.
+    #[inline(always)]
+    pub const fn is_measuring(self) -> bool {
+        self.0 >> Self::MEASURED_SHIFT & !(self.0 >> Self::SETTLED_SHIFT) & 3 != 0
+    }
+
+    /// Whether anything is noted beside the flow: a packet has been asked for its sender, or is a sample, in either direction.
     pub const fn was_asked(self) -> bool {
         self.0 >> Self::ASKED_SHIFT != 0
     }
@@ -595,8 +620,21 @@ mod tests {
                 !early.has(FlowBits::asked(direction))
                     && early.has(FlowBits::asked_early(direction))
             );
-            assert_eq!(asked.flags(), plain.flags());
-            assert_eq!((asked.dscp(), asked.first_direction()), (0x3f, 1));
+            assert!(!plain.has(FlowBits::asked_early(direction)));
+            let measured = plain.and(FlowBits::measured(direction));
+            assert!(!plain.is_measuring() && measured.is_measuring() && measured.was_asked());
+            assert!(
+                measured
+                    .and(FlowBits::settled(1 - direction))
+                    .is_measuring()
+            );
+            let settled = measured.and(FlowBits::settled(direction));
+            assert!(!settled.is_measuring() && settled.flags() == plain.flags());
+            assert!(!settled.has(FlowBits::asked(0)) && !settled.has(FlowBits::asked(1)));
+            for bits in [asked, early, settled] {
+                assert_eq!(bits.flags(), plain.flags());
+                assert_eq!((bits.dscp(), bits.first_direction()), (0x3f, 1));
+            }
         }
     }
 

@@ -9,7 +9,7 @@
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
-//!   connections.
+//!   connections. [`round_trip`] is what the packets themselves tell of these.
 //! - [`dns`] is what is handed over of packets of the Domain Name System, and [`icmp`] of errors.
 //! - [`drops`] has the kernel's own reasons to drop packets.
 //! - [`account`] has a counter for every way that a packet can end.
@@ -37,6 +37,7 @@ pub mod pages;
 pub mod parse;
 pub mod process;
 pub mod protocol;
+pub mod round_trip;
 pub mod sample;
 pub mod segmentation;
 pub mod senders;
@@ -54,5 +55,6 @@ pub use interface::Interface;
 pub use pages::{PageFill, PageSize, Switches};
 pub use parse::{LinkType, Packet, Part, parse, parse_all};
 pub use process::Process;
+pub use round_trip::Sample;
 pub use senders::Senders;
 pub use tcp::TcpInfo;

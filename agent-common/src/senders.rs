@@ -3,7 +3,7 @@
 //! Only a packet that leaves, or one whose socket the kernel still keeps with it, has a socket. So each direction has a
 //! sender of its own, and often one of them has none.
 
-use crate::{TcpInfo, slots::SLOTS};
+use crate::{Sample, TcpInfo, slots::SLOTS};
 
 /// The cgroups of the sockets that sent a flow's packets, the processes that made these sockets, and what their connections are like, by
 /// direction: a → b, b → a. 0 where none was seen.
@@ -16,6 +16,8 @@ pub struct Senders {
     pub process_keys: [u64; 2],
     /// What TCP knows on their side of the connection.
     pub tcp: [TcpInfo; 2],
+    /// How long a segment of this direction took to be acknowledged.
+    pub round_trips: [Sample; 2],
 }
 
 /// What is noted of the senders: bits.
@@ -28,6 +30,8 @@ impl Kinds {
     pub const CGROUPS: Self = Self(1);
     pub const PROCESSES: Self = Self(2);
     pub const TCP: Self = Self(4);
+    /// Not of the sockets, but of the packets themselves.
+    pub const ROUND_TRIPS: Self = Self(8);
 
     #[inline(always)]
     #[must_use]
@@ -41,11 +45,18 @@ impl Kinds {
         self.0 & other.0 != 0
     }
 
+    /// Those for which a packet's socket is asked.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of_sockets(self) -> Self {
+        Self(self.0 & 7)
+    }
+
     /// How many elements a page has for each window of the flow table: one for each kind, and for TCP one for each of its words.
     #[inline(always)]
     #[must_use]
     pub const fn planes(self) -> u32 {
-        self.tcp_plane() + (self.0 >> 2 & 1) * TcpInfo::WORDS as u32
+        self.round_trip_plane() + (self.0 >> 3 & 1)
     }
 
     /// Which of them is that of the cgroups.
@@ -63,6 +74,13 @@ impl Kinds {
     #[must_use]
     pub const fn tcp_plane(self) -> u32 {
         (self.0 & 1) + (self.0 >> 1 & 1)
+    }
+
+    /// Which of them is that of the round trips.
+    #[inline(always)]
+    #[must_use]
+    pub const fn round_trip_plane(self) -> u32 {
+        self.tcp_plane() + (self.0 >> 2 & 1) * TcpInfo::WORDS as u32
     }
 }
 
@@ -86,10 +104,13 @@ impl Senders {
         for (ours, theirs) in self.tcp.iter_mut().zip(&other.tcp) {
             ours.unite(theirs);
         }
+        for (ours, theirs) in self.round_trips.iter_mut().zip(other.round_trips) {
+            ours.unite(theirs);
+        }
     }
 }
 
-const _: () = assert!(size_of::<Senders>() == 80);
+const _: () = assert!(size_of::<Senders>() == 96);
 
 /// What is noted of one kind for the flows of a window: by slot and direction.
 #[repr(C)]
@@ -100,8 +121,8 @@ pub struct PlaneOfWindow {
 
 const _: () = assert!(size_of::<PlaneOfWindow>() == 128);
 
-/// Which sender is to be noted, as one function of the programs tells another one: the first packet of a direction, flow
-/// and scan asks. Zero asks nothing.
+/// What is to be noted beside which flow, as one function of the programs tells another one: who sends it, which the first packet of a
+/// direction, flow and scan asks, and a round trip. Zero asks nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question(pub u64);
 
@@ -112,23 +133,39 @@ impl Question {
     const DIRECTION_SHIFT: u32 = 33;
     /// Says that the packet is in a flow, whether that asks anything or not. Only where somebody wants to know.
     const FLOW_SHIFT: u32 = 34;
+    /// Asks for the sender. What asks nothing has no place.
+    pub const SENDER: Self = Self(1 << 35);
+    /// Asks what the packet is for the flow's round trips.
+    pub const ROUND_TRIP: Self = Self(1 << 36);
     /// How many bits it has.
-    pub const BITS: u32 = 35;
+    pub const BITS: u32 = 37;
     /// Stands for the map behind the slots, which is more than slots can be.
     const BEHIND: u32 = u32::MAX;
 
-    /// Asks for a sender of a flow in a slot.
+    /// Asks this of a flow in a slot.
     #[inline(always)]
     #[must_use]
-    pub const fn in_slot(page: u32, window: u32, slot: u32, direction: u8) -> Self {
-        Self::of(page, window.wrapping_mul(SLOTS) + slot + 1, direction)
+    pub const fn in_slot(self, page: u32, window: u32, slot: u32, direction: u8) -> Self {
+        let place = Self::of(page, window.wrapping_mul(SLOTS) + slot + 1, direction);
+        self.and(place)
     }
 
-    /// Asks for a sender of a flow behind the slots.
+    /// Asks this of a flow behind the slots.
     #[inline(always)]
     #[must_use]
-    pub const fn behind(page: u32, direction: u8) -> Self {
-        Self::of(page, Self::BEHIND, direction)
+    pub const fn behind(self, page: u32, direction: u8) -> Self {
+        self.and(Self::of(page, Self::BEHIND, direction))
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    #[inline(always)]
+    pub const fn asks(self, what: Self) -> bool {
+        self.0 & what.0 != 0
     }
 
     #[inline(always)]
@@ -150,12 +187,6 @@ impl Question {
     #[inline(always)]
     pub const fn is_of_a_flow(self) -> bool {
         self.0 >> Self::FLOW_SHIFT & 1 != 0
-    }
-
-    /// Whether it asks anything: a place is never 0.
-    #[inline(always)]
-    pub const fn is_asked(self) -> bool {
-        self.0 as u32 != 0
     }
 
     #[inline(always)]
@@ -197,8 +228,10 @@ mod tests {
         for page in [0, 1] {
             for direction in [0, 1] {
                 for (window, slot) in [(0, 0), (0, 7), (1, 3), (16_666_667, 7)] {
-                    let question = Question::in_slot(page, window, slot, direction);
-                    assert_ne!(question, Question::NONE);
+                    let question = Question::SENDER.in_slot(page, window, slot, direction);
+                    assert!(
+                        question.asks(Question::SENDER) && !question.asks(Question::ROUND_TRIP)
+                    );
                     assert_eq!(question.place(), Some((window, slot)));
                     assert_eq!(question.page(), page);
                     assert_eq!(question.direction(), u32::from(direction));
@@ -208,10 +241,14 @@ mod tests {
                     assert_eq!(of_a_flow.place(), question.place());
                     assert_eq!(of_a_flow.page(), question.page());
                     assert_eq!(of_a_flow.direction(), question.direction());
-                    assert!(of_a_flow.is_asked());
-                    assert!(!Question::NONE.of_a_flow().is_asked());
+                    assert!(of_a_flow.asks(Question::SENDER));
+                    let of_none = Question::NONE.of_a_flow();
+                    let both = Question::SENDER.and(Question::ROUND_TRIP);
+                    assert!(!of_none.asks(both) && question.asks(both));
+                    assert!(both.in_slot(page, window, slot, direction).0 < 1 << Question::BITS);
                 }
-                let question = Question::behind(page, direction);
+                let question = Question::ROUND_TRIP.behind(page, direction);
+                assert!(question.asks(Question::ROUND_TRIP) && !question.asks(Question::SENDER));
                 assert_eq!(question.place(), None);
                 assert_eq!(question.page(), page);
                 assert_eq!(question.direction(), u32::from(direction));

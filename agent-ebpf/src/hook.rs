@@ -14,6 +14,7 @@ use crate::{
     count::{Arrival, count},
     dns, icmp_errors,
     packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
+    round_trips,
     segmentation::read_segmentation,
     senders,
     steps::{Steps, reason},
@@ -58,6 +59,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         tunnel,
     };
     let answer = count(&raw mut packet, &raw const arrival);
+    round_trips::note_skb(paged.0, answer, &packet);
     senders::note(paged.0, answer, &packet);
     dns::note_skb(paged.0, answer, &packet);
     icmp_errors::note_skb(paged.0, answer, &packet);
@@ -159,8 +161,9 @@ fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, t
         reason,
         tunnel,
     };
-    // No frame has a socket yet, so it asks nothing.
+    // No frame has a socket yet, so it asks for no sender.
     let answer = count(packet, &raw const arrival);
+    round_trips::note_frame(frame, answer, packet);
     dns::note_frame(frame, answer, packet);
     icmp_errors::note_frame(frame, answer, packet);
 }

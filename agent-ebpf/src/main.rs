@@ -9,7 +9,7 @@
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
 //! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
-//!   with the socket, and what TCP knows of its [`connections`].
+//!   with the socket, and what TCP knows of its [`connections`]. So are [`round_trips`], where one is measured.
 //! - [`dns`] hands messages of the Domain Name System to userspace, and [`icmp_errors`] errors of ICMP, both by [`hand_over`].
 //!
 //! Programs elsewhere count what the kernel [`drops`], and note who makes sockets ([`processes`]).
@@ -45,6 +45,7 @@ mod namespace;
 mod packet;
 mod pause;
 mod processes;
+mod round_trips;
 mod runtime;
 mod segmentation;
 mod senders;

@@ -22,6 +22,11 @@ use crate::{bounds::masked, connections, processes, switches};
 #[unsafe(no_mangle)]
 static SENDERS_KEPT: Global<Kinds> = Global::new(Kinds::NONE);
 
+#[inline(always)]
+pub fn kept() -> Kinds {
+    SENDERS_KEPT.load()
+}
+
 const BPF_NOEXIST: u64 = 1;
 
 type Page = Array<PlaneOfWindow, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
@@ -45,7 +50,7 @@ static SENDERS_BEHIND: ArrayOfMaps<
 pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
     const CLOSING: u8 = tcp_flags::FIN | tcp_flags::RST;
     const SYN_AND_ACK: u8 = tcp_flags::SYN | tcp_flags::ACK;
-    let kinds = SENDERS_KEPT.load();
+    let kinds = kept().of_sockets();
     let is_of_none = kinds == Kinds::TCP && packet.key.protocol != TCP;
     if kinds == Kinds::NONE || is_xdp || is_of_none {
         return FlowBits::NONE;
@@ -64,7 +69,7 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
 /// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
-    if SENDERS_KEPT.load() != Kinds::NONE && Question(question).is_asked() {
+    if kept().of_sockets() != Kinds::NONE && Question(question).asks(Question::SENDER) {
         answer(skb, question, packet);
     }
 }
@@ -73,7 +78,7 @@ pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
 /// shared with programs of another kind.
 #[inline(never)]
 fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
-    let kinds = SENDERS_KEPT.load();
+    let kinds = kept();
     let cgroup_id = if kinds.has(Kinds::CGROUPS) {
         // SAFETY: the context is valid for the program's run.
         unsafe { bpf_skb_cgroup_id(skb) }
@@ -151,7 +156,42 @@ fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut 
     Some(unsafe { window.cast::<u64>().add(index) })
 }
 
+/// What is noted of a flow behind the slots.
+#[inline(always)]
+fn behind(page: u32, packet: &Packet) -> Option<*mut Senders> {
+    let key = packet.key;
+    let map = SENDERS_BEHIND.get(page)?;
+    // If there is no room, nothing is known. If it was there, it may be with the other direction.
+    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST);
+    map.get_ptr_mut(&key)
+}
+
+/// Where the samples of a flow's round trips are, by direction.
+#[inline(always)]
+pub fn round_trips(question: Question, packet: &Packet) -> Option<*mut u64> {
+    let page = question.page();
+    let Some((window, slot)) = question.place() else {
+        let samples = round_trips_behind(page, packet);
+        return (!samples.is_null()).then_some(samples);
+    };
+    let window = switches::windows(page) * kept().round_trip_plane() + window;
+    let window = SENDERS.get(page)?.get_ptr_mut(window)?;
+    let index = masked::<{ 2 * (SLOTS as u64 - 1) }>((2 * slot).into());
+    // SAFETY: a window has two numbers for each slot, and elements of an array stay where they are.
+    Some(unsafe { window.cast::<u64>().add(index) })
+}
+
 /// A function of its own: few packets need its stack.
+#[inline(never)]
+fn round_trips_behind(page: u32, packet: &Packet) -> *mut u64 {
+    match behind(page, packet) {
+        // SAFETY: it comes from a look-up in this program run.
+        Some(senders) => unsafe { (&raw mut (*senders).round_trips).cast() },
+        None => core::ptr::null_mut(),
+    }
+}
+
+/// Likewise.
 #[inline(never)]
 fn note_behind(
     question: Question,
@@ -160,13 +200,7 @@ fn note_behind(
     process_key: u64,
     tcp: &TcpInfo,
 ) {
-    let key = packet.key;
-    let Some(map) = SENDERS_BEHIND.get(question.page()) else {
-        return;
-    };
-    // If there is no room, the sender is not known. If it was there, it may be with the other direction.
-    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST);
-    let Some(senders) = map.get_ptr_mut(&key) else {
+    let Some(senders) = behind(question.page(), packet) else {
         return;
     };
     let direction = masked::<1>(question.direction().into());

@@ -7,7 +7,7 @@ use agent_common::{
     FlowCounters, Packet, Reason,
     flow::FlowBits,
     senders::Question,
-    slots::{self, Found, Hash, Slots as _, TRIES, WINDOWS_A_BITMAP, Window},
+    slots::{self, Found, Hash, SLOTS, Slot, Slots as _, TRIES, WINDOWS_A_BITMAP, Window},
 };
 use aya_ebpf::{
     bindings::{BPF_F_INNER_MAP, BPF_F_MMAPABLE},
@@ -16,7 +16,7 @@ use aya_ebpf::{
 };
 
 use self::window::Visit;
-use crate::{atomic, clock, fill, pause, switches};
+use crate::{atomic, bounds::masked, clock, fill, pause, round_trips, switches};
 
 type Page = Array<Window, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
@@ -56,36 +56,58 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// What the flow in a slot asks of the packet, if that is the first one to be asked in its direction.
+    /// What is asked of the packet, of its flow in a slot.
     #[inline(always)]
-    fn question(&self, window: u32, slot: u32, is_first: bool) -> Question {
-        if is_first {
-            Question::in_slot(self.page, window, slot, self.packet.direction)
+    fn in_slot(&self, asked: Question, window: u32, slot: u32) -> Question {
+        if asked == Question::NONE {
+            asked
         } else {
-            Question::NONE
+            asked.in_slot(self.page, window, slot, self.packet.direction)
         }
     }
 
-    /// The same for a flow behind the slots.
+    /// The same of a flow behind the slots.
     #[inline(always)]
-    fn question_behind(&self, is_first: bool) -> Question {
-        if is_first {
-            Question::behind(self.page, self.packet.direction)
+    fn behind(&self, asked: Question) -> Question {
+        if asked == Question::NONE {
+            asked
         } else {
-            Question::NONE
+            asked.behind(self.page, self.packet.direction)
         }
     }
 
-    /// Whether the packet may be asked.
+    /// What is asked of the packet when it begins a flow.
     #[inline(always)]
-    fn asks(&self) -> bool {
-        self.asked != FlowBits::NONE
+    fn first_question(&self) -> Question {
+        self.question(FlowBits::NONE, self.begun(0))
+    }
+
+    /// What is asked of the packet: for its sender, if it is the first one of its direction that may be, and for round trips, if it may
+    /// begin a sample or end one. `before` is what its flow had, and `begun` as in [`Self::begun`].
+    #[inline(always)]
+    fn question(&self, before: FlowBits, begun: FlowBits) -> Question {
+        let mut asked = Question::NONE;
+        if !before.has(self.asked) {
+            asked = Question::SENDER;
+        }
+        if round_trips::are_wanted() && (before.is_measuring() || !before.has(begun)) {
+            asked = asked.and(Question::ROUND_TRIP);
+        }
+        asked
+    }
+
+    /// What the packet leaves in the bits of its flow as a sample; `answers` are the other direction's packets.
+    #[inline(always)]
+    fn begun(&self, answers: u64) -> FlowBits {
+        round_trips::begun(self.packet, answers)
     }
 
     /// What is known of the packet when it begins a flow.
     #[inline(always)]
     fn first_bits(&self) -> FlowBits {
-        FlowBits::first(self.packet.initiator, self.packet.dscp).and(self.bits())
+        FlowBits::first(self.packet.initiator, self.packet.dscp)
+            .and(self.bits())
+            .and(self.begun(0))
     }
 
     /// What every packet leaves in the bits of its flow.
@@ -115,8 +137,8 @@ pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
         let visit = Visit::new(window, sought, size);
         match slots::find(&visit, walk) {
             Found::Tag(slot) if visit.has_key(slot) => {
-                let is_first = add(visit.counters(slot), sought, size);
-                return Some(sought.question(walk.window, slot, is_first));
+                let asked = add(visit.counters(slot), sought, size);
+                return Some(sought.in_slot(asked, walk.window, slot));
             }
             Found::Tag(_) | Found::Nothing => return None,
             Found::Full => hash = hash.again(),
@@ -178,13 +200,14 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u6
         let visit = Visit::new(window, sought, size);
         match slots::begin(&visit, walk) {
             slots::Begun::Has(slot) => {
-                let is_first = add(visit.counters(slot), sought, size);
-                return did(HAD, sought.question(walk.window, slot, is_first));
+                let asked = add(visit.counters(slot), sought, size);
+                return did(HAD, sought.in_slot(asked, walk.window, slot));
             }
             slots::Begun::New(slot) => {
                 note_window(page, windows, walk.window);
                 fill::note_new_flow(sought.page);
-                return did(TOOK, sought.question(walk.window, slot, sought.asks()));
+                let asked = sought.first_question();
+                return did(TOOK, sought.in_slot(asked, walk.window, slot));
             }
             slots::Begun::Full => hash = hash.again(),
         }
@@ -211,10 +234,30 @@ fn note_window(page: &Page, windows: u32, window: u32) {
     }
 }
 
-/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR. Returns whether the packet is the
-/// first one in its direction to be asked for its sender, if it is to be asked.
+/// Notes that a sample of a round trip has ended.
 #[inline(always)]
-fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> bool {
+pub fn settle(question: Question, packet: &Packet, settled: FlowBits) {
+    let bits = FlowCounters::word(settled, 0);
+    let page = question.page();
+    let Some((window, slot)) = question.place() else {
+        behind::note(page, packet, bits);
+        return;
+    };
+    let window = PAGES.get(page).and_then(|page| page.get_ptr_mut(window));
+    let Some(window) = window else {
+        return;
+    };
+    let slot = masked::<{ SLOTS as u64 - 1 }>(slot.into());
+    // SAFETY: a window has so many slots, and elements of an array stay where they are.
+    unsafe {
+        let slot = window.cast::<Slot>().add(slot);
+        atomic::or((&raw mut (*slot).counters).cast(), bits);
+    }
+}
+
+/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR. Returns what is asked of the packet.
+#[inline(always)]
+fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question {
     let packet = sought.packet;
     let now_jiffies = clock::jiffies();
     let direction = usize::from(packet.direction & 1);
@@ -229,12 +272,15 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> bool {
             (*flow).last_seen_jiffies = now_jiffies;
         }
         // Usually they are all there, and nothing is written.
-        let bits = sought.bits();
+        let begun = sought.begun((*flow).packets[1 - direction]);
+        let bits = sought.bits().and(begun);
         let before = (&raw const (*flow).bits).read_volatile();
-        if before.has(bits) {
-            return false;
+        if before.has(bits) && !(round_trips::are_wanted() && before.is_measuring()) {
+            return Question::NONE;
         }
-        atomic::or(flow.cast(), FlowCounters::word(bits, 0));
-        !before.has(sought.asked)
+        if !before.has(bits) {
+            atomic::or(flow.cast(), FlowCounters::word(bits, 0));
+        }
+        sought.question(before, begun)
     }
 }

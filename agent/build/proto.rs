@@ -43,6 +43,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.TlsStatus",
     ".flow.v1.Traffic",
     ".flow.v1.UncountedInterface",
+    ".flow.v1.UnitTraffic",
 ];
 const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";

@@ -182,6 +182,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
         failure: None,
+        round_trips: Default::default(),
     }
 }
 

@@ -59,6 +59,7 @@ use crate::{
     service_manager::ServiceManager,
     status::{self, StatusSettings},
     tls::server::{InForce, ServerTls},
+    unit_traffic::Units,
 };
 
 mod asked;
@@ -345,11 +346,17 @@ impl Agent {
             name_interface: name_interface(rules.clone()),
         };
         let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
+        let units = names.cgroups.clone().map(Units::new);
+        let mut replica = Replica::new(config.replica).naming(names.hosts.clone());
+        if units.is_some() {
+            replica = replica.adding_up_cgroups();
+        }
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
-            replica: Replica::new(config.replica).naming(names.hosts.clone()),
+            replica,
             dns: names.hosts.clone(),
+            units,
             encoder: encoder(&identity, &config, names),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
@@ -507,6 +514,9 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     if config.enrich.contains(&Enrichment::Tcp) {
         settings.senders = settings.senders.and(Kinds::TCP);
         settings.tcp = ends.unwrap_or_default();
+    }
+    if config.enrich.contains(&Enrichment::Rtt) {
+        settings.senders = settings.senders.and(Kinds::ROUND_TRIPS);
     }
     let without_processes = settings.senders;
     let tasks = tasks(config);

@@ -13,6 +13,8 @@ pub enum Enrichment {
     Process,
     /// What TCP knows of the connections of this host: round trips, and what was sent again
     Tcp,
+    /// How long the ends of connections take to answer, as their packets show it here, forwarded ones too: handshakes, and acknowledgments
+    Rtt,
     /// What addresses are called: names from answers of the DNS that pass the interfaces, and from /etc/hosts
     Dns,
     /// Besides that, each query of the DNS with its answer
@@ -41,6 +43,7 @@ impl Enrichment {
                 Self::Unit => Kinds::CGROUPS,
                 Self::Process => Kinds::PROCESSES,
                 Self::Tcp => Kinds::TCP,
+                Self::Rtt => Kinds::ROUND_TRIPS,
                 Self::Dns | Self::DnsExchanges | Self::Icmp | Self::Drops => Kinds::NONE,
             })
         })

@@ -56,6 +56,7 @@ pub mod quoted;
 pub mod record;
 pub mod regular_file;
 pub mod replica;
+pub mod round_trip;
 pub mod rules;
 pub mod scan;
 pub mod server;
@@ -68,3 +69,4 @@ pub mod token;
 pub mod top;
 #[cfg(test)]
 mod unit;
+pub mod unit_traffic;

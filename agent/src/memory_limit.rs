@@ -43,11 +43,12 @@ const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
+const ROUND_TRIP_BYTES_PER_TRACKED_FLOW: u64 = 16;
 const ICMP_BYTES_PER_TRACKED_FLOW: u64 = 6;
 /// Errors until their flows come.
 const WAITING_ICMP_BYTES: u64 = 2 << 20;
 /// In the kernel, and in the process while they are drained.
-const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 380;
+const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 412;
 /// In the process, of a connection that has ended: for two scans.
 const BYTES_PER_END: u64 = 600;
 /// In the kernel.
@@ -159,6 +160,11 @@ impl Needs {
         } else {
             0
         };
+        let round_trips = if self.senders.has(Kinds::ROUND_TRIPS) {
+            tracked * ROUND_TRIP_BYTES_PER_TRACKED_FLOW * GROWTH
+        } else {
+            0
+        };
         let cgroups = if self.senders.has(Kinds::CGROUPS) {
             Cgroups::MOST_BYTES
         } else {
@@ -193,6 +199,7 @@ impl Needs {
             + tunnels * TUNNEL_BYTES_PER_FLOW
             + senders
             + tcp
+            + round_trips
             + cgroups
             + processes
             + dns

@@ -2,9 +2,10 @@
 //! probes; both over HTTP.
 //!
 //! Names end in their unit, and counters in `_total`. Series are bounded: a handful for each hook, and one for each
-//! reason of the account. Consumers have none of their own, since they choose their names.
+//! reason of the account. Consumers have none of their own, since they choose their names. Units and containers of the host have some for 500 of
+//! them.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -12,7 +13,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::proto::{AgentStatus, KernelDrops, ServerStatus, pair};
+use crate::proto::{AgentStatus, Count, KernelDrops, ServerStatus, UnitTraffic, pair};
 
 mod address;
 mod agent;
@@ -79,6 +80,7 @@ impl Collector for Shown {
         self.identity(&mut families)?;
         self.account(&mut families)?;
         self.traffic(&mut families)?;
+        units(&self.status.units, &mut families)?;
         self.hooks(&mut families)?;
         self.interfaces(&mut families)?;
         self.table(&mut families)?;
@@ -95,6 +97,39 @@ impl Collector for Shown {
         self.process(&mut families)?;
         self.programs(&mut families)
     }
+}
+
+/// Of none, if units are not named.
+fn units(units: &[UnitTraffic], families: &mut Families<'_>) -> fmt::Result {
+    if units.is_empty() {
+        return Ok(());
+    }
+    let by_unit = |of: fn(&UnitTraffic) -> Option<Count>| {
+        let all = units.iter().map(|unit| {
+            let labels = vec![
+                ("unit", unit.unit.clone()),
+                ("container_id", unit.container_id.clone()),
+            ];
+            (labels, of(unit).unwrap_or_default())
+        });
+        all.collect::<BTreeMap<Labels, Count>>()
+    };
+    families.traffic(
+        Help(
+            "flow_agent_unit_transmit_packets",
+            "Packets in flows that were sent by sockets of a systemd unit or container",
+        ),
+        Help("flow_agent_unit_transmit_bytes", hooks::BYTES),
+        &by_unit(|unit| unit.sent),
+    )?;
+    families.traffic(
+        Help(
+            "flow_agent_unit_receive_packets",
+            "Packets in flows that were sent to sockets of a systemd unit or container",
+        ),
+        Help("flow_agent_unit_receive_bytes", hooks::BYTES),
+        &by_unit(|unit| unit.received),
+    )
 }
 
 fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result {

@@ -2,7 +2,7 @@
 
 use agent_common::{Counts, Direction, FlowKey, Outer, TcpInfo};
 
-use crate::dns::Source;
+use crate::{dns::Source, round_trip::RoundTrip};
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,4 +98,6 @@ pub struct Record {
     pub failure: Option<Failure>,
     /// What TCP knows on their sides of the connection, as of the last packet that was asked, or at the end.
     pub tcp: [TcpInfo; 2],
+    /// How long they take to answer what passes the interface.
+    pub round_trips: [RoundTrip; 2],
 }

@@ -1,6 +1,7 @@
 //! The replica: the flow table in user space, built from what each scan drains from the kernel. It emits a
 //! record for each flow that a scan counted, and exactly one end record for each flow.
 
+mod by_cgroup;
 mod entry;
 mod errors;
 mod failed;
@@ -25,6 +26,7 @@ use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
 use self::{
+    by_cgroup::ByCgroup,
     entry::{Entry, Sides, State},
     errors::Errors,
     find::{Found, GROUP, Guess, hash_of},
@@ -37,6 +39,7 @@ use self::{
     slab::Slab,
     waiting::Waiting,
 };
+pub use by_cgroup::Exchanged;
 pub use failed::Failed;
 
 use crate::{
@@ -100,6 +103,7 @@ pub struct Replica {
     names: FlowNames,
     errors: Errors,
     failed: Failed,
+    by_cgroup: ByCgroup,
 }
 
 impl Replica {
@@ -128,6 +132,7 @@ impl Replica {
             names: FlowNames::default(),
             errors: Errors::default(),
             failed: Failed::default(),
+            by_cgroup: ByCgroup::default(),
         }
     }
 
@@ -138,6 +143,18 @@ impl Replica {
             self.names.follow(dns);
         }
         self
+    }
+
+    /// The same replica, which adds up what each cgroup has sent and was sent.
+    #[must_use]
+    pub fn adding_up_cgroups(mut self) -> Self {
+        self.by_cgroup.want();
+        self
+    }
+
+    /// What each cgroup has exchanged since this was asked for last; 0 stands for those that are not known.
+    pub fn take_by_cgroup(&mut self) -> impl Iterator<Item = (u64, Exchanged)> {
+        self.by_cgroup.take()
     }
 
     /// Changes how often a living flow is reported.
@@ -333,6 +350,9 @@ impl Replica {
 
     /// Emits what the flow counted, now or when its time has come.
     fn report(&mut self, slot: u32, delta: [Counts; 2], sink: &mut impl FnMut(&Record)) {
+        if self.by_cgroup.is_wanted() {
+            self.by_cgroup.note(self.senders.cgroup_ids(slot), delta);
+        }
         if let Some(delta) = self.reports.add(slot, delta, self.clock.boot_ns) {
             sink(&self.record(slot, delta, None));
         } else if let Some(due_ns) = self.reports.due_ns(slot) {
@@ -475,6 +495,7 @@ impl Replica {
                 sink(&Record {
                     outer: self.outers.of(&entry.key, is_joined),
                     names: self.names.of(slot, entry.initiator),
+                    round_trips: self.senders.round_trips_of(slot, entry.initiator),
                     ..entry.record(
                         clock,
                         told,
@@ -584,6 +605,7 @@ impl Replica {
         Record {
             outer: self.outers.of(&entry.key, is_joined),
             names: self.names.of(slot, entry.initiator),
+            round_trips: self.senders.round_trips_of(slot, entry.initiator),
             ..entry.record(
                 self.clock,
                 delta,

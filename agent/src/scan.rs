@@ -35,6 +35,7 @@ use crate::{
     quoted::{self, Quoted},
     record::Record,
     replica::{Replica, came_through_a_tunnel},
+    unit_traffic::Units,
 };
 
 mod durations;
@@ -124,6 +125,8 @@ pub struct Scanner {
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
     dns: Option<Dns>,
+    /// What the units of this host have exchanged, if they are to be named.
+    pub units: Option<Units>,
     /// A snapshot of which a part is taken, and one that a scan had to complete.
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, AskError>>,
@@ -161,6 +164,7 @@ pub struct ScannerParts {
     pub tags: BTreeMap<u32, TagWatch>,
     /// What addresses are called, if the flows are to have names.
     pub dns: Option<Dns>,
+    pub units: Option<Units>,
 }
 
 impl Scanner {
@@ -172,6 +176,7 @@ impl Scanner {
             tags: parts.tags,
             replica: parts.replica,
             dns: parts.dns,
+            units: parts.units,
             taking: None,
             completed: None,
             sample_rates: SampleRates::all(parts.encoder.sample_rate()),
@@ -287,6 +292,9 @@ impl Scanner {
         }
         self.hub.tell_accounts(|| self.accounts(window_end_unix_ns));
         self.end(is_final, encode, occupancy, &left_ids);
+        if let Some(units) = &mut self.units {
+            units.take_in(self.replica.take_by_cgroup(), scan_clock.boot_ns);
+        }
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;

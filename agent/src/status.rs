@@ -16,6 +16,7 @@ use crate::{
     proto,
     replica::Failed,
     scan::{ByProtocol, Durations, HookState, Scanner},
+    unit_traffic::Units,
 };
 
 /// Settings that do not change while the agent runs.
@@ -121,6 +122,7 @@ pub fn of(
         departed_outputs: None,
         dns: scanner.dns_stats().map(proto::DnsStatus::from),
         kernel_drops: kernel_drops(scanner),
+        units: scanner.units.as_ref().map(Units::told).unwrap_or_default(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! A small hash map of the kernel behind the slots of each page. It takes flows that find their windows full.
 
-use agent_common::{FlowCounters, FlowKey, Reason, senders::Question};
+use agent_common::{FlowCounters, FlowKey, Packet, Reason, senders::Question};
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
     btf_maps::{ArrayOfMaps, HashMap},
@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 
 use super::{Begun, Counted, Sought, add};
-use crate::{clock, fill};
+use crate::{atomic, clock, fill};
 
 /// By page. Userspace puts an inner map of its size into each slot.
 #[btf_map]
@@ -27,37 +27,43 @@ const EEXIST: i32 = -17;
 const EDEADLK: i32 = -35;
 const ETIMEDOUT: i32 = -110;
 
-/// What [`find_and_add`] did.
-const NOTHING: u32 = 0;
-const ADDED: u32 = 1;
-const ADDED_FIRST: u32 = 2;
+/// What [`find_and_add`] returns beside a [`Question`], if there is such a flow.
+const FOUND: u64 = 1 << Question::BITS;
 
 /// Adds a packet to its flow, if there is one. Returns what that asks.
 #[inline(always)]
 pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
     let did = find_and_add(sought, size.packets, size.bytes, size.ip_bytes);
-    (did != NOTHING).then(|| sought.question_behind(did == ADDED_FIRST))
+    (did != 0).then(|| sought.behind(Question(did & (FOUND - 1))))
 }
 
 /// A function of its own, like the next one: few packets need its stack. 6.1 accepts no key in memory that was passed to
 /// a global function.
 #[inline(never)]
-fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u32 {
+fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u64 {
     let key = sought.packet.key;
     let map = BEHIND.get(sought.page);
     let Some(flow) = map.and_then(|map| map.get_ptr_mut(&key)) else {
-        return NOTHING;
+        return 0;
     };
     let size = Counted {
         packets,
         bytes,
         ip_bytes,
     };
-    if add(flow, sought, size) {
-        ADDED_FIRST
-    } else {
-        ADDED
+    FOUND | add(flow, sought, size).0
+}
+
+/// Adds to the bits of a packet's flow, if there is one.
+#[inline(never)]
+pub fn note(page: u32, packet: &Packet, bits: u64) -> u32 {
+    let key = packet.key;
+    let map = BEHIND.get(page);
+    if let Some(flow) = map.and_then(|map| map.get_ptr_mut(&key)) {
+        // SAFETY: it comes from a look-up in this program run, and the bits are the counters' first word.
+        unsafe { atomic::or(flow.cast(), bits) };
     }
+    0
 }
 
 #[inline(never)]
@@ -89,7 +95,7 @@ pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
         0 => {
             fill::note_behind(page);
             fill::note_new_flow(page);
-            Begun::Here(sought.question_behind(sought.asks()))
+            Begun::Here(sought.behind(sought.first_question()))
         }
         // Another CPU was first.
         EEXIST => grow(sought, size).map_or(Begun::Not(Reason::Vanished), Begun::Elsewhere),

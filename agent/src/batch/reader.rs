@@ -146,6 +146,10 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         62 => record.failure = Some(short.cast_signed()),
         63 => record.icmp_error_type = Some(short),
         64 => record.icmp_error_code = Some(short),
+        65 => record.src_handshake_rtt_us = Some(short),
+        66 => record.dst_handshake_rtt_us = Some(short),
+        67 => record.src_ack_rtt_us = Some(short),
+        68 => record.dst_ack_rtt_us = Some(short),
         _ => return None,
     }
     Some(())

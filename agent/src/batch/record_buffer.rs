@@ -12,6 +12,7 @@ use prost::encoding::encode_varint;
 use super::fields::RECORDS;
 use crate::{
     record::{Failure, Record, RecordName},
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -33,8 +34,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 524 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 536;
+    /// A record takes 552 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 564;
 
     pub(super) fn new() -> Self {
         Self {
@@ -166,6 +167,9 @@ impl Writer<'_> {
                 self.value::<64>(error.code.into());
             }
         }
+        if record.round_trips != [RoundTrip::default(); 2] {
+            self.len = put_round_trips(self.bytes, self.len, record);
+        }
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.
@@ -196,6 +200,16 @@ impl Writer<'_> {
         self.count::<59>(id(destination));
         self.count::<60>(learned(source));
         self.count::<61>(learned(destination));
+    }
+
+    /// Likewise.
+    #[inline(always)]
+    fn round_trips(&mut self, record: &Record) {
+        let [source, destination] = record.round_trips;
+        self.count::<65>(source.handshake_us.into());
+        self.count::<66>(destination.handshake_us.into());
+        self.count::<67>(source.ack_us.into());
+        self.count::<68>(destination.ack_us.into());
     }
 
     #[inline(always)]
@@ -329,6 +343,14 @@ fn put_tcp(bytes: &mut Room, at: usize, record: &Record) -> usize {
 fn put_names(bytes: &mut Room, at: usize, record: &Record) -> usize {
     let mut writer = Writer { bytes, len: at };
     writer.names(record);
+    writer.len
+}
+
+/// How long the ends take to answer, likewise.
+#[cold]
+fn put_round_trips(bytes: &mut Room, at: usize, record: &Record) -> usize {
+    let mut writer = Writer { bytes, len: at };
+    writer.round_trips(record);
     writer.len
 }
 

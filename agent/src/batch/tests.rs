@@ -9,6 +9,7 @@ use crate::{
     filter::Facts,
     proto::{self, FlowRecord},
     record::{EndReason, Failure, IcmpError, RecordName},
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -188,13 +189,25 @@ type OfEnds = (
     [TcpInfo; 2],
     [Option<RecordName>; 2],
     Option<Failure>,
+    [RoundTrip; 2],
 );
 
-/// Cgroups, processes, what TCP knows, names, and what failed.
+/// Cgroups, processes, what TCP knows, names, what failed, and round trips.
 fn senders() -> impl Strategy<Value = OfEnds> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
     let tcp = [tcp_info(), tcp_info()];
-    (both(), both(), tcp, [name(), name()], failure())
+    let names = [name(), name()];
+    let round_trips = [round_trip(), round_trip()];
+    (both(), both(), tcp, names, failure(), round_trips)
+}
+
+/// Often without one.
+fn round_trip() -> impl Strategy<Value = RoundTrip> {
+    let us = || prop_oneof![Just(0), any::<u32>()];
+    (us(), us()).prop_map(|(handshake_us, ack_us)| RoundTrip {
+        handshake_us,
+        ack_us,
+    })
 }
 
 fn failure() -> impl Strategy<Value = Option<Failure>> {
@@ -254,7 +267,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             (first, last, tcp_flags, dscp, community_id, outer, of_ends),
             end,
         )| {
-            let (cgroup_ids, process_keys, tcp, names, failure) = of_ends;
+            let (cgroup_ids, process_keys, tcp, names, failure, round_trips) = of_ends;
             Record {
                 key,
                 initiator,
@@ -281,6 +294,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 tcp,
                 names,
                 failure,
+                round_trips,
             }
         },
     )
@@ -394,7 +408,15 @@ fn expected(record: &Record) -> FlowRecord {
         }),
         icmp_error_type: error(record).map(|error| error.icmp_type.into()),
         icmp_error_code: error(record).map(|error| error.code.into()),
+        src_handshake_rtt_us: measured(record.round_trips[0].handshake_us),
+        dst_handshake_rtt_us: measured(record.round_trips[1].handshake_us),
+        src_ack_rtt_us: measured(record.round_trips[0].ack_us),
+        dst_ack_rtt_us: measured(record.round_trips[1].ack_us),
     }
+}
+
+fn measured(us: u32) -> Option<u32> {
+    Some(us).filter(|&us| us != 0)
 }
 
 fn error(record: &Record) -> Option<IcmpError> {
@@ -499,6 +521,10 @@ fn longest_record() -> Record {
             icmp_type: u8::MAX,
             code: u8::MAX,
         })),
+        round_trips: [RoundTrip {
+            handshake_us: u32::MAX,
+            ack_us: u32::MAX,
+        }; 2],
     }
 }
 
@@ -674,6 +700,7 @@ fn record_of(len_bytes: usize) -> Record {
     record.tcp = [TcpInfo::default(); 2];
     record.names = [None; 2];
     record.failure = None;
+    record.round_trips = [RoundTrip::default(); 2];
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

@@ -13,7 +13,7 @@ use super::{
 use crate::proto::{Account, Count, Hook, HookStatus, pair};
 
 /// Follows what the packets were.
-const BYTES: &str = "Their layer-2 bytes without FCS";
+pub(super) const BYTES: &str = "Their layer-2 bytes without FCS";
 
 impl Shown {
     pub(super) fn traffic(&self, families: &mut Families<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@ use crate::{
     proto::{
         Account, AgentIdentity, Count, DepartedOutputs, Durations, Hook, HookStatus, Interface,
         InterfacesStatus, OutputStatus, OutputTlsStatus, RecordSum, ScanStatus, Traffic,
+        UnitTraffic,
     },
 };
 
@@ -43,6 +44,12 @@ fn status() -> AgentStatus {
             egress: [("tcp".to_owned(), count(0, 0))].into(),
         }),
         account: Some(account),
+        units: vec![UnitTraffic {
+            unit: "web.service".to_owned(),
+            container_id: String::new(),
+            sent: Some(count(5, 500)),
+            received: Some(count(6, 600)),
+        }],
         interfaces: Some(InterfacesStatus {
             not_counted: 2,
             ..InterfacesStatus::default()
@@ -81,6 +88,8 @@ fn both_texts_have_the_same_samples() {
         r#"flow_agent_traffic_packets_total{direction="ingress",protocol="tcp"} 7"#,
         r#"flow_agent_traffic_bytes_total{direction="egress",protocol="tcp"} 0"#,
         r#"flow_agent_interface_bytes_total{netns="",interface="a\"b\\c",ifindex="5",direction="ingress",protocol="tcp"} 700"#,
+        r#"flow_agent_unit_transmit_packets_total{unit="web.service",container_id=""} 5"#,
+        r#"flow_agent_unit_receive_bytes_total{unit="web.service",container_id=""} 600"#,
         r#"flow_agent_scan_lateness_seconds_bucket{le="0.001"} 4"#,
         r#"flow_agent_scan_lateness_seconds_bucket{le="0.0025"} 6"#,
         r#"flow_agent_scan_lateness_seconds_bucket{le="+Inf"} 7"#,

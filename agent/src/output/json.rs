@@ -12,8 +12,9 @@ use serde::{Serialize, Serializer};
 
 use self::dns::DnsLine;
 use self::senders::{
-    DESTINATION, DESTINATION_HOST, DESTINATION_PROCESS, DESTINATION_TCP, HostOfEnd, OfEnd,
-    ProcessOfEnd, SOURCE, SOURCE_HOST, SOURCE_PROCESS, SOURCE_TCP, TcpOfEnd,
+    DESTINATION, DESTINATION_HOST, DESTINATION_PROCESS, DESTINATION_ROUND_TRIP, DESTINATION_TCP,
+    HostOfEnd, OfEnd, ProcessOfEnd, RoundTripOfEnd, SOURCE, SOURCE_HOST, SOURCE_PROCESS,
+    SOURCE_ROUND_TRIP, SOURCE_TCP, TcpOfEnd,
 };
 use super::{LostSoFar, harmless, human};
 use crate::{
@@ -25,6 +26,7 @@ use crate::{
         Account, AgentIdentity, Count, Direction, EndReason, Failure, FlowBatch, FlowRecord,
         Interface,
     },
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -276,6 +278,10 @@ struct FlowLine<'a> {
     source_tcp: Option<TcpOfEnd>,
     #[serde(flatten)]
     destination_tcp: Option<TcpOfEnd>,
+    #[serde(flatten)]
+    source_round_trip: RoundTripOfEnd,
+    #[serde(flatten)]
+    destination_round_trip: RoundTripOfEnd,
     sample_rate: u32,
 }
 
@@ -287,6 +293,7 @@ impl<'a> FlowLine<'a> {
         let [source_process, destination_process] = Maker::both(batch, record);
         let [source_host, destination_host] = Host::both(batch, record);
         let [source_tcp, destination_tcp] = Tcp::both(record);
+        let [to_source, to_destination] = RoundTrip::both(record);
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
@@ -351,6 +358,8 @@ impl<'a> FlowLine<'a> {
             destination_host: destination_host.map(|host| HostOfEnd(DESTINATION_HOST, host)),
             source_tcp: source_tcp.map(|tcp| TcpOfEnd(SOURCE_TCP, tcp)),
             destination_tcp: destination_tcp.map(|tcp| TcpOfEnd(DESTINATION_TCP, tcp)),
+            source_round_trip: RoundTripOfEnd(SOURCE_ROUND_TRIP, to_source),
+            destination_round_trip: RoundTripOfEnd(DESTINATION_ROUND_TRIP, to_destination),
             sample_rate: batch.sample_rate,
         }
     }
@@ -768,6 +777,20 @@ mod tests {
             assert_eq!(lines[0][name], value, "{name}");
         }
         assert!(lines[0].get("src_tcp_delivered").is_none());
+    }
+
+    #[test]
+    fn round_trips_that_were_measured_are_said_of_each_end() {
+        let lines = lines(&[batch(vec![FlowRecord {
+            src_handshake_rtt_us: Some(1),
+            dst_handshake_rtt_us: Some(2),
+            dst_ack_rtt_us: Some(u32::MAX),
+            ..tcp_record()
+        }])]);
+        assert_eq!(lines[0]["src_handshake_rtt_us"], 1);
+        assert_eq!(lines[0]["dst_handshake_rtt_us"], 2);
+        assert_eq!(lines[0]["dst_ack_rtt_us"], u32::MAX);
+        assert!(lines[0].get("src_ack_rtt_us").is_none());
     }
 
     #[test]

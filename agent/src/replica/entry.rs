@@ -311,6 +311,7 @@ impl Entry {
             cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
             process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
             tcp: [senders.tcp[forward], senders.tcp[reverse]],
+            round_trips: Default::default(),
         }
     }
 }

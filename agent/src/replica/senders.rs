@@ -2,13 +2,17 @@
 
 use std::collections::HashMap;
 
-use agent_common::{FlowKey, Senders, TcpInfo, tcp::EndedConnection};
+use agent_common::{FlowKey, Sample, Senders, TcpInfo, tcp::EndedConnection};
+
+use crate::round_trip::RoundTrip;
 
 /// What is known of the flow in each slot. Nothing is kept as long as no scan brings any.
 #[derive(Default)]
 pub struct KnownSenders {
     names: BySlot<Names>,
     connections: BySlot<Connection>,
+    /// By direction of the segments that were acknowledged.
+    round_trips: BySlot<[RoundTrip; 2]>,
     /// Whether TCP has ever told anything. Before that nothing is kept of connections.
     has_tcp: bool,
     /// What came with the entry that is being taken in, if something did.
@@ -125,6 +129,9 @@ impl KnownSenders {
             self.connections.begin(slot, connection);
             self.end(slot, coming.end);
         }
+        let mut round_trips = <[RoundTrip; 2]>::default();
+        note(&mut round_trips, coming.senders.round_trips);
+        self.round_trips.begin(slot, round_trips);
     }
 
     /// More of the flow in this slot has come.
@@ -161,6 +168,9 @@ impl KnownSenders {
                 }
             }
         }
+        if coming.round_trips != [Sample::NONE; 2] {
+            note(self.round_trips.at(slot), coming.round_trips);
+        }
     }
 
     pub fn of(&self, slot: u32) -> Senders {
@@ -169,13 +179,27 @@ impl KnownSenders {
             cgroup_ids: names.cgroup_ids,
             process_keys: names.process_keys,
             tcp: self.connections.of(slot).tcp,
+            ..Senders::default()
         }
+    }
+
+    pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
+        self.names.of(slot).cgroup_ids
+    }
+
+    /// To the source, and to the destination, if `initiator` is the direction of the source's packets: these are acknowledged by the
+    /// destination.
+    pub fn round_trips_of(&self, slot: u32, initiator: u8) -> [RoundTrip; 2] {
+        let by_direction = self.round_trips.of(slot);
+        let forward = usize::from(initiator & 1);
+        [by_direction[1 - forward], by_direction[forward]]
     }
 
     /// No slot from this one on has a flow.
     pub fn shrink(&mut self, slots: u32) {
         self.names.shrink(slots);
         self.connections.shrink(slots);
+        self.round_trips.shrink(slots);
     }
 
     /// A connection has ended. Its flow has come before, or comes with this scan or the next one.
@@ -201,6 +225,12 @@ impl KnownSenders {
     #[cfg(test)]
     pub fn room(&self) -> usize {
         self.names.0.len()
+    }
+}
+
+fn note(known: &mut [RoundTrip; 2], coming: [Sample; 2]) {
+    for (known, coming) in known.iter_mut().zip(coming) {
+        known.note(coming);
     }
 }
 

@@ -39,7 +39,8 @@ fn every_program_is_taken(all: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
         decapsulate: all,
         senders: if all {
-            Kinds::CGROUPS.and(Kinds::PROCESSES).and(Kinds::TCP)
+            let of_sockets = Kinds::CGROUPS.and(Kinds::PROCESSES).and(Kinds::TCP);
+            of_sockets.and(Kinds::ROUND_TRIPS)
         } else {
             Kinds::NONE
         },

@@ -29,6 +29,7 @@ mod metrics;
 mod names;
 mod outputs;
 mod pressure;
+mod round_trips;
 mod senders;
 mod settings;
 mod snapshots;

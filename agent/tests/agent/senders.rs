@@ -4,6 +4,7 @@
 mod connections;
 mod processes;
 mod sockets;
+mod unit_traffic;
 
 use std::{
     fs,

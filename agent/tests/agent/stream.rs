@@ -198,6 +198,7 @@ fn record(number: u32) -> Record {
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
         failure: None,
+        round_trips: Default::default(),
     }
 }
 

@@ -414,5 +414,6 @@ fn record(flow: u32, begin: u64) -> Record {
         tcp: [TcpInfo::default(); 2],
         names: [None; 2],
         failure: None,
+        round_trips: Default::default(),
     }
 }

@@ -36,6 +36,8 @@ pub struct Frame {
     fragment: Option<(u16, u16, bool)>,
     extensions: Vec<Extension>,
     tcp_options: Vec<u8>,
+    /// Sequence and acknowledgment.
+    tcp_numbers: (u32, u32),
     min_len_bytes: usize,
 }
 
@@ -66,6 +68,7 @@ impl Frame {
             fragment: None,
             extensions: Vec::new(),
             tcp_options: Vec::new(),
+            tcp_numbers: (1, 0),
             min_len_bytes: 0,
         }
     }
@@ -144,6 +147,13 @@ impl Frame {
         self
     }
 
+    /// TCP's sequence and acknowledgment numbers, instead of 1 and 0.
+    #[must_use]
+    pub fn tcp_numbers(mut self, sequence: u32, acknowledgment: u32) -> Self {
+        self.tcp_numbers = (sequence, acknowledgment);
+        self
+    }
+
     /// Zero bytes behind the IP packet up to this frame length, as Ethernet pads to 60.
     #[must_use]
     pub fn pad_to(mut self, min_len_bytes: usize) -> Self {
@@ -174,7 +184,9 @@ impl Frame {
 
     /// `flags` are the bits of the TCP header's flag byte, FIN the lowest.
     pub fn tcp(&self, src_port: u16, dst_port: u16, flags: u8, payload: &[u8]) -> Result<Vec<u8>> {
-        let mut header = TcpHeader::new(src_port, dst_port, 1, u16::MAX);
+        let (sequence, acknowledgment) = self.tcp_numbers;
+        let mut header = TcpHeader::new(src_port, dst_port, sequence, u16::MAX);
+        header.acknowledgment_number = acknowledgment;
         header
             .set_options_raw(&self.tcp_options)
             .context("TCP options")?;

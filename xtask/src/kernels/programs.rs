@@ -40,6 +40,7 @@ const MODULES: &[(&str, u64)] = &[
     ("drops", 900),
     ("failures", 900),
     ("names", 900),
+    ("round_trips", 900),
     ("senders::connections", 900),
     ("senders::sockets", 900),
     ("table", 1_800),

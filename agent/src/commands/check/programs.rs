@@ -14,7 +14,7 @@ use crate::kernel::{
     processes,
 };
 
-pub(super) fn programs(layout: &Layout) -> [Check; 7] {
+pub(super) fn programs(layout: &Layout) -> [Check; 8] {
     let plain = match load(layout, PLAIN) {
         Ok(()) => Check::ok("programs", "the kernel takes all of the agent's programs"),
         Err(error) => Check::missing(
@@ -43,6 +43,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 7] {
         units(layout),
         processes(layout),
         tcp(layout),
+        rtt(layout),
         dns(layout),
         drops(layout),
     ]
@@ -126,6 +127,22 @@ fn tcp(layout: &Layout) -> Check {
             format!("{error:#}"),
             "use a kernel with CONFIG_DEBUG_INFO_BTF=y; else --enrich tcp tells what TCP knew at an earlier packet, and not at the end of \
              a connection",
+        ),
+    }
+}
+
+/// What `--enrich rtt` needs.
+fn rtt(layout: &Layout) -> Check {
+    let wanted = Wanted {
+        senders: Kinds::ROUND_TRIPS,
+        ..PLAIN
+    };
+    match load(layout, wanted) {
+        Ok(()) => Check::ok("rtt", "and with --enrich rtt"),
+        Err(error) => Check::warn(
+            "rtt",
+            format!("{error:#}"),
+            "run without --enrich rtt: records then say nothing of handshakes and acknowledgments",
         ),
     }
 }

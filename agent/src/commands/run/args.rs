@@ -136,7 +136,8 @@ pub struct Args {
     /// What to find out about flows beyond their packets; repeatable. unit: the systemd unit and the container whose sockets
     /// send the packets. process: the process that made these sockets. tcp: round trips, and what was sent again, as TCP knows it
     /// on this host's side. Packets that this host forwards for others have no socket. Each takes 44 bytes more of kernel memory for
-    /// each of --max-flows, and tcp takes three times that. dns: what addresses are called, as said by answers of the DNS
+    /// each of --max-flows, and tcp takes three times that. rtt: how long the ends of connections of TCP take to answer, as their packets
+    /// show it here, forwarded ones too; it takes 44 bytes as well. dns: what addresses are called, as said by answers of the DNS
     /// that have passed the interfaces (UDP, port 53: the agent reads these messages), or by /etc/hosts. dns-exchanges: the same,
     /// and each query with its answer, in JSON Lines and over gRPC. icmp: what ICMP errors say cannot be reached (the agent reads
     /// these errors). drops: in status and metrics, what the kernel of the host drops, by its own reasons.

@@ -4,7 +4,7 @@
 use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
 
 use agent_common::{
-    FlowKey, Senders, TcpInfo,
+    FlowKey, Sample, Senders, TcpInfo,
     senders::{Kinds, PlaneOfWindow},
     slots::SLOTS,
 };
@@ -85,6 +85,10 @@ impl SendersOfPage {
             let words: [_; TcpInfo::WORDS] =
                 std::array::from_fn(|word| self.take_of(first + word as u32, window, slot));
             taken.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
+        }
+        if self.kinds.has(Kinds::ROUND_TRIPS) {
+            let plane = self.kinds.round_trip_plane();
+            taken.round_trips = self.take_of(plane, window, slot).map(Sample);
         }
         taken
     }

@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{cgroups::Sender, dns::Host, processes::Maker, tcp::Tcp};
+use crate::{cgroups::Sender, dns::Host, processes::Maker, round_trip::RoundTrip, tcp::Tcp};
 
 /// In the order of the values.
 pub(super) type Names = [&'static str; 6];
@@ -122,6 +122,32 @@ impl Serialize for TcpOfEnd {
         let mut map = serializer.serialize_map(Some(values.len()))?;
         for (name, value) in names.iter().zip(values) {
             map.serialize_entry(name, &value)?;
+        }
+        map.end()
+    }
+}
+
+/// In the order of the values.
+pub(super) type RoundTripNames = [&'static str; 2];
+
+pub(super) const SOURCE_ROUND_TRIP: RoundTripNames = ["src_handshake_rtt_us", "src_ack_rtt_us"];
+pub(super) const DESTINATION_ROUND_TRIP: RoundTripNames =
+    ["dst_handshake_rtt_us", "dst_ack_rtt_us"];
+
+/// How long an end takes to answer, under the names of that end.
+pub(super) struct RoundTripOfEnd(pub RoundTripNames, pub RoundTrip);
+
+impl Serialize for RoundTripOfEnd {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self(names, round_trip) = self;
+        let mut map = serializer.serialize_map(None)?;
+        for (name, us) in names
+            .iter()
+            .zip([round_trip.handshake_us, round_trip.ack_us])
+        {
+            if us != 0 {
+                map.serialize_entry(name, &us)?;
+            }
         }
         map.end()
     }

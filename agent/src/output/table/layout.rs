@@ -9,6 +9,7 @@ use crate::{
         human,
     },
     proto::FlowRecord,
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -64,6 +65,7 @@ impl Row {
         scan_end_unix_ns: u64,
     ) -> Self {
         let tcp = Tcp::both(record).map(Option::unwrap_or_default);
+        let answers = RoundTrip::both(record);
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
         let cells = [
             place(record, interface),
@@ -79,10 +81,20 @@ impl Row {
             state(record).to_owned(),
             ends(&units.map(|unit| unit.map(short_unit))),
             both(processes),
-            ends(&tcp.map(|end| end.rtt_us.map(round_trip))),
+            ends(&round_trips(tcp, answers).map(|us| us.map(round_trip))),
             ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),
         ];
         Self { cells }
+    }
+}
+
+/// What TCP knows of its whole way says more than how long each end takes to answer what passes here.
+fn round_trips(tcp: [Tcp; 2], answers: [RoundTrip; 2]) -> [Option<u32>; 2] {
+    let known = tcp.map(|end| end.rtt_us);
+    if known == [None, None] {
+        answers.map(|end| (end.ack_us != 0).then_some(end.ack_us))
+    } else {
+        known
     }
 }
 
@@ -202,6 +214,24 @@ mod tests {
             (u32::MAX, "4295.0s"),
         ] {
             assert_eq!(round_trip(us), shown);
+        }
+    }
+
+    #[test]
+    fn what_passes_shows_how_long_its_ends_take_to_answer() {
+        let passing = FlowRecord {
+            src_handshake_rtt_us: Some(5),
+            src_ack_rtt_us: Some(250),
+            dst_ack_rtt_us: Some(12_345),
+            ..FlowRecord::default()
+        };
+        let here = FlowRecord {
+            src_tcp_rtt_us: Some(1_234),
+            ..passing.clone()
+        };
+        for (record, shown) in [(passing, "250us > 12.3ms"), (here, "1.23ms")] {
+            let lines = lines(&[Row::new(&record, None, NOBODY, &[None, None], 0)], 200);
+            assert!(lines[1].trim_end().ends_with(shown), "{}", lines[1]);
         }
     }
 

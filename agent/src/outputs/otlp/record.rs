@@ -13,6 +13,7 @@ use crate::{
     processes::Maker,
     proto::{FlowBatch, FlowRecord, Interface},
     protocols,
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -125,6 +126,10 @@ pub(super) mod key {
         DESTINATION_TCP_DELIVERED = "flow.destination.tcp.delivered";
         DESTINATION_TCP_DELIVERED_CE = "flow.destination.tcp.delivered_ce";
         DESTINATION_TCP_DATA_SEGS_OUT = "flow.destination.tcp.data_segs_out";
+        SOURCE_HANDSHAKE_RTT_US = "flow.source.handshake_rtt_us";
+        SOURCE_ACK_RTT_US = "flow.source.ack_rtt_us";
+        DESTINATION_HANDSHAKE_RTT_US = "flow.destination.handshake_rtt_us";
+        DESTINATION_ACK_RTT_US = "flow.destination.ack_rtt_us";
     }
 }
 
@@ -229,6 +234,20 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     }
     if let Some(known) = of_destination {
         tcp(attributes, DESTINATION_TCP, known);
+    }
+    let [to_source, to_destination] = RoundTrip::both(flow);
+    for (key, us) in [
+        (key::SOURCE_HANDSHAKE_RTT_US, to_source.handshake_us),
+        (key::SOURCE_ACK_RTT_US, to_source.ack_us),
+        (
+            key::DESTINATION_HANDSHAKE_RTT_US,
+            to_destination.handshake_us,
+        ),
+        (key::DESTINATION_ACK_RTT_US, to_destination.ack_us),
+    ] {
+        if us != 0 {
+            attributes.number(key, us);
+        }
     }
     if batch.sample_rate > 1 {
         attributes.number(key::SAMPLE_RATE, batch.sample_rate);

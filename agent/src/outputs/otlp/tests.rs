@@ -258,6 +258,8 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         // Nobody knows its name.
         dst_process_key: Some(6 << 32 | 1),
         src_tcp_rtt_us: Some(812),
+        src_handshake_rtt_us: Some(90),
+        dst_ack_rtt_us: Some(12_000),
         src_tcp_total_retrans: Some(0),
         dst_tcp_data_segs_out: Some(4),
         ..flow(Some(7), Some(8))
@@ -307,6 +309,9 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
     assert_eq!(number("flow.destination.process.real_user.id"), None);
     assert_eq!(number("flow.source.tcp.rtt_us"), Some(812));
     assert_eq!(number("flow.source.tcp.min_rtt_us"), None);
+    assert_eq!(number("flow.source.handshake_rtt_us"), Some(90));
+    assert_eq!(number("flow.source.ack_rtt_us"), None);
+    assert_eq!(number("flow.destination.ack_rtt_us"), Some(12_000));
     assert_eq!(number("flow.source.tcp.total_retrans"), Some(0));
     assert_eq!(number("flow.destination.tcp.data_segs_out"), Some(4));
     assert!(records[0].encoded_len() < SLACK_LEN_BYTES);

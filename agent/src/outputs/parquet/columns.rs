@@ -231,6 +231,22 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_tcp_data_segs_out",
         Optional(32, |row| row.record.dst_tcp_data_segs_out),
     ),
+    column(
+        "src_handshake_rtt_us",
+        Optional(32, |row| row.record.src_handshake_rtt_us),
+    ),
+    column(
+        "dst_handshake_rtt_us",
+        Optional(32, |row| row.record.dst_handshake_rtt_us),
+    ),
+    column(
+        "src_ack_rtt_us",
+        Optional(32, |row| row.record.src_ack_rtt_us),
+    ),
+    column(
+        "dst_ack_rtt_us",
+        Optional(32, |row| row.record.dst_ack_rtt_us),
+    ),
     column("failure", Text(|row, text| push(text, failure(row.record)))),
     column(
         "icmp_error_type",

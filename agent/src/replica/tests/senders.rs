@@ -1,9 +1,9 @@
 //! Who sent the packets, and what TCP knows of the connection: it stays with its flow, and is that of no other.
 
-use agent_common::{Senders, TcpInfo, tcp::EndedConnection};
+use agent_common::{Sample, Senders, TcpInfo, round_trip::Segment, tcp::EndedConnection};
 
 use super::*;
-use crate::replica::senders::Coming;
+use crate::{replica::senders::Coming, round_trip::RoundTrip};
 
 /// Takes in flows with who sent them.
 fn scan_sent(
@@ -305,4 +305,88 @@ fn who_makes_room_for_a_flow_does_not_get_its_end() {
     let others = &told[..told.len() - 1];
     assert!(others.iter().all(|told| *told == [0, 0]), "{others:?}");
     assert_eq!(replica.evicted(), 1);
+}
+
+/// A sample that took so long.
+fn took(us: u64, flags: u8) -> Sample {
+    let segment = Segment {
+        sequence: 0,
+        acknowledgment: 0,
+        payload_len_bytes: 1,
+        flags,
+    };
+    Sample::begun(&segment, 0).ended(us * 1000)
+}
+
+fn scan_round_trips(
+    replica: &mut Replica,
+    second: u64,
+    initiator: u8,
+    round_trips: [Sample; 2],
+) -> [RoundTrip; 2] {
+    let mut told = Vec::new();
+    let mut sink = |record: &Record| told.push(record.round_trips);
+    let mut both = counters(second, &[ACK], &[ACK]);
+    began(&mut both, initiator, 0);
+    let senders = Senders {
+        round_trips,
+        ..Senders::default()
+    };
+    replica.begin_scan(clock(second));
+    replica.update_with(&[key(1)], &[both], &[senders], &mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
+    let [one] = told.try_into().unwrap();
+    one
+}
+
+#[test]
+fn the_receiver_of_a_segment_is_who_takes_as_long() {
+    let of = |handshake_us, ack_us| RoundTrip {
+        handshake_us,
+        ack_us,
+    };
+    for initiator in [0, 1] {
+        let mut replica = replica(8);
+        let mut at = |second: u64, forward: Sample, reverse: Sample| {
+            let mut by_direction = [forward, reverse];
+            by_direction.rotate_left(initiator.into());
+            scan_round_trips(&mut replica, second, initiator, by_direction)
+        };
+        let syn = SYN;
+        let waits = Sample::begun(
+            &Segment {
+                sequence: 5,
+                acknowledgment: 0,
+                payload_len_bytes: 0,
+                flags: syn,
+            },
+            7,
+        );
+        // To the destination, and to the source.
+        assert_eq!(
+            at(1, took(200, syn), took(50, syn)),
+            [of(50, 50), of(200, 200)]
+        );
+        assert_eq!(
+            at(2, took(300, 0), Sample::NONE),
+            [of(50, 50), of(200, 300)]
+        );
+        assert_eq!(at(3, Sample::SPOILED, waits), [of(50, 50), of(200, 300)]);
+        assert_eq!(at(4, Sample::NONE, took(9, 0)), [of(50, 9), of(200, 300)]);
+    }
+}
+
+#[test]
+fn the_next_connection_with_the_same_ports_has_times_of_its_own() {
+    let mut replica = replica(8);
+    let both = [took(200, SYN); 2];
+    let told = scan_round_trips(&mut replica, 1, 0, both);
+    assert_eq!(told.map(|end| end.handshake_us), [200; 2]);
+    // After the idle timeout.
+    let mut sink = |_: &Record| ();
+    replica.begin_scan(clock(1000));
+    replica.end_scan(&BTreeSet::new(), &mut sink);
+    assert!(replica.is_empty());
+    let told = scan_round_trips(&mut replica, 1001, 0, [Sample::NONE; 2]);
+    assert_eq!(told, [RoundTrip::default(); 2]);
 }

@@ -112,6 +112,10 @@ const TYPES: &[(&str, &[&str])] = &[
             "dst_tcp_delivered_ce",
             "src_tcp_data_segs_out",
             "dst_tcp_data_segs_out",
+            "src_handshake_rtt_us",
+            "dst_handshake_rtt_us",
+            "src_ack_rtt_us",
+            "dst_ack_rtt_us",
         ],
     ),
     ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
@@ -193,6 +197,8 @@ fn as_row(line: &Value) -> Value {
             "tcp_delivered",
             "tcp_delivered_ce",
             "tcp_data_segs_out",
+            "handshake_rtt_us",
+            "ack_rtt_us",
         ] {
             fields
                 .entry(format!("{end}_{column}"))

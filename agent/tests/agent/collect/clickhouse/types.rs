@@ -52,6 +52,8 @@ fn records() -> Vec<FlowRecord> {
         src_tcp_delivered: Some(u32::MAX),
         src_tcp_delivered_ce: Some(1),
         src_tcp_data_segs_out: Some(2),
+        dst_handshake_rtt_us: Some(90),
+        src_ack_rtt_us: Some(u32::MAX),
         failure: Some(Failure::Reset.into()),
         dst_host_id: Some(5),
         dst_host_source: NameSource::DnsOfAnother.into(),
@@ -176,6 +178,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "src_tcp_rtt_us": null, "src_tcp_min_rtt_us": 70, "src_tcp_total_retrans": 0, "src_tcp_delivered": u32::MAX,
         "failure": "reset", "icmp_error_type": null, "icmp_error_code": null, "src_host": "", "src_host_source": "", "dst_host": "www.example", "dst_host_source": "dns_of_another",
         "src_tcp_delivered_ce": 1, "src_tcp_data_segs_out": 2, "dst_tcp_rtt_us": null, "dst_tcp_delivered": null,
+        "src_handshake_rtt_us": null, "dst_handshake_rtt_us": 90, "src_ack_rtt_us": u32::MAX, "dst_ack_rtt_us": null,
     });
     full.as_object_mut()
         .unwrap()

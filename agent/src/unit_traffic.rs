@@ -1,0 +1,209 @@
+//! What systemd units and containers have sent and were sent, as the metrics show it.
+//!
+//! A host may have any number of units in its time, and a metric should not. So there is room for some, and those that have been quiet for
+//! long make room for others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::{cgroups::Cgroups, proto, replica::Exchanged};
+
+/// Units and containers with series of their own.
+pub const MOST: usize = 500;
+
+/// One that has been quiet for so long makes room for another one.
+const QUIET_NS: u64 = 3_600_000_000_000;
+
+/// Stands for what was sent by no socket that was seen, or by one in no unit.
+pub const UNKNOWN: &str = "unknown";
+/// Stands for those that found no room.
+pub const OTHER: &str = "other";
+
+/// Both are empty of none.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Unit {
+    unit: String,
+    container_id: String,
+}
+
+struct Traffic {
+    exchanged: Exchanged,
+    /// Since boot.
+    last_ns: u64,
+}
+
+pub struct Units {
+    cgroups: Cgroups,
+    by_unit: BTreeMap<Unit, Traffic>,
+    unknown: Exchanged,
+    other: Exchanged,
+}
+
+impl Units {
+    pub fn new(cgroups: Cgroups) -> Self {
+        Self {
+            cgroups,
+            by_unit: BTreeMap::new(),
+            unknown: Exchanged::default(),
+            other: Exchanged::default(),
+        }
+    }
+
+    /// Adds what a scan has counted, at this time since boot.
+    pub fn take_in(&mut self, counted: impl Iterator<Item = (u64, Exchanged)>, now_ns: u64) {
+        let mut by_id = BTreeMap::new();
+        for (id, exchanged) in counted {
+            if id == 0 {
+                self.unknown += exchanged;
+            } else {
+                by_id.insert(id, exchanged);
+            }
+        }
+        let ids: BTreeSet<u64> = by_id.keys().copied().collect();
+        for cgroup in self.cgroups.of(ids) {
+            let exchanged = by_id.get(&cgroup.id).copied().unwrap_or_default();
+            let unit = Unit {
+                unit: cgroup.unit,
+                container_id: cgroup.container_id,
+            };
+            if unit == Unit::default() {
+                self.unknown += exchanged;
+            } else {
+                self.add(unit, exchanged, now_ns);
+            }
+        }
+    }
+
+    fn add(&mut self, unit: Unit, exchanged: Exchanged, now_ns: u64) {
+        if let Some(traffic) = self.by_unit.get_mut(&unit) {
+            traffic.exchanged += exchanged;
+            traffic.last_ns = now_ns;
+            return;
+        }
+        if self.by_unit.len() >= MOST && !self.make_room(now_ns) {
+            self.other += exchanged;
+            return;
+        }
+        let last_ns = now_ns;
+        self.by_unit.insert(unit, Traffic { exchanged, last_ns });
+    }
+
+    fn make_room(&mut self, now_ns: u64) -> bool {
+        let all = self.by_unit.iter();
+        let quietest = all.min_by_key(|(_, traffic)| traffic.last_ns);
+        let Some((unit, traffic)) = quietest else {
+            return false;
+        };
+        if now_ns.saturating_sub(traffic.last_ns) < QUIET_NS {
+            return false;
+        }
+        let unit = unit.clone();
+        self.by_unit.remove(&unit);
+        true
+    }
+
+    /// All of them, and what is of none.
+    pub fn told(&self) -> Vec<proto::UnitTraffic> {
+        let of = |unit: &str, container_id: &str, exchanged: Exchanged| proto::UnitTraffic {
+            unit: unit.to_owned(),
+            container_id: container_id.to_owned(),
+            sent: Some(exchanged.sent.into()),
+            received: Some(exchanged.received.into()),
+        };
+        let named = self.by_unit.iter();
+        let named =
+            named.map(|(unit, traffic)| of(&unit.unit, &unit.container_id, traffic.exchanged));
+        let rest = [(UNKNOWN, self.unknown), (OTHER, self.other)];
+        let rest = rest.map(|(name, exchanged)| of(name, "", exchanged));
+        named.chain(rest).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::Pair;
+
+    use super::*;
+
+    fn sent(packets: u64) -> Exchanged {
+        Exchanged {
+            sent: Pair {
+                packets,
+                bytes: 60 * packets,
+            },
+            received: Pair {
+                packets: 1,
+                bytes: 7,
+            },
+        }
+    }
+
+    fn told(units: &Units) -> Vec<(String, u64, u64)> {
+        let of = |one: proto::UnitTraffic| {
+            let name = format!(
+                "{}{}",
+                one.unit,
+                one.container_id.get(..2).unwrap_or_default()
+            );
+            (
+                name,
+                one.sent.unwrap().packets,
+                one.received.unwrap().packets,
+            )
+        };
+        units.told().into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn cgroups_of_one_unit_are_one_and_what_is_of_none_is_said() {
+        let id = "ab".repeat(32);
+        let container = format!("/system.slice/docker-{id}.scope");
+        let cgroups = Cgroups::of_these(&[
+            (7, "/system.slice/web.service/one"),
+            (8, "/system.slice/web.service/two"),
+            (9, "/somewhere"),
+            (10, &container),
+        ]);
+        let mut units = Units::new(cgroups);
+        let all = [(7, 1), (8, 2), (9, 4), (0, 8), (11, 16), (10, 32)];
+        units.take_in(all.into_iter().map(|(id, packets)| (id, sent(packets))), 0);
+        units.take_in([(7, sent(64))].into_iter(), 1);
+        let docker = format!("docker-{id}.scopeab");
+        let expected = [
+            (docker.as_str(), 32, 1),
+            ("web.service", 67, 3),
+            // Somewhere, no socket, and one that nobody knows.
+            (UNKNOWN, 28, 3),
+            (OTHER, 0, 0),
+        ];
+        assert_eq!(
+            told(&units),
+            expected.map(|(unit, sent, received)| (unit.to_owned(), sent, received))
+        );
+    }
+
+    #[test]
+    fn who_finds_no_room_is_among_the_others_until_somebody_is_quiet() {
+        let paths: Vec<_> = (1..=MOST as u64 + 2)
+            .map(|id| (id, format!("/system.slice/{id}.service")))
+            .collect();
+        let cgroups: Vec<_> = paths
+            .iter()
+            .map(|(id, path)| (*id, path.as_str()))
+            .collect();
+        let mut units = Units::new(Cgroups::of_these(&cgroups));
+        let most = MOST as u64;
+        units.take_in((1..=most).map(|id| (id, sent(1))), 0);
+        units.take_in([(most + 1, sent(5))].into_iter(), QUIET_NS - 1);
+        assert_eq!(told(&units).last(), Some(&(OTHER.to_owned(), 5, 1)));
+        // All but the first one are heard of again.
+        units.take_in((2..=most).map(|id| (id, sent(1))), QUIET_NS - 1);
+        units.take_in([(most + 1, sent(6))].into_iter(), QUIET_NS);
+        units.take_in([(most + 2, sent(7))].into_iter(), QUIET_NS);
+        let told = told(&units);
+        let of = |name: &str| told.iter().find(|one| one.0 == name).map(|one| one.1);
+        assert_eq!(of("1.service"), None);
+        assert_eq!(of(&format!("{}.service", most + 1)), Some(6));
+        assert_eq!(of(OTHER), Some(12));
+        assert_eq!(told.len(), MOST + 2);
+    }
+}
