@@ -7,12 +7,14 @@ use bytes::{Bytes, BytesMut};
 
 use super::encoder::{Encoder, Message};
 use crate::proto::{FlowBatch, FlowRecord, Interface};
+use enriched::Enriched;
 use fields::{Length, Specifiers};
 use flow::{Flow, Lengths, Shape};
 use message::{Header, Writer};
 use options::{About, Exporting, Metering};
 
 mod elements;
+mod enriched;
 mod fields;
 mod flow;
 mod message;
@@ -21,6 +23,7 @@ mod options;
 #[cfg(test)]
 pub(super) mod tests;
 
+pub use elements::REVERSE_ENTERPRISE;
 pub use flow::Octets;
 
 /// What fits into a datagram on nearly every path.
@@ -36,6 +39,8 @@ const OPTIONS_REFRESH: u32 = 10;
 const LEAST_LEN_BYTES: usize = 512;
 /// The number of the first template of flows; the others follow by shape.
 const FIRST_TEMPLATE: u16 = 256;
+/// The same of those with elements of an enterprise.
+const FIRST_ENRICHED: u16 = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -50,6 +55,8 @@ pub struct Settings {
     /// Another connection starts a sequence of its own. Datagrams from another socket go on with the old one, since
     /// collectors know an exporter by its address.
     pub sequence_by_connection: bool,
+    /// Under which number records have what was found out about flows beyond their packets; without one they have not.
+    pub enterprise: Option<u32>,
 }
 
 impl Settings {
@@ -61,6 +68,7 @@ impl Settings {
             message_len_bytes: DATAGRAM_LEN_BYTES,
             observation_domain: 1,
             sequence_by_connection: false,
+            enterprise: None,
         }
     }
 
@@ -100,8 +108,8 @@ struct Told {
     sequences: [u32; 2],
     messages: u64,
     flow_records: u64,
-    /// By the shape's number.
-    templates: u128,
+    /// By the shape's number: without elements of an enterprise, and with these.
+    templates: [u128; 2],
     /// By [`Kind::bit`](options::Kind::bit).
     options_templates: u8,
     /// How many of the interfaces, in their order.
@@ -115,7 +123,7 @@ struct Told {
 impl Told {
     /// As a receiver that lost all templates.
     fn forget_templates(&mut self) {
-        self.templates = 0;
+        self.templates = [0; 2];
         self.options_templates = 0;
     }
 
@@ -283,15 +291,27 @@ impl Encoder for Ipfix {
         let mut telling = self.told;
         let facts = &self.batch;
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
-        let Settings {
-            is_biflow, octets, ..
-        } = self.settings;
+        let settings = &self.settings;
         let mut taken = 0;
-        for flow in flows {
-            let shape = Shape::of(flow, facts.has_netns);
+        for record in flows {
+            let shape = Shape::of(record, facts.has_netns);
             let len = self.lengths.of(shape);
-            let flow = Flow::new(flow, octets);
-            if !write(flow, shape, len, is_biflow, &mut telling, &mut writer) {
+            let flow = Flow::new(record, settings.octets);
+            let plain = (flow, shape, len);
+            let enriched = settings
+                .enterprise
+                .and_then(|_| Enriched::of(batch, record));
+            let is_written = match enriched {
+                Some(enriched) => {
+                    let len = len + enriched.len_bytes();
+                    let whole = (flow.with(enriched), shape.enriched(), len);
+                    write(whole, settings, &mut telling, &mut writer)
+                        // What does not even fit into a message of its own goes without.
+                        || writer.is_empty() && write(plain, settings, &mut telling, &mut writer)
+                }
+                None => write(plain, settings, &mut telling, &mut writer),
+            };
+            if !is_written {
                 break;
             }
             taken += 1;
@@ -321,23 +341,28 @@ impl Encoder for Ipfix {
 /// Writes the records of a flow. Returns false if they have no room.
 #[inline]
 fn write(
-    flow: Flow,
-    shape: Shape,
-    len_bytes: usize,
-    is_biflow: bool,
+    (flow, shape, len_bytes): (Flow, Shape, usize),
+    settings: &Settings,
     telling: &mut Told,
     writer: &mut Writer,
 ) -> bool {
-    let template = FIRST_TEMPLATE + u16::from(shape.number());
-    let bit = 1 << shape.number();
+    let is_biflow = settings.is_biflow;
+    let number = shape.plain_number();
+    let (first, told) = if shape.is_enriched() {
+        (FIRST_ENRICHED, &mut telling.templates[1])
+    } else {
+        (FIRST_TEMPLATE, &mut telling.templates[0])
+    };
+    let template = first + u16::from(number);
+    let bit = 1 << number;
     let answers = (!is_biflow)
         .then(|| flow.answers())
         .filter(Flow::has_packets);
     // A flow that ended while it was quiet has a record without packets.
     let has_forward = is_biflow || flow.has_packets() || answers.is_none();
     let records = usize::from(has_forward) + usize::from(answers.is_some());
-    let specifiers = (telling.templates & bit == 0).then(|| {
-        let mut specifiers = Specifiers::default();
+    let specifiers = (*told & bit == 0).then(|| {
+        let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
         flow.walk(shape, is_biflow, &mut specifiers);
         specifiers
     });
@@ -346,7 +371,7 @@ fn write(
     }
     if let Some(specifiers) = &specifiers {
         writer.template(template, specifiers);
-        telling.templates |= bit;
+        *told |= bit;
     }
     if has_forward {
         flow.walk(shape, is_biflow, &mut writer.record(template));

@@ -1,27 +1,44 @@
-//! The information elements that we send, by their numbers in IANA's registry.
+//! The information elements that we send, most of them by their numbers in IANA's registry.
 
 /// RFC 5103: the enterprise number of elements that belong to the packets from destination to source.
-pub(super) const REVERSE_ENTERPRISE: u32 = 29305;
+pub const REVERSE_ENTERPRISE: u32 = 29305;
+
+/// Who has given an element its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Registry {
+    Iana,
+    /// IANA, for the packets of the other direction.
+    Reverse,
+    /// The enterprise that the settings name.
+    Enterprise,
+}
 
 /// An information element, or its reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Element {
     pub number: u16,
-    pub is_reverse: bool,
+    pub registry: Registry,
 }
 
 impl Element {
     const fn new(number: u16) -> Self {
         Self {
             number,
-            is_reverse: false,
+            registry: Registry::Iana,
         }
     }
 
     pub const fn reverse(self) -> Self {
         Self {
-            is_reverse: true,
+            registry: Registry::Reverse,
             ..self
+        }
+    }
+
+    pub const fn of_enterprise(number: u16) -> Self {
+        Self {
+            number,
+            registry: Registry::Enterprise,
         }
     }
 }

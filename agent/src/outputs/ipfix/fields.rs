@@ -3,18 +3,20 @@
 
 use bytes::{BufMut as _, BytesMut};
 
-use super::elements::{Element, REVERSE_ENTERPRISE};
+use super::elements::{Element, REVERSE_ENTERPRISE, Registry};
 
 /// The length of a field whose values tell their own (RFC 7011, section 7).
 const VARIABLE: u16 = 0xffff;
 /// RFC 7011, section 3.2: an enterprise number follows.
 const ENTERPRISE_BIT: u16 = 0x8000;
+/// What is longer than this minus one has its length in the two bytes that follow (RFC 7011, section 7).
+const LONG: u8 = 255;
 
 /// Takes the fields of a record in their order.
 pub(super) trait Fields {
     fn field<const LEN: usize>(&mut self, element: Element, value: [u8; LEN]);
 
-    /// Text of at most 254 bytes.
+    /// Text of at most 65,535 bytes.
     fn text(&mut self, element: Element, value: &str);
 
     #[inline]
@@ -43,17 +45,35 @@ pub(super) trait Fields {
 pub(super) struct Specifiers {
     pub bytes: Vec<u8>,
     pub count: u16,
+    /// Of the elements that are none of IANA's.
+    enterprise: u32,
 }
 
 impl Specifiers {
+    pub fn of_enterprise(enterprise: u32) -> Self {
+        Self {
+            enterprise,
+            ..Self::default()
+        }
+    }
+
     fn push(&mut self, element: Element, len: u16) {
         self.count += 1;
-        let Element { number, is_reverse } = element;
-        let enterprise = if is_reverse { ENTERPRISE_BIT } else { 0 };
-        self.bytes.put_u16(number | enterprise);
+        let Element { number, registry } = element;
+        let enterprise = match registry {
+            Registry::Iana => None,
+            Registry::Reverse => Some(REVERSE_ENTERPRISE),
+            Registry::Enterprise => Some(self.enterprise),
+        };
+        let bit = if enterprise.is_some() {
+            ENTERPRISE_BIT
+        } else {
+            0
+        };
+        self.bytes.put_u16(number | bit);
         self.bytes.put_u16(len);
-        if is_reverse {
-            self.bytes.put_u32(REVERSE_ENTERPRISE);
+        if let Some(enterprise) = enterprise {
+            self.bytes.put_u32(enterprise);
         }
     }
 }
@@ -78,7 +98,8 @@ impl Fields for Length {
     }
 
     fn text(&mut self, _: Element, value: &str) {
-        self.0 += 1 + value.len();
+        let is_long = value.len() >= usize::from(LONG);
+        self.0 += if is_long { 3 } else { 1 } + value.len();
     }
 }
 
@@ -92,8 +113,14 @@ impl Fields for Values<'_> {
     }
 
     fn text(&mut self, _: Element, value: &str) {
-        self.0
-            .put_u8(u8::try_from(value.len()).expect("the caller keeps to the limit"));
+        let len = u16::try_from(value.len()).expect("the caller keeps to the limit");
+        match u8::try_from(len) {
+            Ok(len) if len < LONG => self.0.put_u8(len),
+            _ => {
+                self.0.put_u8(LONG);
+                self.0.put_u16(len);
+            }
+        }
         self.0.extend_from_slice(value.as_bytes());
     }
 }

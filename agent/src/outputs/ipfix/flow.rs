@@ -2,6 +2,7 @@
 
 use super::{
     elements as ie,
+    enriched::Enriched,
     fields::{Fields, Length},
 };
 use crate::proto::{Direction, Encapsulation, EndReason, FlowRecord};
@@ -27,12 +28,14 @@ enum Transport {
 }
 
 impl Shape {
+    /// Without regard to what was found out.
     pub const COUNT: usize = 1 << 7;
 
     const IPV6: u8 = 1 << 2;
     const TAGS_SHIFT: u32 = 3;
     const SEGMENT: u8 = 1 << 5;
     const NETNS: u8 = 1 << 6;
+    const ENRICHED: u8 = 1 << 7;
 
     /// `has_netns`: the interfaces are in more than one network namespace, so an index alone names none of them.
     #[inline]
@@ -60,13 +63,23 @@ impl Shape {
         Self(bits)
     }
 
+    /// With what was found out about the flow.
+    pub fn enriched(self) -> Self {
+        Self(self.0 | Self::ENRICHED)
+    }
+
+    pub fn is_enriched(self) -> bool {
+        self.has(Self::ENRICHED)
+    }
+
     #[cfg(test)]
     pub fn from_number(number: u8) -> Self {
         Self(number)
     }
 
-    pub fn number(self) -> u8 {
-        self.0
+    /// Without regard to what was found out.
+    pub fn plain_number(self) -> u8 {
+        self.0 & !Self::ENRICHED
     }
 
     fn transport(self) -> Transport {
@@ -87,7 +100,7 @@ impl Shape {
     }
 }
 
-/// The lengths of records by shape.
+/// The lengths of records by shape, without what was found out about a flow.
 pub(super) struct Lengths([u16; Shape::COUNT]);
 
 impl Lengths {
@@ -104,7 +117,7 @@ impl Lengths {
 
     #[inline]
     pub fn of(&self, shape: Shape) -> usize {
-        usize::from(self.0[usize::from(shape.0)])
+        usize::from(self.0[usize::from(shape.plain_number())])
     }
 }
 
@@ -137,6 +150,7 @@ pub(super) struct Flow<'a> {
     reverse: Count,
     direction: u8,
     reverse_direction: u8,
+    enriched: Enriched<'a>,
 }
 
 impl<'a> Flow<'a> {
@@ -168,7 +182,13 @@ impl<'a> Flow<'a> {
             ),
             direction,
             reverse_direction,
+            enriched: Enriched::default(),
         }
+    }
+
+    /// The same with what was found out about it, for a shape that has it.
+    pub fn with(self, enriched: Enriched<'a>) -> Self {
+        Self { enriched, ..self }
     }
 
     /// The same flow as its destination sees it.
@@ -179,6 +199,7 @@ impl<'a> Flow<'a> {
             reverse: self.forward,
             direction: self.reverse_direction,
             reverse_direction: self.direction,
+            enriched: self.enriched.answers(),
             ..self
         }
     }
@@ -238,6 +259,9 @@ impl<'a> Flow<'a> {
         out.u8(ie::FLOW_END_REASON, reason);
         self.times(out);
         self.layer2(shape, out);
+        if shape.is_enriched() {
+            self.enriched.walk(out);
+        }
     }
 
     #[inline]

@@ -63,6 +63,11 @@ impl<'a> Writer<'a> {
         self.bytes.len() + len + records_len_bytes <= self.most_bytes
     }
 
+    /// Whether nothing is in the message.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.len() == HEADER_LEN_BYTES
+    }
+
     pub fn template(&mut self, number: u16, specifiers: &Specifiers) {
         self.open(TEMPLATES);
         self.bytes.put_u16(number);

@@ -4,6 +4,7 @@ use super::*;
 use collector::{Collector, Record};
 
 pub mod collector;
+mod enriched;
 pub mod flows;
 mod sums;
 mod written;

@@ -6,7 +6,7 @@ use super::{FILE_KEYS, HostPort, Kind, Refused, Table};
 use crate::outputs::{
     encoder::Encoder,
     files::{Rotated, Rotation, whole},
-    ipfix::{Ipfix, Octets, Settings},
+    ipfix::{Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
     transport::{Tcp, Transport, Udp},
 };
 
@@ -101,6 +101,16 @@ impl Target {
             let domain = u32::try_from(domain);
             settings.observation_domain =
                 domain.map_err(|_| Refused::at("observation_domain", most))?;
+        }
+        if let Some(number) = table.integer("enterprise_number")? {
+            let most = "expected a number, 4294967295 or less, without quotes";
+            let number = u32::try_from(number);
+            let number = number.map_err(|_| Refused::at("enterprise_number", most))?;
+            if number == REVERSE_ENTERPRISE {
+                let message = "29305 is that of reverse elements (RFC 5103): set one of your own";
+                return Err(Refused::at("enterprise_number", message));
+            }
+            settings.enterprise = Some(number);
         }
         Ok(Self { to, settings })
     }

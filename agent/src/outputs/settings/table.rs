@@ -192,6 +192,12 @@ const KEYS: &[Key] = &[
         help: "The number of the flows' observation domain; by default 1.",
     },
     Key {
+        name: "enterprise_number",
+        kinds: IPFIX,
+        value: ValueType::Integer { least: 1 },
+        help: "Your private enterprise number: records then have what --enrich finds, in elements of that enterprise.",
+    },
+    Key {
         name: "protocol",
         kinds: OTLP,
         value: ValueType::Choice(&["grpc", "http"]),

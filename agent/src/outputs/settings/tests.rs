@@ -77,7 +77,7 @@ fn ipfix_goes_to_a_host_or_into_a_file() {
         );
     }
     let other = r#"{"kind": "ipfix", "address": "udp://a:1", "uniflow": true, "octets": "layer2",
-        "template_refresh": "5s", "message_bytes": 512, "observation_domain": 7}"#;
+        "template_refresh": "5s", "message_bytes": 512, "observation_domain": 7, "enterprise_number": 64123}"#;
     assert_ne!(read(other).unwrap(), read("ipfix=udp://a:1").unwrap());
 }
 

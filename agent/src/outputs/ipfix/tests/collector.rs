@@ -3,6 +3,8 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 const REVERSE: u32 = 29305;
+/// That of the tests.
+pub const OWN: u32 = 64_123;
 
 /// Number, and enterprise or 0.
 pub type Field = (u16, u32);
@@ -37,6 +39,16 @@ impl Record {
 
     pub fn number(&self, number: u16) -> Option<u64> {
         self.bytes((number, 0)).map(number_of)
+    }
+
+    /// Of the enterprise.
+    pub fn own(&self, number: u16) -> Option<u64> {
+        self.bytes((number, OWN)).map(number_of)
+    }
+
+    pub fn own_text(&self, number: u16) -> Option<&str> {
+        let bytes = self.bytes((number, OWN))?;
+        Some(std::str::from_utf8(bytes).unwrap())
     }
 
     pub fn reverse(&self, number: u16) -> Option<u64> {
@@ -183,7 +195,10 @@ impl Collector {
         let fields = template.specifiers.iter().map(|specifier| {
             let field = specifier.field;
             let len = match specifier.len_bytes {
-                0xffff => reader.number(1, "length") as usize,
+                0xffff => match reader.number(1, "length") {
+                    255 => reader.number(2, "length") as usize,
+                    len => len as usize,
+                },
                 len => usize::from(len),
             };
             (field, reader.take(len, &name(field)).to_vec())
@@ -197,6 +212,10 @@ impl Collector {
 }
 
 fn name((number, enterprise): Field) -> String {
+    if enterprise == OWN {
+        assert!((1001..=1033).contains(&number), "{number}");
+        return format!("own {number}");
+    }
     let known = NAMES.iter().find(|(known, _)| *known == number);
     let (_, name) = known.unwrap_or_else(|| panic!("element {number} is not in IANA's list"));
     match enterprise {

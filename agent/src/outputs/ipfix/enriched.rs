@@ -1,0 +1,147 @@
+//! What the agent has found out about a flow beyond its packets, in elements of the enterprise that the settings name.
+//!
+//! A record has all of these elements or none. What is not known is empty, or has all bits set.
+
+use super::{
+    elements::Element,
+    fields::{Fields, Length},
+};
+use crate::{
+    cgroups::Sender,
+    dns::Host,
+    output::json,
+    processes::Maker,
+    proto::{FlowBatch, FlowRecord},
+    round_trip::RoundTrip,
+    tcp::Tcp,
+};
+
+/// Longer names are cut.
+pub(super) const MOST_NAME_BYTES: usize = 120;
+
+/// Those of the source; those of the destination have the next number. IANA's own numbers are far below, since some collectors do not look at
+/// the enterprise.
+const UNIT_NAME: u16 = 1001;
+const CONTAINER_ID: u16 = 1003;
+const PROCESS_NAME: u16 = 1005;
+const PROCESS_ID: u16 = 1007;
+const USER_ID: u16 = 1009;
+const HOST_NAME: u16 = 1011;
+const HOST_NAME_ORIGIN: u16 = 1013;
+const TCP_RTT_US: u16 = 1015;
+const TCP_MIN_RTT_US: u16 = 1017;
+const TCP_TOTAL_RETRANS: u16 = 1019;
+const TCP_DELIVERED: u16 = 1021;
+const TCP_DELIVERED_CE: u16 = 1023;
+const TCP_DATA_SEGS_OUT: u16 = 1025;
+const HANDSHAKE_RTT_US: u16 = 1027;
+const ACK_RTT_US: u16 = 1029;
+/// Of the flow.
+const FAILURE: Element = Element::of_enterprise(1031);
+const ICMP_ERROR_TYPE: Element = Element::of_enterprise(1032);
+const ICMP_ERROR_CODE: Element = Element::of_enterprise(1033);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct End<'a> {
+    unit: &'a str,
+    container_id: &'a str,
+    process: &'a str,
+    pid: Option<u32>,
+    uid: Option<u32>,
+    host: &'a str,
+    host_origin: &'a str,
+    tcp: Tcp,
+    round_trip: RoundTrip,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Enriched<'a> {
+    /// Source and destination.
+    ends: [End<'a>; 2],
+    failure: &'a str,
+    icmp_error: Option<[u8; 2]>,
+}
+
+impl<'a> Enriched<'a> {
+    /// `None` if nothing is known.
+    pub fn of(batch: &'a FlowBatch, record: &FlowRecord) -> Option<Self> {
+        let senders = Sender::both(batch, record);
+        let makers = Maker::both(batch, record);
+        let hosts = Host::both(batch, record);
+        let tcp = Tcp::both(record);
+        let round_trips = RoundTrip::both(record);
+        let end = |number: usize| {
+            let sender = senders[number];
+            let maker = makers[number];
+            let host = hosts[number];
+            End {
+                unit: cut(sender.and_then(Sender::unit).unwrap_or_default()),
+                container_id: cut(sender.and_then(Sender::container_id).unwrap_or_default()),
+                process: cut(maker.and_then(Maker::name).unwrap_or_default()),
+                pid: maker.map(Maker::pid),
+                uid: maker.and_then(Maker::uid),
+                host: cut(host.map_or("", |host| host.name)),
+                host_origin: host.map_or("", Host::source),
+                tcp: tcp[number].unwrap_or_default(),
+                round_trip: round_trips[number],
+            }
+        };
+        let byte = |field: Option<u32>| field.unwrap_or(u32::MAX) as u8;
+        let enriched = Self {
+            ends: [end(0), end(1)],
+            failure: json::failure(record).unwrap_or_default(),
+            icmp_error: (record.icmp_error_type.is_some() || record.icmp_error_code.is_some())
+                .then(|| [byte(record.icmp_error_type), byte(record.icmp_error_code)]),
+        };
+        (enriched != Self::default()).then_some(enriched)
+    }
+
+    /// The same as the destination sees it.
+    pub fn answers(self) -> Self {
+        let [source, destination] = self.ends;
+        Self {
+            ends: [destination, source],
+            ..self
+        }
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        let mut len = Length::default();
+        self.walk(&mut len);
+        len.0
+    }
+
+    pub fn walk(&self, out: &mut impl Fields) {
+        for (end, place) in self.ends.iter().zip(0..) {
+            let element = |number: u16| Element::of_enterprise(number + place);
+            let mut text = |number, value| out.text(element(number), value);
+            text(UNIT_NAME, end.unit);
+            text(CONTAINER_ID, end.container_id);
+            text(PROCESS_NAME, end.process);
+            text(HOST_NAME, end.host);
+            text(HOST_NAME_ORIGIN, end.host_origin);
+            let mut number = |number, value: Option<u32>| {
+                out.u32(element(number), value.unwrap_or(u32::MAX));
+            };
+            number(PROCESS_ID, end.pid);
+            number(USER_ID, end.uid);
+            number(TCP_RTT_US, end.tcp.rtt_us);
+            number(TCP_MIN_RTT_US, end.tcp.min_rtt_us);
+            number(TCP_TOTAL_RETRANS, end.tcp.total_retrans);
+            number(TCP_DELIVERED, end.tcp.delivered);
+            number(TCP_DELIVERED_CE, end.tcp.delivered_ce);
+            number(TCP_DATA_SEGS_OUT, end.tcp.data_segs_out);
+            let measured = |us: u32| (us != 0).then_some(us);
+            number(HANDSHAKE_RTT_US, measured(end.round_trip.handshake_us));
+            number(ACK_RTT_US, measured(end.round_trip.ack_us));
+        }
+        out.text(FAILURE, self.failure);
+        let [icmp_type, code] = self.icmp_error.unwrap_or([u8::MAX; 2]);
+        out.u8(ICMP_ERROR_TYPE, icmp_type);
+        out.u8(ICMP_ERROR_CODE, code);
+    }
+}
+
+fn cut(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MOST_NAME_BYTES)]
+}
