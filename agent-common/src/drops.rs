@@ -12,6 +12,62 @@ pub const fn place(reason: u32) -> u32 {
     if reason < OTHER { reason } else { OTHER }
 }
 
+/// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All are 0 if that is not to be found out.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DropLayout {
+    /// In `struct sk_buff`: where its first buffer begins, and in that buffer where the IP header does and where the data ends.
+    pub head: u32,
+    pub network_header: u32,
+    pub tail: u32,
+    /// The index of the interface by which it came (`skb_iif`), and its interface (`dev`).
+    pub arrived_by: u32,
+    pub device: u32,
+    /// In `struct net_device`.
+    pub device_ifindex: u32,
+    pub device_netns: u32,
+    /// In `struct net`.
+    pub netns_inode: u32,
+}
+
+const _: () = assert!(size_of::<DropLayout>() == 32);
+
+impl DropLayout {
+    pub const UNKNOWN: Self = Self {
+        head: 0,
+        network_header: 0,
+        tail: 0,
+        arrived_by: 0,
+        device: 0,
+        device_ifindex: 0,
+        device_netns: 0,
+        netns_inode: 0,
+    };
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_known(&self) -> bool {
+        self.head != 0
+    }
+}
+
+/// Dropped packets that are counted with no flow, by kind.
+pub mod beside {
+    /// It came by no interface, or is not at it any more: packets of this host's own, and those in a queue of a socket.
+    pub const ELSEWHERE: u32 = 0;
+    /// It is no IP, or a later fragment, or its headers are not in its first buffer.
+    pub const UNPARSED: u32 = 1;
+    /// Too many flows had drops since the last scan.
+    pub const NO_ROOM: u32 = 2;
+    pub const KINDS: u32 = 3;
+}
+
+#[cfg(feature = "user")]
+mod pod {
+    // SAFETY: repr(C), integers of one size only.
+    unsafe impl aya::Pod for super::DropLayout {}
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

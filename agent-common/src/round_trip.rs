@@ -31,6 +31,11 @@ impl Segment {
     }
 
     #[inline(always)]
+    const fn is_syn_ack(&self) -> bool {
+        self.is_syn() && self.flags & tcp_flags::ACK != 0
+    }
+
+    #[inline(always)]
     const fn acknowledges(&self) -> bool {
         self.flags & tcp_flags::ACK != 0 && self.flags & tcp_flags::RST == 0
     }
@@ -38,9 +43,9 @@ impl Segment {
 
 /// A sample in one word, which programs on several CPUs change by compare-and-swap.
 ///
-/// Its lowest two bits say what it is. While it waits: the next sequence number (32 bits) and the time in microseconds (30 bits, which wrap
-/// after 18 minutes: TCP would have sent again by then). At its end: how long it took in microseconds (32 bits; 0 if it was spoiled), and
-/// whether it was a handshake's.
+/// Its lowest two bits say for what it waits. While it does: the next sequence number (32 bits) and the time in microseconds (30 bits, which
+/// wrap after 18 minutes; what took half of that has no time). At its end: how long it took in microseconds (32 bits; 0 if it was spoiled),
+/// and whether it was a handshake's.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample(pub u64);
@@ -50,14 +55,21 @@ impl Sample {
     /// It ended without a time.
     pub const SPOILED: Self = Self(Self::ENDED);
 
+    /// Of what it waits for; 0 if it does not.
     const KIND: u64 = 3;
-    const WAITS: u64 = 1;
-    const WAITS_AS_SYN: u64 = 2;
-    const ENDED: u64 = 3;
-    const OF_HANDSHAKE: u64 = 1 << 2;
+    const ACK: u64 = 1;
+    const ACK_OF_SYN: u64 = 2;
+    const ACK_OF_SYN_ACK: u64 = 3;
     const TIME_SHIFT: u32 = 2;
     const TIME_MASK: u64 = (1 << 30) - 1;
+    /// No time is longer, nor is one that has wrapped, or of a clock that another CPU reads a little later.
+    const MOST_US: u64 = 1 << 29;
     const NUMBER_SHIFT: u32 = 32;
+    /// Of one that waits no more.
+    const ENDED: u64 = 1 << 2;
+    const OF_HANDSHAKE: u64 = 1 << 3;
+    /// What a SYN may carry that its answer acknowledges, too.
+    const MOST_WITH_SYN: u32 = 0xffff;
 
     /// Begins with this segment.
     #[inline(always)]
@@ -65,10 +77,15 @@ impl Sample {
     pub const fn begun(by: &Segment, now_ns: u64) -> Self {
         let (next, kind) = if by.is_syn() {
             // Whatever a SYN carries may be left out of its acknowledgment (RFC 7413).
-            (by.sequence.wrapping_add(1), Self::WAITS_AS_SYN)
+            let kind = if by.is_syn_ack() {
+                Self::ACK_OF_SYN_ACK
+            } else {
+                Self::ACK_OF_SYN
+            };
+            (by.sequence.wrapping_add(1), kind)
         } else {
             let next = by.sequence.wrapping_add(by.payload_len_bytes);
-            (next, Self::WAITS)
+            (next, Self::ACK)
         };
         let time = now_ns / 1000 & Self::TIME_MASK;
         Self((next as u64) << Self::NUMBER_SHIFT | time << Self::TIME_SHIFT | kind)
@@ -76,12 +93,13 @@ impl Sample {
 
     #[inline(always)]
     pub const fn waits(self) -> bool {
-        matches!(self.0 & Self::KIND, Self::WAITS | Self::WAITS_AS_SYN)
+        self.0 & Self::KIND != 0
     }
 
+    /// Of one that waits.
     #[inline(always)]
-    const fn is_of_handshake(self) -> bool {
-        self.0 & Self::KIND == Self::WAITS_AS_SYN
+    const fn is_of_syn(self) -> bool {
+        self.0 & Self::KIND != Self::ACK
     }
 
     #[inline(always)]
@@ -105,15 +123,23 @@ impl Sample {
             return false;
         }
         let is_earlier = (own.sequence.wrapping_sub(self.next_sequence()) as i32) < 0;
-        self.is_of_handshake() || own.is_syn() || own.payload_len_bytes != 0 && is_earlier
+        self.is_of_syn() || own.is_syn() || own.payload_len_bytes != 0 && is_earlier
     }
 
-    /// Whether this segment of the other direction ends it.
+    /// Whether this segment of the other direction ends it. Segments of an earlier connection with the same ports have any numbers, and
+    /// half of these are ahead of a SYN's.
     #[inline(always)]
     #[must_use]
     pub const fn is_ended_by(self, other: &Segment) -> bool {
-        let ahead = other.acknowledgment.wrapping_sub(self.next_sequence()) as i32;
-        self.waits() && other.acknowledges() && ahead >= 0
+        if !self.waits() || !other.acknowledges() {
+            return false;
+        }
+        let ahead = other.acknowledgment.wrapping_sub(self.next_sequence());
+        match self.0 & Self::KIND {
+            Self::ACK_OF_SYN => other.is_syn() && ahead <= Self::MOST_WITH_SYN,
+            Self::ACK_OF_SYN_ACK => ahead == 0,
+            _ => (ahead as i32) >= 0,
+        }
     }
 
     /// The end of one that waits.
@@ -122,9 +148,12 @@ impl Sample {
     pub const fn ended(self, now_ns: u64) -> Self {
         let since = self.0 >> Self::TIME_SHIFT & Self::TIME_MASK;
         let took_us = (now_ns / 1000).wrapping_sub(since) & Self::TIME_MASK;
+        if took_us >= Self::MOST_US {
+            return Self::SPOILED;
+        }
         // What took less than a microsecond has been measured, too.
         let took_us = if took_us == 0 { 1 } else { took_us };
-        let of_handshake = if self.is_of_handshake() {
+        let of_handshake = if self.is_of_syn() {
             Self::OF_HANDSHAKE
         } else {
             0
@@ -135,7 +164,7 @@ impl Sample {
     /// How long it took, in microseconds.
     pub const fn took_us(self) -> Option<u32> {
         let took_us = self.next_sequence();
-        if self.0 & Self::KIND == Self::ENDED && took_us != 0 {
+        if !self.waits() && took_us != 0 {
             Some(took_us)
         } else {
             None
@@ -238,11 +267,38 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_of_an_earlier_connection_is_no_answer_to_a_syn() {
+        let to_server = Sample::begun(&segment(1000, 0, 0, SYN), 0);
+        // An ACK for numbers of the earlier one (RFC 5961), and a SYN with ACK.
+        assert!(!to_server.is_ended_by(&segment(7, 5000, 0, ACK)));
+        assert!(!to_server.is_ended_by(&segment(7, 1001, 0, ACK)));
+        assert!(!to_server.is_ended_by(&segment(7, 1 << 20, 0, SYN | ACK)));
+        assert!(!to_server.is_ended_by(&segment(7, 1000, 0, SYN | ACK)));
+        // With what the SYN carried (RFC 7413).
+        assert!(to_server.is_ended_by(&segment(7, 1001 + 500, 0, SYN | ACK)));
+        let to_client = Sample::begun(&segment(7, 1001, 0, SYN | ACK), 0);
+        assert!(!to_client.is_ended_by(&segment(1001, 9, 0, ACK)));
+        assert!(to_client.is_ended_by(&segment(1001, 8, 100, ACK)));
+    }
+
+    #[test]
+    fn a_time_that_may_have_wrapped_is_none() {
+        let data = segment(1, 1, 1, ACK);
+        let minutes = |count: u64| count * 60 * 1000 * MS;
+        let sample = Sample::begun(&data, minutes(5));
+        assert_eq!(sample.ended(minutes(10)).took_us(), Some(300_000_000));
+        for later in [minutes(16), minutes(5) - 2000] {
+            assert_eq!(sample.ended(later), Sample::SPOILED);
+        }
+    }
+
+    #[test]
     fn the_time_may_wrap_while_a_sample_waits() {
         let data = segment(1, 1, 1, ACK);
         let wraps_ns = (1 << 30) * 1000;
         let sample = Sample::begun(&data, wraps_ns - 3000);
         assert_eq!(sample.ended(wraps_ns + 4000).took_us(), Some(7));
+        assert_eq!(sample.ended(wraps_ns + 4000).handshake_us(), None);
     }
 
     #[test]

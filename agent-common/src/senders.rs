@@ -274,6 +274,18 @@ mod tests {
     #[test]
     fn each_kind_that_is_kept_has_a_plane_of_its_own() {
         let both = Kinds::CGROUPS.and(Kinds::PROCESSES);
+        for (kinds, planes, of_round_trips) in [
+            (Kinds::ROUND_TRIPS, 1, 0),
+            (Kinds::CGROUPS.and(Kinds::ROUND_TRIPS), 2, 1),
+            (Kinds::TCP.and(Kinds::ROUND_TRIPS), 4, 3),
+            (both.and(Kinds::TCP).and(Kinds::ROUND_TRIPS), 6, 5),
+        ] {
+            assert_eq!(
+                (kinds.planes(), kinds.round_trip_plane()),
+                (planes, of_round_trips)
+            );
+            assert!(!kinds.of_sockets().has(Kinds::ROUND_TRIPS));
+        }
         for (kinds, planes, of_processes, of_tcp) in [
             (Kinds::NONE, 0, None, None),
             (Kinds::CGROUPS, 1, None, None),

@@ -12,7 +12,7 @@
 //!   with the socket, and what TCP knows of its [`connections`]. So are [`round_trips`], where one is measured.
 //! - [`dns`] hands messages of the Domain Name System to userspace, and [`icmp_errors`] errors of ICMP, both by [`hand_over`].
 //!
-//! Programs elsewhere count what the kernel [`drops`], and note who makes sockets ([`processes`]).
+//! Programs elsewhere count what the kernel [`drops`], also by its flow ([`dropped_flows`]), and note who makes sockets ([`processes`]).
 
 #![no_std]
 #![no_main]
@@ -32,6 +32,7 @@ mod clock;
 mod connections;
 mod count;
 mod dns;
+mod dropped_flows;
 mod drops;
 mod fill;
 mod filter;
@@ -161,6 +162,7 @@ pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "kfree_skb")]
 pub fn kfree_skb(ctx: BtfTracePointContext) -> i32 {
     drops::note(ctx.arg(2));
+    dropped_flows::note(ctx.arg(0));
     0
 }
 

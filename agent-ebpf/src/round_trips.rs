@@ -86,8 +86,8 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
         )
     };
     let Some(segment) = segment else {
-        // It may be what a sample waits for.
-        if sample.waits() {
+        // It may be what a sample waits for. None begins any more, so that the packets that follow need not be looked at.
+        if sample == Sample::NONE || sample.waits() {
             end(question, packet, direction, own, sample, Sample::SPOILED);
         }
         if of_other.waits() {
@@ -95,15 +95,14 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
         }
         return;
     };
-    let now_ns = clock::boot_ns();
     if of_other.is_ended_by(&segment) {
-        let ended = of_other.ended(now_ns);
+        let ended = of_other.ended(clock::boot_ns());
         end(question, packet, 1 - direction, other, of_other, ended);
     }
     if sample.begins_with(&segment) {
         // If another CPU's began at the same time, that one counts.
         // SAFETY: as above.
-        unsafe { atomic::swap_if(own, Sample::NONE.0, Sample::begun(&segment, now_ns).0) };
+        unsafe { atomic::swap_if(own, Sample::NONE.0, Sample::begun(&segment, clock::boot_ns()).0) };
     } else if sample.is_spoiled_by(&segment) {
         end(question, packet, direction, own, sample, Sample::SPOILED);
     }

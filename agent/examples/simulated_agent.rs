@@ -183,6 +183,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         names: [None; 2],
         failure: None,
         round_trips: Default::default(),
+        dropped: [0; 2],
     }
 }
 

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{process::TaskLayout, senders::Kinds, tcp::TcpLayout};
+use agent_common::{drops::DropLayout, process::TaskLayout, senders::Kinds, tcp::TcpLayout};
 use anyhow::{Context as _, Result};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -206,6 +206,7 @@ impl Agent {
             tasks: TaskLayout::default(),
             tcp: TcpLayout::default(),
             icmp_errors: config.enrich.contains(&Enrichment::Icmp),
+            drops: DropLayout::UNKNOWN,
             dns_per_second: Enrichment::dns_per_second(&config.enrich, config.dns_rate),
             netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
@@ -514,6 +515,13 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     if config.enrich.contains(&Enrichment::Tcp) {
         settings.senders = settings.senders.and(Kinds::TCP);
         settings.tcp = ends.unwrap_or_default();
+    }
+    if config.enrich.contains(&Enrichment::Drops) {
+        settings.drops = layout::drops_of_this_kernel()
+            .inspect_err(|error| {
+                tracing::warn!("what the kernel drops is not counted by flow: {error:#}");
+            })
+            .unwrap_or(DropLayout::UNKNOWN);
     }
     if config.enrich.contains(&Enrichment::Rtt) {
         settings.senders = settings.senders.and(Kinds::ROUND_TRIPS);

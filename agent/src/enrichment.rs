@@ -21,7 +21,7 @@ pub enum Enrichment {
     DnsExchanges,
     /// What ICMP errors say of the packets that they quote: hosts, networks and ports that cannot be reached
     Icmp,
-    /// Packets that the kernel of the host drops, by its own reasons: not of flows, but in the status and the metrics
+    /// Packets that the kernel of the host drops: by its own reasons in the status and the metrics, and by flow
     Drops,
 }
 

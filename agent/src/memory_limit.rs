@@ -44,6 +44,9 @@ const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
 const ROUND_TRIP_BYTES_PER_TRACKED_FLOW: u64 = 16;
+const DROPS_BYTES_PER_TRACKED_FLOW: u64 = 16;
+/// In the kernel, and in the process until their flows come.
+const BYTES_PER_FLOW_WITH_DROPS: u64 = 500;
 const ICMP_BYTES_PER_TRACKED_FLOW: u64 = 6;
 /// Errors until their flows come.
 const WAITING_ICMP_BYTES: u64 = 2 << 20;
@@ -77,6 +80,7 @@ pub(crate) struct Needs {
     /// Names of addresses, if there are any.
     dns_names: u32,
     reads_icmp_errors: bool,
+    counts_drops: bool,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -100,6 +104,7 @@ impl Needs {
                 0
             },
             reads_icmp_errors: config.enrich.contains(&Enrichment::Icmp),
+            counts_drops: config.enrich.contains(&Enrichment::Drops),
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -191,6 +196,12 @@ impl Needs {
         } else {
             0
         };
+        let drops = if self.counts_drops {
+            2 * u64::from(kernel::drops::MOST_FLOWS) * BYTES_PER_FLOW_WITH_DROPS
+                + tracked * DROPS_BYTES_PER_TRACKED_FLOW * GROWTH
+        } else {
+            0
+        };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW
             + 2 * u64::from(Size::behind_flows(self.max_flows)) * BYTES_PER_FLOW_BEHIND
@@ -204,6 +215,7 @@ impl Needs {
             + processes
             + dns
             + icmp_errors
+            + drops
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT

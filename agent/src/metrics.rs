@@ -147,7 +147,25 @@ fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result
             "Packets that the kernel has dropped and that are in no count",
         ),
         drops.missed,
-    )])
+    )])?;
+    let Some(of_flows) = drops.of_flows else {
+        return Ok(());
+    };
+    families.counters([(
+        Help(
+            "flow_agent_kernel_drops_of_flows",
+            "Packets that the kernel has dropped and whose flows say so, as of the last scan",
+        ),
+        of_flows,
+    )])?;
+    let of_no_flow = drops.of_no_flow.iter();
+    families.counter(
+        Help(
+            "flow_agent_kernel_drops_of_no_flow",
+            "Packets that the kernel has dropped and that are with no flow, by why",
+        ),
+        of_no_flow.map(|(why, &count)| (vec![("why", why.clone())], count)),
+    )
 }
 
 impl Shown {

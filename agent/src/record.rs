@@ -100,4 +100,6 @@ pub struct Record {
     pub tcp: [TcpInfo; 2],
     /// How long they take to answer what passes the interface.
     pub round_trips: [RoundTrip; 2],
+    /// Packets of theirs that the kernel has dropped after they had arrived and were counted, since the flow began.
+    pub dropped: [u64; 2],
 }

@@ -2,6 +2,7 @@
 //! record for each flow that a scan counted, and exactly one end record for each flow.
 
 mod by_cgroup;
+mod dropped;
 mod entry;
 mod errors;
 mod failed;
@@ -27,6 +28,7 @@ use hashbrown::HashTable;
 
 use self::{
     by_cgroup::ByCgroup,
+    dropped::Dropped,
     entry::{Entry, Sides, State},
     errors::Errors,
     find::{Found, GROUP, Guess, hash_of},
@@ -102,6 +104,7 @@ pub struct Replica {
     senders: KnownSenders,
     names: FlowNames,
     errors: Errors,
+    dropped: Dropped,
     failed: Failed,
     by_cgroup: ByCgroup,
 }
@@ -131,6 +134,7 @@ impl Replica {
             senders: KnownSenders::default(),
             names: FlowNames::default(),
             errors: Errors::default(),
+            dropped: Dropped::default(),
             failed: Failed::default(),
             by_cgroup: ByCgroup::default(),
         }
@@ -217,6 +221,26 @@ impl Replica {
     /// An ICMP error, seen at this time since boot, that quotes a packet of this flow. To be called before the page is taken in.
     pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
         self.errors.come(key, direction, error, seen_ns);
+    }
+
+    /// The kernel has dropped so many packets of this flow after they were counted. To be called before the page is taken in.
+    pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
+        self.dropped.come(key, packets);
+    }
+
+    /// How many of them are of flows, and of none.
+    pub fn dropped(&self) -> [u64; 2] {
+        self.dropped.totals()
+    }
+
+    /// The drops of flows that did not come with this scan, and of those at a mirror port.
+    fn settle_dropped(&mut self) {
+        let mut dropped = mem::take(&mut self.dropped);
+        dropped.settle(|key| match self.find(key) {
+            Found::Flow(slot) | Found::OtherSide(slot) => Some(slot),
+            Found::Nothing { .. } => None,
+        });
+        self.dropped = dropped;
     }
 
     /// How many of them are of no flow.
@@ -328,11 +352,13 @@ impl Replica {
             self.begin(slot, sink);
             return;
         }
+        let syns_before = [0, 1].map(|direction| entry.handshake.has_any_syn(direction));
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
         let began_ns = entry.began_ns(self.clock);
         self.errors.note(slot, &entry.key, began_ns);
-        self.senders.note(slot);
+        self.dropped.note(slot, &entry.key);
+        self.senders.note_after(slot, syns_before);
         self.note_age(slot);
         if is_told {
             self.report(slot, delta, sink);
@@ -365,6 +391,7 @@ impl Replica {
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
         self.settle_errors();
+        self.settle_dropped();
         self.tell_all(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
@@ -431,6 +458,7 @@ impl Replica {
         self.senders.shrink(self.slab.end());
         self.names.shrink(self.slab.end());
         self.errors.shrink(self.slab.end());
+        self.dropped.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)
@@ -463,6 +491,7 @@ impl Replica {
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
         self.settle_errors();
+        self.settle_dropped();
         self.tell_all(sink);
         self.end_those(|_| true, sink);
     }
@@ -496,6 +525,7 @@ impl Replica {
                     outer: self.outers.of(&entry.key, is_joined),
                     names: self.names.of(slot, entry.initiator),
                     round_trips: self.senders.round_trips_of(slot, entry.initiator),
+                    dropped: self.dropped.of(slot, entry.initiator),
                     ..entry.record(
                         clock,
                         told,
@@ -556,6 +586,7 @@ impl Replica {
         let began_ns = entry.began_ns(self.clock);
         self.names.begin(slot, &entry.key, began_ns);
         self.errors.begin(slot, &entry.key, began_ns);
+        self.dropped.begin(slot, &entry.key);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {
@@ -606,6 +637,7 @@ impl Replica {
             outer: self.outers.of(&entry.key, is_joined),
             names: self.names.of(slot, entry.initiator),
             round_trips: self.senders.round_trips_of(slot, entry.initiator),
+            dropped: self.dropped.of(slot, entry.initiator),
             ..entry.record(
                 self.clock,
                 delta,

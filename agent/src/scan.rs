@@ -492,6 +492,12 @@ impl Scanner {
         if let Err(error) = errors {
             tracing::warn!("ICMP errors that quote packets of flows: {error:#}");
         }
+        let dropped = kernel.drops.take(page, |key, packets| {
+            replica.note_dropped(key, packets);
+        });
+        if let Err(error) = dropped {
+            tracing::warn!("what the kernel has dropped of flows: {error:#}");
+        }
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
             .drain(page, |keys, counters, senders| {

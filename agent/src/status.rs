@@ -130,9 +130,15 @@ fn kernel_drops(scanner: &Scanner) -> Option<proto::KernelDrops> {
     let counted = scanner.kernel_drops();
     let counted = counted.inspect_err(|error| tracing::warn!("{error:#}"));
     let counted = counted.ok()??;
+    let [of_flows, of_no_flow] = scanner.replica().dropped();
     Some(proto::KernelDrops {
         by_reason: counted.by_reason,
         missed: counted.missed,
+        of_flows: counted.beside.is_some().then_some(of_flows),
+        of_no_flow: counted.beside.map_or_else(BTreeMap::new, |mut beside| {
+            beside.insert("no_flow".to_owned(), of_no_flow);
+            beside
+        }),
     })
 }
 

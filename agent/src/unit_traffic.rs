@@ -17,6 +17,8 @@ const QUIET_NS: u64 = 3_600_000_000_000;
 pub const UNKNOWN: &str = "unknown";
 /// Stands for those that found no room.
 pub const OTHER: &str = "other";
+/// Stands for those that have made room.
+pub const DEPARTED: &str = "departed";
 
 /// Both are empty of none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +38,7 @@ pub struct Units {
     by_unit: BTreeMap<Unit, Traffic>,
     unknown: Exchanged,
     other: Exchanged,
+    departed: Exchanged,
 }
 
 impl Units {
@@ -45,6 +48,7 @@ impl Units {
             by_unit: BTreeMap::new(),
             unknown: Exchanged::default(),
             other: Exchanged::default(),
+            departed: Exchanged::default(),
         }
     }
 
@@ -59,6 +63,7 @@ impl Units {
             }
         }
         let ids: BTreeSet<u64> = by_id.keys().copied().collect();
+        let mut new = BTreeMap::<Unit, Exchanged>::new();
         for cgroup in self.cgroups.of(ids) {
             let exchanged = by_id.get(&cgroup.id).copied().unwrap_or_default();
             let unit = Unit {
@@ -67,18 +72,20 @@ impl Units {
             };
             if unit == Unit::default() {
                 self.unknown += exchanged;
+            } else if let Some(traffic) = self.by_unit.get_mut(&unit) {
+                traffic.exchanged += exchanged;
+                traffic.last_ns = now_ns;
             } else {
-                self.add(unit, exchanged, now_ns);
+                *new.entry(unit).or_default() += exchanged;
             }
+        }
+        // Once it is known who was quiet.
+        for (unit, exchanged) in new {
+            self.begin(unit, exchanged, now_ns);
         }
     }
 
-    fn add(&mut self, unit: Unit, exchanged: Exchanged, now_ns: u64) {
-        if let Some(traffic) = self.by_unit.get_mut(&unit) {
-            traffic.exchanged += exchanged;
-            traffic.last_ns = now_ns;
-            return;
-        }
+    fn begin(&mut self, unit: Unit, exchanged: Exchanged, now_ns: u64) {
         if self.by_unit.len() >= MOST && !self.make_room(now_ns) {
             self.other += exchanged;
             return;
@@ -97,7 +104,9 @@ impl Units {
             return false;
         }
         let unit = unit.clone();
-        self.by_unit.remove(&unit);
+        if let Some(traffic) = self.by_unit.remove(&unit) {
+            self.departed += traffic.exchanged;
+        }
         true
     }
 
@@ -112,7 +121,11 @@ impl Units {
         let named = self.by_unit.iter();
         let named =
             named.map(|(unit, traffic)| of(&unit.unit, &unit.container_id, traffic.exchanged));
-        let rest = [(UNKNOWN, self.unknown), (OTHER, self.other)];
+        let rest = [
+            (UNKNOWN, self.unknown),
+            (OTHER, self.other),
+            (DEPARTED, self.departed),
+        ];
         let rest = rest.map(|(name, exchanged)| of(name, "", exchanged));
         named.chain(rest).collect()
     }
@@ -174,6 +187,7 @@ mod tests {
             // Somewhere, no socket, and one that nobody knows.
             (UNKNOWN, 28, 3),
             (OTHER, 0, 0),
+            (DEPARTED, 0, 0),
         ];
         assert_eq!(
             told(&units),
@@ -194,16 +208,25 @@ mod tests {
         let most = MOST as u64;
         units.take_in((1..=most).map(|id| (id, sent(1))), 0);
         units.take_in([(most + 1, sent(5))].into_iter(), QUIET_NS - 1);
-        assert_eq!(told(&units).last(), Some(&(OTHER.to_owned(), 5, 1)));
+        let of = |units: &Units, name: &str| {
+            let told = told(units);
+            told.iter().find(|one| one.0 == name).map(|one| one.1)
+        };
+        assert_eq!(of(&units, OTHER), Some(5));
         // All but the first one are heard of again.
         units.take_in((2..=most).map(|id| (id, sent(1))), QUIET_NS - 1);
-        units.take_in([(most + 1, sent(6))].into_iter(), QUIET_NS);
-        units.take_in([(most + 2, sent(7))].into_iter(), QUIET_NS);
+        // Whoever is heard of makes no room, though it comes with who needs it.
+        let both = [(most + 1, sent(6)), (most + 2, sent(7)), (2, sent(1))];
+        units.take_in(both.into_iter(), 2 * QUIET_NS - 2);
+        assert_eq!(of(&units, "1.service"), None);
+        assert_eq!(of(&units, "2.service"), Some(3));
+        assert_eq!(of(&units, &format!("{}.service", most + 1)), Some(6));
+        // The second one found nobody who was quiet.
+        assert_eq!(of(&units, OTHER), Some(12));
+        assert_eq!(of(&units, DEPARTED), Some(1));
         let told = told(&units);
-        let of = |name: &str| told.iter().find(|one| one.0 == name).map(|one| one.1);
-        assert_eq!(of("1.service"), None);
-        assert_eq!(of(&format!("{}.service", most + 1)), Some(6));
-        assert_eq!(of(OTHER), Some(12));
-        assert_eq!(told.len(), MOST + 2);
+        assert_eq!(told.len(), MOST + 3);
+        let all: u64 = told.iter().map(|one| one.1).sum();
+        assert_eq!(all, most + 5 + (most - 1) + 6 + 7 + 1);
     }
 }

@@ -95,6 +95,9 @@ CREATE TABLE IF NOT EXISTS flows
     dst_handshake_rtt_us Nullable(UInt32),
     src_ack_rtt_us Nullable(UInt32),
     dst_ack_rtt_us Nullable(UInt32),
+    -- Packets that the kernel of the agent's host has dropped after they had arrived and were counted (--enrich drops).
+    total_dropped_packets UInt64,
+    total_reverse_dropped_packets UInt64,
     -- What came of a flow that failed: refused, unanswered, unreachable, reset. Empty if nothing is known to have gone wrong.
     failure LowCardinality(String),
     icmp_error_type Nullable(UInt8),
@@ -147,7 +150,9 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS dst_handshake_rtt_us Nullable(UInt32) AFTER src_handshake_rtt_us,
     ADD COLUMN IF NOT EXISTS src_ack_rtt_us Nullable(UInt32) AFTER dst_handshake_rtt_us,
     ADD COLUMN IF NOT EXISTS dst_ack_rtt_us Nullable(UInt32) AFTER src_ack_rtt_us,
-    ADD COLUMN IF NOT EXISTS failure LowCardinality(String) AFTER dst_ack_rtt_us,
+    ADD COLUMN IF NOT EXISTS total_dropped_packets UInt64 AFTER dst_ack_rtt_us,
+    ADD COLUMN IF NOT EXISTS total_reverse_dropped_packets UInt64 AFTER total_dropped_packets,
+    ADD COLUMN IF NOT EXISTS failure LowCardinality(String) AFTER total_reverse_dropped_packets,
     ADD COLUMN IF NOT EXISTS icmp_error_type Nullable(UInt8) AFTER failure,
     ADD COLUMN IF NOT EXISTS icmp_error_code Nullable(UInt8) AFTER icmp_error_type,
     ADD COLUMN IF NOT EXISTS src_host String AFTER icmp_error_code,

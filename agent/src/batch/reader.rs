@@ -150,6 +150,8 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         66 => record.dst_handshake_rtt_us = Some(short),
         67 => record.src_ack_rtt_us = Some(short),
         68 => record.dst_ack_rtt_us = Some(short),
+        69 => record.total_dropped_packets = value,
+        70 => record.total_reverse_dropped_packets = value,
         _ => return None,
     }
     Some(())
@@ -395,6 +397,7 @@ mod tests {
             for record in &mut records {
                 let named = record.names.iter_mut().flatten().map(|name| &mut name.id);
                 let ids = record.cgroup_ids.iter_mut().chain(&mut record.process_keys);
+                let ids = ids.chain(&mut record.dropped);
                 for id in ids.chain(named) {
                     *id &= u64::MAX >> 1;
                 }

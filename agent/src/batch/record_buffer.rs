@@ -34,8 +34,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 552 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 564;
+    /// A record takes 576 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 588;
 
     pub(super) fn new() -> Self {
         Self {
@@ -170,6 +170,9 @@ impl Writer<'_> {
         if record.round_trips != [RoundTrip::default(); 2] {
             self.len = put_round_trips(self.bytes, self.len, record);
         }
+        let [source, destination] = record.dropped;
+        self.count::<69>(source);
+        self.count::<70>(destination);
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.

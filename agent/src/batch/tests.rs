@@ -190,15 +190,17 @@ type OfEnds = (
     [Option<RecordName>; 2],
     Option<Failure>,
     [RoundTrip; 2],
+    [u64; 2],
 );
 
-/// Cgroups, processes, what TCP knows, names, what failed, and round trips.
+/// Cgroups, processes, what TCP knows, names, what failed, round trips, and drops.
 fn senders() -> impl Strategy<Value = OfEnds> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
     let tcp = [tcp_info(), tcp_info()];
     let names = [name(), name()];
     let round_trips = [round_trip(), round_trip()];
-    (both(), both(), tcp, names, failure(), round_trips)
+    let dropped = both();
+    (both(), both(), tcp, names, failure(), round_trips, dropped)
 }
 
 /// Often without one.
@@ -267,7 +269,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             (first, last, tcp_flags, dscp, community_id, outer, of_ends),
             end,
         )| {
-            let (cgroup_ids, process_keys, tcp, names, failure, round_trips) = of_ends;
+            let (cgroup_ids, process_keys, tcp, names, failure, round_trips, dropped) = of_ends;
             Record {
                 key,
                 initiator,
@@ -295,6 +297,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 names,
                 failure,
                 round_trips,
+                dropped,
             }
         },
     )
@@ -412,6 +415,8 @@ fn expected(record: &Record) -> FlowRecord {
         dst_handshake_rtt_us: measured(record.round_trips[1].handshake_us),
         src_ack_rtt_us: measured(record.round_trips[0].ack_us),
         dst_ack_rtt_us: measured(record.round_trips[1].ack_us),
+        total_dropped_packets: record.dropped[0],
+        total_reverse_dropped_packets: record.dropped[1],
     }
 }
 
@@ -525,6 +530,7 @@ fn longest_record() -> Record {
             handshake_us: u32::MAX,
             ack_us: u32::MAX,
         }; 2],
+        dropped: [u64::MAX; 2],
     }
 }
 
@@ -701,6 +707,7 @@ fn record_of(len_bytes: usize) -> Record {
     record.names = [None; 2];
     record.failure = None;
     record.round_trips = [RoundTrip::default(); 2];
+    record.dropped = [0; 2];
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()

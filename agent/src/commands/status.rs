@@ -345,6 +345,9 @@ fn drops_line(drops: &KernelDrops) -> String {
     if drops.missed != 0 {
         line = format!("{line}; {} not counted", drops.missed);
     }
+    if let Some(of_flows) = drops.of_flows {
+        line = format!("{line}; {of_flows} of flows");
+    }
     line
 }
 

@@ -5,11 +5,14 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
-use agent_common::drops::{OTHER, REASONS};
+use agent_common::{
+    FlowKey,
+    drops::{OTHER, REASONS, beside},
+};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
-    maps::{Map, MapData, PerCpuArray},
+    maps::{Array, Map, MapData, PerCpuArray},
     programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
 };
 
@@ -24,9 +27,25 @@ const PREFIX: &str = "SKB_DROP_REASON_";
 /// The last one of the enum is none.
 const NO_REASON: &str = "max";
 
+/// Flows of which packets can be dropped on a page. All of their room is allocated at the beginning, some 120 bytes for each.
+pub const MOST_FLOWS: u32 = 8192;
+
+/// Their names, by number.
+const BESIDE: [&str; beside::KINDS as usize] = ["elsewhere", "unparsed", "no_room"];
+
+/// The programs' maps.
+pub struct Maps {
+    pub counts: MapData,
+    /// By page.
+    pub by_flow: [MapData; 2],
+    pub beside: MapData,
+}
+
 /// What the kernel has dropped.
 pub struct Drops {
     counts: PerCpuArray<MapData, u64>,
+    by_flow: [MapData; 2],
+    beside: Array<MapData, u64>,
     memory_bytes: u64,
     /// If they are counted.
     counting: Option<Counting>,
@@ -35,6 +54,8 @@ pub struct Drops {
 struct Counting {
     /// By number.
     reasons: BTreeMap<u32, String>,
+    /// Whether the flows are found out.
+    tells_flows: bool,
     program: OwnedFd,
     /// Counts as long as it is there.
     _link: BtfTracePointLink,
@@ -46,27 +67,44 @@ pub struct Counted {
     pub by_reason: BTreeMap<String, u64>,
     /// Drops while another one was being counted on the same CPU.
     pub missed: u64,
+    /// Drops that are with no flow, by why; absent if flows are not found out.
+    pub beside: Option<BTreeMap<String, u64>>,
 }
 
 impl Drops {
-    pub fn new(counts: MapData) -> Result<Self> {
-        let memory_bytes = map_memory_bytes(&counts);
+    pub fn new(maps: Maps) -> Result<Self> {
+        let Maps {
+            counts,
+            by_flow,
+            beside,
+        } = maps;
+        let of_flows: u64 = by_flow.iter().map(map_memory_bytes).sum();
+        let memory_bytes = map_memory_bytes(&counts) + map_memory_bytes(&beside) + of_flows;
         let counts = PerCpuArray::try_from(Map::PerCpuArray(counts));
+        let beside = Array::try_from(Map::Array(beside));
         Ok(Self {
             counts: counts.context("the counts of drops")?,
+            by_flow,
+            beside: beside.context("the counts of drops of no flow")?,
             memory_bytes,
             counting: None,
         })
     }
 
-    /// Counts from now on.
-    pub fn count(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
+    /// Counts from now on, also by flow if the programs know how.
+    pub fn count(
+        &mut self,
+        programs: &mut Ebpf,
+        run_times: &RunTimes,
+        tells_flows: bool,
+    ) -> Result<()> {
         let reasons = reasons(&layout::types_of_this_kernel()?)?;
         let program = load(programs)?;
         let link = tracepoint::attach(program, DROPS, run_times)?;
         let fd = tracepoint::descriptor(program)?.try_clone_to_owned();
         self.counting = Some(Counting {
             reasons,
+            tells_flows,
             program: fd.context("duplicate a program's descriptor")?,
             _link: link,
         });
@@ -89,11 +127,50 @@ impl Drops {
         }
         by_reason.insert("other".to_owned(), of(OTHER)?);
         by_reason.retain(|_, count| *count != 0);
+        let beside = counting.tells_flows.then(|| self.beside()).transpose()?;
         let missed = bpf::missed_runs(counting.program.as_fd());
         Ok(Some(Counted {
             by_reason,
             missed: missed.context("read how often a program could not run")?,
+            beside,
         }))
+    }
+
+    fn beside(&self) -> Result<BTreeMap<String, u64>> {
+        let of = |(kind, name): (u32, &&str)| Ok(((*name).to_owned(), self.beside.get(&kind, 0)?));
+        let all = (0..).zip(&BESIDE).map(of);
+        let all: Result<_> = all.collect();
+        all.context("read how many drops are of no flow")
+    }
+
+    /// Takes out how many packets of each flow were dropped on a page that no program uses.
+    pub fn take(&mut self, page: u32, mut each: impl FnMut(&FlowKey, u64)) -> Result<()> {
+        let tells_flows = |counting: &Counting| counting.tells_flows;
+        if !self.counting.as_ref().is_some_and(tells_flows) {
+            return Ok(());
+        }
+        const AT_ONCE: usize = 512;
+        let map = self.by_flow[page as usize & 1].fd().as_fd();
+        let (mut keys, mut counts) = (vec![FlowKey::default(); AT_ONCE], vec![0_u64; AT_ONCE]);
+        let mut cursor = None;
+        loop {
+            match bpf::take_batch(map, &mut cursor, &mut keys, &mut counts) {
+                Ok((taken, last)) => {
+                    for (key, &packets) in keys.iter().zip(&counts).take(taken) {
+                        each(key, packets);
+                    }
+                    if last {
+                        return Ok(());
+                    }
+                }
+                // A bucket has more entries than the buffers hold.
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                    keys.resize(2 * keys.len(), FlowKey::default());
+                    counts.resize(keys.len(), 0);
+                }
+                Err(error) => return Err(error).context("read the flows of dropped packets"),
+            }
+        }
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {

@@ -3,7 +3,8 @@
 use std::fs;
 
 use agent_common::{
-    interface::DeviceLayout, process::TaskLayout, segmentation::SkbLayout, tcp::TcpLayout,
+    drops::DropLayout, interface::DeviceLayout, process::TaskLayout, segmentation::SkbLayout,
+    tcp::TcpLayout,
 };
 use anyhow::{Context as _, Result, ensure};
 
@@ -36,6 +37,17 @@ impl Layout {
 
 /// The layout of the running kernel, if its BTF has it and programs may read kernel memory.
 pub fn of_this_kernel() -> Result<Layout> {
+    ensure_kernel_memory_can_be_read()?;
+    read(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+/// What the programs read of a packet that the kernel drops, if they may read kernel memory.
+pub fn drops_of_this_kernel() -> Result<DropLayout> {
+    ensure_kernel_memory_can_be_read()?;
+    drops(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+fn ensure_kernel_memory_can_be_read() -> Result<()> {
     // Else a signal would be taken for a kernel that refuses.
     let _held = signals::Held::new();
     bpf::load_reader_of_kernel_memory().map_err(|error| {
@@ -46,8 +58,7 @@ pub fn of_this_kernel() -> Result<Layout> {
              (confidentiality), or built without CONFIG_BPF_EVENTS"
         };
         anyhow::Error::new(error).context(why)
-    })?;
-    read(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+    })
 }
 
 /// What the programs read of tasks and sockets that the verifier knows as such.
@@ -58,6 +69,26 @@ pub fn tasks_of_this_kernel() -> Result<TaskLayout> {
 /// What the programs read of connections whose sockets are taken down.
 pub fn tcp_of_this_kernel() -> Result<TcpLayout> {
     tcp(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
+}
+
+fn drops(btf: &Btf) -> Result<DropLayout> {
+    let of_skb = |member| btf.offset_of("sk_buff", member);
+    let device = device(btf)?;
+    let layout = DropLayout {
+        head: of_skb("head")?,
+        network_header: of_skb("network_header")?,
+        tail: of_skb("tail")?,
+        arrived_by: of_skb("skb_iif")?,
+        device: device.skb_device,
+        device_ifindex: btf.offset_of("net_device", "ifindex")?,
+        device_netns: device.device_netns,
+        netns_inode: device.netns_inode,
+    };
+    ensure!(
+        layout.is_known(),
+        "sk_buff.head has the offset 0, by which the programs know a layout that was not found"
+    );
+    Ok(layout)
 }
 
 fn tcp(btf: &Btf) -> Result<TcpLayout> {

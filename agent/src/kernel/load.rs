@@ -7,7 +7,9 @@ use std::{
     path::Path,
 };
 
-use agent_common::{Clocks, process::TaskLayout, senders::Kinds, slots::Hash, tcp::TcpLayout};
+use agent_common::{
+    Clocks, drops::DropLayout, process::TaskLayout, senders::Kinds, slots::Hash, tcp::TcpLayout,
+};
 use anyhow::{Chain, Context as _, Result, anyhow, bail, ensure};
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -21,7 +23,7 @@ use super::{
     bpf,
     connections::{self, EndedConnections},
     dns::{self, DnsMessages},
-    drops::Drops,
+    drops::{self, Drops},
     fragments::Fragments,
     icmp_errors::{self, IcmpErrors},
     interface_table::{InterfaceTable, Places},
@@ -64,6 +66,8 @@ pub struct LoadSettings {
     pub dns_per_second: u32,
     /// Whether to hand over ICMP errors.
     pub icmp_errors: bool,
+    /// Where the kernel keeps what tells the flow of a dropped packet. Needed only to count these.
+    pub drops: DropLayout,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
     /// Inode numbers of the interfaces' network namespaces. Each gets a set of programs.
@@ -93,6 +97,7 @@ impl LoadSettings {
             tcp: TcpLayout::default(),
             dns_per_second: 0,
             icmp_errors: false,
+            drops: DropLayout::UNKNOWN,
             early_scan_flows: 0,
             netns,
             max_interfaces: 1,
@@ -125,6 +130,8 @@ const PROCESSES: &str = "PROCESSES";
 const ENDED: &str = "ENDED";
 const DNS_MESSAGES: &str = "DNS_MESSAGES";
 const ICMP_ERRORS: &str = "ICMP_ERRORS";
+/// By page.
+const DROPPED: [&str; 2] = ["DROPPED_0", "DROPPED_1"];
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -156,6 +163,7 @@ pub struct Kernel {
     dns_memory_bytes: u64,
     pub icmp_errors: IcmpErrors,
     pub drops: Drops,
+    tells_flows_of_drops: bool,
 }
 
 impl Kernel {
@@ -227,7 +235,11 @@ impl Kernel {
         })?;
         let dns = dns_messages(ebpf)?;
         let icmp_errors = icmp_errors(ebpf, settings)?;
-        let drops = Drops::new(take(ebpf, "DROPS")?)?;
+        let drops = Drops::new(drops::Maps {
+            counts: take(ebpf, "DROPS")?,
+            by_flow: [take(ebpf, DROPPED[0])?, take(ebpf, DROPPED[1])?],
+            beside: take(ebpf, "DROPPED_BESIDE")?,
+        })?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -263,6 +275,7 @@ impl Kernel {
             wants_dns: settings.dns_per_second != 0,
             icmp_errors,
             drops,
+            tells_flows_of_drops: settings.drops.is_known(),
         })
     }
 
@@ -323,7 +336,9 @@ impl Kernel {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
         let set = first.context("the programs have been taken")?;
-        self.drops.count(&mut set.programs, &set.run_times)
+        let tells_flows = self.tells_flows_of_drops;
+        self.drops
+            .count(&mut set.programs, &set.run_times, tells_flows)
     }
 
     /// The messages of the DNS, if the programs hand them over. They can be taken only once.
@@ -426,6 +441,11 @@ impl<'a> Shape<'a> {
         } else {
             4096
         };
+        let dropped = if settings.drops.is_known() {
+            drops::MOST_FLOWS
+        } else {
+            1
+        };
         let mut loader = EbpfLoader::new();
         loader
             .override_global("NETNS", &netns, true)
@@ -450,6 +470,9 @@ impl<'a> Shape<'a> {
             .map_max_entries(DNS_MESSAGES, dns_messages)
             .override_global("ICMP_ERRORS_KEPT", &self.icmp_errors_kept, true)
             .map_max_entries(ICMP_ERRORS, icmp_errors)
+            .override_global("DROP_LAYOUT", &settings.drops, true)
+            .map_max_entries(DROPPED[0], dropped)
+            .map_max_entries(DROPPED[1], dropped)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {
@@ -512,6 +535,7 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Result<MapData> {
     match map {
         Map::Array(data)
         | Map::ArrayOfMaps(data)
+        | Map::HashMap(data)
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::RingBuf(data) => Ok(data),
@@ -598,6 +622,7 @@ mod tests {
             tcp: TcpLayout::default(),
             dns_per_second: 0,
             icmp_errors: false,
+            drops: DropLayout::UNKNOWN,
             early_scan_flows: 0,
             netns: vec![0],
             max_interfaces: 2,

@@ -1,7 +1,11 @@
 //! What tables say of a flow, in a few characters each.
 
 use super::{harmless::harmless, human};
-use crate::proto::{Cgroup, Direction, EndReason, Failure, FlowRecord, Process};
+use crate::{
+    proto::{Cgroup, Direction, EndReason, Failure, FlowRecord, Process},
+    round_trip::RoundTrip,
+    tcp::Tcp,
+};
 
 /// A longer unit is shortened.
 const UNIT_WIDTH: usize = 30;
@@ -73,6 +77,16 @@ pub fn process(process: &Process) -> String {
         process.pid.to_string()
     } else {
         format!("{name}/{}", process.pid)
+    }
+}
+
+/// In microseconds, of both ends. What TCP knows of its whole way says more than how long each end takes to answer what passes here.
+pub fn round_trips(record: &FlowRecord) -> [Option<u32>; 2] {
+    let known = Tcp::both(record).map(|end| end?.rtt_us);
+    if known == [None, None] {
+        RoundTrip::both(record).map(|end| (end.ack_us != 0).then_some(end.ack_us))
+    } else {
+        known
     }
 }
 

@@ -282,6 +282,10 @@ struct FlowLine<'a> {
     source_round_trip: RoundTripOfEnd,
     #[serde(flatten)]
     destination_round_trip: RoundTripOfEnd,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_dropped_packets: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_reverse_dropped_packets: Option<u64>,
     sample_rate: u32,
 }
 
@@ -360,9 +364,16 @@ impl<'a> FlowLine<'a> {
             destination_tcp: destination_tcp.map(|tcp| TcpOfEnd(DESTINATION_TCP, tcp)),
             source_round_trip: RoundTripOfEnd(SOURCE_ROUND_TRIP, to_source),
             destination_round_trip: RoundTripOfEnd(DESTINATION_ROUND_TRIP, to_destination),
+            total_dropped_packets: some(record.total_dropped_packets),
+            total_reverse_dropped_packets: some(record.total_reverse_dropped_packets),
             sample_rate: batch.sample_rate,
         }
     }
+}
+
+/// `None` of none.
+fn some(packets: u64) -> Option<u64> {
+    (packets != 0).then_some(packets)
 }
 
 /// The name of the end reason; `None` while the flow lives.
@@ -785,12 +796,15 @@ mod tests {
             src_handshake_rtt_us: Some(1),
             dst_handshake_rtt_us: Some(2),
             dst_ack_rtt_us: Some(u32::MAX),
+            total_reverse_dropped_packets: 3,
             ..tcp_record()
         }])]);
         assert_eq!(lines[0]["src_handshake_rtt_us"], 1);
         assert_eq!(lines[0]["dst_handshake_rtt_us"], 2);
         assert_eq!(lines[0]["dst_ack_rtt_us"], u32::MAX);
         assert!(lines[0].get("src_ack_rtt_us").is_none());
+        assert_eq!(lines[0]["total_reverse_dropped_packets"], 3);
+        assert!(lines[0].get("total_dropped_packets").is_none());
     }
 
     #[test]

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::{Bytes, BytesMut};
 
 use super::encoder::{Encoder, Message};
-use crate::proto::{FlowBatch, FlowRecord, Interface};
+use crate::{
+    log_limit::LogLimit,
+    proto::{FlowBatch, FlowRecord, Interface},
+};
 use enriched::Enriched;
 use fields::{Length, Specifiers};
 use flow::{Flow, Lengths, Shape};
@@ -97,6 +100,8 @@ pub struct Ipfix {
     refreshes: u32,
     /// Receivers have been told to scale. One that misses when that ends is told again, like one that misses the rate.
     has_sampled: bool,
+    /// Records that no message holds with all that was found out.
+    too_long: LogLimit,
     process_id: u32,
     export_time_s: fn() -> u32,
 }
@@ -167,6 +172,7 @@ impl Ipfix {
             refreshed: None,
             refreshes: 0,
             has_sampled: false,
+            too_long: LogLimit::default(),
             process_id: std::process::id(),
             export_time_s: unix_time_s,
         }
@@ -305,9 +311,24 @@ impl Encoder for Ipfix {
                 Some(enriched) => {
                     let len = len + enriched.len_bytes();
                     let whole = (flow.with(enriched), shape.enriched(), len);
-                    write(whole, settings, &mut telling, &mut writer)
-                        // What does not even fit into a message of its own goes without.
-                        || writer.is_empty() && write(plain, settings, &mut telling, &mut writer)
+                    if write(whole, settings, &mut telling, &mut writer) {
+                        true
+                    } else if !writer.is_empty()
+                        || announce(whole, settings, &mut telling, &mut writer)
+                    {
+                        // It comes with the next message.
+                        false
+                    } else {
+                        if let Some(records) = self.too_long.event() {
+                            tracing::warn!(
+                                records,
+                                longest = settings.message_len_bytes,
+                                "records of IPFIX went without what was found out about their flows, since no message holds it: raise \
+                                 message_bytes, or leave uniflow out"
+                            );
+                        }
+                        write(plain, settings, &mut telling, &mut writer)
+                    }
                 }
                 None => write(plain, settings, &mut telling, &mut writer),
             };
@@ -347,14 +368,7 @@ fn write(
     writer: &mut Writer,
 ) -> bool {
     let is_biflow = settings.is_biflow;
-    let number = shape.plain_number();
-    let (first, told) = if shape.is_enriched() {
-        (FIRST_ENRICHED, &mut telling.templates[1])
-    } else {
-        (FIRST_TEMPLATE, &mut telling.templates[0])
-    };
-    let template = first + u16::from(number);
-    let bit = 1 << number;
+    let (template, told, bit) = place(shape, telling);
     let answers = (!is_biflow)
         .then(|| flow.answers())
         .filter(Flow::has_packets);
@@ -381,6 +395,38 @@ fn write(
     }
     telling.flow_records += records as u64;
     true
+}
+
+/// Writes the template of a flow's record, where the two have no room together. Returns false if that was told, or has no room.
+fn announce(
+    (flow, shape, _): (Flow, Shape, usize),
+    settings: &Settings,
+    telling: &mut Told,
+    writer: &mut Writer,
+) -> bool {
+    let (template, told, bit) = place(shape, telling);
+    if *told & bit != 0 {
+        return false;
+    }
+    let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
+    flow.walk(shape, settings.is_biflow, &mut specifiers);
+    if !writer.has_room(template, 0, Some(&specifiers)) {
+        return false;
+    }
+    writer.template(template, &specifiers);
+    *told |= bit;
+    true
+}
+
+/// The number of a shape's template, and where it is noted that it was told, by which bit.
+fn place(shape: Shape, telling: &mut Told) -> (u16, &mut u128, u128) {
+    let number = shape.plain_number();
+    let (first, told) = if shape.is_enriched() {
+        (FIRST_ENRICHED, &mut telling.templates[1])
+    } else {
+        (FIRST_TEMPLATE, &mut telling.templates[0])
+    };
+    (first + u16::from(number), told, 1 << number)
 }
 
 /// Writes a record of options. Returns false if it has no room.

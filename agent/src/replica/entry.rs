@@ -312,6 +312,7 @@ impl Entry {
             process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
             tcp: [senders.tcp[forward], senders.tcp[reverse]],
             round_trips: Default::default(),
+            dropped: [0; 2],
         }
     }
 }

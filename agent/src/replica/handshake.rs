@@ -52,6 +52,11 @@ impl Handshake {
         }
     }
 
+    /// Whether a SYN was seen in this direction, with or without ACK.
+    pub fn has_any_syn(self, direction: usize) -> bool {
+        self.has((Self::SYN | Self::SYN_ACK) << direction)
+    }
+
     pub fn has_syn_ack(self, direction: usize) -> bool {
         self.has(Self::SYN_ACK << direction)
     }

@@ -136,10 +136,20 @@ impl KnownSenders {
 
     /// More of the flow in this slot has come.
     pub fn note(&mut self, slot: u32) {
+        self.note_after(slot, [false; 2]);
+    }
+
+    /// The same, if a SYN had come before, by direction: then one that comes again is no sample, since the first one may be what is answered.
+    pub fn note_after(&mut self, slot: u32, syns_before: [bool; 2]) {
         if !self.comes {
             return;
         }
-        let coming = self.take_coming();
+        let mut coming = self.take_coming();
+        for (sample, had_syn) in coming.senders.round_trips.iter_mut().zip(syns_before) {
+            if had_syn && sample.handshake_us().is_some() {
+                *sample = Sample::NONE;
+            }
+        }
         if coming.senders != Senders::default() {
             self.take_in(slot, &coming.senders);
         }

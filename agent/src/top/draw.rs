@@ -23,6 +23,7 @@ use crate::{
         harmless::harmless,
         human, table,
     },
+    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -450,6 +451,20 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
             facts.push((name, tcp_of(&end)));
         }
     }
+    let answers = ["initiator answers in", "responder answers in"];
+    for (name, end) in answers.into_iter().zip(RoundTrip::both(record)) {
+        if end != RoundTrip::default() {
+            facts.push((name, answer_of(end)));
+        }
+    }
+    let dropped = [
+        record.total_dropped_packets,
+        record.total_reverse_dropped_packets,
+    ];
+    if dropped != [0; 2] {
+        let [forward, reverse] = dropped.map(human::count);
+        facts.push(("dropped", format!("{forward} packets and back {reverse}")));
+    }
     if let Some(forward) = record.tcp_flags {
         let reverse = record.reverse_tcp_flags.unwrap_or_default();
         let flags = format!("{forward:#04x} and back {reverse:#04x}");
@@ -457,6 +472,15 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
     }
     facts.push(history_of(picture, &flow.figures));
     facts
+}
+
+fn answer_of(end: RoundTrip) -> String {
+    let told = |us: u32, what: &str| (us != 0).then(|| format!("{} {what}", round_trip(us)));
+    let both = [
+        told(end.handshake_us, "in the handshake"),
+        told(end.ack_us, "at last"),
+    ];
+    both.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 fn tcp_of(end: &Tcp) -> String {

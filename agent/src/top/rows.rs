@@ -8,10 +8,13 @@ use super::{
 };
 use crate::{
     output::{
-        cells::{both, direction, ends, place, protocol, round_trip, short_unit, state},
+        cells::{
+            both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state,
+        },
         columns::Columns,
         human,
     },
+    proto::FlowRecord,
     tcp::Tcp,
 };
 
@@ -59,17 +62,20 @@ impl Row<'_> {
             Sort::Bytes => self.figures.total.all_bytes(),
             Sort::Flows => self.flows,
             Sort::Name => 0,
-            Sort::Rtt => of_flow(|flow| worst(flow, |end| end.rtt_us)),
-            Sort::Retrans => of_flow(|flow| worst(flow, |end| end.total_retrans)),
+            Sort::Rtt => of_flow(|flow| worst(round_trips(&flow.record))),
+            Sort::Retrans => of_flow(|flow| worst(retransmissions(&flow.record))),
             Sort::Newest => of_flow(|flow| Some(flow.record.first_seen_unix_ns)),
         }
     }
 }
 
 /// The larger one of both ends.
-fn worst(flow: &Flow, of: fn(Tcp) -> Option<u32>) -> Option<u64> {
-    let ends = Tcp::both(&flow.record).into_iter().flatten();
-    ends.filter_map(of).max().map(u64::from)
+fn worst(ends: [Option<u32>; 2]) -> Option<u64> {
+    ends.into_iter().flatten().max().map(u64::from)
+}
+
+fn retransmissions(record: &FlowRecord) -> [Option<u32>; 2] {
+    Tcp::both(record).map(|end| end?.total_retrans)
 }
 
 /// Those with as much come with the most bytes first, then by their names, so that they keep their places.
@@ -199,7 +205,6 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
     match row.of {
         Of::Flow(_, flow) => {
             let record = &flow.record;
-            let tcp = Tcp::both(record).map(Option::unwrap_or_default);
             let age = picture
                 .end_unix_ns
                 .saturating_sub(record.first_seen_unix_ns);
@@ -215,8 +220,11 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
                 bytes,
                 reverse_bytes,
                 human::count(packets),
-                ends(&tcp.map(|end| end.rtt_us.map(round_trip))),
-                ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),
+                ends(&round_trips(record).map(|us| us.map(round_trip))),
+                ends(
+                    &retransmissions(record)
+                        .map(|count| count.map(|count| human::count(count.into()))),
+                ),
                 human::duration(Duration::from_nanos(age)),
                 place(record, flow.interface.as_ref()),
                 direction(record),

@@ -19,7 +19,7 @@ use agent::kernel::{
     load::{Kernel, LoadSettings},
     processes,
 };
-use agent_common::{Pair, senders::Kinds};
+use agent_common::{Pair, drops::DropLayout, senders::Kinds};
 use aya::programs::Xdp;
 use lab::{
     Lab, kernel,
@@ -48,6 +48,11 @@ fn every_program_is_taken(all: bool) {
         tcp: layout::tcp_of_this_kernel().unwrap(),
         dns_per_second: u32::from(all),
         icmp_errors: all,
+        drops: if all {
+            layout::drops_of_this_kernel().unwrap()
+        } else {
+            DropLayout::UNKNOWN
+        },
         early_scan_flows: 1,
         sample_rate: 2,
         asks_drivers: true,

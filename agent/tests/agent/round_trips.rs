@@ -269,6 +269,12 @@ fn what_cannot_be_told_is_not_said() {
     data_again.client(Segment(ACK, 10, 106, b"th"));
     data_again.server(Segment(ACK, 106, 15, b""));
 
+    // The answer is of an earlier connection, whose numbers are ahead.
+    let earlier = new(6);
+    earlier.client(syn);
+    earlier.server(Segment(ACK, 5, 5000, b""));
+    earlier.client(Segment(RST, 5000, 0, b""));
+
     // Only numbers that have been sent are acknowledged.
     let stale = new(5);
     stale.client(Segment(ACK, 10, 100, b""));
@@ -288,9 +294,43 @@ fn what_cannot_be_told_is_not_said() {
         ("one way", one_way),
         ("data again", data_again),
         ("stale", stale),
+        ("earlier", earlier),
     ] {
         assert_eq!(told(&connection), nothing, "{what}");
     }
+    assert_eq!(pair(&report.last()["flows"]), report.seen());
+}
+
+/// The programs know nothing of what was sent before a scan.
+#[test]
+fn a_syn_that_was_sent_before_the_scan_and_again_after_it_is_not_measured() {
+    const TEST: &str =
+        "agent::a_syn_that_was_sent_before_the_scan_and_again_after_it_is_not_measured";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let wire = Wire::new(&lab);
+    let agent = start(&lab, &wire, &[]);
+    let [syn_again, answer_again] =
+        [0, 1].map(|number| Connection::new(&wire, V4, 40_000 + number));
+    let (syn, answer) = (Segment(SYN, 9, 0, b""), Segment(SYN | ACK, 99, 10, b""));
+    syn_again.client(syn);
+    answer_again.client(syn);
+    answer_again.server(answer);
+    scan(&agent, &lab);
+    for connection in [&syn_again, &answer_again] {
+        if connection.client == syn_again.client {
+            connection.client(syn);
+        }
+        connection.server(answer);
+        connection.client(Segment(ACK, 10, 100, b""));
+    }
+    let report = agent.stop();
+    let [client, _, server, last] = syn_again.told(&report);
+    assert!(client.is_some() && server.is_none() && last.is_none());
+    let [client, last, server, _] = answer_again.told(&report);
+    assert!(client.is_none() && last.is_none() && server.is_some());
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
@@ -336,7 +376,7 @@ fn many_connections_have_times_of_their_own() {
     if !is_root_or_skip("agent::many_connections_have_times_of_their_own") {
         return;
     }
-    for kinds in ["rtt", "unit,process,tcp,rtt"] {
+    for kinds in ["rtt", "unit,rtt", "unit,process,tcp,rtt"] {
         let lab = Lab::quiet().unwrap();
         let wire = Wire::new(&lab);
         let small = ["--max-flows", "16", "--early-scan", "0", "--enrich", kinds];
@@ -407,7 +447,11 @@ fn two_cpus_make_no_wrong_time() {
     let times = report.flows.iter().flat_map(|line| {
         ["src_ack_rtt_us", "dst_ack_rtt_us"].map(|name| line.get(name).and_then(Value::as_u64))
     });
-    assert!(times.flatten().all(|us| us <= most));
+    let times: Vec<_> = times.flatten().collect();
+    assert!(
+        !times.is_empty() && times.iter().all(|&us| us <= most),
+        "{most} {times:?}"
+    );
     let no_handshake = |line: &Value| line.get("src_handshake_rtt_us").is_none();
     assert!(report.flows.iter().all(no_handshake));
     let sent = 2 + 2 * u64::from(count);

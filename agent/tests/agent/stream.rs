@@ -199,6 +199,7 @@ fn record(number: u32) -> Record {
         names: [None; 2],
         failure: None,
         round_trips: Default::default(),
+        dropped: [0; 2],
     }
 }
 

@@ -17,6 +17,7 @@ use agent::{
 };
 use agent_common::{
     Counts, FlowCounters, Pair, Reason,
+    drops::DropLayout,
     process::TaskLayout,
     senders::Kinds,
     slots::{Hash, SLOTS},
@@ -285,6 +286,7 @@ fn flows_of_one_hash_are_all_accounted_for() {
         tcp: TcpLayout::default(),
         dns_per_second: 0,
         icmp_errors: false,
+        drops: DropLayout::UNKNOWN,
         early_scan_flows: 0,
         netns: vec![netns()],
         max_interfaces: 1,

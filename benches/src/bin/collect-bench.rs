@@ -415,5 +415,6 @@ fn record(flow: u32, begin: u64) -> Record {
         names: [None; 2],
         failure: None,
         round_trips: Default::default(),
+        dropped: [0; 2],
     }
 }

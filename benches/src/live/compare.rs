@@ -188,6 +188,7 @@ impl Station for Watched {
                 frame_len_bytes: self.load.frame_len_bytes,
                 flows: self.load.flows,
                 packets: 500_000,
+                is_tcp: false,
             },
             &setup.interrupt,
         )?;

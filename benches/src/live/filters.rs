@@ -39,6 +39,7 @@ impl Bench for Filters {
                 frame_len_bytes: 64,
                 flows,
                 packets,
+                is_tcp: false,
             };
             Group::new(Lifetime::Rounds, ARMS.map(|arm| arm.0), &(hook, flood))
         };

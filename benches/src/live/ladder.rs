@@ -73,15 +73,15 @@ const STEPS: &[Step] = &[
     },
     // The traffic has no sockets: this is what it costs to look for them.
     Step {
-        name: "units, processes, tcp",
-        arguments: &["--enrich", "unit,process,tcp"],
+        name: "units, processes, tcp, rtt",
+        arguments: &["--enrich", "unit,process,tcp,rtt"],
         environment: &[],
         consumers: 0,
     },
     // It has none of the DNS and no ICMP errors either, and the kernel drops none of it.
     Step {
         name: "names, icmp, drops",
-        arguments: &["--enrich", "unit,process,tcp,dns,icmp,drops"],
+        arguments: &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"],
         environment: &[],
         consumers: 0,
     },

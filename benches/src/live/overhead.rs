@@ -47,6 +47,9 @@ const HITS: [(usize, u32); 4] = [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)
 /// What is walked over between two packets: more than a CPU's first cache has, and as much as its second one.
 const COLD_BYTES: [u32; 2] = [64 << 10, 512 << 10];
 const COLD_ARMS: &[&str] = &["empty", "bare", "agent"];
+const ENRICHED_ARMS: &[&str] = &["empty", "agent", "enriched"];
+/// All that the agent can find out.
+const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"];
 /// As in [`HITS`], all of 64 bytes.
 const COLD_FLOWS: [u32; 4] = [1, 10_000, 100_000, 500_000];
 
@@ -67,6 +70,8 @@ pub enum Section {
     Cold,
     /// Every packet a new flow
     Inserts,
+    /// What everything that the agent can find out adds
+    Enriched,
     /// TCP throughput
     Tcp,
 }
@@ -105,6 +110,7 @@ impl Bench for Overhead {
                 frame_len_bytes,
                 flows,
                 packets,
+                is_tcp: false,
             };
             let stations = match flows {
                 // Whose tables are empty.
@@ -136,6 +142,11 @@ impl Bench for Overhead {
             for walk_bytes in COLD_BYTES {
                 groups.extend(COLD_FLOWS.map(|flows| cold(walk_bytes, flows, cold_hits)));
             }
+        }
+        if self.wants(Section::Enriched) {
+            groups.push(enriched(10_000, 0, hits));
+            let cold = COLD_BYTES[0];
+            groups.extend([10_000, 0].map(|flows| enriched(flows, cold, cold_hits)));
         }
         if self.wants(Section::Tcp) {
             let stream = Load::TcpStream {
@@ -185,6 +196,7 @@ impl Bench for Overhead {
                 let mut flooded = Flooded::new(flood, |host| match arm {
                     "nothing" => Ok((Occupant::Nothing, BTreeSet::new())),
                     "agent" => Occupant::agent(host, hook, table, &[], setup),
+                    "enriched" => Occupant::agent(host, hook, table, ENRICH, setup),
                     program => Occupant::reference(host, hook, program, table),
                 })?;
                 flooded.warm_up(&setup.interrupt)?;
@@ -211,7 +223,7 @@ impl Bench for Overhead {
     }
 }
 
-const NOTES: [&str; 6] = [
+const NOTES: [&str; 7] = [
     "program_ns_per_packet is the kernel's run_time_ns over run_cnt while BPF_ENABLE_STATS is on; \
      it contains what the statistics themselves cost, which is what the empty program shows. \
      net_ns_per_packet is that over the empty program of the same round, and the honest base for \
@@ -219,6 +231,8 @@ const NOTES: [&str; 6] = [
     "On the path `cold`, a program of the bench reads `walk_bytes` of memory at each packet, so that \
      ours and those beside it find the caches as after other work of the kernel. What it takes is in \
      no figure.",
+    "On the paths `enriched` and `enriched cold`, frames are segments of TCP that arrive, and no socket of the host is theirs: what an agent with \
+     all of --enrich takes more is what asking costs. Where every packet begins a flow, each is one that is asked.",
     "packets_per_second is taken with the statistics off: one CPU sends, and the frames that \
      arrived count. The agent runs on the other CPUs.",
     "The TCP stream's ends run where the scheduler puts them; the agent is on both directions, the \
@@ -252,10 +266,34 @@ fn cold(walk_bytes: u32, flows: u32, packets: u32) -> Group<Load> {
             frame_len_bytes: 64,
             flows,
             packets,
+            is_tcp: false,
         },
         walk_bytes,
     };
     Group::new(Lifetime::Rounds, COLD_ARMS.iter().copied(), &load)
+}
+
+/// Segments of flows that are in the table, or of new ones, which an agent is asked all about.
+fn enriched(flows: u32, walk_bytes: u32, packets: u32) -> Group<Load> {
+    let load = Load::Frames {
+        path: match walk_bytes {
+            0 => "enriched",
+            _ => "enriched cold",
+        },
+        hook: Hook::Tc,
+        flood: Flood {
+            frame_len_bytes: 64,
+            flows,
+            packets,
+            is_tcp: true,
+        },
+        walk_bytes,
+    };
+    let stations = match flows {
+        0 => Lifetime::Turn,
+        _ => Lifetime::Rounds,
+    };
+    Group::new(stations, ENRICHED_ARMS.iter().copied(), &load)
 }
 
 /// Real sockets over a wire with offloads, the agent on both directions as by default.

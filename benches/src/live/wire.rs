@@ -19,13 +19,15 @@ pub struct Wire {
     pub lab: Lab,
 }
 
-/// UDP frames over IPv4, as fast as one CPU can send them.
+/// Frames over IPv4, as fast as one CPU can send them.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood {
     pub frame_len_bytes: usize,
     /// Their sources are chosen at random out of so many; 0 where every packet is a flow of its own.
     pub flows: u32,
     pub packets: u32,
+    /// Segments of TCP with data. Else UDP.
+    pub is_tcp: bool,
 }
 
 /// UDP frames over IPv4 at a steady rate.
@@ -75,7 +77,7 @@ impl Wire {
 
     /// Frames that find the ring full are lost and not counted.
     pub fn flood(&self, flood: Flood, interrupt: &Interrupt) -> Result<Passage> {
-        let frame = self.frame(flood.frame_len_bytes)?;
+        let frame = self.frame(flood.frame_len_bytes, flood.is_tcp)?;
         self.send(flood.flows, |generator, _| {
             let mut left = flood.packets;
             while left > 0 {
@@ -96,7 +98,7 @@ impl Wire {
         interrupt: &Interrupt,
     ) -> Result<Passage> {
         const PAUSE: Duration = Duration::from_millis(5);
-        let frame = self.frame(steady.frame_len_bytes)?;
+        let frame = self.frame(steady.frame_len_bytes, false)?;
         self.send(steady.flows, |generator, started| {
             let mut sent = 0;
             loop {
@@ -135,13 +137,21 @@ impl Wire {
         Ok(Passage { packets, elapsed })
     }
 
-    fn frame(&self, len_bytes: usize) -> Result<Vec<u8>> {
-        const HEADERS_LEN_BYTES: usize = 14 + 20 + 8;
+    /// To a port of which the agent reads nothing, whatever it is asked to find out.
+    fn frame(&self, len_bytes: usize, is_tcp: bool) -> Result<Vec<u8>> {
+        const PORTS: (u16, u16) = (1000, 4000);
+        const ACK: u8 = 0x10;
+        let header_len_bytes = if is_tcp { 20 } else { 8 };
         let payload_len_bytes = len_bytes
-            .checked_sub(HEADERS_LEN_BYTES)
+            .checked_sub(14 + 20 + header_len_bytes)
             .context("a frame has room for its headers")?;
+        let payload = vec![0; payload_len_bytes];
         let frame = self.lab.peer.frame_v4(&self.lab.agent);
-        frame.udp(1000, 53, &vec![0; payload_len_bytes])
+        if is_tcp {
+            frame.tcp(PORTS.0, PORTS.1, ACK, &payload)
+        } else {
+            frame.udp(PORTS.0, PORTS.1, &payload)
+        }
     }
 
     /// Waits for the frames in the ring. The clock stops where the counter last moved.

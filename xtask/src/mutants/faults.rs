@@ -154,7 +154,7 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "the second to insert a flow forgets its packet",
         file: "agent-ebpf/src/table.rs",
-        from: "let is_first = add(visit.counters(slot), sought, size);\n                return did(HAD, sought.question(walk.window, slot, is_first));",
+        from: "let asked = add(visit.counters(slot), sought, size);\n                return did(HAD, sought.in_slot(asked, walk.window, slot));",
         to: "return did(HAD, Question::NONE);",
         target: SAME_FLOWS,
     },
@@ -266,6 +266,43 @@ pub const FAULTS: &[Fault] = &[
         from: "DROPS.get_ptr_mut(place(reason))",
         to: "DROPS.get_ptr_mut(place(reason + 1))",
         target: agent("drops::what_the_kernel_drops_is_counted_by_its_reason"),
+    },
+    Fault {
+        name: "a segment that is sent again is a sample",
+        file: "agent-common/src/round_trip.rs",
+        from: "own.is_syn() || own.payload_len_bytes != 0 && is_earlier",
+        to: "own.payload_len_bytes != 0 && is_earlier && own.flags == 0",
+        target: agent("round_trips::what_cannot_be_told_is_not_said"),
+    },
+    Fault {
+        name: "an answer behind extension headers is passed over",
+        file: "agent-ebpf/src/round_trips.rs",
+        from: "if of_other.waits() {",
+        to: "if of_other.waits() && packet.direction > 1 {",
+        target: agent("round_trips::headers_that_are_not_read_make_no_wrong_time"),
+    },
+    Fault {
+        name: "a sample begins before the other direction was seen",
+        file: "agent-ebpf/src/round_trips.rs",
+        from: "has_payload && answers != 0",
+        to: "has_payload && answers != u64::MAX",
+        target: agent("round_trips::a_connection_that_passes_says_how_long_each_end_takes"),
+    },
+    Fault {
+        name: "a reset is an acknowledgment",
+        file: "agent-common/src/round_trip.rs",
+        from: "self.flags & tcp_flags::ACK != 0 && self.flags & tcp_flags::RST == 0",
+        to: "self.flags & tcp_flags::ACK != 0",
+        target: agent("round_trips::a_connection_that_passes_says_how_long_each_end_takes"),
+    },
+    Fault {
+        name: "units have what is reported and not what is counted",
+        file: "agent/src/replica.rs",
+        from: "if self.by_cgroup.is_wanted() {",
+        to: "if self.by_cgroup.is_wanted() && self.reports.due_ns(slot).is_none() {",
+        target: agent(
+            "senders::unit_traffic::what_units_and_containers_exchange_is_in_the_metrics",
+        ),
     },
     Fault {
         name: "what a socket knew at last is told of the other end",

@@ -1,7 +1,7 @@
 //! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
 //! loaded is freed at the end.
 
-use agent_common::senders::Kinds;
+use agent_common::{drops::DropLayout, senders::Kinds};
 use anyhow::Result;
 
 use super::Check;
@@ -170,12 +170,20 @@ fn dns(layout: &Layout) -> Check {
 
 /// What `--enrich drops` needs.
 fn drops(layout: &Layout) -> Check {
+    let by_flow = layout::drops_of_this_kernel();
     let taken = || {
-        let mut kernel = Kernel::load_with(OBJECT, &settings(PLAIN)?, layout)?;
+        let settings = LoadSettings {
+            drops: by_flow.as_ref().copied().unwrap_or(DropLayout::UNKNOWN),
+            ..settings(PLAIN)?
+        };
+        let mut kernel = Kernel::load_with(OBJECT, &settings, layout)?;
         drops::load(&mut kernel.sets[0].programs).map(drop)
     };
     match taken() {
-        Ok(()) => Check::ok("drops", "and with --enrich drops"),
+        Ok(()) => match &by_flow {
+            Ok(_) => Check::ok("drops", "and with --enrich drops"),
+            Err(error) => Check::warn("drops", format!("{error:#}"), layout::REMEDY),
+        },
         Err(error) => Check::warn(
             "drops",
             format!("{error:#}"),

@@ -140,7 +140,8 @@ pub struct Args {
     /// show it here, forwarded ones too; it takes 44 bytes as well. dns: what addresses are called, as said by answers of the DNS
     /// that have passed the interfaces (UDP, port 53: the agent reads these messages), or by /etc/hosts. dns-exchanges: the same,
     /// and each query with its answer, in JSON Lines and over gRPC. icmp: what ICMP errors say cannot be reached (the agent reads
-    /// these errors). drops: in status and metrics, what the kernel of the host drops, by its own reasons.
+    /// these errors). drops: what the kernel of the host drops, by its own reasons in status and
+    /// metrics, and by flow.
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
 

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use crate::{
     output::{
-        cells::{both, direction, ends, place, protocol, round_trip, short_unit, state},
+        cells::{
+            both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state,
+        },
         columns::Columns,
         human,
     },
     proto::FlowRecord,
-    round_trip::RoundTrip,
     tcp::Tcp,
 };
 
@@ -65,7 +66,6 @@ impl Row {
         scan_end_unix_ns: u64,
     ) -> Self {
         let tcp = Tcp::both(record).map(Option::unwrap_or_default);
-        let answers = RoundTrip::both(record);
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
         let cells = [
             place(record, interface),
@@ -81,20 +81,10 @@ impl Row {
             state(record).to_owned(),
             ends(&units.map(|unit| unit.map(short_unit))),
             both(processes),
-            ends(&round_trips(tcp, answers).map(|us| us.map(round_trip))),
+            ends(&round_trips(record).map(|us| us.map(round_trip))),
             ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),
         ];
         Self { cells }
-    }
-}
-
-/// What TCP knows of its whole way says more than how long each end takes to answer what passes here.
-fn round_trips(tcp: [Tcp; 2], answers: [RoundTrip; 2]) -> [Option<u32>; 2] {
-    let known = tcp.map(|end| end.rtt_us);
-    if known == [None, None] {
-        answers.map(|end| (end.ack_us != 0).then_some(end.ack_us))
-    } else {
-        known
     }
 }
 

@@ -66,6 +66,7 @@ pub(super) const VLAN_ID: Element = Element::new(58);
 pub(super) const IP_VERSION: Element = Element::new(60);
 pub(super) const FLOW_DIRECTION: Element = Element::new(61);
 pub(super) const INTERFACE_NAME: Element = Element::new(82);
+pub(super) const DROPPED_PACKET_TOTAL_COUNT: Element = Element::new(135);
 pub(super) const FLOW_END_REASON: Element = Element::new(136);
 pub(super) const ICMP_TYPE_CODE_IPV6: Element = Element::new(139);
 pub(super) const EXPORTING_PROCESS_ID: Element = Element::new(144);

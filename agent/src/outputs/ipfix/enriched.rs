@@ -3,7 +3,7 @@
 //! A record has all of these elements or none. What is not known is empty, or has all bits set.
 
 use super::{
-    elements::Element,
+    elements::{DROPPED_PACKET_TOTAL_COUNT, Element},
     fields::{Fields, Length},
 };
 use crate::{
@@ -58,6 +58,7 @@ struct End<'a> {
 pub(super) struct Enriched<'a> {
     /// Source and destination.
     ends: [End<'a>; 2],
+    dropped_packets: [u64; 2],
     failure: &'a str,
     icmp_error: Option<[u8; 2]>,
 }
@@ -89,6 +90,10 @@ impl<'a> Enriched<'a> {
         let byte = |field: Option<u32>| field.unwrap_or(u32::MAX) as u8;
         let enriched = Self {
             ends: [end(0), end(1)],
+            dropped_packets: [
+                record.total_dropped_packets,
+                record.total_reverse_dropped_packets,
+            ],
             failure: json::failure(record).unwrap_or_default(),
             icmp_error: (record.icmp_error_type.is_some() || record.icmp_error_code.is_some())
                 .then(|| [byte(record.icmp_error_type), byte(record.icmp_error_code)]),
@@ -99,8 +104,10 @@ impl<'a> Enriched<'a> {
     /// The same as the destination sees it.
     pub fn answers(self) -> Self {
         let [source, destination] = self.ends;
+        let [forward, reverse] = self.dropped_packets;
         Self {
             ends: [destination, source],
+            dropped_packets: [reverse, forward],
             ..self
         }
     }
@@ -135,6 +142,9 @@ impl<'a> Enriched<'a> {
             number(HANDSHAKE_RTT_US, measured(end.round_trip.handshake_us));
             number(ACK_RTT_US, measured(end.round_trip.ack_us));
         }
+        let [forward, reverse] = self.dropped_packets;
+        out.u64(DROPPED_PACKET_TOTAL_COUNT.reverse(), reverse);
+        out.u64(DROPPED_PACKET_TOTAL_COUNT, forward);
         out.text(FAILURE, self.failure);
         let [icmp_type, code] = self.icmp_error.unwrap_or([u8::MAX; 2]);
         out.u8(ICMP_ERROR_TYPE, icmp_type);

@@ -130,6 +130,8 @@ pub(super) mod key {
         SOURCE_ACK_RTT_US = "flow.source.ack_rtt_us";
         DESTINATION_HANDSHAKE_RTT_US = "flow.destination.handshake_rtt_us";
         DESTINATION_ACK_RTT_US = "flow.destination.ack_rtt_us";
+        TOTAL_DROPPED_PACKETS = "flow.total.dropped_packets";
+        TOTAL_REVERSE_DROPPED_PACKETS = "flow.total.reverse.dropped_packets";
     }
 }
 
@@ -247,6 +249,17 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     ] {
         if us != 0 {
             attributes.number(key, us);
+        }
+    }
+    for (key, packets) in [
+        (key::TOTAL_DROPPED_PACKETS, flow.total_dropped_packets),
+        (
+            key::TOTAL_REVERSE_DROPPED_PACKETS,
+            flow.total_reverse_dropped_packets,
+        ),
+    ] {
+        if packets != 0 {
+            attributes.number(key, packets);
         }
     }
     if batch.sample_rate > 1 {

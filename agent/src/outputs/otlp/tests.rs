@@ -260,6 +260,7 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         src_tcp_rtt_us: Some(812),
         src_handshake_rtt_us: Some(90),
         dst_ack_rtt_us: Some(12_000),
+        total_dropped_packets: 4,
         src_tcp_total_retrans: Some(0),
         dst_tcp_data_segs_out: Some(4),
         ..flow(Some(7), Some(8))
@@ -312,6 +313,8 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
     assert_eq!(number("flow.source.handshake_rtt_us"), Some(90));
     assert_eq!(number("flow.source.ack_rtt_us"), None);
     assert_eq!(number("flow.destination.ack_rtt_us"), Some(12_000));
+    assert_eq!(number("flow.total.dropped_packets"), Some(4));
+    assert_eq!(number("flow.total.reverse.dropped_packets"), None);
     assert_eq!(number("flow.source.tcp.total_retrans"), Some(0));
     assert_eq!(number("flow.destination.tcp.data_segs_out"), Some(4));
     assert!(records[0].encoded_len() < SLACK_LEN_BYTES);

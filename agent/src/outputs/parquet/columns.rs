@@ -247,6 +247,14 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_ack_rtt_us",
         Optional(32, |row| row.record.dst_ack_rtt_us),
     ),
+    column(
+        "total_dropped_packets",
+        Counter(|row| row.record.total_dropped_packets),
+    ),
+    column(
+        "total_reverse_dropped_packets",
+        Counter(|row| row.record.total_reverse_dropped_packets),
+    ),
     column("failure", Text(|row, text| push(text, failure(row.record)))),
     column(
         "icmp_error_type",

@@ -390,3 +390,39 @@ fn the_next_connection_with_the_same_ports_has_times_of_its_own() {
     let told = scan_round_trips(&mut replica, 1001, 0, [Sample::NONE; 2]);
     assert_eq!(told, [RoundTrip::default(); 2]);
 }
+
+#[test]
+fn a_connection_that_follows_at_once_has_times_of_its_own() {
+    let mut replica = replica(8);
+    let mut told = Vec::new();
+    let mut scan = |second: u64, counters: FlowCounters, round_trips: [Sample; 2]| {
+        let mut sink = |record: &Record| {
+            told.push((
+                record.end_reason,
+                record.round_trips.map(|end| end.handshake_us),
+            ));
+        };
+        let senders = Senders {
+            round_trips,
+            ..Senders::default()
+        };
+        replica.begin_scan(clock(second));
+        replica.update_with(&[key(1)], &[counters], &[senders], &mut sink);
+        replica.end_scan(&BTreeSet::new(), &mut sink);
+    };
+    let whole = counters(1, &[SYN, ACK, FIN], &[SYN | ACK, FIN]);
+    scan(1, whole, [took(200, SYN), took(50, SYN)]);
+    scan(2, counters(2, &[SYN], &[]), [Sample::SPOILED, Sample::NONE]);
+    // The SYN comes again, and nobody knows which one is answered.
+    let answered = counters(3, &[SYN, ACK], &[SYN | ACK]);
+    scan(3, answered, [took(9, SYN), took(300, SYN)]);
+    assert_eq!(
+        told,
+        [
+            (None, [50, 200]),
+            (Some(EndReason::EndOfFlow), [50, 200]),
+            (None, [0, 0]),
+            (None, [300, 0]),
+        ]
+    );
+}

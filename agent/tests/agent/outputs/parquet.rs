@@ -29,6 +29,8 @@ const TYPES: &[(&str, &[&str])] = &[
             "total_bytes",
             "total_reverse_packets",
             "total_reverse_bytes",
+            "total_dropped_packets",
+            "total_reverse_dropped_packets",
             "total_ip_bytes",
             "total_reverse_ip_bytes",
         ],
@@ -174,6 +176,9 @@ fn as_row(line: &Value) -> Value {
     for time in ["first_seen", "last_seen"] {
         let nanos = fields.remove(&format!("{time}_ns")).unwrap();
         fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
+    }
+    for column in ["total_dropped_packets", "total_reverse_dropped_packets"] {
+        fields.entry(column).or_insert(json!(0));
     }
     for column in ["failure", "icmp_error_type", "icmp_error_code"] {
         fields.entry(column).or_insert(Value::Null);

@@ -53,6 +53,7 @@ pub enum Tone {
 pub static ALL: &[&Experiment] = &[
     &hook::OVERHEAD,
     &hook::COLD,
+    &hook::ENRICHED,
     &hook::THROUGHPUT,
     &host::SWEEP,
     &hook::NEWFLOWS,

@@ -248,6 +248,7 @@ const NAMES: &[(u16, &str)] = &[
     (60, "ipVersion"),
     (61, "flowDirection"),
     (82, "interfaceName"),
+    (135, "droppedPacketTotalCount"),
     (136, "flowEndReason"),
     (139, "icmpTypeCodeIPv6"),
     (144, "exportingProcessId"),

@@ -56,6 +56,8 @@ fn enriched() -> FlowRecord {
         src_tcp_data_segs_out: Some(2),
         dst_handshake_rtt_us: Some(200),
         dst_ack_rtt_us: Some(300),
+        total_dropped_packets: 4,
+        total_reverse_dropped_packets: 5,
         failure: Some(Failure::Unreachable.into()),
         icmp_error_type: Some(3),
         icmp_error_code: Some(1),
@@ -105,6 +107,9 @@ fn a_record_has_what_was_found_out_from_its_source_on() {
                 [1032, 1033].map(|number| record.own(number)),
                 [Some(3), Some(1)]
             );
+            let dropped = [record.number(135), record.reverse(135)];
+            assert_eq!(dropped[usize::from(swap)], Some(4));
+            assert_eq!(dropped[1 - usize::from(swap)], Some(5));
             assert!(record.template >= 512);
         }
         for record in plain {
@@ -138,11 +143,27 @@ fn what_has_no_room_in_any_message_goes_without() {
         src_cgroup_id: Some(8),
         ..enriched()
     };
-    for (most_bytes, is_enriched) in [(1_300, true), (512, false)] {
+    let batch = batch();
+    let found = Enriched::of(&batch, &longest).unwrap();
+    let shape = Shape::of(&longest, false).enriched();
+    let mut specifiers = Specifiers::of_enterprise(OWN);
+    let flow = Flow::new(&longest, Octets::Ip).with(found);
+    flow.walk(shape, false, &mut specifiers);
+    let record = Lengths::new(false).of(shape) + found.len_bytes();
+    let (template, records) = (specifiers.bytes.len() + 14, 4 + 2 * record);
+    assert!(template < records && template + records < 1_400);
+    // If the two have no room together, the template goes ahead.
+    let least = message::HEADER_LEN_BYTES + records;
+    for (most_bytes, is_enriched) in [
+        (1_400, true),
+        (least, true),
+        (least - 1, false),
+        (512, false),
+    ] {
         let mut encoder = encoder(settings(false));
         assert!(encoder.limit(most_bytes));
         let mut collector = Collector::default();
-        let messages = send(&mut encoder, &batch(), &vec![longest.clone(); 5]);
+        let messages = send(&mut encoder, &batch, &vec![longest.clone(); 5]);
         assert!(messages.iter().all(|message| message.len() <= most_bytes));
         let records = of_flows(read(&mut collector, &messages));
         assert_eq!(records.len(), 10);

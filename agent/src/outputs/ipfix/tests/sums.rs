@@ -2,8 +2,8 @@
 
 use proptest::{collection::vec, prelude::*};
 
-use super::*;
-use crate::proto::Direction;
+use super::{collector::OWN, *};
+use crate::proto::{Cgroup, Direction, Failure};
 
 /// What a datagram may hold at least.
 const SHORTEST: usize = 700;
@@ -41,8 +41,12 @@ prop_compose! {
         ifindex in 1u32..4,
         tags in vec(1u32..4_095, 0..=2),
         is_egress in any::<bool>(),
+        found in 0..3,
     ) -> FlowRecord {
         FlowRecord {
+            src_cgroup_id: (found == 1).then_some(7),
+            dst_cgroup_id: (found == 1).then_some(7),
+            failure: (found > 0).then_some(Failure::Reset.into()),
             delta_packets: packets[0],
             delta_bytes: packets[0] * size[0],
             delta_reverse_packets: packets[1],
@@ -91,16 +95,19 @@ proptest! {
         fates in vec(fate(), 1..40),
         is_biflow in any::<bool>(),
         is_stream in any::<bool>(),
+        has_enterprise in any::<bool>(),
         limit in SHORTEST..1_500,
     ) {
         let settings = if is_stream { Settings::stream() } else { Settings::datagrams() };
-        let mut encoder = encoder(Settings { is_biflow, message_len_bytes: limit, ..settings });
+        let enterprise = has_enterprise.then_some(OWN);
+        let mut encoder = encoder(Settings { is_biflow, message_len_bytes: limit, enterprise, ..settings });
         let mut collector = Collector::default();
         let mut limit = limit;
         let mut fates = fates.into_iter().chain(std::iter::repeat(Fate::Sent));
         let mut records = Vec::new();
         for (flows, scan) in batches.iter().zip(1..) {
             let mut batch = flows::last_batch(scan);
+            batch.cgroups = vec![Cgroup { id: 7, unit: "long".repeat(30), ..Cgroup::default() }];
             batch.interfaces = (1..4).map(|index| flows::interface(index, "eth0")).collect();
             let mut rest = &flows[..];
             let mut closes = true;

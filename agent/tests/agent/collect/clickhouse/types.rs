@@ -53,6 +53,7 @@ fn records() -> Vec<FlowRecord> {
         src_tcp_delivered_ce: Some(1),
         src_tcp_data_segs_out: Some(2),
         dst_handshake_rtt_us: Some(90),
+        total_dropped_packets: u64::MAX,
         src_ack_rtt_us: Some(u32::MAX),
         failure: Some(Failure::Reset.into()),
         dst_host_id: Some(5),
@@ -179,6 +180,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "failure": "reset", "icmp_error_type": null, "icmp_error_code": null, "src_host": "", "src_host_source": "", "dst_host": "www.example", "dst_host_source": "dns_of_another",
         "src_tcp_delivered_ce": 1, "src_tcp_data_segs_out": 2, "dst_tcp_rtt_us": null, "dst_tcp_delivered": null,
         "src_handshake_rtt_us": null, "dst_handshake_rtt_us": 90, "src_ack_rtt_us": u32::MAX, "dst_ack_rtt_us": null,
+        "total_dropped_packets": u64::MAX, "total_reverse_dropped_packets": 0,
     });
     full.as_object_mut()
         .unwrap()

@@ -2,7 +2,7 @@
 
 use super::{
     Column, Experiment,
-    Shows::{Bar, RatioTo},
+    Shows::{Bar, DifferenceTo, RatioTo},
     Tone::{Agent, Part, Quiet},
 };
 
@@ -63,6 +63,36 @@ pub static COLD: Experiment = Experiment {
         Column("agent", "arm=agent", Bar(Agent)),
         Column("barest program", "arm=bare", Bar(Quiet)),
         Column("agent / barest", "arm=agent", RatioTo("arm=bare")),
+    ],
+};
+
+pub static ENRICHED: Experiment = Experiment {
+    name: "enriched",
+    bench: "overhead",
+    heading: "Asking more of a packet",
+    question: "What does all of `--enrich` add to a segment of TCP that arrives at TC?",
+    answer: "To a packet of one of 10k flows it {10k flows: added}, and where 64 KiB were read since the last packet it \
+             {10k flows, 64 KiB: added}; to the first packet of a flow and scan it {new flows, 64 KiB: added} then.",
+    axes: (
+        "flows and memory read between two packets",
+        "time of a packet over an empty program",
+    ),
+    labels: "measure=net_ns_per_packet; hook=tc",
+    rows: &[
+        ("10k flows", "path=enriched; flows=10000"),
+        (
+            "10k flows, 64 KiB",
+            "path=enriched cold; flows=10000; walk_bytes=65536",
+        ),
+        (
+            "new flows, 64 KiB",
+            "path=enriched cold; flows=0; walk_bytes=65536",
+        ),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Quiet)),
+        Column("all of `--enrich`", "arm=enriched", Bar(Agent)),
+        Column("added", "arm=enriched", DifferenceTo("arm=agent")),
     ],
 };
 

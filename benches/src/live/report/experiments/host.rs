@@ -66,7 +66,11 @@ pub static LADDER: Experiment = Experiment {
         ("four consumers", "arm=four consumers"),
         ("JSON output", "arm=json output"),
         ("decapsulation", "arm=decapsulation"),
-        ("units, processes, TCP", "arm=units, processes, tcp"),
+        (
+            "units, processes, TCP, round trips",
+            "arm=units, processes, tcp, rtt",
+        ),
+        ("names, ICMP, drops", "arm=names, icmp, drops"),
         ("ten filter rules", "arm=ten filter rules"),
         ("debug logging", "arm=debug logging"),
     ],
