@@ -87,7 +87,7 @@ impl Sample {
             let next = by.sequence.wrapping_add(by.payload_len_bytes);
             (next, Self::ACK)
         };
-        let time = now_ns / 1000 & Self::TIME_MASK;
+        let time = (now_ns / 1000) & Self::TIME_MASK;
         Self((next as u64) << Self::NUMBER_SHIFT | time << Self::TIME_SHIFT | kind)
     }
 
@@ -122,7 +122,8 @@ impl Sample {
         if !self.waits() {
             return false;
         }
-        let is_earlier = (own.sequence.wrapping_sub(self.next_sequence()) as i32) < 0;
+        let behind = own.sequence.wrapping_sub(self.next_sequence());
+        let is_earlier = behind.cast_signed() < 0;
         self.is_of_syn() || own.is_syn() || own.payload_len_bytes != 0 && is_earlier
     }
 
@@ -138,7 +139,7 @@ impl Sample {
         match self.0 & Self::KIND {
             Self::ACK_OF_SYN => other.is_syn() && ahead <= Self::MOST_WITH_SYN,
             Self::ACK_OF_SYN_ACK => ahead == 0,
-            _ => (ahead as i32) >= 0,
+            _ => ahead.cast_signed() >= 0,
         }
     }
 

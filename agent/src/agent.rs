@@ -347,17 +347,12 @@ impl Agent {
             name_interface: name_interface(rules.clone()),
         };
         let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
-        let units = names.cgroups.clone().map(Units::new);
-        let mut replica = Replica::new(config.replica).naming(names.hosts.clone());
-        if units.is_some() {
-            replica = replica.adding_up_cgroups();
-        }
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
-            replica,
+            replica: replica(&config, &names),
             dns: names.hosts.clone(),
-            units,
+            units: names.cgroups.clone().map(Units::new),
             encoder: encoder(&identity, &config, names),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
@@ -383,10 +378,7 @@ impl Agent {
             metrics,
             counting: counting.clone(),
         };
-        let server = tokio::spawn(services.run(listeners, async move {
-            // An error means that the sender is gone, so the agent is ending, too.
-            let _ = server_end.await;
-        }));
+        let server = tokio::spawn(services.run(listeners, ended(server_end)));
 
         let scanning = Scanning {
             requests,
@@ -493,6 +485,20 @@ fn encoder(identity: &Arc<Identity>, config: &Config, names: Names) -> BatchEnco
         .sampling(config.sample_rate)
         .reporting(config.replica.report_interval)
         .naming(names)
+}
+
+/// An error means that the sender is gone, so the agent is ending, too.
+async fn ended(end: oneshot::Receiver<()>) {
+    let _ = end.await;
+}
+
+fn replica(config: &Config, names: &Names) -> Replica {
+    let replica = Replica::new(config.replica).naming(names.hosts.clone());
+    if names.cgroups.is_some() {
+        replica.adding_up_cgroups()
+    } else {
+        replica
+    }
 }
 
 /// The cgroups of the host, if units are to be named. Without them the agent counts as ever.

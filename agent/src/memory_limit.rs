@@ -80,7 +80,8 @@ pub(crate) struct Needs {
     /// Names of addresses, if there are any.
     dns_names: u32,
     reads_icmp_errors: bool,
-    counts_drops: bool,
+    /// Flows of which drops are counted between two scans.
+    flows_with_drops: u32,
     /// Programs of one interface each.
     tagged: u64,
     reports_late: bool,
@@ -104,7 +105,11 @@ impl Needs {
                 0
             },
             reads_icmp_errors: config.enrich.contains(&Enrichment::Icmp),
-            counts_drops: config.enrich.contains(&Enrichment::Drops),
+            flows_with_drops: if config.enrich.contains(&Enrichment::Drops) {
+                2 * kernel::drops::MOST_FLOWS
+            } else {
+                0
+            },
             tagged: if config.attach.may_ask_drivers() {
                 TaggedPrograms::MOST as u64 * config.netns.len().max(1) as u64
             } else {
@@ -196,11 +201,11 @@ impl Needs {
         } else {
             0
         };
-        let drops = if self.counts_drops {
-            2 * u64::from(kernel::drops::MOST_FLOWS) * BYTES_PER_FLOW_WITH_DROPS
-                + tracked * DROPS_BYTES_PER_TRACKED_FLOW * GROWTH
-        } else {
+        let drops = if self.flows_with_drops == 0 {
             0
+        } else {
+            u64::from(self.flows_with_drops) * BYTES_PER_FLOW_WITH_DROPS
+                + tracked * DROPS_BYTES_PER_TRACKED_FLOW * GROWTH
         };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);
         flows * PAGES * PAGE_BYTES_PER_FLOW

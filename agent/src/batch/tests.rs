@@ -403,12 +403,7 @@ fn expected(record: &Record) -> FlowRecord {
         dst_host_id: record.names[1].map(|name| name.id),
         src_host_source: record.names[0].map_or(0, |name| name.source as i32),
         dst_host_source: record.names[1].map_or(0, |name| name.source as i32),
-        failure: record.failure.map(|failure| match failure {
-            Failure::Refused => 1,
-            Failure::Unanswered => 2,
-            Failure::Unreachable(_) => 3,
-            Failure::Reset => 4,
-        }),
+        failure: record.failure.map(number_of),
         icmp_error_type: error(record).map(|error| error.icmp_type.into()),
         icmp_error_code: error(record).map(|error| error.code.into()),
         src_handshake_rtt_us: measured(record.round_trips[0].handshake_us),
@@ -417,6 +412,15 @@ fn expected(record: &Record) -> FlowRecord {
         dst_ack_rtt_us: measured(record.round_trips[1].ack_us),
         total_dropped_packets: record.dropped[0],
         total_reverse_dropped_packets: record.dropped[1],
+    }
+}
+
+fn number_of(failure: Failure) -> i32 {
+    match failure {
+        Failure::Refused => 1,
+        Failure::Unanswered => 2,
+        Failure::Unreachable(_) => 3,
+        Failure::Reset => 4,
     }
 }
 

@@ -145,11 +145,11 @@ impl Drops {
 
     /// Takes out how many packets of each flow were dropped on a page that no program uses.
     pub fn take(&mut self, page: u32, mut each: impl FnMut(&FlowKey, u64)) -> Result<()> {
+        const AT_ONCE: usize = 512;
         let tells_flows = |counting: &Counting| counting.tells_flows;
         if !self.counting.as_ref().is_some_and(tells_flows) {
             return Ok(());
         }
-        const AT_ONCE: usize = 512;
         let map = self.by_flow[page as usize & 1].fd().as_fd();
         let (mut keys, mut counts) = (vec![FlowKey::default(); AT_ONCE], vec![0_u64; AT_ONCE]);
         let mut cursor = None;

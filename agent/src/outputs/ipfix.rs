@@ -307,7 +307,7 @@ impl Encoder for Ipfix {
             let enriched = settings
                 .enterprise
                 .and_then(|_| Enriched::of(batch, record));
-            let is_written = match enriched {
+            let is_written = match &enriched {
                 Some(enriched) => {
                     let len = len + enriched.len_bytes();
                     let whole = (flow.with(enriched), shape.enriched(), len);

@@ -38,7 +38,7 @@ impl ByCgroup {
     /// What each of the ends has sent, in the order of their cgroups.
     pub fn note(&mut self, cgroup_ids: [u64; 2], sent: [Counts; 2]) {
         let [one, other] = cgroup_ids;
-        let [from_one, from_other] = sent.map(|counts| counts.pair());
+        let [from_one, from_other] = sent.map(Counts::pair);
         let counts = &mut self.counts;
         let mut add = |id, sent, received| {
             *counts.entry(id).or_default() += Exchanged { sent, received };

@@ -63,7 +63,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
         .rfind(|line| line["dst_port"] == 4001)
         .unwrap();
     let dropped = last["total_dropped_packets"].as_u64().unwrap();
-    assert!(SENT - SENT / 10 <= dropped && dropped <= SENT, "{last}");
+    assert!((SENT - SENT / 10..=SENT).contains(&dropped), "{last}");
     assert!(
         last.get("total_reverse_dropped_packets").is_none(),
         "{last}"

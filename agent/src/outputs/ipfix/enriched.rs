@@ -101,25 +101,20 @@ impl<'a> Enriched<'a> {
         (enriched != Self::default()).then_some(enriched)
     }
 
-    /// The same as the destination sees it.
-    pub fn answers(self) -> Self {
-        let [source, destination] = self.ends;
-        let [forward, reverse] = self.dropped_packets;
-        Self {
-            ends: [destination, source],
-            dropped_packets: [reverse, forward],
-            ..self
-        }
-    }
-
     pub fn len_bytes(&self) -> usize {
         let mut len = Length::default();
-        self.walk(&mut len);
+        self.walk(false, &mut len);
         len.0
     }
 
-    pub fn walk(&self, out: &mut impl Fields) {
-        for (end, place) in self.ends.iter().zip(0..) {
+    /// From the record's source on, or as its destination sees it.
+    pub fn walk(&self, is_answer: bool, out: &mut impl Fields) {
+        let (mut ends, mut dropped_packets) = (self.ends.each_ref(), self.dropped_packets);
+        if is_answer {
+            ends.reverse();
+            dropped_packets.reverse();
+        }
+        for (end, place) in ends.into_iter().zip(0..) {
             let element = |number: u16| Element::of_enterprise(number + place);
             let mut text = |number, value| out.text(element(number), value);
             text(UNIT_NAME, end.unit);
@@ -142,7 +137,7 @@ impl<'a> Enriched<'a> {
             number(HANDSHAKE_RTT_US, measured(end.round_trip.handshake_us));
             number(ACK_RTT_US, measured(end.round_trip.ack_us));
         }
-        let [forward, reverse] = self.dropped_packets;
+        let [forward, reverse] = dropped_packets;
         out.u64(DROPPED_PACKET_TOTAL_COUNT.reverse(), reverse);
         out.u64(DROPPED_PACKET_TOTAL_COUNT, forward);
         out.text(FAILURE, self.failure);

@@ -150,7 +150,7 @@ pub(super) struct Flow<'a> {
     reverse: Count,
     direction: u8,
     reverse_direction: u8,
-    enriched: Enriched<'a>,
+    enriched: Option<&'a Enriched<'a>>,
 }
 
 impl<'a> Flow<'a> {
@@ -182,13 +182,16 @@ impl<'a> Flow<'a> {
             ),
             direction,
             reverse_direction,
-            enriched: Enriched::default(),
+            enriched: None,
         }
     }
 
     /// The same with what was found out about it, for a shape that has it.
-    pub fn with(self, enriched: Enriched<'a>) -> Self {
-        Self { enriched, ..self }
+    pub fn with(self, enriched: &'a Enriched<'a>) -> Self {
+        Self {
+            enriched: Some(enriched),
+            ..self
+        }
     }
 
     /// The same flow as its destination sees it.
@@ -199,7 +202,6 @@ impl<'a> Flow<'a> {
             reverse: self.forward,
             direction: self.reverse_direction,
             reverse_direction: self.direction,
-            enriched: self.enriched.answers(),
             ..self
         }
     }
@@ -259,8 +261,10 @@ impl<'a> Flow<'a> {
         out.u8(ie::FLOW_END_REASON, reason);
         self.times(out);
         self.layer2(shape, out);
-        if shape.is_enriched() {
-            self.enriched.walk(out);
+        if shape.is_enriched()
+            && let Some(enriched) = self.enriched
+        {
+            enriched.walk(self.is_answer, out);
         }
     }
 

@@ -207,6 +207,34 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     if flow.encapsulation.is_some() {
         tunnel(attributes, flow);
     }
+    found_out(attributes, batch, flow);
+    if batch.sample_rate > 1 {
+        attributes.number(key::SAMPLE_RATE, batch.sample_rate);
+    }
+    if let Ok(digest) = <&[u8; 20]>::try_from(&flow.community_id[..]) {
+        attributes.text(key::COMMUNITY_ID, community_id(digest).as_str());
+    }
+    if let Some(failure) = json::failure(flow) {
+        attributes.text(key::FAILURE, failure);
+    }
+    if let Some(number) = flow.icmp_error_type {
+        attributes.number(key::ICMP_ERROR_TYPE, number);
+    }
+    if let Some(number) = flow.icmp_error_code {
+        attributes.number(key::ICMP_ERROR_CODE, number);
+    }
+    if let Some(reason) = json::end_reason(flow) {
+        attributes.text(key::END_REASON, reason);
+    }
+
+    let len = out.len() - start;
+    out[start - 2] = len as u8 | 0x80;
+    out[start - 1] = u8::try_from(len >> 7).expect("a record is shorter than 16 KiB");
+}
+
+/// What was found out about a flow beyond its packets.
+#[inline]
+fn found_out(attributes: &mut Attributes, batch: &FlowBatch, flow: &FlowRecord) {
     let [of_source, of_destination] = Sender::both(batch, flow);
     if let Some(known) = of_source {
         sender(attributes, SOURCE, known);
@@ -262,28 +290,6 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
             attributes.number(key, packets);
         }
     }
-    if batch.sample_rate > 1 {
-        attributes.number(key::SAMPLE_RATE, batch.sample_rate);
-    }
-    if let Ok(digest) = <&[u8; 20]>::try_from(&flow.community_id[..]) {
-        attributes.text(key::COMMUNITY_ID, community_id(digest).as_str());
-    }
-    if let Some(failure) = json::failure(flow) {
-        attributes.text(key::FAILURE, failure);
-    }
-    if let Some(number) = flow.icmp_error_type {
-        attributes.number(key::ICMP_ERROR_TYPE, number);
-    }
-    if let Some(number) = flow.icmp_error_code {
-        attributes.number(key::ICMP_ERROR_CODE, number);
-    }
-    if let Some(reason) = json::end_reason(flow) {
-        attributes.text(key::END_REASON, reason);
-    }
-
-    let len = out.len() - start;
-    out[start - 2] = len as u8 | 0x80;
-    out[start - 1] = u8::try_from(len >> 7).expect("a record is shorter than 16 KiB");
 }
 
 /// For people: `tcp 192.0.2.1:40000 > 192.0.2.2:443`.

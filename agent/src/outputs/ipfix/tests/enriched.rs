@@ -147,7 +147,7 @@ fn what_has_no_room_in_any_message_goes_without() {
     let found = Enriched::of(&batch, &longest).unwrap();
     let shape = Shape::of(&longest, false).enriched();
     let mut specifiers = Specifiers::of_enterprise(OWN);
-    let flow = Flow::new(&longest, Octets::Ip).with(found);
+    let flow = Flow::new(&longest, Octets::Ip).with(&found);
     flow.walk(shape, false, &mut specifiers);
     let record = Lengths::new(false).of(shape) + found.len_bytes();
     let (template, records) = (specifiers.bytes.len() + 14, 4 + 2 * record);
