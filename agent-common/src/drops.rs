@@ -12,7 +12,7 @@ pub const fn place(reason: u32) -> u32 {
     if reason < OTHER { reason } else { OTHER }
 }
 
-/// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All are 0 if that is not to be found out.
+/// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All offsets are 0 if that is not to be found out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropLayout {
@@ -28,9 +28,13 @@ pub struct DropLayout {
     pub device_netns: u32,
     /// In `struct net`.
     pub netns_inode: u32,
+    /// The reasons by which frames for other hosts are dropped, which a promiscuous interface gets, and copies for packet sockets;
+    /// [`Self::NO_REASON`] in kernels that have none.
+    pub other_host: u32,
+    pub packet_socket: u32,
 }
 
-const _: () = assert!(size_of::<DropLayout>() == 32);
+const _: () = assert!(size_of::<DropLayout>() == 40);
 
 impl DropLayout {
     pub const UNKNOWN: Self = Self {
@@ -42,7 +46,11 @@ impl DropLayout {
         device_ifindex: 0,
         device_netns: 0,
         netns_inode: 0,
+        other_host: Self::NO_REASON,
+        packet_socket: Self::NO_REASON,
     };
+
+    pub const NO_REASON: u32 = u32::MAX;
 
     #[inline(always)]
     #[must_use]
@@ -59,7 +67,9 @@ pub mod beside {
     pub const UNPARSED: u32 = 1;
     /// Too many flows had drops since the last scan.
     pub const NO_ROOM: u32 = 2;
-    pub const KINDS: u32 = 3;
+    /// It was for another host, or is a copy for a packet socket.
+    pub const NOT_FOR_US: u32 = 3;
+    pub const KINDS: u32 = 4;
 }
 
 #[cfg(feature = "user")]

@@ -37,7 +37,7 @@ const BPF_NOEXIST: u64 = 1;
 
 /// `skb` is the address of a `struct sk_buff`.
 #[inline(always)]
-pub fn note(skb: usize) {
+pub fn note(skb: usize, reason: u32) {
     let layout = DROP_LAYOUT.load();
     if !layout.is_known() {
         return;
@@ -45,6 +45,10 @@ pub fn note(skb: usize) {
     let Some(page) = switches::current() else {
         return;
     };
+    if reason == layout.other_host || reason == layout.packet_socket {
+        note_beside(beside::NOT_FOR_US);
+        return;
+    }
     let interface: u32 = field(skb, layout.arrived_by);
     let device: usize = field(skb, layout.device);
     let ifindex: u32 = field(device, layout.device_ifindex);

@@ -162,7 +162,7 @@ pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "kfree_skb")]
 pub fn kfree_skb(ctx: BtfTracePointContext) -> i32 {
     drops::note(ctx.arg(2));
-    dropped_flows::note(ctx.arg(0));
+    dropped_flows::note(ctx.arg(0), ctx.arg(2));
     0
 }
 

@@ -12,10 +12,10 @@ use crate::kernel::bound::TaggedPrograms;
 const OTHERS: u64 = 107;
 
 /// Sockets, maps and programs for each network namespace but the first.
-const FOR_NAMESPACE: u64 = 56;
+const FOR_NAMESPACE: u64 = 59;
 
 /// Kept for programs that ask drivers for VLAN tags, of each network namespace, beside the programs themselves.
-const MAPS: u64 = 32;
+const MAPS: u64 = 36;
 
 /// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
 pub fn raise_open_files(attachments: usize, namespaces: usize, asks_drivers: bool) -> Result<()> {

@@ -236,9 +236,17 @@ impl Replica {
     /// The drops of flows that did not come with this scan, and of those at a mirror port.
     fn settle_dropped(&mut self) {
         let mut dropped = mem::take(&mut self.dropped);
-        dropped.settle(|key| match self.find(key) {
-            Found::Flow(slot) | Found::OtherSide(slot) => Some(slot),
-            Found::Nothing { .. } => None,
+        dropped.settle(|key| {
+            let slot = match self.find(key) {
+                Found::Flow(slot) => slot,
+                // At a mirror port both directions arrive. What only leaves does not.
+                Found::OtherSide(slot) => {
+                    let only = self.slab[slot].only_direction()?;
+                    (only != key.side()).then_some(slot)?
+                }
+                Found::Nothing { .. } => return None,
+            };
+            Some((slot, self.slab[slot].total.map(|total| total.packets)))
         });
         self.dropped = dropped;
     }
@@ -357,7 +365,8 @@ impl Replica {
         let is_told = entry.is_told;
         let began_ns = entry.began_ns(self.clock);
         self.errors.note(slot, &entry.key, began_ns);
-        self.dropped.note(slot, &entry.key);
+        let counted = entry.total.map(|total| total.packets);
+        self.dropped.note(slot, &entry.key, counted);
         self.senders.note_after(slot, syns_before);
         self.note_age(slot);
         if is_told {
@@ -586,7 +595,8 @@ impl Replica {
         let began_ns = entry.began_ns(self.clock);
         self.names.begin(slot, &entry.key, began_ns);
         self.errors.begin(slot, &entry.key, began_ns);
-        self.dropped.begin(slot, &entry.key);
+        let counted = entry.total.map(|total| total.packets);
+        self.dropped.begin(slot, &entry.key, counted);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {

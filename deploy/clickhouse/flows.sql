@@ -95,7 +95,7 @@ CREATE TABLE IF NOT EXISTS flows
     dst_handshake_rtt_us Nullable(UInt32),
     src_ack_rtt_us Nullable(UInt32),
     dst_ack_rtt_us Nullable(UInt32),
-    -- Packets that the kernel of the agent's host has dropped after they had arrived and were counted (--enrich drops).
+    -- Packets that the kernel of the agent's host has dropped after they had arrived and were counted; 0 also without --enrich drops.
     total_dropped_packets UInt64,
     total_reverse_dropped_packets UInt64,
     -- What came of a flow that failed: refused, unanswered, unreachable, reset. Empty if nothing is known to have gone wrong.

@@ -31,7 +31,7 @@ const NO_REASON: &str = "max";
 pub const MOST_FLOWS: u32 = 8192;
 
 /// Their names, by number.
-const BESIDE: [&str; beside::KINDS as usize] = ["elsewhere", "unparsed", "no_room"];
+const BESIDE: [&str; beside::KINDS as usize] = ["elsewhere", "unparsed", "no_room", "not_for_us"];
 
 /// The programs' maps.
 pub struct Maps {

@@ -73,6 +73,7 @@ pub fn tcp_of_this_kernel() -> Result<TcpLayout> {
 
 fn drops(btf: &Btf) -> Result<DropLayout> {
     let of_skb = |member| btf.offset_of("sk_buff", member);
+    let reason = |name| btf.constant(name).unwrap_or(DropLayout::NO_REASON);
     let device = device(btf)?;
     let layout = DropLayout {
         head: of_skb("head")?,
@@ -83,6 +84,8 @@ fn drops(btf: &Btf) -> Result<DropLayout> {
         device_ifindex: btf.offset_of("net_device", "ifindex")?,
         device_netns: device.device_netns,
         netns_inode: device.netns_inode,
+        other_host: reason("SKB_DROP_REASON_OTHERHOST"),
+        packet_socket: reason("SKB_DROP_REASON_PACKET_SOCK_ERROR"),
     };
     ensure!(
         layout.is_known(),

@@ -309,7 +309,7 @@ impl Encoder for Ipfix {
                 .and_then(|_| Enriched::of(batch, record));
             let is_written = match &enriched {
                 Some(enriched) => {
-                    let len = len + enriched.len_bytes();
+                    let len = len + enriched.len_bytes(settings.is_biflow);
                     let whole = (flow.with(enriched), shape.enriched(), len);
                     if write(whole, settings, &mut telling, &mut writer) {
                         true

@@ -17,17 +17,16 @@ pub struct Dropped {
 
 #[derive(Clone, Copy, Default)]
 struct Waiting {
+    /// Of this scan.
     packets: u64,
-    /// It has been there for a scan.
-    has_waited: bool,
+    /// Of the scan before.
+    older: u64,
 }
 
 impl Dropped {
     /// The flow comes with this scan or the next one, or has come before.
     pub fn come(&mut self, key: &FlowKey, packets: u64) {
-        let waiting = self.waiting.entry(*key).or_default();
-        waiting.packets += packets;
-        waiting.has_waited = false;
+        self.waiting.entry(*key).or_default().packets += packets;
     }
 
     /// Packets that are with their flows, and those of no flow that was seen.
@@ -35,43 +34,54 @@ impl Dropped {
         [self.of_flows, self.unmatched]
     }
 
-    /// A flow begins in this slot.
-    pub fn begin(&mut self, slot: u32, key: &FlowKey) {
+    /// A flow begins in this slot, of which so many packets were counted by direction. What was dropped before is another one's.
+    pub fn begin(&mut self, slot: u32, key: &FlowKey, counted: [u64; 2]) {
         self.by_slot.begin(slot, [0; 2]);
-        self.note(slot, key);
+        if !self.waiting.is_empty()
+            && let Some(waiting) = self.waiting.remove(key)
+        {
+            self.unmatched += waiting.older;
+            self.add(slot, key, waiting.packets, counted);
+        }
     }
 
     /// More of the flow in this slot has come.
     #[inline]
-    pub fn note(&mut self, slot: u32, key: &FlowKey) {
+    pub fn note(&mut self, slot: u32, key: &FlowKey, counted: [u64; 2]) {
         if !self.waiting.is_empty()
             && let Some(waiting) = self.waiting.remove(key)
         {
-            self.add(slot, key, waiting.packets);
+            self.add(slot, key, waiting.packets + waiting.older, counted);
         }
     }
 
-    /// They have arrived, so the side of the interface is their direction.
-    fn add(&mut self, slot: u32, key: &FlowKey, packets: u64) {
+    /// They have arrived, so the side of the interface is their direction. No more of a flow are dropped than it has: the rest are copies, or
+    /// were not counted.
+    fn add(&mut self, slot: u32, key: &FlowKey, packets: u64, counted: [u64; 2]) {
+        let direction = usize::from(key.side());
         let mut dropped = self.by_slot.of(slot);
-        dropped[usize::from(key.side())] += packets;
+        let of_flow = packets.min(counted[direction].saturating_sub(dropped[direction]));
+        dropped[direction] += of_flow;
         self.by_slot.begin(slot, dropped);
-        self.of_flows += packets;
+        self.of_flows += of_flow;
+        self.unmatched += packets - of_flow;
     }
 
-    /// Has the flows that `slot_of` finds take what waits. The rest stays for the next scan, which may bring the flow.
-    pub fn settle(&mut self, slot_of: impl Fn(&FlowKey) -> Option<u32>) {
+    /// Has the flows that `flow_of` finds, by slot and packets, take what waits. The rest of this scan's stays for the next one, which may bring
+    /// the flow.
+    pub fn settle(&mut self, flow_of: impl Fn(&FlowKey) -> Option<(u32, [u64; 2])>) {
         if self.waiting.is_empty() {
             return;
         }
-        for (key, mut waiting) in std::mem::take(&mut self.waiting) {
-            if let Some(slot) = slot_of(&key) {
-                self.add(slot, &key, waiting.packets);
-            } else if waiting.has_waited {
-                self.unmatched += waiting.packets;
-            } else {
-                waiting.has_waited = true;
-                self.waiting.insert(key, waiting);
+        for (key, waiting) in std::mem::take(&mut self.waiting) {
+            if let Some((slot, counted)) = flow_of(&key) {
+                self.add(slot, &key, waiting.packets + waiting.older, counted);
+                continue;
+            }
+            self.unmatched += waiting.older;
+            if waiting.packets != 0 {
+                let older = waiting.packets;
+                self.waiting.insert(key, Waiting { packets: 0, older });
             }
         }
     }
@@ -86,5 +96,68 @@ impl Dropped {
     /// No slot from this one on has a flow.
     pub fn shrink(&mut self, slots: u32) {
         self.by_slot.shrink(slots);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key() -> FlowKey {
+        FlowKey {
+            ifindex: 7,
+            ..FlowKey::default()
+        }
+    }
+
+    fn scan(dropped: &mut Dropped, packets: u64, flow: Option<(u32, [u64; 2])>) {
+        dropped.come(&key(), packets);
+        dropped.settle(|_| flow);
+    }
+
+    #[test]
+    fn what_is_dropped_again_and_again_without_a_flow_is_told_and_not_kept_for_one() {
+        let mut dropped = Dropped::default();
+        for _ in 0..5 {
+            scan(&mut dropped, 10, None);
+        }
+        assert_eq!(dropped.totals(), [0, 40]);
+        // The flow begins with this scan.
+        dropped.come(&key(), 3);
+        dropped.begin(0, &key(), [100, 0]);
+        assert_eq!(dropped.totals(), [3, 50]);
+        assert_eq!(dropped.of(0, 0), [3, 0]);
+        assert_eq!(dropped.of(0, 1), [0, 3]);
+        dropped.settle(|_| None);
+        assert_eq!(dropped.totals(), [3, 50]);
+    }
+
+    #[test]
+    fn a_flow_takes_what_came_a_scan_before_or_after_it() {
+        let mut dropped = Dropped::default();
+        dropped.begin(4, &key(), [0, 0]);
+        scan(&mut dropped, 5, None);
+        dropped.come(&key(), 2);
+        dropped.note(4, &key(), [10, 0]);
+        scan(&mut dropped, 1, Some((4, [10, 0])));
+        assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 0], [8, 0]));
+        // The other side is the other direction.
+        let answer = key().with_side(1);
+        dropped.come(&answer, 1);
+        dropped.settle(|_| Some((4, [10, 1])));
+        assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 1], [9, 0]));
+        // Another flow follows in the slot.
+        dropped.begin(4, &key(), [1, 0]);
+        assert_eq!(dropped.of(4, 0), [0, 0]);
+    }
+
+    #[test]
+    fn no_more_of_a_flow_are_dropped_than_it_has() {
+        let mut dropped = Dropped::default();
+        dropped.come(&key(), 5);
+        dropped.begin(0, &key(), [3, 9]);
+        assert_eq!((dropped.of(0, 0), dropped.totals()), ([3, 0], [3, 2]));
+        scan(&mut dropped, 5, Some((0, [4, 9])));
+        assert_eq!((dropped.of(0, 0), dropped.totals()), ([4, 0], [4, 6]));
     }
 }

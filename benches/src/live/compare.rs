@@ -29,12 +29,14 @@ pub struct Compare {
     /// How long it takes to come up
     #[arg(long, default_value = "3s", value_parser = humantime::parse_duration)]
     settle: Duration,
-    /// Flows of the traffic
-    #[arg(long, default_value_t = Steady::USUAL.flows, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
-    flows: u32,
-    /// Packets a second
-    #[arg(long, default_value_t = Steady::USUAL.packets_per_second, value_parser = clap::value_parser!(u32).range(1..))]
-    rate: u32,
+    /// Flows of the traffic; several, one after the other, with commas between them
+    #[arg(long, default_values_t = [Steady::USUAL.flows], value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    flows: Vec<u32>,
+    /// Packets a second: of each of these, or of all
+    #[arg(long, default_values_t = [Steady::USUAL.packets_per_second], value_delimiter = ',',
+          value_parser = clap::value_parser!(u32).range(1..))]
+    rate: Vec<u32>,
     /// Memory in KiB that something else walks over between two packets, a multiple of 4 (at most 4,096), so that programs
     /// find the caches as after other work of the kernel
     #[arg(long, value_name = "KIB", value_parser = parse_walk)]
@@ -82,13 +84,27 @@ impl Bench for Compare {
                 self.name
             )
         }));
-        let load = Steady {
-            flows: self.flows,
-            packets_per_second: self.rate,
-            ..Steady::USUAL
-        };
+        notes.extend(self.walk.map(|kib| {
+            format!("Between two packets a program of the bench reads {kib} KiB of memory.")
+        }));
+        let (all, first) = (self.flows.len(), self.rate[0]);
+        ensure!(
+            [1, all].contains(&self.rate.len()),
+            "--rate has {} numbers and --flows {all}: give one for all, or one for each",
+            self.rate.len()
+        );
+        let rates = self.rate.iter().copied();
+        let loads = self.flows.iter().zip(rates.chain(std::iter::repeat(first)));
+        let groups = loads.map(|(&flows, packets_per_second)| {
+            let load = Steady {
+                flows,
+                packets_per_second,
+                ..Steady::USUAL
+            };
+            Group::new(Lifetime::Rounds, arms, &load)
+        });
         Ok(Plan {
-            groups: vec![Group::new(Lifetime::Rounds, arms, &load)],
+            groups: groups.collect(),
             notes,
         })
     }

@@ -78,7 +78,7 @@ const STEPS: &[Step] = &[
         environment: &[],
         consumers: 0,
     },
-    // It has none of the DNS and no ICMP errors either, and the kernel drops none of it.
+    // It has none of the DNS and no ICMP errors either, and the kernel drops all of it, since it is for nobody here.
     Step {
         name: "names, icmp, drops",
         arguments: &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"],

@@ -48,8 +48,8 @@ const HITS: [(usize, u32); 4] = [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)
 const COLD_BYTES: [u32; 2] = [64 << 10, 512 << 10];
 const COLD_ARMS: &[&str] = &["empty", "bare", "agent"];
 const ENRICHED_ARMS: &[&str] = &["empty", "agent", "enriched"];
-/// All that the agent can find out.
-const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"];
+/// All that the agent can find out at the hook.
+const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp"];
 /// As in [`HITS`], all of 64 bytes.
 const COLD_FLOWS: [u32; 4] = [1, 10_000, 100_000, 500_000];
 
@@ -232,7 +232,7 @@ const NOTES: [&str; 7] = [
      ours and those beside it find the caches as after other work of the kernel. What it takes is in \
      no figure.",
     "On the paths `enriched` and `enriched cold`, frames are segments of TCP that arrive, and no socket of the host is theirs: what an agent with \
-     all of --enrich takes more is what asking costs. Where every packet begins a flow, each is one that is asked.",
+     all of --enrich but drops takes more is what asking costs. Where every packet begins a flow, each is one that is asked.",
     "packets_per_second is taken with the statistics off: one CPU sends, and the frames that \
      arrived count. The agent runs on the other CPUs.",
     "The TCP stream's ends run where the scheduler puts them; the agent is on both directions, the \

@@ -101,14 +101,14 @@ impl<'a> Enriched<'a> {
         (enriched != Self::default()).then_some(enriched)
     }
 
-    pub fn len_bytes(&self) -> usize {
+    pub fn len_bytes(&self, is_biflow: bool) -> usize {
         let mut len = Length::default();
-        self.walk(false, &mut len);
+        self.walk(false, is_biflow, &mut len);
         len.0
     }
 
     /// From the record's source on, or as its destination sees it.
-    pub fn walk(&self, is_answer: bool, out: &mut impl Fields) {
+    pub fn walk(&self, is_answer: bool, is_biflow: bool, out: &mut impl Fields) {
         let (mut ends, mut dropped_packets) = (self.ends.each_ref(), self.dropped_packets);
         if is_answer {
             ends.reverse();
@@ -138,7 +138,9 @@ impl<'a> Enriched<'a> {
             number(ACK_RTT_US, measured(end.round_trip.ack_us));
         }
         let [forward, reverse] = dropped_packets;
-        out.u64(DROPPED_PACKET_TOTAL_COUNT.reverse(), reverse);
+        if is_biflow {
+            out.u64(DROPPED_PACKET_TOTAL_COUNT.reverse(), reverse);
+        }
         out.u64(DROPPED_PACKET_TOTAL_COUNT, forward);
         out.text(FAILURE, self.failure);
         let [icmp_type, code] = self.icmp_error.unwrap_or([u8::MAX; 2]);

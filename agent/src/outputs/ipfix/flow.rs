@@ -264,7 +264,7 @@ impl<'a> Flow<'a> {
         if shape.is_enriched()
             && let Some(enriched) = self.enriched
         {
-            enriched.walk(self.is_answer, out);
+            enriched.walk(self.is_answer, is_biflow, out);
         }
     }
 

@@ -70,7 +70,7 @@ pub static ENRICHED: Experiment = Experiment {
     name: "enriched",
     bench: "overhead",
     heading: "Asking more of a packet",
-    question: "What does all of `--enrich` add to a segment of TCP that arrives at TC?",
+    question: "What does all of `--enrich`, but `drops`, add to a segment of TCP that arrives at TC?",
     answer: "To a packet of one of 10k flows it {10k flows: added}, and where 64 KiB were read since the last packet it \
              {10k flows, 64 KiB: added}; to the first packet of a flow and scan it {new flows, 64 KiB: added} then.",
     axes: (

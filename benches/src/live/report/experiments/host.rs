@@ -242,22 +242,53 @@ pub static COMPARE: Experiment = Experiment {
     name: "compare",
     bench: "compare",
     heading: "Beside another agent",
-    question: "What does another agent cost at {packets_per_second} packets a second of {flows} flows?",
-    answer: "Our processes take {CPU of processes: agent} of a core, {CPU of processes: agent | other} of \
-             the other's, and our programs {CPU of programs: agent}.",
-    axes: ("what is measured", "CPU of one core"),
+    question: "What do the programs and the processes of another agent cost, by how many flows there are?",
+    answer: "With 10k flows a packet takes {10k: a packet, agent} in our programs, {10k: a packet, agent | a packet, other} \
+             of the other's, with what measuring it adds to both. Our process takes {10k: CPU of processes, agent} of a core, \
+             {10k: CPU of processes, agent | CPU of processes, other} of the other's.",
+    axes: ("flows", "time of a packet in the programs"),
     labels: "",
     rows: &[
-        ("CPU of processes", "measure=cpu_percent"),
-        ("CPU of programs", "measure=programs_cpu_percent"),
-        ("resident memory", "measure=resident_bytes"),
-        ("kernel memory", "measure=kernel_memory_bytes"),
-        ("packets a second", "measure=packets_per_second"),
-        ("lost", "measure=lost_percent"),
+        ("1", "flows=1"),
+        ("10k", "flows=10000"),
+        ("100k", "flows=100000"),
+        ("500k", "flows=500000"),
     ],
     columns: &[
-        Column("agent", "arm=agent", Bar(Agent)),
-        Column("other", "arm=*", Bar(Quiet)),
-        Column("agent / other", "arm=agent", RatioTo("arm=*")),
+        Column(
+            "a packet, agent",
+            "arm=agent; measure=programs_ns_per_packet",
+            Bar(Agent),
+        ),
+        Column(
+            "a packet, other",
+            "arm=*; measure=programs_ns_per_packet",
+            Bar(Quiet),
+        ),
+        Column(
+            "agent / other",
+            "arm=agent; measure=programs_ns_per_packet",
+            RatioTo("arm=*"),
+        ),
+        Column(
+            "CPU of processes, agent",
+            "arm=agent; measure=cpu_percent",
+            Figure,
+        ),
+        Column(
+            "CPU of processes, other",
+            "arm=*; measure=cpu_percent",
+            Figure,
+        ),
+        Column(
+            "kernel memory, agent",
+            "arm=agent; measure=kernel_memory_bytes",
+            Figure,
+        ),
+        Column(
+            "kernel memory, other",
+            "arm=*; measure=kernel_memory_bytes",
+            Figure,
+        ),
     ],
 };
