@@ -360,12 +360,12 @@ fn headers_that_are_not_read_make_no_wrong_time() {
         frame: [plain.frame[0].clone(), extended.frame[1].clone()],
         ..Connection::new(&wire, V6, 40_002)
     };
-    answered.client(Segment(SYN, 9, 0, b""));
-    answered.server(Segment(SYN | ACK, 99, 10, b""));
-    wire.leaves(&{
-        let plain = Connection::new(&wire, V6, 40_002);
-        plain.bytes(1, Segment(ACK, 100, 10, b"x"))
-    });
+    let plain = Connection::new(&wire, V6, 40_002);
+    plain.client(Segment(ACK, 10, 100, b""));
+    plain.server(Segment(ACK, 100, 10, b""));
+    plain.client(Segment(ACK, 10, 100, b"x"));
+    answered.server(Segment(ACK, 100, 11, b""));
+    plain.server(Segment(ACK, 100, 11, b""));
     let report = agent.stop();
     assert_eq!(extended.told(&report), [None; 4]);
     assert_eq!(answered.told(&report), [None; 4]);

@@ -129,6 +129,17 @@ fn report_with(lab: &Lab, output: &str, settings: &[&str]) -> (Sums, Report) {
     (sent, agent.stop())
 }
 
+const ENTERPRISE: &str = r#", "enterprise_number": 64123"#;
+
+/// With elements of an enterprise in some records: the kernel drops what arrives for others.
+fn enriched(lab: &Lab, output: &str) -> (Sums, Report) {
+    let (sent, report) = report_with(lab, output, &["--enrich", "drops,rtt"]);
+    let is_enriched = |flow: &&Value| flow.get("total_dropped_packets").is_some();
+    let count = report.flows.iter().filter(is_enriched).count();
+    assert!(0 < count && count < report.flows.len(), "{count}");
+    (sent, report)
+}
+
 /// All traffic to this agent, and its end. What was sent, as layer 2 counts it.
 pub fn traffic(lab: &Lab, agent: Agent) -> (Pair, Report) {
     let Sums {
@@ -220,7 +231,7 @@ fn nfdump_has_every_flow_in_both_directions() {
         .args(["-t", "86400", "-w"])
         .arg(&files);
     let mut nfcapd = collector(&lab, &mut command, folder.path());
-    let (sent, report) = report(&lab, &udp(""));
+    let (sent, report) = enriched(&lab, &udp(ENTERPRISE));
     wait_until_read(&lab);
     nfcapd.terminate(PATIENCE).unwrap();
 
@@ -344,7 +355,8 @@ fn nfacctd_has_every_flow() {
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
     let (nfacctd, file) = start_nfacctd(&nfacctd, &lab, folder.path(), "");
-    let (sent, report) = report(&lab, &udp(r#", "uniflow": true, "octets": "layer2""#));
+    let uniflow = format!(r#", "uniflow": true, "octets": "layer2"{ENTERPRISE}"#);
+    let (sent, report) = enriched(&lab, &udp(&uniflow));
     wait_until_read(&lab);
     // A record of a flow that ended while it was quiet has no packet, and counts as a flow here.
     let records = uniflow_records(&report) as u64;
@@ -448,7 +460,7 @@ fn goflow2_has_every_flow() {
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
     let (goflow2, file) = start_goflow2(&goflow2, &lab, folder.path());
-    let (sent, report) = report(&lab, &udp(r#", "uniflow": true"#));
+    let (sent, report) = enriched(&lab, &udp(&format!(r#", "uniflow": true{ENTERPRISE}"#)));
     let records = uniflow_records(&report);
     wait_until("goflow2 has written every record", || {
         lines(&file).len() == records
@@ -644,8 +656,8 @@ fn ipfix_dump_and_tshark_have_every_flow_of_rotated_files() {
     let lab = Lab::quiet().unwrap();
     let folder = TempDir::new().unwrap();
     // A fraction of what there is to write.
-    let output = in_folder_with(&folder, r#", "rotate_bytes": 8000, "message_bytes": 2000"#);
-    let (sent, report) = report(&lab, &output);
+    let settings = format!(r#", "rotate_bytes": 8000, "message_bytes": 2000{ENTERPRISE}"#);
+    let (sent, report) = enriched(&lab, &in_folder_with(&folder, &settings));
     let files = files(&folder);
     assert!(files.len() > 3, "{files:?}");
     dumped::have_every_flow(&files, sent, report.flows.len());
