@@ -79,19 +79,22 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
     let (own, other) = unsafe { (both.add(direction), both.add(1 - direction)) };
     let segment = segment(bytes, packet);
     // SAFETY: they live for the program's run. Volatile, since other CPUs change them.
-    let (sample, of_other) = unsafe {
-        (
-            Sample(own.read_volatile()),
-            Sample(other.read_volatile()),
-        )
-    };
+    let (sample, of_other) =
+        unsafe { (Sample(own.read_volatile()), Sample(other.read_volatile())) };
     let Some(segment) = segment else {
         // It may be what a sample waits for. None begins any more, so that the packets that follow need not be looked at.
         if sample == Sample::NONE || sample.waits() {
             end(question, packet, direction, own, sample, Sample::SPOILED);
         }
         if of_other.waits() {
-            end(question, packet, 1 - direction, other, of_other, Sample::SPOILED);
+            end(
+                question,
+                packet,
+                1 - direction,
+                other,
+                of_other,
+                Sample::SPOILED,
+            );
         }
         return;
     };
@@ -102,7 +105,13 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
     if sample.begins_with(&segment) {
         // If another CPU's began at the same time, that one counts.
         // SAFETY: as above.
-        unsafe { atomic::swap_if(own, Sample::NONE.0, Sample::begun(&segment, clock::boot_ns()).0) };
+        unsafe {
+            atomic::swap_if(
+                own,
+                Sample::NONE.0,
+                Sample::begun(&segment, clock::boot_ns()).0,
+            )
+        };
     } else if sample.is_spoiled_by(&segment) {
         end(question, packet, direction, own, sample, Sample::SPOILED);
     }

@@ -399,6 +399,34 @@ pub fn take_batch<K, V>(
     batch(command, map, cursor, keys, values)
 }
 
+/// Takes all entries out of a hash map that no program uses.
+pub fn take_all<K: Copy + Default, V: Copy + Default>(
+    map: BorrowedFd<'_>,
+    mut each: impl FnMut(&K, &V),
+) -> io::Result<()> {
+    const AT_ONCE: usize = 512;
+    let mut cursor = None;
+    let (mut keys, mut values) = (vec![K::default(); AT_ONCE], vec![V::default(); AT_ONCE]);
+    loop {
+        match take_batch(map, &mut cursor, &mut keys, &mut values) {
+            Ok((count, last)) => {
+                for (key, value) in keys.iter().zip(&values).take(count) {
+                    each(key, value);
+                }
+                if last {
+                    return Ok(());
+                }
+            }
+            // A bucket has more entries than the buffers hold.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                keys.resize(2 * keys.len(), K::default());
+                values.resize(keys.len(), V::default());
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Like [`take_batch`], and leaves the entries in the map.
 pub fn read_batch<K, V>(
     map: BorrowedFd<'_>,

@@ -145,32 +145,13 @@ impl Drops {
 
     /// Takes out how many packets of each flow were dropped on a page that no program uses.
     pub fn take(&mut self, page: u32, mut each: impl FnMut(&FlowKey, u64)) -> Result<()> {
-        const AT_ONCE: usize = 512;
         let tells_flows = |counting: &Counting| counting.tells_flows;
         if !self.counting.as_ref().is_some_and(tells_flows) {
             return Ok(());
         }
         let map = self.by_flow[page as usize & 1].fd().as_fd();
-        let (mut keys, mut counts) = (vec![FlowKey::default(); AT_ONCE], vec![0_u64; AT_ONCE]);
-        let mut cursor = None;
-        loop {
-            match bpf::take_batch(map, &mut cursor, &mut keys, &mut counts) {
-                Ok((taken, last)) => {
-                    for (key, &packets) in keys.iter().zip(&counts).take(taken) {
-                        each(key, packets);
-                    }
-                    if last {
-                        return Ok(());
-                    }
-                }
-                // A bucket has more entries than the buffers hold.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                    keys.resize(2 * keys.len(), FlowKey::default());
-                    counts.resize(keys.len(), 0);
-                }
-                Err(error) => return Err(error).context("read the flows of dropped packets"),
-            }
-        }
+        bpf::take_all(map, |key, &packets| each(key, packets))
+            .context("read the flows of dropped packets")
     }
 
     pub fn kernel_memory_bytes(&self) -> u64 {

@@ -2,6 +2,7 @@
 //! and the counts are what they are without.
 
 mod connections;
+mod everything;
 mod processes;
 mod sockets;
 mod unit_traffic;

@@ -231,7 +231,7 @@ const NOTES: [&str; 7] = [
     "On the path `cold`, a program of the bench reads `walk_bytes` of memory at each packet, so that \
      ours and those beside it find the caches as after other work of the kernel. What it takes is in \
      no figure.",
-    "On the paths `enriched` and `enriched cold`, frames are segments of TCP that arrive, and no socket of the host is theirs: what an agent with \
+    "On the paths `enriched`, `enriched cold` and `enriched new`, frames are segments of TCP that arrive, and no socket of the host is theirs: what an agent with \
      all of --enrich but drops takes more is what asking costs. Where every packet begins a flow, each is one that is asked.",
     "packets_per_second is taken with the statistics off: one CPU sends, and the frames that \
      arrived count. The agent runs on the other CPUs.",
@@ -276,8 +276,9 @@ fn cold(walk_bytes: u32, flows: u32, packets: u32) -> Group<Load> {
 /// Segments of flows that are in the table, or of new ones, which an agent is asked all about.
 fn enriched(flows: u32, walk_bytes: u32, packets: u32) -> Group<Load> {
     let load = Load::Frames {
-        path: match walk_bytes {
-            0 => "enriched",
+        path: match (walk_bytes, flows) {
+            (0, _) => "enriched",
+            (_, 0) => "enriched new",
             _ => "enriched cold",
         },
         hook: Hook::Tc,

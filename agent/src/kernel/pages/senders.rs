@@ -139,30 +139,11 @@ impl SendersBehind {
 
     /// Takes all of them out. No program may use the page meanwhile.
     pub fn take(&self) -> io::Result<HashMap<FlowKey, Senders>> {
-        const AT_ONCE: usize = 512;
         let mut taken = HashMap::new();
-        let mut cursor = None;
-        let (mut keys, mut values) = (
-            vec![FlowKey::default(); AT_ONCE],
-            vec![Senders::default(); AT_ONCE],
-        );
-        loop {
-            match bpf::take_batch(self.0.fd().as_fd(), &mut cursor, &mut keys, &mut values) {
-                Ok((count, last)) => {
-                    let pairs = keys.iter().copied().zip(values.iter().copied());
-                    taken.extend(pairs.take(count));
-                    if last {
-                        return Ok(taken);
-                    }
-                }
-                // A bucket has more entries than the buffers hold.
-                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                    keys.resize(2 * keys.len(), FlowKey::default());
-                    values.resize(keys.len(), Senders::default());
-                }
-                Err(error) => return Err(error),
-            }
-        }
+        bpf::take_all(self.0.fd().as_fd(), |&key, &senders| {
+            taken.insert(key, senders);
+        })?;
+        Ok(taken)
     }
 }
 

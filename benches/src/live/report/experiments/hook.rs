@@ -84,10 +84,7 @@ pub static ENRICHED: Experiment = Experiment {
             "10k flows, 64 KiB",
             "path=enriched cold; flows=10000; walk_bytes=65536",
         ),
-        (
-            "new flows, 64 KiB",
-            "path=enriched cold; flows=0; walk_bytes=65536",
-        ),
+        ("new flows, 64 KiB", "path=enriched new; walk_bytes=65536"),
     ],
     columns: &[
         Column("agent", "arm=agent", Bar(Quiet)),
