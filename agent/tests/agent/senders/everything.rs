@@ -1,17 +1,24 @@
-//! All that can be found out at once: packets count as without.
+//! All that can be found out at once: packets count as without, and many short connections have their process.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read as _,
+    net::{Shutdown, TcpListener, TcpStream},
+    thread,
+};
 
-use crate::support::{Agent, as_the_service, pair, wait_for_silence};
+use crate::support::{Agent, as_the_service, pair, wait_for_silence, wait_until};
 use lab::{
     Lab,
     kernel::packets,
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
+use serde_json::Value;
 
 const ALL: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns-exchanges,icmp,drops"];
 /// Nothing is left out while the machine is slow.
+const PORT: u16 = 7000;
 const PATIENT: &[&str] = &["--idle-timeout", "1h", "--linger", "1h"];
 
 /// Two agents see the same packets at the same interface, one of which finds out all that it can.
@@ -75,4 +82,71 @@ fn every_packet_counts_as_it_does_without() {
             .collect::<BTreeMap<_, _>>()
     };
     assert_eq!(of_test(plain.sums()), of_test(all.sums()));
+}
+
+/// As fast as they can be made: the processes of all are told, or it is counted that they are not.
+#[test]
+fn many_short_connections_have_their_process() {
+    if !is_root_or_skip("agent::many_short_connections_have_their_process") {
+        return;
+    }
+    let count = packets(5_000, 300) as usize;
+    let lab = Lab::addressed().unwrap();
+    // Where the kernel gives ports again that have just been used, two connections are one flow.
+    let ports = ("net/ipv4/ip_local_port_range", "10000 60000");
+    lab.peer.namespace.set_sysctl(ports.0, ports.1).unwrap();
+    let settings = [PATIENT, ALL, &["--output", "json"]].concat();
+    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
+    let here = lab.agent.ipv4;
+    let bind = || Ok(TcpListener::bind((here, PORT))?);
+    let listener = lab.agent.namespace.enter(bind).unwrap();
+    let mut of_clients = BTreeSet::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..count {
+                let (mut accepted, _) = listener.accept().unwrap();
+                // The client closes first, so that its end waits, and not this one.
+                assert_eq!(accepted.read(&mut [0; 8]).unwrap(), 0);
+            }
+        });
+        let connect = || {
+            let mut ports = BTreeSet::new();
+            for _ in 0..count {
+                let mut stream = TcpStream::connect((here, PORT))?;
+                ports.insert(stream.local_addr()?.port());
+                stream.shutdown(Shutdown::Write)?;
+                stream.read_exact(&mut [0; 0])?;
+                assert_eq!(stream.read(&mut [0; 8])?, 0);
+            }
+            Ok(ports)
+        };
+        of_clients = lab.peer.namespace.enter(connect).unwrap();
+    });
+    wait_for_silence(&lab.agent);
+    wait_until("all are drained", || {
+        let account = &agent.status(&lab.agent)["account"];
+        // To open it three, and a FIN and its ACK of each side, which may be in one.
+        pair(&account["flows"]).packets >= 6 * count as u64
+    });
+    let nameless = agent.status(&lab.agent)["replica"]["nameless_processes"].clone();
+    let report = agent.stop();
+    let mut last = BTreeMap::<u64, &Value>::new();
+    for line in report.flows.iter().filter(|line| line["dst_port"] == PORT) {
+        last.insert(line["src_port"].as_u64().unwrap(), line);
+    }
+    assert_eq!(last.len(), of_clients.len());
+    let this = std::process::id();
+    for line in last.values() {
+        for end in ["src", "dst"] {
+            assert_eq!(line[format!("{end}_pid")], this, "{line}");
+            assert!(line[format!("{end}_process")].is_string(), "{line}");
+        }
+        assert!(line["src_cgroup_id"].is_u64(), "{line}");
+        assert!(
+            line["dst_handshake_rtt_us"].is_u64() || line["src_handshake_rtt_us"].is_u64(),
+            "{line}"
+        );
+    }
+    assert_eq!(nameless, 0);
+    assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
