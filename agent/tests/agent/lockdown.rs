@@ -26,7 +26,8 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
     let lab = Lab::quiet().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"locked").unwrap();
     // The programs that note processes and connections read what the verifier knows, which is allowed.
-    for hook in [&["--enrich", "process,tcp"][..], NATIVE_XDP] {
+    // Those of round trips read packets alone. What the kernel drops is counted without its flows, which the log says.
+    for hook in [&["--enrich", "process,tcp,rtt,drops"][..], NATIVE_XDP] {
         let agent = Agent::start(&lab, hook);
         let before = lab.agent.counters().unwrap();
         let socket = lab.peer.frame_socket().unwrap();
@@ -42,6 +43,9 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
         assert_eq!(log.matches(told).count(), 1, "{log}");
         assert!(log.contains("locked down (confidentiality)"), "{log}");
         assert!(log.contains(REMEDY), "{log}");
+        let without_flows = "what the kernel drops is not counted by flow";
+        assert_eq!(log.contains(without_flows), hook[0] == "--enrich", "{log}");
+        assert!(!log.contains("is not counted: "), "{log}");
         assert!(!log.contains("have no process"), "{log}");
         assert!(!log.contains("at its end is in no record"), "{log}");
     }
