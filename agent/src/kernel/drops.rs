@@ -47,6 +47,8 @@ pub struct Drops {
     by_flow: [MapData; 2],
     beside: Array<MapData, u64>,
     memory_bytes: u64,
+    /// Whether the flows are found out.
+    tells_flows: bool,
     /// If they are counted.
     counting: Option<Counting>,
 }
@@ -54,8 +56,6 @@ pub struct Drops {
 struct Counting {
     /// By number.
     reasons: BTreeMap<u32, String>,
-    /// Whether the flows are found out.
-    tells_flows: bool,
     program: OwnedFd,
     /// Counts as long as it is there.
     _link: BtfTracePointLink,
@@ -72,7 +72,7 @@ pub struct Counted {
 }
 
 impl Drops {
-    pub fn new(maps: Maps) -> Result<Self> {
+    pub fn new(maps: Maps, tells_flows: bool) -> Result<Self> {
         let Maps {
             counts,
             by_flow,
@@ -87,24 +87,19 @@ impl Drops {
             by_flow,
             beside: beside.context("the counts of drops of no flow")?,
             memory_bytes,
+            tells_flows,
             counting: None,
         })
     }
 
     /// Counts from now on, also by flow if the programs know how.
-    pub fn count(
-        &mut self,
-        programs: &mut Ebpf,
-        run_times: &RunTimes,
-        tells_flows: bool,
-    ) -> Result<()> {
+    pub fn count(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
         let reasons = reasons(&layout::types_of_this_kernel()?)?;
         let program = load(programs)?;
         let link = tracepoint::attach(program, DROPS, run_times)?;
         let fd = tracepoint::descriptor(program)?.try_clone_to_owned();
         self.counting = Some(Counting {
             reasons,
-            tells_flows,
             program: fd.context("duplicate a program's descriptor")?,
             _link: link,
         });
@@ -127,7 +122,7 @@ impl Drops {
         }
         by_reason.insert("other".to_owned(), of(OTHER)?);
         by_reason.retain(|_, count| *count != 0);
-        let beside = counting.tells_flows.then(|| self.beside()).transpose()?;
+        let beside = self.tells_flows.then(|| self.beside()).transpose()?;
         let missed = bpf::missed_runs(counting.program.as_fd());
         Ok(Some(Counted {
             by_reason,
@@ -145,8 +140,7 @@ impl Drops {
 
     /// Takes out how many packets of each flow were dropped on a page that no program uses.
     pub fn take(&mut self, page: u32, mut each: impl FnMut(&FlowKey, u64)) -> Result<()> {
-        let tells_flows = |counting: &Counting| counting.tells_flows;
-        if !self.counting.as_ref().is_some_and(tells_flows) {
+        if self.counting.is_none() || !self.tells_flows {
             return Ok(());
         }
         let map = self.by_flow[page as usize & 1].fd().as_fd();

@@ -163,7 +163,6 @@ pub struct Kernel {
     dns_memory_bytes: u64,
     pub icmp_errors: IcmpErrors,
     pub drops: Drops,
-    tells_flows_of_drops: bool,
 }
 
 impl Kernel {
@@ -235,11 +234,12 @@ impl Kernel {
         })?;
         let dns = dns_messages(ebpf)?;
         let icmp_errors = icmp_errors(ebpf, settings)?;
-        let drops = Drops::new(drops::Maps {
+        let of_drops = drops::Maps {
             counts: take(ebpf, "DROPS")?,
             by_flow: [take(ebpf, DROPPED[0])?, take(ebpf, DROPPED[1])?],
             beside: take(ebpf, "DROPPED_BESIDE")?,
-        })?;
+        };
+        let drops = Drops::new(of_drops, settings.drops.is_known())?;
         let filled = ebpf
             .take_map("FILLED")
             .context("the object has no map FILLED")?;
@@ -275,7 +275,6 @@ impl Kernel {
             wants_dns: settings.dns_per_second != 0,
             icmp_errors,
             drops,
-            tells_flows_of_drops: settings.drops.is_known(),
         })
     }
 
@@ -336,9 +335,7 @@ impl Kernel {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
         let set = first.context("the programs have been taken")?;
-        let tells_flows = self.tells_flows_of_drops;
-        self.drops
-            .count(&mut set.programs, &set.run_times, tells_flows)
+        self.drops.count(&mut set.programs, &set.run_times)
     }
 
     /// The messages of the DNS, if the programs hand them over. They can be taken only once.

@@ -7,7 +7,6 @@ use std::{
     thread,
 };
 
-use crate::support::{Agent, as_the_service, pair, wait_for_silence, wait_until};
 use lab::{
     Lab,
     kernel::packets,
@@ -16,9 +15,11 @@ use lab::{
 };
 use serde_json::Value;
 
+use crate::support::{Agent, as_the_service, pair, wait_for_silence, wait_until};
+
 const ALL: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns-exchanges,icmp,drops"];
-/// Nothing is left out while the machine is slow.
 const PORT: u16 = 7000;
+/// Nothing is left out while the machine is slow.
 const PATIENT: &[&str] = &["--idle-timeout", "1h", "--linger", "1h"];
 
 /// Two agents see the same packets at the same interface, one of which finds out all that it can.
