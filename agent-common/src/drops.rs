@@ -52,7 +52,6 @@ impl DropLayout {
 
     pub const NO_REASON: u32 = u32::MAX;
 
-    #[inline(always)]
     #[must_use]
     pub const fn is_known(&self) -> bool {
         self.head != 0

@@ -32,6 +32,7 @@ impl Kinds {
     pub const TCP: Self = Self(4);
     /// Not of the sockets, but of the packets themselves.
     pub const ROUND_TRIPS: Self = Self(8);
+    pub const ALL: Self = Self(15);
 
     #[inline(always)]
     #[must_use]

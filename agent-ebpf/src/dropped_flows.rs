@@ -3,7 +3,7 @@
 //! At the tracepoint a packet has no more than the kernel's own structure, whose device may be stale by then. So a packet counts if it came by an
 //! interface, and the device still is that one.
 
-use core::mem::MaybeUninit;
+use core::{ffi::c_void, mem::MaybeUninit};
 
 use agent_common::{
     FlowKey, Frame, LinkType, Packet,
@@ -11,17 +11,20 @@ use agent_common::{
     parse,
 };
 use aya_ebpf::{
-    Global,
     btf_maps::{Array, HashMap},
     helpers::generated::bpf_probe_read_kernel,
     macros::btf_map,
 };
 
-use crate::{atomic, kernel_memory::field, switches};
+use crate::{
+    atomic,
+    kernel_types::{at, fixed},
+    switches,
+};
 
 /// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads.
 #[unsafe(no_mangle)]
-static DROP_LAYOUT: Global<DropLayout> = Global::new(DropLayout::UNKNOWN);
+static DROP_LAYOUT: DropLayout = DropLayout::UNKNOWN;
 
 /// By page, with the flow's key in the table. Userspace sets their size, and takes out what is in that of the idle page.
 #[btf_map]
@@ -34,45 +37,50 @@ static DROPPED_1: HashMap<FlowKey, u64, 1> = HashMap::new();
 static DROPPED_BESIDE: Array<u64, { beside::KINDS as usize }> = Array::new();
 
 const BPF_NOEXIST: u64 = 1;
+const EEXIST: i32 = -17;
 
-/// `skb` is the address of a `struct sk_buff`.
+/// `skb` is a `struct sk_buff`, which the verifier knows as such.
 #[inline(always)]
-pub fn note(skb: usize, reason: u32) {
-    let layout = DROP_LAYOUT.load();
-    if !layout.is_known() {
+pub fn note(skb: *mut c_void, reason: u32) {
+    if fixed(&raw const DROP_LAYOUT.head) == 0 {
         return;
     }
     let Some(page) = switches::current() else {
         return;
     };
-    if reason == layout.other_host || reason == layout.packet_socket {
+    if reason == fixed(&raw const DROP_LAYOUT.other_host)
+        || reason == fixed(&raw const DROP_LAYOUT.packet_socket)
+    {
         note_beside(beside::NOT_FOR_US);
         return;
     }
-    let interface: u32 = field(skb, layout.arrived_by);
-    let device: usize = field(skb, layout.device);
-    let ifindex: u32 = field(device, layout.device_ifindex);
+    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
+    let (interface, device): (u32, *mut c_void) = unsafe {
+        (
+            at(skb, &raw const DROP_LAYOUT.arrived_by),
+            at(skb, &raw const DROP_LAYOUT.device),
+        )
+    };
+    // SAFETY: as above.
+    let ifindex: u32 = unsafe { at(device, &raw const DROP_LAYOUT.device_ifindex) };
     if interface == 0 || ifindex != interface {
         note_beside(beside::ELSEWHERE);
         return;
     }
-    let netns: usize = field(device, layout.device_netns);
-    count(skb, page, ifindex, field(netns, layout.netns_inode));
+    // SAFETY: as above.
+    let netns: u32 = unsafe {
+        let netns: *mut c_void = at(device, &raw const DROP_LAYOUT.device_netns);
+        at(netns, &raw const DROP_LAYOUT.netns_inode)
+    };
+    count(skb, page, ifindex, netns);
 }
 
 /// A function of its own: parser and key take stack.
 #[inline(never)]
-fn count(skb: usize, page: u32, ifindex: u32, netns: u32) -> u32 {
-    let layout = DROP_LAYOUT.load();
-    let head: usize = field(skb, layout.head);
-    let start: u16 = field(skb, layout.network_header);
-    let tail: u32 = field(skb, layout.tail);
-    let headers = Headers {
-        start: head + usize::from(start),
-        len_bytes: tail.wrapping_sub(start.into()),
-    };
+fn count(skb: *mut c_void, page: u32, ifindex: u32, netns: u32) -> u32 {
     let mut packet = Packet::default();
-    if parse(&headers, LinkType::Ip, None, &mut packet).is_err() || packet.part.is_later() {
+    let is_parsed = parse(&Headers::of(skb), LinkType::Ip, None, &mut packet).is_ok();
+    if !is_parsed || packet.part.is_later() {
         note_beside(beside::UNPARSED);
         return 0;
     }
@@ -90,13 +98,18 @@ fn count(skb: usize, page: u32, ifindex: u32, netns: u32) -> u32 {
 
 #[inline(always)]
 fn add(dropped: &HashMap<FlowKey, u64, 1>, key: &FlowKey) {
-    if dropped.get_ptr_mut(key).is_none() {
+    let mut known = dropped.get_ptr_mut(key);
+    if known.is_none() {
         // A constant would be in a map of its own.
-        let none = core::hint::black_box(0);
-        // Another CPU may be first.
-        let _ = dropped.insert(key, &none, BPF_NOEXIST);
+        let first = core::hint::black_box(1);
+        match dropped.insert(key, &first, BPF_NOEXIST) {
+            Ok(()) => return,
+            // Another CPU was first.
+            Err(EEXIST) => known = dropped.get_ptr_mut(key),
+            Err(_) => {}
+        }
     }
-    match dropped.get_ptr_mut(key) {
+    match known {
         // SAFETY: it comes from a look-up in this program run.
         Some(count) => unsafe { atomic::add(count, 1) },
         None => note_beside(beside::NO_ROOM),
@@ -115,6 +128,24 @@ fn note_beside(kind: u32) {
 struct Headers {
     start: usize,
     len_bytes: u32,
+}
+
+impl Headers {
+    #[inline(always)]
+    fn of(skb: *mut c_void) -> Self {
+        // SAFETY: the kernel reads its own structures for the program.
+        let (head, start, tail): (usize, u16, u32) = unsafe {
+            (
+                at(skb, &raw const DROP_LAYOUT.head),
+                at(skb, &raw const DROP_LAYOUT.network_header),
+                at(skb, &raw const DROP_LAYOUT.tail),
+            )
+        };
+        Self {
+            start: head + usize::from(start),
+            len_bytes: tail.wrapping_sub(start.into()),
+        }
+    }
 }
 
 impl Frame for Headers {

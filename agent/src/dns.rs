@@ -137,13 +137,11 @@ impl Dns {
         }))
     }
 
-    /// Which knows these addresses, by the client that asked for them, and when that was.
-    #[cfg(test)]
+    /// Which knows these addresses, by the client that asked for them, and when that was, and learns no others.
     pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
         Self::of_these_at_most(DEFAULT_NAMES, netns, known)
     }
 
-    #[cfg(test)]
     pub fn of_these_at_most(most: u32, netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
         let dns = Self::with(None, most, false, netns);
         dns.learn_these(netns, known);
@@ -155,7 +153,6 @@ impl Dns {
         self.state().learned.names.in_use()
     }
 
-    #[cfg(test)]
     pub fn learn_these(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
         for (name, client, address, at_ns) in known {
             let address = message::Address {

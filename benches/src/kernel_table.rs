@@ -2,7 +2,7 @@
 //! drained as by a scan.
 
 use agent::kernel::load::{Kernel, LoadSettings};
-use agent_common::{FlowCounters, FlowKey};
+use agent_common::{FlowCounters, FlowKey, Senders, flow::FlowBits, senders::Kinds};
 use anyhow::{Result, ensure};
 
 use crate::{profile::Profile, user_space::Source};
@@ -14,27 +14,38 @@ const MOST_FLOWS: u32 = 500_000;
 /// The agent's maps with nothing attached.
 pub struct KernelTable {
     kernel: Kernel,
+    keeps_senders: bool,
 }
 
 impl KernelTable {
-    /// With pages of the size that they have grown to where so many flows come in each scan. Fails where the process may
-    /// not load BPF objects.
-    pub fn load(flows: u32) -> Result<Self> {
+    /// With pages of the size that they have grown to where so many flows come in each scan, and what is noted beside
+    /// flows. Fails where the process may not load BPF objects.
+    pub fn load(flows: u32, senders: Kinds) -> Result<Self> {
         // Half of a page's room asks for a larger one.
         let max_flows = (2 * flows).clamp(LEAST_FLOWS, MOST_FLOWS);
         let kernel = Kernel::load(&LoadSettings {
             min_flows: max_flows,
             max_flows,
+            senders,
             ..LoadSettings::smallest(vec![0])
         })?;
-        Ok(Self { kernel })
+        Ok(Self {
+            kernel,
+            keeps_senders: senders != Kinds::NONE,
+        })
     }
 
     /// Puts every flow of the profile into the active page.
     pub fn fill(&mut self, profile: Profile) -> Result<()> {
         for number in 0..profile.flows {
-            let (key, counters) = Profile::entry(number);
-            let placed = self.kernel.pages.put(&key, &counters)?;
+            let (key, mut counters) = Profile::entry(number);
+            let mut senders = Senders::default();
+            if self.keeps_senders {
+                senders = Profile::senders(number);
+                let asked = FlowBits::asked(0).and(FlowBits::asked(1));
+                counters.bits = counters.bits.and(asked);
+            }
+            let placed = self.kernel.pages.put(&key, &counters, &senders)?;
             ensure!(placed, "flow {number} finds no room");
         }
         Ok(())
@@ -59,8 +70,7 @@ pub struct IdlePage<'a> {
 }
 
 impl Source for IdlePage<'_> {
-    fn drain(self, mut sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
-        let pages = &mut self.table.kernel.pages;
-        pages.drain(self.index, |keys, counters, _| sink(keys, counters))
+    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> Result<u64> {
+        self.table.kernel.pages.drain(self.index, sink)
     }
 }

@@ -1,8 +1,12 @@
 //! Synthetic flows, and the entries that a scan would drain for them: the same ones at every run.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use agent::dns::{DEFAULT_NAMES, Dns};
 use agent_common::{
-    FlowCounters, FlowKey, L4Kind,
+    FlowCounters, FlowKey, L4Kind, Sample, Senders, TcpInfo,
     flow::{FlowBits, tcp_flags},
+    round_trip::Segment,
     slots::{self, Hash, Walk},
 };
 
@@ -152,6 +156,73 @@ impl Profile {
             }
         }
         (key, counters)
+    }
+
+    /// Who sent flow `number`: 50 units with four processes each, on the host's side or on both, and what TCP knows.
+    pub fn senders(number: u32) -> Senders {
+        let bits = mix(u64::from(number));
+        let of = |side: u64| 1000 + (bits >> (8 * side)) % 50;
+        let cgroup_ids = [of(0), of(1) * (bits >> 40 & 1)];
+        let process_keys = cgroup_ids.map(|id| if id == 0 { 0 } else { id << 32 | bits & 3 });
+        if Self::conversation(number).protocol != TCP {
+            return Senders {
+                cgroup_ids,
+                process_keys,
+                ..Senders::default()
+            };
+        }
+        let rtt_us = 100 + (bits >> 20) as u32 % 10_000;
+        let tcp = TcpInfo {
+            rtt_us,
+            min_rtt_us: rtt_us / 2,
+            total_retrans: (bits >> 50 & 3) as u32,
+            delivered: 1 + (bits & 0xff) as u32,
+            delivered_ce: 0,
+            data_segs_out: 2 + (bits & 0xff) as u32,
+        };
+        let segment = Segment {
+            flags: tcp_flags::ACK,
+            sequence: number,
+            acknowledgment: 0,
+            payload_len_bytes: 100,
+        };
+        let sent_ns = SCAN_BOOT_NS - WINDOW_NS;
+        let sample = Sample::begun(&segment, sent_ns).ended(sent_ns + u64::from(rtt_us) * 1000);
+        Senders {
+            cgroup_ids,
+            process_keys,
+            tcp: [tcp, TcpInfo::default()],
+            round_trips: [sample; 2],
+        }
+    }
+
+    /// A name for each peer, which the host has asked for before its flows began, as far as the agent keeps so many.
+    pub fn names(self) -> Dns {
+        let dns = Dns::of_these(NETNS, &[]);
+        let ports = Self::PORTS.len() as u32;
+        let peers = self.flows.div_ceil(ports).min(DEFAULT_NAMES);
+        for peer in 0..peers {
+            let Conversation {
+                ip_version,
+                host,
+                peer: address,
+                ..
+            } = Self::conversation(peer * ports);
+            let text = |bytes: [u8; 16]| {
+                let [a, b, c, d, ..] = bytes;
+                let address: IpAddr = if ip_version == 4 {
+                    Ipv4Addr::new(a, b, c, d).into()
+                } else {
+                    Ipv6Addr::from(bytes).into()
+                };
+                address.to_string()
+            };
+            let (name, client, address) =
+                (format!("peer-{peer}.example"), text(host), text(address));
+            let asked_ns = SCAN_BOOT_NS - 2 * WINDOW_NS;
+            dns.learn_these(NETNS, &[(&name, &client, &address, asked_ns)]);
+        }
+        dns
     }
 
     /// All entries as a scan drains one page: window by window, and within a window in the order of their tags. Which flow finds its

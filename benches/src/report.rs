@@ -58,25 +58,30 @@ impl Report {
     }
 }
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "Every sample is a process of its own. CPU is that of its one thread (CLOCK_THREAD_CPUTIME_ID, which \
      is what getrusage(RUSAGE_THREAD) adds up, without its ticks); allocations are those of its heap.",
     "synthetic: entries made up, as a drained page has them; insert is their first scan, update and \
      encode a later one's parts, cycle all of a later scan, sparse the same where about three in ten of \
      the flows have packets. kernel: entries of the table in the \
      kernel; drain takes them out, first_cycle and drain_and_cycle drain, update the replica and encode.",
+    "enriched: the kernel's table where every flow has a unit and a process at one end or both, flows of TCP what TCP and round trips tell, and \
+     peers a name, all of which reports say. What units and processes are called, which each batch says once, is left out.",
     "heap_bytes_per_flow is the replica's; resident_bytes_per_flow is what the process has grown by. \
      resident_peak_bytes contains the bench's own input.",
     "probectl is 50 peers on 8 ports in both directions and several sizes, the profile that probectl \
      publishes 1,750 ns a flow for.",
 ];
 
-const STAGES: [(Table, &[&str]); 2] = [
+const OF_THE_KERNEL: &[&str] = &["drain", "first_cycle", "drain_and_cycle"];
+
+const STAGES: [(Table, &[&str]); 3] = [
     (
         Table::Synthetic,
         &["insert", "update", "encode", "end_scan", "cycle", "sparse"],
     ),
-    (Table::Kernel, &["drain", "first_cycle", "drain_and_cycle"]),
+    (Table::Kernel, OF_THE_KERNEL),
+    (Table::Enriched, OF_THE_KERNEL),
 ];
 
 /// A run of this bench, as a table.

@@ -1,6 +1,7 @@
 //! One sample: the figures of one case from one run in this process, which should
 //! do nothing else, since memory that was freed before stays resident.
 
+use agent_common::senders::Kinds;
 use anyhow::{Context as _, Result};
 
 use crate::{
@@ -23,6 +24,8 @@ const SCANS_OF_MANY_FLOWS: u32 = 4;
 pub enum Table {
     Synthetic,
     Kernel,
+    /// The kernel's with all that can be found out beside the flows.
+    Enriched,
 }
 
 /// A profile with the table that it is drained from.
@@ -40,6 +43,7 @@ impl Case {
         };
         let mut cases = of(Table::Synthetic, &PROFILES);
         cases.extend(of(Table::Kernel, &KERNEL_PROFILES));
+        cases.extend(of(Table::Enriched, &KERNEL_PROFILES[1..]));
         cases
     }
 
@@ -57,7 +61,8 @@ impl Case {
     pub fn sample(&self) -> Result<Figures> {
         match self.table {
             Table::Synthetic => synthetic(self.profile),
-            Table::Kernel => kernel(self.profile),
+            Table::Kernel => kernel(self.profile, Kinds::NONE),
+            Table::Enriched => kernel(self.profile, Kinds::ALL),
         }
     }
 }
@@ -67,6 +72,7 @@ impl Table {
         match self {
             Self::Synthetic => "synthetic",
             Self::Kernel => "kernel",
+            Self::Enriched => "enriched",
         }
     }
 }
@@ -126,10 +132,13 @@ fn synthetic(profile: Profile) -> Result<Figures> {
     Ok(figures)
 }
 
-fn kernel(profile: Profile) -> Result<Figures> {
+fn kernel(profile: Profile, senders: Kinds) -> Result<Figures> {
     let mut figures = Figures::new();
-    let mut table = KernelTable::load(profile.flows)?;
+    let mut table = KernelTable::load(profile.flows, senders)?;
     let mut user_space = UserSpace::default();
+    if senders != Kinds::NONE {
+        user_space = user_space.naming(profile);
+    }
     figures.insert("kernel_memory_bytes".into(), table.memory_bytes() as f64);
 
     let mut memory = Memory::before()?;
@@ -148,7 +157,7 @@ fn kernel(profile: Profile) -> Result<Figures> {
         table.fill(profile)?;
         let (cost, page) = Cost::of(|| table.flip())?;
         flip.add(cost);
-        let (cost, _) = Cost::of(|| page.drain(|_, _| ()))?;
+        let (cost, _) = Cost::of(|| page.drain(|_, _, _| ()))?;
         drain.add(cost);
 
         table.fill(profile)?;

@@ -4,16 +4,16 @@
 use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
 
 use agent::{
-    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    batch::{Batch, BatchEncoder, Identity, Names, ScanHeader, ScanTrailer},
     clock::ScanClock,
     proto::Interface,
     record::Record,
     replica::{Replica, ReplicaSettings},
 };
-use agent_common::{FlowCounters, FlowKey, HookAccount};
+use agent_common::{FlowCounters, FlowKey, HookAccount, Senders};
 use anyhow::Result;
 
-use crate::profile::{Page, SCAN_BOOT_NS, TICK_NS};
+use crate::profile::{Page, Profile, SCAN_BOOT_NS, TICK_NS};
 
 /// The agent's default for `--max-tracked-flows`.
 const MAX_TRACKED_FLOWS: usize = 1_000_000;
@@ -67,13 +67,13 @@ impl Consumer {
 
 /// What a cycle drains: entries that lie ready, or a page of the kernel's table.
 pub trait Source {
-    /// A key for each of the counters; returns how many there were.
-    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64>;
+    /// A key for each of the counters, and who sent it if that is kept; returns how many there were.
+    fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> Result<u64>;
 }
 
 impl Source for &Page {
-    fn drain(self, mut sink: impl FnMut(&[FlowKey], &[FlowCounters])) -> Result<u64> {
-        sink(&self.keys, &self.counters);
+    fn drain(self, mut sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> Result<u64> {
+        sink(&self.keys, &self.counters, &[]);
         Ok(self.keys.len() as u64)
     }
 }
@@ -109,6 +109,18 @@ impl Default for UserSpace {
 }
 
 impl UserSpace {
+    /// The same, with names for the peers of this profile's flows, and sums of what cgroups exchange.
+    #[must_use]
+    pub fn naming(mut self, profile: Profile) -> Self {
+        let dns = profile.names();
+        self.replica = self.replica.naming(Some(dns.clone())).adding_up_cgroups();
+        self.encoder = self.encoder.naming(Names {
+            hosts: Some(dns),
+            ..Names::default()
+        });
+        self
+    }
+
     /// Drained entries into the replica, and no further; with the end of the scan.
     pub fn update(&mut self, page: &Page) {
         self.replica.begin_scan(CLOCK);
@@ -159,9 +171,14 @@ impl UserSpace {
             ..
         } = self;
         let mut sink = |record: &Record| encoder.push(record, &mut |batch| consumer.take(batch));
-        let occupancy = source.drain(|keys, counters| replica.update(keys, counters, &mut sink))?;
+        let occupancy = source.drain(|keys, counters, senders| {
+            replica.update_with(keys, counters, senders, &mut sink);
+        })?;
         replica.end_scan(&BTreeSet::new(), &mut sink);
         self.finish(occupancy);
+        self.replica.take_by_cgroup().for_each(|sum| {
+            black_box(sum);
+        });
         Ok(occupancy)
     }
 

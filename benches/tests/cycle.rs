@@ -13,7 +13,7 @@ use agent::{
     proto::{FlowBatch, FlowRecord},
     replica::{Replica, ReplicaSettings},
 };
-use agent_common::Reason;
+use agent_common::{Reason, Senders, flow::FlowBits, senders::Kinds};
 use benches::{
     heap::{CountingAllocator, heap},
     kernel_table::KernelTable,
@@ -186,20 +186,39 @@ fn the_kernels_table_drains_to_what_was_put_in() {
     if !lab::privilege::is_root_or_skip("the_kernels_table_drains_to_what_was_put_in") {
         return;
     }
-    let mut table = KernelTable::load(PROBECTL.flows).unwrap();
-    for _ in 0..3 {
-        table.fill(PROBECTL).unwrap();
-        let mut drained = Vec::new();
-        let page = table.flip().unwrap();
-        page.drain(|keys, counters| {
-            drained.extend(keys.iter().copied().zip(counters.iter().copied()));
-        })
-        .unwrap();
-        let mut expected: Vec<_> = (0..PROBECTL.flows).map(Profile::entry).collect();
-        for entries in [&mut drained, &mut expected] {
-            entries.sort_unstable_by_key(|&(key, _)| key);
+    for kinds in [Kinds::NONE, Kinds::ALL] {
+        let has_senders = kinds != Kinds::NONE;
+        let mut table = KernelTable::load(PROBECTL.flows, kinds).unwrap();
+        for _ in 0..3 {
+            table.fill(PROBECTL).unwrap();
+            let mut drained = Vec::new();
+            let page = table.flip().unwrap();
+            page.drain(|keys, counters, senders| {
+                assert_eq!(senders.len(), if has_senders { keys.len() } else { 0 });
+                let mut senders = senders.iter().copied();
+                for (key, counters) in keys.iter().zip(counters) {
+                    drained.push((*key, *counters, senders.next()));
+                }
+            })
+            .unwrap();
+            let put_in = |number| {
+                let (key, mut counters) = Profile::entry(number);
+                if has_senders {
+                    let asked = FlowBits::asked(0).and(FlowBits::asked(1));
+                    counters.bits = counters.bits.and(asked);
+                }
+                (key, counters, has_senders.then(|| Profile::senders(number)))
+            };
+            let mut expected: Vec<_> = (0..PROBECTL.flows).map(put_in).collect();
+            for entries in [&mut drained, &mut expected] {
+                entries.sort_unstable_by_key(|&(key, ..)| key);
+            }
+            assert!(drained == expected);
+            let told = |entry: &&(_, _, Option<Senders>)| {
+                entry.2.is_some_and(|one| one != Senders::default())
+            };
+            assert_eq!(drained.iter().filter(told).count() > 300, has_senders);
         }
-        assert!(drained == expected);
     }
 }
 

@@ -368,13 +368,19 @@ impl Pages {
     }
 
     /// Puts a flow into the page in use, as the programs do, while none of them runs. Returns whether there was room.
-    pub fn put(&mut self, key: &FlowKey, counters: &FlowCounters) -> Result<bool> {
+    /// Where senders are kept, with these.
+    pub fn put(
+        &mut self,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        senders: &Senders,
+    ) -> Result<bool> {
         let index = self.switches.page;
         let page = &mut self.both[index as usize];
-        if page.put(self.factors, key, counters) {
+        if page.put(self.factors, key, counters, senders) {
             return Ok(true);
         }
-        let behind = page.put_behind(key, counters);
+        let behind = page.put_behind(key, counters, senders);
         if !behind.context("put a flow behind the slots")? {
             return Ok(false);
         }

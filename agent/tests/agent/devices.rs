@@ -2,7 +2,7 @@
 //! sent, and those on the wire what the wire carried.
 
 mod bond;
-mod device;
+pub mod device;
 mod uplinks;
 
 use std::{collections::BTreeMap, net::SocketAddr};

@@ -1,10 +1,27 @@
 //! What the kernel drops, by its own reasons.
 
-use lab::{Lab, privilege::is_root_or_skip};
+use std::{
+    iter::repeat_n,
+    net::{SocketAddr, UdpSocket},
+};
 
+use anyhow::Context as _;
+use lab::{
+    Host, Lab,
+    privilege::{is_root_or_skip, skip},
+    traffic::IpVersion,
+};
 use serde_json::Value;
 
-use crate::support::{Agent, as_the_service, pair, wait_until};
+use crate::{
+    devices::device::{Kind, NAME},
+    lifecycle::netns::{names, number, start},
+    support::{Agent, Report, as_the_service, pair, wait_until},
+};
+
+const DROPS: &[&str] = &["--enrich", "drops"];
+/// Nobody listens there.
+const NOWHERE: u16 = 9;
 
 /// A header whose checksum is wrong. Drops are of the whole host, so other tests may make some at the same time.
 const REASON: &str = "ip_csum";
@@ -17,8 +34,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    let settings = ["--enrich", "drops"];
-    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
+    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, DROPS);
     let dropped = || {
         let drops = agent.status(&lab.agent)["kernel_drops"].clone();
         let missed = drops["missed"].as_u64().unwrap();
@@ -37,7 +53,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
     // Of the IP header.
     frame[14 + 10] ^= 0xff;
     let socket = lab.peer.frame_socket().unwrap();
-    let frames = std::iter::repeat_n(&frame, SENT as usize);
+    let frames = repeat_n(&frame, SENT as usize);
     assert_eq!(socket.send_many(frames).unwrap() as u64, SENT);
     wait_until("all have arrived", || {
         let flows = agent.status(&lab.agent)["account"]["flows"].clone();
@@ -82,7 +98,7 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
     }
     for (hook, version) in [("tc", 4), ("xdp", 6)] {
         let lab = Lab::addressed().unwrap();
-        let settings = ["--enrich", "drops", "--ingress-hook", hook];
+        let settings = [DROPS, &["--ingress-hook", hook]].concat();
         let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
         let frame = match version {
             4 => lab.peer.frame_v4(&lab.agent),
@@ -94,18 +110,10 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
             // To a port where nobody listens: each flow has a number of its own.
             let packets = usize::from(flow % 7 + 1);
             let frame = frame.udp(5000 + flow, 9, b"nobody").unwrap();
-            socket
-                .send_many(std::iter::repeat_n(&frame, packets))
-                .unwrap();
+            socket.send_many(repeat_n(&frame, packets)).unwrap();
             sent += packets as u64;
         }
-        let drops = || agent.status(&lab.agent)["kernel_drops"].clone();
-        wait_until("all are with their flows", || {
-            agent.wait_for_scans(&lab.agent, 1);
-            let drops = drops();
-            drops["of_flows"].as_u64().unwrap() + drops["missed"].as_u64().unwrap() >= sent
-        });
-        let missed = drops()["missed"].as_u64().unwrap();
+        let missed = wait_for_drops(&agent, &lab.agent, sent);
         let report = agent.stop();
         let mut with_flows = 0;
         for flow in 0..FLOWS {
@@ -116,10 +124,118 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
             assert!(dropped <= packets, "{last}");
             with_flows += dropped;
         }
+        assert_all_but(missed, with_flows, sent);
+    }
+}
+
+/// Waits until all that is dropped is with its flow. Returns what the kernel did not let the agent see.
+fn wait_for_drops(agent: &Agent, host: &Host, sent: u64) -> u64 {
+    let counted = || {
+        let drops = agent.status(host)["kernel_drops"].clone();
+        ["of_flows", "missed"].map(|name| drops[name].as_u64().unwrap())
+    };
+    wait_until("all are with their flows", || {
+        agent.wait_for_scans(host, 1);
+        counted().iter().sum::<u64>() >= sent
+    });
+    counted()[1]
+}
+
+/// What was dropped of the flows that such records tell of, in the direction of their initiators.
+fn dropped_of(report: &Report, is_such: impl Fn(&Value) -> bool) -> u64 {
+    let ends = report.flows.iter().filter(|line| {
+        line["dst_port"] == NOWHERE && !line["end_reason"].is_null() && is_such(line)
+    });
+    let dropped = ends.map(|line| {
         assert!(
-            with_flows <= sent && with_flows + missed >= sent,
-            "{with_flows} {missed}"
+            line.get("total_reverse_dropped_packets").is_none(),
+            "{line}"
         );
+        line["total_dropped_packets"].as_u64().unwrap_or_default()
+    });
+    dropped.sum()
+}
+
+fn assert_all_but(missed: u64, dropped: u64, sent: u64) {
+    assert!(
+        dropped <= sent && dropped + missed >= sent,
+        "{dropped} of {sent}, {missed} missed"
+    );
+}
+
+/// Sends to where nobody listens, from a socket, as programs do.
+fn send_nowhere(from: &Host, to: SocketAddr, datagrams: u64) {
+    let send = || {
+        let socket = UdpSocket::bind((from.address(IpVersion::V4), 0)).context("bind")?;
+        for _ in 0..datagrams {
+            socket.send_to(&[0; 18], to).context("send")?;
+        }
+        Ok(())
+    };
+    from.namespace.enter(send).unwrap();
+}
+
+#[test]
+fn what_is_dropped_on_loopback_is_with_its_flow() {
+    if !is_root_or_skip("agent::what_is_dropped_on_loopback_is_with_its_flow") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let host = &lab.agent;
+    host.namespace.ip(&["link", "set", "lo", "up"]).unwrap();
+    let agent = Agent::start_on(host, "lo", DROPS);
+    send_nowhere(host, (host.ipv4, NOWHERE).into(), SENT);
+    let missed = wait_for_drops(&agent, host, SENT);
+    let report = agent.stop();
+    assert_all_but(missed, dropped_of(&report, |_| true), SENT);
+}
+
+/// The wire carries it, and has delivered it to the device that drops it.
+#[test]
+fn what_is_dropped_at_a_vlan_device_is_with_the_flow_of_the_device() {
+    const TEST: &str = "agent::what_is_dropped_at_a_vlan_device_is_with_the_flow_of_the_device";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let mut lab = Lab::addressed().unwrap();
+    if !Kind::VLAN.make(&mut lab).unwrap() {
+        return skip(TEST, "this kernel has no VLAN device");
+    }
+    let settings = [&["--interface", &lab.agent.interface], DROPS].concat();
+    let agent = Agent::start_on(&lab.agent, NAME, &settings);
+    send_nowhere(&lab.peer, (lab.agent.ipv4, NOWHERE).into(), SENT);
+    let missed = wait_for_drops(&agent, &lab.agent, SENT);
+    let report = agent.stop();
+    let dropped = [NAME, &lab.agent.interface]
+        .map(|interface| dropped_of(&report, |line| line["interface"] == interface));
+    assert_all_but(missed, dropped[0], SENT);
+    assert_eq!(dropped[1], 0);
+}
+
+#[test]
+fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
+    if !is_root_or_skip("agent::what_is_dropped_in_two_namespaces_with_one_index_is_told_apart") {
+        return;
+    }
+    let labs = [Lab::addressed().unwrap(), Lab::addressed().unwrap()];
+    let [a, b] = &labs;
+    assert_eq!(a.agent.ifindex, b.agent.ifindex);
+    let agent = start(a, &names(&[a, b]), &a.agent.interface, DROPS);
+    // The same flow in both.
+    let frame = a.peer.frame_v4(&a.agent);
+    let frame = frame.udp(1000, NOWHERE, b"nobody").unwrap();
+    let sent = [SENT, 3 * SENT];
+    for (lab, packets) in labs.iter().zip(sent) {
+        let socket = lab.peer.frame_socket().unwrap();
+        let frames = repeat_n(&frame, packets as usize);
+        assert_eq!(socket.send_many(frames).unwrap() as u64, packets);
+    }
+    let missed = wait_for_drops(&agent, &a.peer, sent.iter().sum());
+    let report = agent.stop();
+    for (lab, packets) in labs.iter().zip(sent) {
+        let netns = number(&lab.agent);
+        let dropped = dropped_of(&report, |line| line["netns"] == netns);
+        assert_all_but(missed, dropped, packets);
     }
 }
 

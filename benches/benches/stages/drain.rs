@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::senders::Kinds;
 use anyhow::Result;
 use benches::{
     kernel_table::KernelTable,
@@ -17,7 +18,7 @@ use criterion::{Criterion, Throughput};
 pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("drain");
     for profile in KERNEL_PROFILES {
-        let mut table = match KernelTable::load(profile.flows) {
+        let mut table = match KernelTable::load(profile.flows, Kinds::NONE) {
             Ok(table) => table,
             Err(error) => {
                 eprintln!("skipped: drain: {error:#}");

@@ -82,7 +82,7 @@ fn measure(arguments: &Arguments) -> Result<Run> {
         if !case.name().contains(&arguments.case) {
             continue;
         }
-        if case.table == Table::Kernel && !lab::privilege::is_root() {
+        if case.table != Table::Synthetic && !lab::privilege::is_root() {
             report.skipped(&case, "needs root");
         } else {
             cases.push(case);

@@ -2,9 +2,9 @@
 //! answered after a constant time, and how long they take with nothing, with the agent, and with an
 //! agent that gets no CPU.
 
-use std::{rc::Rc, time::Duration};
+use std::{path::PathBuf, rc::Rc, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use self::{
     client::Plan as Requests,
@@ -13,6 +13,7 @@ use self::{
 use super::{
     bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, labels, notes, station},
     difference::Difference,
+    program::ENRICH,
     result::{Row, Run},
     rounds::say,
 };
@@ -38,6 +39,9 @@ pub struct Http {
     /// Without the agents that get no CPU, whose turns take 30 seconds each, so that there is time for more rounds
     #[arg(long)]
     only_running: bool,
+    /// Another flow-agent, such as one of an older version, that takes turns with the one that is measured
+    #[arg(long, value_name = "FLOW_AGENT")]
+    beside: Option<PathBuf>,
 }
 
 /// Requests at one service, for which the agent comes and goes with its arm.
@@ -47,6 +51,7 @@ pub struct Load {
     requests: Requests,
     /// While an agent is stopped.
     long_requests: Requests,
+    beside: Option<PathBuf>,
 }
 
 impl Bench for Http {
@@ -86,7 +91,8 @@ impl Bench for Http {
                     .push("The machine did not hold even this rate in the calibration.".to_owned());
             }
         }
-        let mut arms = vec!["nothing", "agent"];
+        let mut arms = vec!["nothing", "agent", ENRICHED];
+        arms.extend(self.beside.as_ref().map(|_| BESIDE));
         if !self.only_running {
             arms.extend([AS_LONG, "stopped"]);
             match &service.quota {
@@ -101,6 +107,7 @@ impl Bench for Http {
                 window: stopped,
                 ..requests
             },
+            beside: self.beside.clone(),
         };
         Ok(Plan {
             groups: vec![Group::new(Lifetime::Rounds, arms, &load)],
@@ -129,11 +136,18 @@ impl Bench for Http {
                 service,
                 requests,
                 long_requests,
+                beside,
             } = &load;
             // What the arm before left to the kernel, such as the memory of its maps, is gone by then.
             setup.interrupt.sleep(Duration::from_millis(500))?;
             match arm.as_str() {
-                "agent" => service.with_agent(requests, setup),
+                "agent" => service.with_agent(&[], requests, setup),
+                ENRICHED => service.with_agent(ENRICH, requests, setup),
+                BESIDE => {
+                    let mut setup = setup.clone();
+                    setup.agent = beside.clone().context("there is another agent")?;
+                    service.with_agent(&[], requests, &setup)
+                }
                 "stopped" => service.with_stopped_agent(long_requests, setup),
                 "quota" => service.with_quota(requests, setup),
                 AS_LONG => Ok(service.load(long_requests, setup)?.measures()),
@@ -143,10 +157,16 @@ impl Bench for Http {
     }
 }
 
+/// An agent that finds out about flows all that it can.
+const ENRICHED: &str = "enriched";
+
+/// The other one.
+const BESIDE: &str = "beside";
+
 /// What is held against the stopped agent: nothing, for as long.
 const AS_LONG: &str = "nothing as long";
 
-const NOTES: [&str; 5] = [
+const NOTES: [&str; 6] = [
     "A request's latency begins when it was due, not when it was sent, so that a stall counts \
      for every request that came into it; a failed request counts as two seconds.",
     "Client, server, agent and its consumer share this host's CPUs; client and server are \
@@ -155,13 +175,14 @@ const NOTES: [&str; 5] = [
     "The server's delay is part of every latency. CPU is in percent of one core.",
     "programs_cpu_percent and program_ns_per_request, of both directions and with \
      acknowledgements, are taken in a window of their own, since the statistics cost time \
-     themselves.",
+     themselves; a run of a program has a part of that in it.",
+    "enriched: an agent with all of --enrich but drops, where every packet has a socket of this host.",
 ];
 
 /// What each arm adds to the latency without an agent.
 pub fn differences(run: &Run) -> Vec<(&Row, Difference)> {
     let control = |arm: &str| match arm {
-        "agent" | "quota" => Some("nothing"),
+        "agent" | "quota" | ENRICHED | BESIDE => Some("nothing"),
         "stopped" => Some(AS_LONG),
         _ => None,
     };

@@ -14,7 +14,7 @@ use super::{
     },
     flooded::Flooded,
     host::Host,
-    program::{Agent, Hook, Occupant},
+    program::{Agent, ENRICH, Hook, Occupant},
     wire::Flood,
 };
 
@@ -48,8 +48,6 @@ const HITS: [(usize, u32); 4] = [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)
 const COLD_BYTES: [u32; 2] = [64 << 10, 512 << 10];
 const COLD_ARMS: &[&str] = &["empty", "bare", "agent"];
 const ENRICHED_ARMS: &[&str] = &["empty", "agent", "enriched"];
-/// All that the agent can find out at the hook.
-const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp"];
 /// As in [`HITS`], all of 64 bytes.
 const COLD_FLOWS: [u32; 4] = [1, 10_000, 100_000, 500_000];
 

@@ -22,6 +22,9 @@ pub(super) static OBJECT: &[u8] =
 /// The size of the table that only one flow is counted in.
 const FEW_FLOWS: u32 = 1024;
 
+/// What makes an agent find out all that it can at the hook.
+pub const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp"];
+
 /// How long a process may take to start or to stop, on a machine that does much else.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 

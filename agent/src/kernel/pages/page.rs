@@ -169,11 +169,15 @@ impl Page {
         factors: [u64; Hash::FACTORS],
         key: &FlowKey,
         counters: &FlowCounters,
+        senders: &Senders,
     ) -> bool {
         let mut hash = Hash::of(key, |index| factors[index]);
         for _ in 0..TRIES {
             let walk = hash.walk(self.windows.mapped.windows());
-            if self.windows.mapped.put(walk, key, counters) {
+            if let Some(slot) = self.windows.mapped.put(walk, key, counters) {
+                if let Some(of_page) = &mut self.windows.senders {
+                    of_page.put(walk.window, slot, senders);
+                }
                 return true;
             }
             hash = hash.again();
@@ -182,7 +186,15 @@ impl Page {
     }
 
     /// Puts a flow into the map behind the slots. Returns whether there was room.
-    pub fn put_behind(&mut self, key: &FlowKey, counters: &FlowCounters) -> io::Result<bool> {
+    pub fn put_behind(
+        &mut self,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        senders: &Senders,
+    ) -> io::Result<bool> {
+        if let Some(behind) = &self.senders_behind {
+            bpf::update_by_bytes(behind.map().fd().as_fd(), bytes(key), bytes(senders))?;
+        }
         match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),

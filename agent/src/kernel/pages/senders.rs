@@ -93,7 +93,40 @@ impl SendersOfPage {
         taken
     }
 
+    /// Notes this of a flow. No program may use the page meanwhile.
+    pub fn put(&mut self, window: u32, slot: usize, senders: &Senders) {
+        if self.kinds.has(Kinds::CGROUPS) {
+            self.put_of(Kinds::CGROUP_PLANE, window, slot, senders.cgroup_ids);
+        }
+        if self.kinds.has(Kinds::PROCESSES) {
+            let plane = self.kinds.process_plane();
+            self.put_of(plane, window, slot, senders.process_keys);
+        }
+        if self.kinds.has(Kinds::TCP) {
+            let words = senders.tcp.map(TcpInfo::words);
+            for (word, plane) in (self.kinds.tcp_plane()..).enumerate().take(TcpInfo::WORDS) {
+                self.put_of(plane, window, slot, words.map(|words| words[word]));
+            }
+        }
+        if self.kinds.has(Kinds::ROUND_TRIPS) {
+            let plane = self.kinds.round_trip_plane();
+            let both = senders.round_trips.map(|Sample(bits)| bits);
+            self.put_of(plane, window, slot, both);
+        }
+    }
+
     fn take_of(&mut self, plane: u32, window: u32, slot: usize) -> [u64; 2] {
+        // SAFETY: no program uses the page, and any bytes are numbers.
+        unsafe { self.place(plane, window, slot).replace([0; 2]) }
+    }
+
+    fn put_of(&mut self, plane: u32, window: u32, slot: usize, both: [u64; 2]) {
+        // SAFETY: as above.
+        unsafe { self.place(plane, window, slot).write(both) };
+    }
+
+    /// Where a kind of a flow lies.
+    fn place(&self, plane: u32, window: u32, slot: usize) -> NonNull<[u64; 2]> {
         assert!(window < self.windows, "{window} of {}", self.windows);
         assert!(plane < self.kinds.planes(), "{plane} of {:?}", self.kinds);
         assert!(slot < SLOTS as usize, "{slot}");
@@ -101,9 +134,7 @@ impl SendersOfPage {
         // SAFETY: the element lies in the array, as was just checked.
         let element = unsafe { self.start.add(element) };
         // SAFETY: a window has so many slots.
-        let both = unsafe { element.cast::<[u64; 2]>().add(slot) };
-        // SAFETY: no program uses the page, and any bytes are numbers.
-        unsafe { both.replace([0; 2]) }
+        unsafe { element.cast::<[u64; 2]>().add(slot) }
     }
 }
 

@@ -29,19 +29,22 @@ impl MappedWindows {
         self.windows
     }
 
-    /// Puts a flow into the first empty slot of a walk, while no program runs. Returns whether there was one.
-    pub(super) fn put(&mut self, walk: Walk, key: &FlowKey, counters: &FlowCounters) -> bool {
+    /// Puts a flow into the first empty slot of a walk, while no program runs. Returns which one, if there was one.
+    pub(super) fn put(
+        &mut self,
+        walk: Walk,
+        key: &FlowKey,
+        counters: &FlowCounters,
+    ) -> Option<usize> {
         assert!(walk.window < self.windows, "{walk:?} of {}", self.windows);
         // SAFETY: the window lies in the array, as was just checked.
         let mut window = unsafe { self.start.add(walk.window as usize) };
         // SAFETY: no program uses the page, and any bytes are a window.
         let window = unsafe { window.as_mut() };
         let start = walk.start as usize;
-        let (before, from) = window.slots.split_at_mut(start);
-        let mut slots = from.iter_mut().chain(before);
-        let Some(slot) = slots.find(|slot| slot.counters.state == EMPTY) else {
-            return false;
-        };
+        let mut numbers = (start..SLOTS as usize).chain(0..start);
+        let number = numbers.find(|&number| window.slots[number].counters.state == EMPTY)?;
+        let slot = &mut window.slots[number];
         slot.key = *key;
         slot.counters = FlowCounters {
             state: walk.tag,
@@ -50,7 +53,7 @@ impl MappedWindows {
         let word = self.word(walk.window / u64::BITS);
         // SAFETY: as above.
         unsafe { *word.as_ptr() |= 1 << (walk.window % u64::BITS) };
-        true
+        Some(number)
     }
 
     /// Hands on the flows of each window that has some, in the order of the windows, and empties it. No program may

@@ -62,8 +62,8 @@ impl Service {
         part::load(&self.lab.peer, plan, &setup.interrupt)
     }
 
-    pub fn with_agent(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
-        let mut watched = Watched::new(&self.lab, setup)?;
+    pub fn with_agent(&self, settings: &[&str], plan: &Plan, setup: &Setup) -> Result<Measures> {
+        let mut watched = Watched::new(&self.lab, settings, setup)?;
         let mut measures = watched.load(|| self.load(plan, setup))?;
         let shorter = Plan {
             window: plan.window / 2,
@@ -75,7 +75,7 @@ impl Service {
     }
 
     pub fn with_stopped_agent(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
-        let mut watched = Watched::new(&self.lab, setup)?;
+        let mut watched = Watched::new(&self.lab, &[], setup)?;
         let stopped = Stopped::new(watched.agent.process())?;
         let outcome = self.load(plan, setup)?;
         drop(stopped);
@@ -86,7 +86,7 @@ impl Service {
 
     pub fn with_quota(&self, plan: &Plan, setup: &Setup) -> Result<Measures> {
         let quota = self.quota.as_ref().ok().context("there is a quota group")?;
-        let mut watched = Watched::new(&self.lab, setup)?;
+        let mut watched = Watched::new(&self.lab, &[], setup)?;
         let held = quota.hold(watched.agent.pid(), QUOTA_PERCENT)?;
         let mut measures = watched.load(|| self.load(plan, setup))?;
         drop(held);
@@ -108,7 +108,7 @@ impl Outcome {
     }
 }
 
-/// An agent as it is by default, with one consumer, that scans often enough to be seen in a window.
+/// An agent with one consumer that scans often enough to be seen in a window.
 struct Watched<'a> {
     ledger: Ledger<'a>,
     _consumer: Process,
@@ -116,11 +116,12 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn new(lab: &'a Lab, setup: &Setup) -> Result<Self> {
+    fn new(lab: &'a Lab, settings: &[&str], setup: &Setup) -> Result<Self> {
         /// Two scans and the consumer's start are over by then.
         const SETTLE: Duration = Duration::from_millis(2500);
         let ledger = Ledger::open(&lab.agent)?;
-        let agent = Agent::start(&lab.agent, &["--scan-interval", "1s"], setup)?;
+        let settings = [&["--scan-interval", "1s"], settings].concat();
+        let agent = Agent::start(&lab.agent, &settings, setup)?;
         let consumer = agent.watch()?;
         // What it costs to come up is not what it costs to run.
         setup.interrupt.sleep(SETTLE)?;
@@ -153,6 +154,10 @@ impl<'a> Watched<'a> {
             ("programs_cpu_percent", cost.cpu_percent()),
             ("program_ns_per_request", cost.run_time_ns as f64 / answered),
             ("program_runs_per_request", cost.runs as f64 / answered),
+            (
+                "program_ns_per_run",
+                cost.run_time_ns as f64 / cost.runs.max(1) as f64,
+            ),
         ])
     }
 

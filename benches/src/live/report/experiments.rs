@@ -60,6 +60,7 @@ pub static ALL: &[&Experiment] = &[
     &hook::FILTERS,
     &host::LADDER,
     &host::HTTP,
+    &host::SERVICE,
     &host::PRIORITY,
     &host::OUTPUTS,
     &host::USERSPACE,

@@ -104,6 +104,28 @@ pub static HTTP: Experiment = Experiment {
     ],
 };
 
+pub static SERVICE: Experiment = Experiment {
+    name: "service",
+    bench: "http",
+    heading: "Between the packets of a service",
+    question: "What does a packet cost the programs where the kernel, a server and a client take the caches meanwhile, at \
+               {offered_requests_per_second} requests a second over {connections} connections, and what does all of `--enrich` add, but \
+               `drops`, where each packet has a socket of the host?",
+    answer: "A run of a program takes {a run: agent} and a request {a request: agent}, with the kernel's own measuring in them. All of `--enrich` \
+             {a run: added} to a run.",
+    axes: ("what", "time in the programs"),
+    labels: "",
+    rows: &[
+        ("a run", "measure=program_ns_per_run"),
+        ("a request", "measure=program_ns_per_request"),
+    ],
+    columns: &[
+        Column("agent", "arm=agent", Bar(Agent)),
+        Column("all of `--enrich`", "arm=enriched", Bar(Part)),
+        Column("added", "arm=enriched", DifferenceTo("arm=agent")),
+    ],
+};
+
 pub static PRIORITY: Experiment = Experiment {
     name: "priority",
     bench: "priority",
@@ -170,8 +192,8 @@ pub static USERSPACE: Experiment = Experiment {
     bench: "userspace",
     heading: "A flow in userspace",
     question: "What does a flow cost the process at each scan?",
-    answer: "With 500k flows a scan takes {500k: whole scan} of CPU for each flow; draining the kernel's \
-             table alone takes {500k: drain alone}, and a flow has {500k: memory} of memory.",
+    answer: "With 500k flows a scan takes {500k: whole scan} of CPU for each flow, and {500k: all of `--enrich`} with what all of `--enrich` \
+             finds out; draining the kernel's table alone takes {500k: drain alone}, and a flow has {500k: memory} of memory.",
     axes: ("flows in the table", "CPU time of a flow"),
     labels: "measure=cpu_ns_per_flow",
     rows: &[("10k", "flows=10000"), ("500k", "flows=500000")],
@@ -181,7 +203,12 @@ pub static USERSPACE: Experiment = Experiment {
             "table=kernel; arm=drain_and_cycle",
             Bar(Agent),
         ),
-        Column("drain alone", "table=kernel; arm=drain", Bar(Part)),
+        Column(
+            "all of `--enrich`",
+            "table=enriched; arm=drain_and_cycle",
+            Bar(Part),
+        ),
+        Column("drain alone", "table=kernel; arm=drain", Figure),
         Column("update alone", "table=synthetic; arm=update", Bar(Quiet)),
         Column("encoding alone", "table=synthetic; arm=encode", Bar(Pale)),
         Column(
