@@ -275,7 +275,8 @@ impl Pages {
         idle: u32,
         mut sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
-        let behind_flows = behind_flows(&self.fill_of(idle)?);
+        let fill = self.fill_of(idle)?;
+        let behind_flows = behind_flows(&fill);
         self.behind_flows += behind_flows;
         self.some_were_behind = behind_flows != 0;
         let page = &mut self.both[idle as usize];
@@ -285,8 +286,10 @@ impl Pages {
             drained += behind.context("drain the map behind a page of the flow table")?;
         }
         let empty = [0; size_of::<PageFill>()];
-        bpf::update(self.maps.fill.fd().as_fd(), idle, &empty)
-            .context("note that a page is empty")?;
+        if fill != empty {
+            bpf::update(self.maps.fill.fd().as_fd(), idle, &empty)
+                .context("note that a page is empty")?;
+        }
         Ok(drained)
     }
 

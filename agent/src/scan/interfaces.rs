@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    io,
+    io, mem,
     sync::Arc,
 };
 
@@ -31,6 +31,8 @@ pub struct Interfaces {
     deselected: LogLimit,
     given_up: LogLimit,
     messages: Arc<[proto::Interface]>,
+    /// Of one of them no counter was read yet.
+    is_new: bool,
 }
 
 /// What is asked in one network namespace.
@@ -41,6 +43,8 @@ struct Asked {
     statistics: Statistics,
     before: Snapshot,
     after: Snapshot,
+    /// The same as `after`, of the scan before.
+    last: Snapshot,
 }
 
 /// One interface as the last scan found it.
@@ -105,6 +109,7 @@ impl Interfaces {
                     statistics: Statistics::open()?,
                     before: Snapshot::default(),
                     after: Snapshot::default(),
+                    last: Snapshot::default(),
                 })
             });
             Ok((namespace.number(), asked?))
@@ -116,6 +121,7 @@ impl Interfaces {
             deselected: LogLimit::default(),
             given_up: LogLimit::default(),
             messages: Arc::new([]),
+            is_new: false,
         })
     }
 
@@ -134,6 +140,7 @@ impl Interfaces {
             after_flip: Counters::default(),
         };
         self.watched.insert(slot, watched);
+        self.is_new = true;
         self.write_messages();
     }
 
@@ -174,8 +181,14 @@ impl Interfaces {
     pub fn read_after_flip(&mut self, left: &BTreeSet<InterfaceId>) -> Result<()> {
         let mut is_renamed = false;
         for (&netns, asked) in &mut self.namespaces {
+            mem::swap(&mut asked.last, &mut asked.after);
             asked.statistics.read(&mut asked.after)?;
-            let (before, after) = (asked.before.by_name(), asked.after.by_name());
+            let (before, after) = if asked.are_quiet() && !self.is_new {
+                // All have the counters that they had.
+                Default::default()
+            } else {
+                (asked.before.by_name(), asked.after.by_name())
+            };
             let here = self.watched.values_mut();
             let here = here.filter(|watched| watched.id.netns == netns && !watched.is_gone);
             for watched in here {
@@ -188,6 +201,7 @@ impl Interfaces {
                 is_renamed |= watched.update(name, &before, &after);
             }
         }
+        self.is_new = false;
         if is_renamed {
             self.write_messages();
         }
@@ -231,6 +245,11 @@ impl Interfaces {
 }
 
 impl Asked {
+    /// Whether nothing has come or gone at any interface since the scan before.
+    fn are_quiet(&self) -> bool {
+        self.before.is_like(&self.last) && self.after.is_like(&self.last)
+    }
+
     /// For the log.
     fn label(&self) -> Option<&str> {
         (!self.name.is_empty()).then_some(self.name.as_str())

@@ -13,11 +13,11 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::{
     affinity,
-    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, notes},
+    bench::{Bench, Group, Labels, Lifetime, Measures, Plan, Setup, Station, Turns, notes},
     cost::{CpuMeter, process_tree, program_ids, programs_during},
     fdinfo,
     memory::Memory,
-    program::{Agent, Walk},
+    program::{Agent, Hook, Occupant, Walk},
     wire::{Flood, Passage, Steady, Wire},
 };
 
@@ -53,6 +53,9 @@ pub struct Compare {
     command: Vec<String>,
 }
 
+/// The program that does nothing.
+const EMPTY: &str = "empty";
+
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn parse_walk(text: &str) -> Result<u32, String> {
@@ -70,11 +73,11 @@ impl Bench for Compare {
 
     fn plan(&self, _: &Setup) -> Result<Plan<Steady>> {
         ensure!(
-            !["nothing", "agent", "reference"].contains(&self.name.as_str()),
+            !["nothing", EMPTY, "agent", "reference"].contains(&self.name.as_str()),
             "--name {} is the name of another arm",
             self.name
         );
-        let arms = ["nothing", "agent", &self.name];
+        let arms = ["nothing", EMPTY, "agent", &self.name];
         let mut notes = notes(&NOTES);
         let command = self.command.join(" ");
         notes.insert(0, format!("{} is `{command}`.", self.name));
@@ -113,19 +116,35 @@ impl Bench for Compare {
         load.labels()
     }
 
+    fn derive(turns: &Turns, _: &super::host::Host) -> Vec<(String, &'static str, f64)> {
+        let Some(empty) = turns.get(EMPTY, "programs_ns_per_packet") else {
+            return Vec::new();
+        };
+        turns
+            .of("programs_ns_per_packet")
+            .filter(|(arm, _)| *arm != EMPTY)
+            .map(|(arm, ns)| (arm.to_owned(), "programs_net_ns_per_packet", ns - empty))
+            .collect()
+    }
+
     fn station(&self, arm: &str, &load: &Steady, setup: &Setup) -> Result<Box<dyn Station>> {
         let wire = Wire::new()?;
         let host = &wire.lab.agent;
         let before = program_ids()?;
+        let mut programs = BTreeSet::new();
         let mut contender = match arm {
             "nothing" => Contender::Nothing,
+            EMPTY => {
+                let (program, ids) = Occupant::reference(host, Hook::Tc, EMPTY, 1)?;
+                programs.extend(ids);
+                Contender::Empty { _program: program }
+            }
             "agent" => {
                 let agent = Agent::start(host, &["--scan-interval", "1s"], setup)?;
                 Contender::Ours(Box::new(agent))
             }
             _ => self.other(host, setup)?,
         };
-        let mut programs = BTreeSet::new();
         if let Contender::Other(_) = contender {
             programs.extend(program_ids()?.difference(&before));
         }
@@ -237,11 +256,13 @@ impl Station for Watched {
     }
 }
 
-const NOTES: [&str; 3] = [
+const NOTES: [&str; 4] = [
     "CPU is in percent of one core, of the command and all processes that it started; what a \
      process took that ended within a measurement is not in it.",
     "Programs are those that the processes hold by descriptor and those that appeared in the \
      kernel while the command came up; kernel memory is that of maps held by descriptor.",
+    "programs_ns_per_packet has what the kernel's own measuring takes in it; programs_net_ns_per_packet is what it is over that of an \
+     empty program on arriving packets.",
     "lost_percent is of the packets that arrived in a turn, at the steady rate and in the flood after it: those that \
      were in no export in the time that an export may take.",
 ];
@@ -274,6 +295,7 @@ impl Compare {
 /// Who watches a wire.
 enum Contender {
     Nothing,
+    Empty { _program: Occupant },
     Ours(Box<Agent>),
     Other(Process),
 }
@@ -281,7 +303,7 @@ enum Contender {
 impl Contender {
     fn processes(&mut self) -> Result<BTreeSet<u32>> {
         match self {
-            Self::Nothing => Ok(BTreeSet::new()),
+            Self::Nothing | Self::Empty { .. } => Ok(BTreeSet::new()),
             Self::Ours(agent) => process_tree(agent.pid()),
             Self::Other(process) => process_tree(process.child().id()),
         }

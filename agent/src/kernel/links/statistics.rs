@@ -7,10 +7,10 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, Read as _, Seek as _},
+    io,
     os::{
         fd::{AsRawFd as _, OwnedFd},
-        unix::net::UnixDatagram,
+        unix::{fs::FileExt as _, net::UnixDatagram},
     },
 };
 
@@ -29,7 +29,9 @@ pub struct Statistics {
 /// The text that was read at one moment.
 #[derive(Default)]
 pub struct Snapshot {
-    text: String,
+    /// Longer than the text, so that the end of the file is found without more room.
+    buffer: Vec<u8>,
+    len: usize,
 }
 
 impl Statistics {
@@ -39,20 +41,45 @@ impl Statistics {
     }
 
     /// Reads into `snapshot`, and reuses its memory.
-    pub fn read(&mut self, snapshot: &mut Snapshot) -> Result<()> {
-        snapshot.text.clear();
-        self.file
-            .rewind()
-            .and_then(|()| self.file.read_to_string(&mut snapshot.text))
-            .with_context(|| format!("read {PATH}"))?;
-        Ok(())
+    pub fn read(&self, snapshot: &mut Snapshot) -> Result<()> {
+        snapshot
+            .read(&self.file)
+            .with_context(|| format!("read {PATH}"))
     }
 }
 
+/// The kernel hands out a page at most at once.
+const PAGE: usize = 4096;
+
 impl Snapshot {
+    fn read(&mut self, file: &File) -> io::Result<()> {
+        self.len = 0;
+        loop {
+            if self.buffer.len() < self.len + PAGE {
+                self.buffer.resize(self.len + 2 * PAGE, 0);
+            }
+            let more = file.read_at(&mut self.buffer[self.len..], self.len as u64)?;
+            self.len += more;
+            if more == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn text(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+
+    /// Whether no counter of any interface, and no name, has changed since.
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.text() == other.text()
+    }
+
     /// The counters by the names that the interfaces had at that moment.
     pub fn by_name(&self) -> HashMap<&str, Counters> {
-        let lines = self.text.lines().skip(TITLE_LINES);
+        // Names are any bytes. Those that are no text have no counters.
+        let lines = self.text().split(|&byte| byte == b'\n').skip(TITLE_LINES);
+        let lines = lines.filter_map(|line| str::from_utf8(line).ok());
         lines.filter_map(counters).collect()
     }
 }
@@ -119,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_counters_are_those_that_netlink_tells() {
-        let (mut statistics, mut snapshot) = (Statistics::open().unwrap(), Snapshot::default());
+        let (statistics, mut snapshot) = (Statistics::open().unwrap(), Snapshot::default());
         let before = link_counters(LOOPBACK_IFINDEX).unwrap();
         for _ in 0..2 {
             statistics.read(&mut snapshot).unwrap();

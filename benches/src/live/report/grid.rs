@@ -148,10 +148,10 @@ fn labels(texts: &[&'static str]) -> Result<Labels> {
 }
 
 /// The measurement that has all the labels, `arm` and `measure` among them; none where there is none.
-/// The arm `*` is the one that is neither the agent nor nothing.
+/// The arm `*` is the one that is neither the agent nor nothing, nor an empty program.
 pub fn row<'a>(run: &'a Run, texts: &[&'static str]) -> Result<Option<&'a Row>> {
     let labels = labels(texts)?;
-    let is_another = |arm: &str| !["nothing", "agent", "reference"].contains(&arm);
+    let is_another = |arm: &str| !["nothing", "empty", "agent", "reference"].contains(&arm);
     let mut fitting = run.rows.iter().filter(|row| {
         labels.iter().all(|(name, value)| match *name {
             "measure" => row.measure == *value,
