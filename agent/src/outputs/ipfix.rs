@@ -375,11 +375,7 @@ fn write(
     // A flow that ended while it was quiet has a record without packets.
     let has_forward = is_biflow || flow.has_packets() || answers.is_none();
     let records = usize::from(has_forward) + usize::from(answers.is_some());
-    let specifiers = (*told & bit == 0).then(|| {
-        let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
-        flow.walk(shape, is_biflow, &mut specifiers);
-        specifiers
-    });
+    let specifiers = (*told & bit == 0).then(|| specifiers(&flow, shape, settings));
     if !writer.has_room(template, records * len_bytes, specifiers.as_ref()) {
         return false;
     }
@@ -408,14 +404,20 @@ fn announce(
     if *told & bit != 0 {
         return false;
     }
-    let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
-    flow.walk(shape, settings.is_biflow, &mut specifiers);
+    let specifiers = specifiers(&flow, shape, settings);
     if !writer.has_room(template, 0, Some(&specifiers)) {
         return false;
     }
     writer.template(template, &specifiers);
     *told |= bit;
     true
+}
+
+/// What the template of a flow's record consists of.
+fn specifiers(flow: &Flow, shape: Shape, settings: &Settings) -> Specifiers {
+    let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
+    flow.walk(shape, settings.is_biflow, &mut specifiers);
+    specifiers
 }
 
 /// The number of a shape's template, and where it is noted that it was told, by which bit.
