@@ -19,7 +19,11 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{atomic, clock, kernel_types::at, socket_storage::SocketStorage};
+use crate::{
+    atomic, clock,
+    kernel_types::{at, fixed},
+    socket_storage::SocketStorage,
+};
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
 
@@ -146,8 +150,7 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
 /// Whether userspace has found where a socket keeps what it knows.
 #[inline(always)]
 fn ends_are_told() -> bool {
-    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the compiler sees.
-    unsafe { (&raw const TCP_LAYOUT.srtt_us).read_volatile() != 0 }
+    fixed(&TCP_LAYOUT.srtt_us) != 0
 }
 
 #[inline(always)]
@@ -200,13 +203,13 @@ pub fn note_end(socket: *mut c_void) {
 #[inline(always)]
 fn known(tcp: *mut c_void) -> TcpInfo {
     // SAFETY: the kernel reads its own structures for the program.
-    let word = |offset_bytes: *const u32| -> u32 { unsafe { at(tcp, offset_bytes) } };
+    let word = |offset_bytes: &'static u32| -> u32 { unsafe { at(tcp, offset_bytes) } };
     TcpInfo {
-        rtt_us: word(&raw const TCP_LAYOUT.srtt_us) >> SRTT_SHIFT,
-        min_rtt_us: word(&raw const TCP_LAYOUT.rtt_min),
-        total_retrans: word(&raw const TCP_LAYOUT.total_retrans),
-        delivered: word(&raw const TCP_LAYOUT.delivered),
-        delivered_ce: word(&raw const TCP_LAYOUT.delivered_ce),
-        data_segs_out: word(&raw const TCP_LAYOUT.data_segs_out),
+        rtt_us: word(&TCP_LAYOUT.srtt_us) >> SRTT_SHIFT,
+        min_rtt_us: word(&TCP_LAYOUT.rtt_min),
+        total_retrans: word(&TCP_LAYOUT.total_retrans),
+        delivered: word(&TCP_LAYOUT.delivered),
+        delivered_ce: word(&TCP_LAYOUT.delivered_ce),
+        data_segs_out: word(&TCP_LAYOUT.data_segs_out),
     }
 }

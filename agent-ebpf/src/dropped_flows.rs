@@ -18,6 +18,7 @@ use aya_ebpf::{
 
 use crate::{
     atomic,
+    kernel_memory::field,
     kernel_types::{at, fixed},
     switches,
 };
@@ -42,35 +43,34 @@ const EEXIST: i32 = -17;
 /// `skb` is a `struct sk_buff`, which the verifier knows as such.
 #[inline(always)]
 pub fn note(skb: *mut c_void, reason: u32) {
-    if fixed(&raw const DROP_LAYOUT.head) == 0 {
+    if fixed(&DROP_LAYOUT.head) == 0 {
         return;
     }
     let Some(page) = switches::current() else {
         return;
     };
-    if reason == fixed(&raw const DROP_LAYOUT.other_host)
-        || reason == fixed(&raw const DROP_LAYOUT.packet_socket)
-    {
+    if reason == fixed(&DROP_LAYOUT.other_host) || reason == fixed(&DROP_LAYOUT.packet_socket) {
         note_beside(beside::NOT_FOR_US);
         return;
     }
-    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
-    let (interface, device): (u32, *mut c_void) = unsafe {
-        (
-            at(skb, &raw const DROP_LAYOUT.arrived_by),
-            at(skb, &raw const DROP_LAYOUT.device),
-        )
-    };
+    // SAFETY: the kernel reads its own structures for the program.
+    let interface: u32 = unsafe { at(skb, &DROP_LAYOUT.arrived_by) };
+    if interface == 0 {
+        note_beside(beside::ELSEWHERE);
+        return;
+    }
     // SAFETY: as above.
-    let ifindex: u32 = unsafe { at(device, &raw const DROP_LAYOUT.device_ifindex) };
-    if interface == 0 || ifindex != interface {
+    let device: *mut c_void = unsafe { at(skb, &DROP_LAYOUT.device) };
+    // What is no device may be any number, which the helper does not touch, and a load would.
+    let ifindex: u32 = field(device as usize, fixed(&DROP_LAYOUT.device_ifindex));
+    if ifindex != interface {
         note_beside(beside::ELSEWHERE);
         return;
     }
     // SAFETY: as above.
     let netns: u32 = unsafe {
-        let netns: *mut c_void = at(device, &raw const DROP_LAYOUT.device_netns);
-        at(netns, &raw const DROP_LAYOUT.netns_inode)
+        let netns: *mut c_void = at(device, &DROP_LAYOUT.device_netns);
+        at(netns, &DROP_LAYOUT.netns_inode)
     };
     count(skb, page, ifindex, netns);
 }
@@ -136,9 +136,9 @@ impl Headers {
         // SAFETY: the kernel reads its own structures for the program.
         let (head, start, tail): (usize, u16, u32) = unsafe {
             (
-                at(skb, &raw const DROP_LAYOUT.head),
-                at(skb, &raw const DROP_LAYOUT.network_header),
-                at(skb, &raw const DROP_LAYOUT.tail),
+                at(skb, &DROP_LAYOUT.head),
+                at(skb, &DROP_LAYOUT.network_header),
+                at(skb, &DROP_LAYOUT.tail),
             )
         };
         Self {

@@ -126,19 +126,19 @@ pub fn note_holder(open: *mut OpenFile) {
         return;
     }
     // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
-    let sock: *mut c_void = unsafe { at(socket.cast(), &raw const TASK_LAYOUT.socket_sock) };
+    let sock: *mut c_void = unsafe { at(socket.cast(), &TASK_LAYOUT.socket_sock) };
     if sock.is_null() {
         return;
     }
     // SAFETY: as above.
-    let family: u16 = unsafe { at(sock, &raw const TASK_LAYOUT.sock_family) };
+    let family: u16 = unsafe { at(sock, &TASK_LAYOUT.sock_family) };
     if family != AF_INET && family != AF_INET6 {
         return;
     }
     // SAFETY: as above.
-    let cred: *mut c_void = unsafe { at(task, &raw const TASK_LAYOUT.cred) };
+    let cred: *mut c_void = unsafe { at(task, &TASK_LAYOUT.cred) };
     // SAFETY: as above.
-    let uid: u32 = unsafe { at(cred, &raw const TASK_LAYOUT.cred_uid) };
+    let uid: u32 = unsafe { at(cred, &TASK_LAYOUT.cred_uid) };
     // SAFETY: the socket is the kernel's.
     unsafe { SOCKETS.get_or_put(sock, Maker::of(process_of(task, uid))) };
 }
@@ -148,11 +148,11 @@ pub fn note_holder(open: *mut OpenFile) {
 fn process_of(task: *mut c_void, uid: u32) -> Process {
     // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
     unsafe {
-        let leader: *mut c_void = at(task, &raw const TASK_LAYOUT.group_leader);
+        let leader: *mut c_void = at(task, &TASK_LAYOUT.group_leader);
         Process {
-            name: at(leader, &raw const TASK_LAYOUT.comm),
+            name: at(leader, &TASK_LAYOUT.comm),
             uid,
-            pid: at(task, &raw const TASK_LAYOUT.tgid),
+            pid: at(task, &TASK_LAYOUT.tgid),
         }
     }
 }

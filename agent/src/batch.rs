@@ -4,10 +4,11 @@
 //! [`crate::hub`] puts those fields in front. Records are written by hand, in the order of their field
 //! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
+use foldhash::fast::RandomState;
 use prost::Message as _;
 
 use crate::{
@@ -279,7 +280,7 @@ pub struct Names {
 /// What the records of a batch name, of one kind.
 #[derive(Default)]
 struct Named {
-    all: BTreeSet<u64>,
+    all: HashSet<u64, RandomState>,
     last: [u64; 2],
 }
 
@@ -293,12 +294,16 @@ impl Named {
         }
     }
 
-    fn take(&mut self) -> BTreeSet<u64> {
-        std::mem::take(&mut self.all)
+    /// In their order.
+    fn take(&mut self) -> Vec<u64> {
+        let mut all: Vec<_> = self.all.drain().collect();
+        all.sort_unstable();
+        all
     }
 
     fn clear(&mut self) {
-        *self = Self::default();
+        self.all.clear();
+        self.last = [0; 2];
     }
 }
 

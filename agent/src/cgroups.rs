@@ -8,7 +8,7 @@ mod name;
 mod tree;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -57,7 +57,7 @@ impl Cgroups {
 
     /// What is known of these, in their order. Nothing but the id if one was gone before it was seen. Whoever reads the tree holds
     /// it up for moments alone.
-    pub fn of(&self, ids: BTreeSet<u64>) -> Vec<Cgroup> {
+    pub fn of(&self, ids: impl IntoIterator<Item = u64>) -> Vec<Cgroup> {
         let mut is_new = false;
         let known: Vec<_> = {
             let mut known = lock(&self.known);
@@ -78,7 +78,6 @@ impl Cgroups {
     }
 
     /// Those with these ids and paths, which nobody follows.
-    #[cfg(test)]
     pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
         let mut known = Known::default();
         for (id, path) in cgroups {

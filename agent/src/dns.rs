@@ -6,7 +6,6 @@
 //! that is asked for.
 
 use std::{
-    collections::BTreeSet,
     os::fd::OwnedFd,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -92,7 +91,7 @@ impl Drop for Shared {
 }
 
 struct State {
-    /// In tests there are none.
+    /// None where nobody asks: in tests and benches.
     messages: Option<DnsMessages>,
     learned: Learned,
     told_lost: Lost,
@@ -137,7 +136,7 @@ impl Dns {
         }))
     }
 
-    /// Which knows these addresses, by the client that asked for them, and when that was, and learns no others.
+    /// Which knows these addresses, by the client that asked for them, and when that was. No message tells it of others.
     pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
         Self::of_these_at_most(DEFAULT_NAMES, netns, known)
     }
@@ -153,6 +152,7 @@ impl Dns {
         self.state().learned.names.in_use()
     }
 
+    /// Learns these, likewise.
     pub fn learn_these(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
         for (name, client, address, at_ns) in known {
             let address = message::Address {
@@ -209,7 +209,7 @@ impl Dns {
     }
 
     /// What is sent of these, in their order.
-    pub fn told(&self, ids: BTreeSet<u64>) -> Vec<proto::HostName> {
+    pub fn told(&self, ids: impl IntoIterator<Item = u64>) -> Vec<proto::HostName> {
         self.state().learned.names.told(ids)
     }
 

@@ -4,7 +4,7 @@
 //! record first names it, and kept for a while, so that it is asked for once.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -44,7 +44,6 @@ enum Names {
         by_key: ProcessNames,
         _noting: Noting,
     },
-    #[cfg(test)]
     These(Vec<agent_common::Process>),
 }
 
@@ -70,13 +69,12 @@ impl Processes {
     }
 
     /// Those with these names, which nobody notes.
-    #[cfg(test)]
     pub fn of_these(processes: Vec<agent_common::Process>) -> Self {
         Self::with(Names::These(processes))
     }
 
     /// What is known of these, in their order. Nothing but the number if the kernel had forgotten it before it was asked for.
-    pub fn of(&self, keys: BTreeSet<u64>) -> Vec<Process> {
+    pub fn of(&self, keys: impl IntoIterator<Item = u64>) -> Vec<Process> {
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |key| known.of(key, || self.0.find(key), &self.0.nameless);
         keys.into_iter().map(of).collect()
@@ -92,7 +90,6 @@ impl Shared {
     fn find(&self, key: u64) -> Option<agent_common::Process> {
         let noted = match &self.names {
             Names::Noted { by_key, .. } => by_key.of(key),
-            #[cfg(test)]
             Names::These(processes) => Ok(processes.iter().copied().find(|one| one.key() == key)),
         };
         noted

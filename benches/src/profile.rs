@@ -2,9 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::dns::{DEFAULT_NAMES, Dns};
+use agent::{
+    batch::Names,
+    cgroups::Cgroups,
+    dns::{DEFAULT_NAMES, Dns},
+    processes::Processes,
+};
 use agent_common::{
-    FlowCounters, FlowKey, L4Kind, Sample, Senders, TcpInfo,
+    FlowCounters, FlowKey, L4Kind, Process, Sample, Senders, TcpInfo,
     flow::{FlowBits, tcp_flags},
     round_trip::Segment,
     slots::{self, Hash, Walk},
@@ -79,6 +84,9 @@ const IFINDEX: u32 = 2;
 /// Half of the peers have addresses below the host's, so that it is either endpoint of the key.
 const HOST_V4: [u8; 4] = [128, 0, 0, 1];
 const HOST_V6: u8 = 0x80;
+const UNITS: u64 = 50;
+const PROCESSES_A_UNIT: u64 = 4;
+const FIRST_CGROUP: u64 = 1000;
 const FRAME_LENS_BYTES: [u64; 4] = [60, 118, 590, 1_514];
 
 /// `CLOCK_BOOTTIME` of the scan that drained the entries.
@@ -158,12 +166,14 @@ impl Profile {
         (key, counters)
     }
 
-    /// Who sent flow `number`: 50 units with four processes each, on the host's side or on both, and what TCP knows.
+    /// Who sent flow `number`, at one end or at both, and what TCP knows.
     pub fn senders(number: u32) -> Senders {
         let bits = mix(u64::from(number));
-        let of = |side: u64| 1000 + (bits >> (8 * side)) % 50;
-        let cgroup_ids = [of(0), of(1) * (bits >> 40 & 1)];
-        let process_keys = cgroup_ids.map(|id| if id == 0 { 0 } else { id << 32 | bits & 3 });
+        let unit = |side: u64| (bits >> (8 * side)) % UNITS;
+        let both = [Some(unit(0)), (bits >> 40 & 1 == 0).then(|| unit(1))];
+        let cgroup_ids = both.map(|unit| unit.map_or(0, |unit| FIRST_CGROUP + unit));
+        let number_of = bits % PROCESSES_A_UNIT;
+        let process_keys = both.map(|unit| unit.map_or(0, |unit| process(unit, number_of).key()));
         if Self::conversation(number).protocol != TCP {
             return Senders {
                 cgroup_ids,
@@ -196,8 +206,29 @@ impl Profile {
         }
     }
 
+    /// What all that records name is called.
+    pub fn names(self) -> Names {
+        let path = |unit| {
+            (
+                FIRST_CGROUP + unit,
+                format!("/system.slice/worker-{unit}.service"),
+            )
+        };
+        let paths: Vec<_> = (0..UNITS).map(path).collect();
+        let paths: Vec<_> = paths
+            .iter()
+            .map(|(id, path)| (*id, path.as_str()))
+            .collect();
+        let of_unit = |unit| (0..PROCESSES_A_UNIT).map(move |number| process(unit, number));
+        Names {
+            cgroups: Some(Cgroups::of_these(&paths)),
+            processes: Some(Processes::of_these((0..UNITS).flat_map(of_unit).collect())),
+            hosts: Some(self.hosts()),
+        }
+    }
+
     /// A name for each peer, which the host has asked for before its flows began, as far as the agent keeps so many.
-    pub fn names(self) -> Dns {
+    fn hosts(self) -> Dns {
         let dns = Dns::of_these(NETNS, &[]);
         let ports = Self::PORTS.len() as u32;
         let peers = self.flows.div_ceil(ports).min(DEFAULT_NAMES);
@@ -283,6 +314,16 @@ impl Conversation {
             l4_kind: L4Kind::Ports as u8,
             ..FlowKey::default()
         }
+    }
+}
+
+/// One of a unit's processes.
+fn process(unit: u64, number: u64) -> Process {
+    let pid = FIRST_CGROUP + unit * PROCESSES_A_UNIT + number;
+    Process {
+        name: [u64::from_ne_bytes(*b"worker\0\0"), 0],
+        uid: unit as u32,
+        pid: pid as u32,
     }
 }
 

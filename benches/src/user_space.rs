@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
 
 use agent::{
-    batch::{Batch, BatchEncoder, Identity, Names, ScanHeader, ScanTrailer},
+    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
     clock::ScanClock,
     proto::Interface,
     record::Record,
@@ -109,15 +109,13 @@ impl Default for UserSpace {
 }
 
 impl UserSpace {
-    /// The same, with names for the peers of this profile's flows, and sums of what cgroups exchange.
+    /// The same, with names for what this profile's flows have, and sums of what cgroups exchange.
     #[must_use]
     pub fn naming(mut self, profile: Profile) -> Self {
-        let dns = profile.names();
-        self.replica = self.replica.naming(Some(dns.clone())).adding_up_cgroups();
-        self.encoder = self.encoder.naming(Names {
-            hosts: Some(dns),
-            ..Names::default()
-        });
+        let names = profile.names();
+        let hosts = names.hosts.clone();
+        self.replica = self.replica.naming(hosts).adding_up_cgroups();
+        self.encoder = self.encoder.naming(names);
         self
     }
 
@@ -203,6 +201,11 @@ impl UserSpace {
         };
         self.encoder
             .finish(&trailer, &mut |batch| self.consumer.take(batch));
+    }
+
+    /// What the consumer got last.
+    pub fn last_batch(&self) -> Option<&Batch> {
+        self.consumer.last.as_ref()
     }
 
     /// What the consumer got since the last call.

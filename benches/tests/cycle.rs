@@ -17,10 +17,11 @@ use agent_common::{Reason, Senders, flow::FlowBits, senders::Kinds};
 use benches::{
     heap::{CountingAllocator, heap},
     kernel_table::KernelTable,
-    profile::{PROBECTL, PROFILES, Profile},
+    profile::{PROBECTL, PROFILES, Profile, TCP},
     stage::Cost,
     user_space::{Source as _, UserSpace},
 };
+use prost::Message as _;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
@@ -220,6 +221,39 @@ fn the_kernels_table_drains_to_what_was_put_in() {
             assert_eq!(drained.iter().filter(told).count() > 300, has_senders);
         }
     }
+}
+
+/// What is not there costs nothing.
+#[test]
+fn all_that_is_known_of_flows_is_in_the_batches() {
+    if !lab::privilege::is_root_or_skip("all_that_is_known_of_flows_is_in_the_batches") {
+        return;
+    }
+    let mut table = KernelTable::load(PROBECTL.flows, Kinds::ALL).unwrap();
+    table.fill(PROBECTL).unwrap();
+    let mut user_space = UserSpace::default().naming(PROBECTL);
+    user_space.cycle(table.flip().unwrap()).unwrap();
+    let batch = FlowBatch::decode(user_space.last_batch().unwrap().body.clone()).unwrap();
+    assert_eq!(batch.flows.len() as u32, PROBECTL.flows);
+    for flow in &batch.flows {
+        assert_ne!(flow.cgroup_ids(), [None; 2]);
+        assert_ne!(flow.process_keys(), [None; 2]);
+        assert_ne!(flow.host_ids(), [None; 2]);
+        if flow.protocol == u32::from(TCP) {
+            assert_ne!([flow.src_tcp_rtt_us, flow.dst_tcp_rtt_us], [None; 2]);
+            assert!(flow.src_ack_rtt_us.is_some() && flow.dst_ack_rtt_us.is_some());
+        }
+    }
+    assert_eq!(batch.cgroups.len(), 50);
+    assert!(
+        batch
+            .cgroups
+            .iter()
+            .all(|one| one.unit.ends_with(".service"))
+    );
+    assert!(batch.processes.len() > 100);
+    assert!(batch.processes.iter().all(|one| one.name == "worker"));
+    assert_eq!(batch.hosts.len() as u32, PROBECTL.flows / 8);
 }
 
 #[test]

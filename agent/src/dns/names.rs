@@ -1,7 +1,7 @@
 //! What addresses are called, by those who asked for them.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     net::IpAddr,
     sync::{
         Arc, Weak,
@@ -248,7 +248,7 @@ impl Names {
     }
 
     /// What is sent of these, in their order. All of them are in use.
-    pub fn told(&self, ids: BTreeSet<u64>) -> Vec<proto::HostName> {
+    pub fn told(&self, ids: impl IntoIterator<Item = u64>) -> Vec<proto::HostName> {
         let text = |id| Some(self.issued.by_id.get(&id)?.upgrade()?.text.to_string());
         let told = ids.into_iter().filter_map(|id| {
             let name = text(id);

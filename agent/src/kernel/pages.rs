@@ -370,8 +370,8 @@ impl Pages {
         }
     }
 
-    /// Puts a flow into the page in use, as the programs do, while none of them runs. Returns whether there was room.
-    /// Where senders are kept, with these.
+    /// Puts a flow into the page in use, as the programs do, while none of them runs, with its senders where these are kept.
+    /// Returns whether there was room.
     pub fn put(
         &mut self,
         key: &FlowKey,

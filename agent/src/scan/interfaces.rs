@@ -2,6 +2,7 @@
 //! of them have left their network namespace.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashMap},
     io, mem,
     sync::Arc,
@@ -31,7 +32,7 @@ pub struct Interfaces {
     deselected: LogLimit,
     given_up: LogLimit,
     messages: Arc<[proto::Interface]>,
-    /// Of one of them no counter was read yet.
+    /// The counters of one of them have not been read yet.
     is_new: bool,
 }
 
@@ -43,9 +44,12 @@ struct Asked {
     statistics: Statistics,
     before: Snapshot,
     after: Snapshot,
-    /// The same as `after`, of the scan before.
+    /// What `after` was at the scan before.
     last: Snapshot,
 }
+
+/// By the names that interfaces had then.
+type Readings<'a> = HashMap<Cow<'a, str>, Counters>;
 
 /// One interface as the last scan found it.
 #[derive(Clone, Debug)]
@@ -73,8 +77,8 @@ impl Watched {
     fn update(
         &mut self,
         name: Option<String>,
-        before: &HashMap<&str, Counters>,
-        after: &HashMap<&str, Counters>,
+        before: &Readings<'_>,
+        after: &Readings<'_>,
     ) -> bool {
         let Some(name) = name else {
             self.is_gone = true;
@@ -179,12 +183,13 @@ impl Interfaces {
     /// Reads the counters again right after the flip, and finds the interfaces that were renamed or have left
     /// since the last scan. Those in `left` are known to have left.
     pub fn read_after_flip(&mut self, left: &BTreeSet<InterfaceId>) -> Result<()> {
-        let mut is_renamed = false;
+        let (mut is_renamed, mut is_unread) = (false, false);
         for (&netns, asked) in &mut self.namespaces {
             mem::swap(&mut asked.last, &mut asked.after);
             asked.statistics.read(&mut asked.after)?;
-            let (before, after) = if asked.are_quiet() && !self.is_new {
-                // All have the counters that they had.
+            let are_quiet = asked.are_quiet() && !self.is_new;
+            // Without readings they keep those that they have.
+            let (before, after) = if are_quiet {
                 Default::default()
             } else {
                 (asked.before.by_name(), asked.after.by_name())
@@ -199,9 +204,11 @@ impl Interfaces {
                     watched.name_by(asked.names.of(watched.id.ifindex))
                 };
                 is_renamed |= watched.update(name, &before, &after);
+                // It had another name when the counters were read.
+                is_unread |= !are_quiet && !watched.is_gone && !after.contains_key(&*watched.name);
             }
         }
-        self.is_new = false;
+        self.is_new = is_unread;
         if is_renamed {
             self.write_messages();
         }

@@ -34,12 +34,13 @@ enum Kind {
 
 impl Kind {
     fn of(measure: &str) -> Self {
-        const NEUTRAL: [&str; 5] = [
+        const NEUTRAL: [&str; 6] = [
             "flows_seen",
             "seen_packets",
             "requests_per_second",
             "sent_packets_per_second",
             "program_runs_per_request",
+            "program_runs_per_packet",
         ];
         if NEUTRAL.contains(&measure) {
             Self::Neutral

@@ -1,8 +1,13 @@
 //! What users of a service notice of the agent on its host: HTTP requests at a steady rate, each
-//! answered after a constant time, and how long they take with nothing, with the agent, and with an
-//! agent that gets no CPU.
+//! answered after a constant time, and how long they take with nothing, with the agent, with one that finds out all
+//! that it can, and with one that gets no CPU. And what the programs cost meanwhile.
 
-use std::{path::PathBuf, rc::Rc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    rc::Rc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 
@@ -70,9 +75,11 @@ impl Bench for Http {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
+        let beside = self.beside.as_deref().map(version_of).transpose()?;
         let service = Service::new()?;
         let stopped = setup.window(Duration::from_secs(30));
         let mut notes = notes(&NOTES);
+        notes.extend(beside);
         notes.extend((!self.only_running).then(|| format!(
             "stopped: the agent gets SIGSTOP before the first request and SIGCONT after the last \
              ({} s); quota: it is held to {QUOTA_PERCENT} % of one CPU meanwhile. Afterwards all \
@@ -166,7 +173,7 @@ const BESIDE: &str = "beside";
 /// What is held against the stopped agent: nothing, for as long.
 const AS_LONG: &str = "nothing as long";
 
-const NOTES: [&str; 6] = [
+const NOTES: [&str; 7] = [
     "A request's latency begins when it was due, not when it was sent, so that a stall counts \
      for every request that came into it; a failed request counts as two seconds.",
     "Client, server, agent and its consumer share this host's CPUs; client and server are \
@@ -176,8 +183,22 @@ const NOTES: [&str; 6] = [
     "programs_cpu_percent and program_ns_per_request, of both directions and with \
      acknowledgements, are taken in a window of their own, since the statistics cost time \
      themselves; a run of a program has a part of that in it.",
-    "enriched: an agent with all of --enrich but drops, where every packet has a socket of this host.",
+    "enriched: an agent with --enrich unit,process,tcp,rtt,dns,icmp. In each direction, scan and flow the first packet is asked for its socket, which \
+     all have here: on a veth those that arrive bring the sender's. Connections live for many scans of a second each.",
+    "program_ns_per_run is over all runs of the agent's programs, of which some 1 % are not at the hooks with enriched.",
 ];
+
+/// What the arm `beside` is.
+fn version_of(agent: &Path) -> Result<String> {
+    let output = Command::new(agent).arg("--version").output();
+    let output = output.with_context(|| format!("start {}", agent.display()))?;
+    let version = String::from_utf8_lossy(&output.stdout);
+    Ok(format!(
+        "beside is {} ({}).",
+        agent.display(),
+        version.trim()
+    ))
+}
 
 /// What each arm adds to the latency without an agent.
 pub fn differences(run: &Run) -> Vec<(&Row, Difference)> {

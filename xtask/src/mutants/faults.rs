@@ -268,6 +268,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("drops::what_the_kernel_drops_is_counted_by_its_reason"),
     },
     Fault {
+        name: "drops of all network namespaces are of one",
+        file: "agent-ebpf/src/dropped_flows.rs",
+        from: "packet.key.netns = netns;",
+        to: "packet.key.netns = netns & 0;",
+        target: agent("drops::what_is_dropped_in_two_namespaces_with_one_index_is_told_apart"),
+    },
+    Fault {
         name: "a segment that is sent again is a sample",
         file: "agent-common/src/round_trip.rs",
         from: "own.is_syn() || own.payload_len_bytes != 0 && is_earlier",

@@ -5,6 +5,7 @@
 //! the moment in which a name changes.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     fs::File,
     io,
@@ -48,7 +49,7 @@ impl Statistics {
     }
 }
 
-/// The kernel hands out a page at most at once.
+/// The kernel hands out one of its own at a time, or less.
 const PAGE: usize = 4096;
 
 impl Snapshot {
@@ -70,23 +71,24 @@ impl Snapshot {
         &self.buffer[..self.len]
     }
 
-    /// Whether no counter of any interface, and no name, has changed since.
+    /// Whether no counter of any interface, and no name, has changed between the two.
     pub fn is_like(&self, other: &Self) -> bool {
         self.text() == other.text()
     }
 
     /// The counters by the names that the interfaces had at that moment.
-    pub fn by_name(&self) -> HashMap<&str, Counters> {
-        // Names are any bytes. Those that are no text have no counters.
+    pub fn by_name(&self) -> HashMap<Cow<'_, str>, Counters> {
         let lines = self.text().split(|&byte| byte == b'\n').skip(TITLE_LINES);
-        let lines = lines.filter_map(|line| str::from_utf8(line).ok());
         lines.filter_map(counters).collect()
     }
 }
 
-/// Reads a line of `dev_seq_printf_stats`: a name, eight numbers for arriving and eight for leaving packets.
-fn counters(line: &str) -> Option<(&str, Counters)> {
-    let (name, numbers) = line.split_once(':')?;
+/// Reads a line of `dev_seq_printf_stats`: a name, eight numbers for arriving and eight for leaving packets. A name may have any bytes but
+/// for spaces, colons and slashes (`dev_valid_name`), and is told as in [`Names::of`].
+fn counters(line: &[u8]) -> Option<(Cow<'_, str>, Counters)> {
+    let colon = line.iter().position(|&byte| byte == b':')?;
+    let name = String::from_utf8_lossy(line[..colon].trim_ascii_start());
+    let numbers = str::from_utf8(&line[colon + 1..]).ok()?;
     let mut columns = [0; 16];
     let mut numbers = numbers.split_ascii_whitespace();
     for column in &mut columns {
@@ -104,7 +106,7 @@ fn counters(line: &str) -> Option<(&str, Counters)> {
         tx_dropped,
         tx_errors,
     };
-    Some((name.trim(), counters))
+    Some((name, counters))
 }
 
 /// Asks for names in the network namespace in which it was opened.
@@ -171,8 +173,22 @@ mod tests {
             tx_errors: 13,
             tx_dropped: 14,
         };
-        assert_eq!(counters(line), Some(("eth0", expected)));
-        assert_eq!(counters("eth0: 1 2 3"), None);
+        assert_eq!(counters(line.as_bytes()), Some(("eth0".into(), expected)));
+        assert_eq!(counters(b"eth0: 1 2 3"), None);
+        // A name that is no UTF-8.
+        let line = [b"  \xff0".as_slice(), &line.as_bytes()[6..]].concat();
+        assert_eq!(counters(&line), Some(("\u{fffd}0".into(), expected)));
+    }
+
+    #[test]
+    fn readings_that_are_alike_have_the_same_counters() {
+        let of = |text: &[u8]| Snapshot {
+            len: text.len(),
+            // What an earlier text left behind it.
+            buffer: [text, b"rest"].concat(),
+        };
+        let (one, same) = (of(b"a:1"), of(b"a:1"));
+        assert!(one.is_like(&same) && !one.is_like(&of(b"a:2")) && !one.is_like(&of(b"a:1rest")));
     }
 
     #[test]

@@ -192,14 +192,15 @@ impl Page {
         counters: &FlowCounters,
         senders: &Senders,
     ) -> io::Result<bool> {
+        match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => return Ok(false),
+            Err(error) => return Err(error),
+        }
         if let Some(behind) = &self.senders_behind {
             bpf::update_by_bytes(behind.map().fd().as_fd(), bytes(key), bytes(senders))?;
         }
-        match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
-            Ok(()) => Ok(true),
-            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(true)
     }
 
     /// Moves every entry of the windows to `sink`. Returns how many there were.

@@ -109,9 +109,9 @@ pub static SERVICE: Experiment = Experiment {
     bench: "http",
     heading: "Between the packets of a service",
     question: "What does a packet cost the programs where the kernel, a server and a client take the caches meanwhile, at \
-               {offered_requests_per_second} requests a second over {connections} connections, and what does all of `--enrich` add, but \
-               `drops`, where each packet has a socket of the host?",
-    answer: "A run of a program takes {a run: agent} and a request {a request: agent}, with the kernel's own measuring in them. All of `--enrich` \
+               {offered_requests_per_second} requests a second over {connections} connections, and what does it add to find out units, processes, TCP, round trips, \
+               names and ICMP errors, once a second?",
+    answer: "A run of a program takes {a run: agent} and a request {a request: agent}, with the kernel's own measuring in them. Finding all that out \
              {a run: added} to a run.",
     axes: ("what", "time in the programs"),
     labels: "",
@@ -121,7 +121,7 @@ pub static SERVICE: Experiment = Experiment {
     ],
     columns: &[
         Column("agent", "arm=agent", Bar(Agent)),
-        Column("all of `--enrich`", "arm=enriched", Bar(Part)),
+        Column("that finds it out", "arm=enriched", Bar(Part)),
         Column("added", "arm=enriched", DifferenceTo("arm=agent")),
     ],
 };
@@ -192,8 +192,8 @@ pub static USERSPACE: Experiment = Experiment {
     bench: "userspace",
     heading: "A flow in userspace",
     question: "What does a flow cost the process at each scan?",
-    answer: "With 500k flows a scan takes {500k: whole scan} of CPU for each flow, and {500k: all of `--enrich`} with what all of `--enrich` \
-             finds out; draining the kernel's table alone takes {500k: drain alone}, and a flow has {500k: memory} of memory.",
+    answer: "With 500k flows a scan takes {500k: whole scan} of CPU for each flow, and {500k: with all that is known} where units, processes, TCP, round \
+             trips and names are known of all; draining the kernel's table alone takes {500k: drain alone}, and a flow has {500k: memory} of memory.",
     axes: ("flows in the table", "CPU time of a flow"),
     labels: "measure=cpu_ns_per_flow",
     rows: &[("10k", "flows=10000"), ("500k", "flows=500000")],
@@ -204,7 +204,7 @@ pub static USERSPACE: Experiment = Experiment {
             Bar(Agent),
         ),
         Column(
-            "all of `--enrich`",
+            "with all that is known",
             "table=enriched; arm=drain_and_cycle",
             Bar(Part),
         ),
