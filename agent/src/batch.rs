@@ -9,14 +9,14 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use foldhash::fast::RandomState;
-use prost::Message as _;
+use prost::{Message as _, encode_length_delimiter};
 
 use crate::{
     cgroups::Cgroups,
     clock,
     dns::Dns,
     processes::Processes,
-    proto::{Account, AgentIdentity, DnsExchange, FlowBatch, Interface},
+    proto::{Account, AgentIdentity, DnsExchange, FlowBatch, HostName, Interface},
     record::Record,
 };
 
@@ -363,12 +363,29 @@ impl OpenBatch {
         }
         let cgroups = known.cgroups.as_ref().map(|known| known.of(cgroup_ids));
         let processes = known.processes.as_ref().map(|known| known.of(process_keys));
-        let hosts = known.hosts.as_ref().map(|known| known.told(host_ids));
         self.append_fields(&FlowBatch {
             cgroups: cgroups.unwrap_or_default(),
             processes: processes.unwrap_or_default(),
-            hosts: hosts.unwrap_or_default(),
             ..FlowBatch::default()
+        });
+        if let Some(known) = &known.hosts {
+            self.append_hosts(known, host_ids);
+        }
+    }
+
+    /// The field `hosts` of a batch. There may be as many as records, so each is written without a copy of its own.
+    fn append_hosts(&mut self, known: &Dns, ids: Vec<u64>) {
+        const LENGTH_DELIMITED: u32 = 2;
+        const KEY: usize = (fields::HOSTS << 3 | LENGTH_DELIMITED) as usize;
+        let body = &mut self.body;
+        let mut host = HostName::default();
+        known.tell(ids, |id, name| {
+            host.id = id;
+            host.name.clear();
+            host.name.push_str(name);
+            encode_length_delimiter(KEY, body)
+                .and_then(|()| host.encode_length_delimited(body))
+                .expect("the buffer grows as it is written");
         });
     }
 

@@ -226,7 +226,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(100);
 
     fn path_of(cgroups: &Cgroups, id: u64) -> String {
-        cgroups.of([id].into()).remove(0).path
+        cgroups.of([id]).remove(0).path
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -289,7 +289,7 @@ mod tests {
         wait_until("it is looked for", || !path_of(&cgroups, id).is_empty());
         // And what has gone unnoticed is.
         lock(&cgroups.known).add(name::of(u64::MAX, "/gone"));
-        cgroups.of([u64::MAX - 1].into());
+        cgroups.of([u64::MAX - 1]);
         wait_until("it is looked for again", || {
             !lock(&cgroups.known).living.contains_key(&u64::MAX)
         });

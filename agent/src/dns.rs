@@ -27,7 +27,6 @@ use crate::{
         links::netns_inode,
     },
     log_limit::LogLimit,
-    proto,
 };
 
 mod exchanges;
@@ -208,9 +207,9 @@ impl Dns {
         exchanges.as_mut().map(Exchanges::take).unwrap_or_default()
     }
 
-    /// What is sent of these, in their order.
-    pub fn told(&self, ids: impl IntoIterator<Item = u64>) -> Vec<proto::HostName> {
-        self.state().learned.names.told(ids)
+    /// Tells `each` what these are, in their order.
+    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, each: impl FnMut(u64, &str)) {
+        self.state().learned.names.tell(ids, each);
     }
 
     pub fn stats(&self) -> Stats {

@@ -224,7 +224,7 @@ mod tests {
         let unknown = process(1 << 30, *b"gone\0\0\0\0").key();
         let processes = Processes::of_these(vec![known]);
         for nameless in 1..3 {
-            let told = processes.of([known.key(), unknown].into());
+            let told = processes.of([known.key(), unknown]);
             let [first, second] = &told[..] else {
                 panic!("{told:?}");
             };

@@ -234,8 +234,8 @@ fn all_that_is_known_of_flows_is_in_the_batches() {
     let mut user_space = UserSpace::default().naming(PROBECTL);
     user_space.cycle(table.flip().unwrap()).unwrap();
     let batch = FlowBatch::decode(user_space.last_batch().unwrap().body.clone()).unwrap();
-    assert_eq!(batch.flows.len() as u32, PROBECTL.flows);
-    for flow in &batch.flows {
+    assert_eq!(batch.records.len() as u32, PROBECTL.flows);
+    for flow in &batch.records {
         assert_ne!(flow.cgroup_ids(), [None; 2]);
         assert_ne!(flow.process_keys(), [None; 2]);
         assert_ne!(flow.host_ids(), [None; 2]);

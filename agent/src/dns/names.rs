@@ -11,9 +11,10 @@ use std::{
 };
 
 use agent_common::FlowKey;
+use foldhash::fast::RandomState;
 
 use super::message::Address;
-use crate::{clock, proto};
+use crate::clock;
 
 /// The names of one address, by those who asked last.
 const MOST_PER_ADDRESS: usize = 16;
@@ -48,11 +49,39 @@ pub enum Source {
     HostsFile = 3,
 }
 
-/// The name of one end of a flow.
+/// The name of one end of a flow, which is in use as long as the flow has it.
 #[derive(Clone, Debug)]
 pub struct EndName {
-    pub name: Arc<HostName>,
-    pub source: Source,
+    name: Arc<HostName>,
+    /// The name's number, and below it the source: each record wants both, and the name itself lies elsewhere.
+    number_and_source: u64,
+}
+
+impl EndName {
+    const SOURCE_BITS: u32 = 2;
+
+    fn new(name: &Arc<HostName>, source: Source) -> Self {
+        Self {
+            name: Arc::clone(name),
+            number_and_source: name.id << Self::SOURCE_BITS | source as u64,
+        }
+    }
+
+    pub fn id(&self) -> u64 {
+        self.number_and_source >> Self::SOURCE_BITS
+    }
+
+    pub fn source(&self) -> Source {
+        match self.number_and_source & ((1 << Self::SOURCE_BITS) - 1) {
+            1 => Source::Dns,
+            2 => Source::DnsOfAnother,
+            _ => Source::HostsFile,
+        }
+    }
+
+    pub fn text(&self) -> &str {
+        &self.name.text
+    }
 }
 
 /// Where an address is one of its own: in its network namespace, and in its tunnel.
@@ -232,33 +261,29 @@ impl Names {
             let known = known.filter(|known| (known.client == client) == of_client);
             known.max_by_key(|known| known.since_ns)
         };
-        let named = |name: &Arc<HostName>, source| EndName {
-            name: Arc::clone(name),
-            source,
-        };
         if let Some(known) = last(true) {
-            return Some(named(&known.name, Source::Dns));
+            return Some(EndName::new(&known.name, Source::Dns));
         }
         if realm == self.home
             && let Some(name) = self.of_hosts.get(&address)
         {
-            return Some(named(name, Source::HostsFile));
+            return Some(EndName::new(name, Source::HostsFile));
         }
-        last(false).map(|known| named(&known.name, Source::DnsOfAnother))
+        last(false).map(|known| EndName::new(&known.name, Source::DnsOfAnother))
     }
 
-    /// What is sent of these, in their order. All of them are in use.
-    pub fn told(&self, ids: impl IntoIterator<Item = u64>) -> Vec<proto::HostName> {
-        let text = |id| Some(self.issued.by_id.get(&id)?.upgrade()?.text.to_string());
-        let told = ids.into_iter().filter_map(|id| {
-            let name = text(id);
+    /// Tells `each` what these are, in their order. All of them are in use.
+    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(u64, &str)) {
+        for id in ids {
+            let name = self.issued.by_id.get(&id).and_then(Weak::upgrade);
             debug_assert!(
                 name.is_some(),
                 "a record has name {id}, which is not in use"
             );
-            Some(proto::HostName { id, name: name? })
-        });
-        told.collect()
+            if let Some(name) = name {
+                each(id, &name.text);
+            }
+        }
     }
 }
 
@@ -300,7 +325,7 @@ struct Issued {
     last_id: u64,
     in_use: Arc<AtomicUsize>,
     /// With some that are not in use any more.
-    by_id: HashMap<u64, Weak<HostName>>,
+    by_id: HashMap<u64, Weak<HostName>, RandomState>,
 }
 
 impl Issued {
@@ -311,7 +336,7 @@ impl Issued {
             most,
             last_id: 0,
             in_use: Arc::default(),
-            by_id: HashMap::new(),
+            by_id: HashMap::default(),
         }
     }
 

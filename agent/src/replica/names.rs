@@ -64,8 +64,8 @@ impl FlowNames {
         let name = |end: &Option<EndName>| {
             let name = end.as_ref()?;
             Some(RecordName {
-                id: name.name.id,
-                source: name.source,
+                id: name.id(),
+                source: name.source(),
             })
         };
         let [a, b] = ends;

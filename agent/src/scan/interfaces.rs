@@ -301,7 +301,7 @@ mod tests {
         let read = |numbers: &[(&'static str, u64)]| {
             let numbers = numbers.iter();
             numbers
-                .map(|&(name, packets)| (name, counted(packets)))
+                .map(|&(name, packets)| (name.into(), counted(packets)))
                 .collect()
         };
         let name = |name: &str| Some(name.to_owned());
@@ -325,7 +325,7 @@ mod tests {
     #[test]
     fn one_that_is_gone_keeps_what_it_was() {
         let mut watched = watched("old");
-        let other = HashMap::from([("old", counted(100))]);
+        let other = HashMap::from([("old".into(), counted(100))]);
         assert!(!watched.update(None, &other, &other));
         assert!(watched.is_gone);
         assert_eq!((&*watched.name, readings(&watched)), ("old", [1, 2]));

@@ -114,7 +114,11 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
             socket.send_many(repeat_n(&frame, packets)).unwrap();
             sent += packets as u64;
         }
-        let missed = || missed(&agent, &lab.agent).saturating_sub(before).min(sent / 10);
+        let missed = || {
+            missed(&agent, &lab.agent)
+                .saturating_sub(before)
+                .min(sent / 10)
+        };
         wait_until("all are with their flows", || {
             agent.wait_for_scans(&lab.agent, 1);
             let drops = agent.status(&lab.agent)["kernel_drops"].clone();

@@ -66,8 +66,8 @@ fn name_of(learned: &Learned, host: u8, client: [u8; 4], at_ns: u64) -> Option<S
     let name = learned
         .names
         .of((Realm::of(&key()), host), client.into(), at_ns)?;
-    assert_eq!(&*name.name.text, "www.example");
-    Some(name.source)
+    assert_eq!(name.text(), "www.example");
+    Some(name.source())
 }
 
 #[test]

@@ -48,8 +48,8 @@ fn the_name_of_a_flow_that_ends_can_be_told_until_the_scan_is_over() {
         let flow = (named_key(number), counters(second, &[ACK], &[ACK]));
         let records = names(&scan_keys(&mut replica, second, &[flow]));
         let ids = records.into_iter().filter_map(|(name, _)| Some(name?.0));
-        let told = dns.told(ids.collect());
-        let told: Vec<String> = told.into_iter().map(|host| host.name).collect();
+        let mut told = Vec::new();
+        dns.tell(ids, |_, name| told.push(name.to_owned()));
         told
     };
     assert_eq!(at(1, 1), ["a"]);
