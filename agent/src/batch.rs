@@ -9,7 +9,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use foldhash::fast::RandomState;
-use prost::{Message as _, encode_length_delimiter};
+use prost::{Message as _, encoding::message};
 
 use crate::{
     cgroups::Cgroups,
@@ -24,6 +24,7 @@ pub mod fields;
 mod reader;
 mod record_buffer;
 
+use fields::{CGROUPS, HOSTS, PROCESSES};
 pub use reader::read;
 use record_buffer::RecordBuffer;
 
@@ -356,37 +357,26 @@ impl OpenBatch {
     }
 
     fn append_names(&mut self, known: &Names) {
-        let (cgroup_ids, process_keys) = (self.cgroups.take(), self.processes.take());
-        let host_ids = self.hosts.take();
-        if cgroup_ids.is_empty() && process_keys.is_empty() && host_ids.is_empty() {
-            return;
-        }
-        let cgroups = known.cgroups.as_ref().map(|known| known.of(cgroup_ids));
-        let processes = known.processes.as_ref().map(|known| known.of(process_keys));
-        self.append_fields(&FlowBatch {
-            cgroups: cgroups.unwrap_or_default(),
-            processes: processes.unwrap_or_default(),
-            ..FlowBatch::default()
-        });
-        if let Some(known) = &known.hosts {
-            self.append_hosts(known, host_ids);
-        }
-    }
-
-    /// The field `hosts` of a batch. There may be as many as records, so each is written without a copy of its own.
-    fn append_hosts(&mut self, known: &Dns, ids: Vec<u64>) {
-        const LENGTH_DELIMITED: u32 = 2;
-        const KEY: usize = (fields::HOSTS << 3 | LENGTH_DELIMITED) as usize;
         let body = &mut self.body;
-        let mut host = HostName::default();
-        known.tell(ids, |id, name| {
-            host.id = id;
-            host.name.clear();
-            host.name.push_str(name);
-            encode_length_delimiter(KEY, body)
-                .and_then(|()| host.encode_length_delimited(body))
-                .expect("the buffer grows as it is written");
-        });
+        let ids = self.cgroups.take();
+        if let Some(known) = &known.cgroups {
+            known.tell(ids, |cgroup| message::encode(CGROUPS, cgroup, body));
+        }
+        let keys = self.processes.take();
+        if let Some(known) = &known.processes {
+            known.tell(keys, |process| message::encode(PROCESSES, process, body));
+        }
+        let ids = self.hosts.take();
+        if let Some(known) = &known.hosts {
+            // There may be as many as records.
+            let mut host = HostName::default();
+            known.tell(ids, |id, name| {
+                host.id = id;
+                host.name.clear();
+                host.name.push_str(name);
+                message::encode(HOSTS, &host, body);
+            });
+        }
     }
 
     /// Closes the batch if it has no room for so many bytes.

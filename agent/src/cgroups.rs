@@ -55,9 +55,16 @@ impl Cgroups {
         Ok(Self { known, wake })
     }
 
-    /// What is known of these, in their order. Nothing but the id if one was gone before it was seen. Whoever reads the tree holds
-    /// it up for moments alone.
+    /// What is known of these, in their order, as [`Self::tell`] tells it.
     pub fn of(&self, ids: impl IntoIterator<Item = u64>) -> Vec<Cgroup> {
+        let mut told = Vec::new();
+        self.tell(ids, |cgroup| told.push(cgroup.clone()));
+        told
+    }
+
+    /// Tells `each` what is known of these, in their order. Nothing but the id if one was gone before it was seen. Whoever reads the tree
+    /// holds it up for moments alone.
+    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Cgroup)) {
         let mut is_new = false;
         let known: Vec<_> = {
             let mut known = lock(&self.known);
@@ -67,14 +74,17 @@ impl Cgroups {
         if is_new {
             self.wake.look_again();
         }
-        let cgroups = known.into_iter().map(|(id, known)| {
-            let nameless = || Cgroup {
-                id,
-                ..Cgroup::default()
-            };
-            known.map_or_else(nameless, |known| (*known).clone())
-        });
-        cgroups.collect()
+        for (id, known) in known {
+            if let Some(known) = known {
+                each(&known);
+            } else {
+                let nameless = Cgroup {
+                    id,
+                    ..Cgroup::default()
+                };
+                each(&nameless);
+            }
+        }
     }
 
     /// Those with these ids and paths, which nobody follows.

@@ -73,11 +73,12 @@ impl Processes {
         Self::with(Names::These(processes))
     }
 
-    /// What is known of these, in their order. Nothing but the number if the kernel had forgotten it before it was asked for.
-    pub fn of(&self, keys: impl IntoIterator<Item = u64>) -> Vec<Process> {
+    /// Tells `each` what is known of these, in their order. Nothing but the number if the kernel had forgotten it before it was asked for.
+    pub fn tell(&self, keys: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Process)) {
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |key| known.of(key, || self.0.find(key), &self.0.nameless);
-        keys.into_iter().map(of).collect()
+        for key in keys {
+            known.tell(key, || self.0.find(key), &self.0.nameless, &mut each);
+        }
     }
 
     /// How often a batch named one by its number alone.
@@ -133,14 +134,16 @@ struct Known {
 impl Known {
     const HALF: usize = MOST_KNOWN / 2;
 
-    fn of(
+    fn tell(
         &mut self,
         key: u64,
         find: impl FnOnce() -> Option<agent_common::Process>,
         nameless: &AtomicU64,
-    ) -> Process {
+        each: impl FnOnce(&Process),
+    ) {
         if let Some(known) = self.newer.get(&key) {
-            return known.clone();
+            each(known);
+            return;
         }
         let known = if let Some(known) = self.older.remove(&key) {
             known
@@ -148,13 +151,14 @@ impl Known {
             told(key, Some(process))
         } else {
             self.miss(nameless);
-            return told(key, None);
+            each(&told(key, None));
+            return;
         };
+        each(&known);
         if self.newer.len() == Self::HALF {
             self.older = std::mem::take(&mut self.newer);
         }
-        self.newer.insert(key, known.clone());
-        known
+        self.newer.insert(key, known);
     }
 
     fn miss(&mut self, nameless: &AtomicU64) {
@@ -224,7 +228,8 @@ mod tests {
         let unknown = process(1 << 30, *b"gone\0\0\0\0").key();
         let processes = Processes::of_these(vec![known]);
         for nameless in 1..3 {
-            let told = processes.of([known.key(), unknown]);
+            let mut told = Vec::new();
+            processes.tell([known.key(), unknown], |one| told.push(one.clone()));
             let [first, second] = &told[..] else {
                 panic!("{told:?}");
             };
@@ -248,7 +253,9 @@ mod tests {
                     asked += u32::from(one == used);
                     Some(one)
                 };
-                assert_eq!(known.of(one.key(), find, &nameless).pid, one.pid);
+                known.tell(one.key(), find, &nameless, |told| {
+                    assert_eq!(told.pid, one.pid)
+                });
             }
             assert!(known.newer.len() + known.older.len() <= MOST_KNOWN);
         }
