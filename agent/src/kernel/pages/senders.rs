@@ -74,67 +74,95 @@ impl SendersOfPage {
     /// Takes what is noted of a flow out. No program may use the page meanwhile.
     pub fn take(&mut self, window: u32, slot: usize) -> Senders {
         let mut taken = Senders::default();
-        if self.kinds.has(Kinds::CGROUPS) {
-            taken.cgroup_ids = self.take_of(Kinds::CGROUP_PLANE, window, slot);
+        let kinds = self.kinds;
+        let of_flow = self.of_flow(window, slot);
+        if kinds.has(Kinds::CGROUPS) {
+            taken.cgroup_ids = of_flow.take(Kinds::CGROUP_PLANE);
         }
-        if self.kinds.has(Kinds::PROCESSES) {
-            taken.process_keys = self.take_of(self.kinds.process_plane(), window, slot);
+        if kinds.has(Kinds::PROCESSES) {
+            taken.process_keys = of_flow.take(kinds.process_plane());
         }
-        if self.kinds.has(Kinds::TCP) {
-            let first = self.kinds.tcp_plane();
+        if kinds.has(Kinds::TCP) {
+            let first = kinds.tcp_plane();
             let words: [_; TcpInfo::WORDS] =
-                std::array::from_fn(|word| self.take_of(first + word as u32, window, slot));
+                std::array::from_fn(|word| of_flow.take(first + word as u32));
             taken.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
         }
-        if self.kinds.has(Kinds::ROUND_TRIPS) {
-            let plane = self.kinds.round_trip_plane();
-            taken.round_trips = self.take_of(plane, window, slot).map(Sample);
+        if kinds.has(Kinds::ROUND_TRIPS) {
+            taken.round_trips = of_flow.take(kinds.round_trip_plane()).map(Sample);
         }
         taken
     }
 
     /// Notes this of a flow. No program may use the page meanwhile.
     pub fn put(&mut self, window: u32, slot: usize, senders: &Senders) {
-        if self.kinds.has(Kinds::CGROUPS) {
-            self.put_of(Kinds::CGROUP_PLANE, window, slot, senders.cgroup_ids);
+        let kinds = self.kinds;
+        let of_flow = self.of_flow(window, slot);
+        if kinds.has(Kinds::CGROUPS) {
+            of_flow.put(Kinds::CGROUP_PLANE, senders.cgroup_ids);
         }
-        if self.kinds.has(Kinds::PROCESSES) {
-            let plane = self.kinds.process_plane();
-            self.put_of(plane, window, slot, senders.process_keys);
+        if kinds.has(Kinds::PROCESSES) {
+            of_flow.put(kinds.process_plane(), senders.process_keys);
         }
-        if self.kinds.has(Kinds::TCP) {
+        if kinds.has(Kinds::TCP) {
             let words = senders.tcp.map(TcpInfo::words);
-            for (word, plane) in (self.kinds.tcp_plane()..).enumerate().take(TcpInfo::WORDS) {
-                self.put_of(plane, window, slot, words.map(|words| words[word]));
+            for (word, plane) in (kinds.tcp_plane()..).enumerate().take(TcpInfo::WORDS) {
+                of_flow.put(plane, words.map(|words| words[word]));
             }
         }
-        if self.kinds.has(Kinds::ROUND_TRIPS) {
-            let plane = self.kinds.round_trip_plane();
+        if kinds.has(Kinds::ROUND_TRIPS) {
             let both = senders.round_trips.map(|Sample(bits)| bits);
-            self.put_of(plane, window, slot, both);
+            of_flow.put(kinds.round_trip_plane(), both);
         }
     }
 
-    fn take_of(&mut self, plane: u32, window: u32, slot: usize) -> [u64; 2] {
-        // SAFETY: no program uses the page, and any bytes are numbers.
-        unsafe { self.place(plane, window, slot).replace([0; 2]) }
-    }
-
-    fn put_of(&mut self, plane: u32, window: u32, slot: usize, both: [u64; 2]) {
-        // SAFETY: as above.
-        unsafe { self.place(plane, window, slot).write(both) };
-    }
-
-    /// Where a kind of a flow lies.
-    fn place(&self, plane: u32, window: u32, slot: usize) -> NonNull<[u64; 2]> {
+    /// Where what is noted of a flow lies.
+    fn of_flow(&mut self, window: u32, slot: usize) -> OfFlow<'_> {
         assert!(window < self.windows, "{window} of {}", self.windows);
-        assert!(plane < self.kinds.planes(), "{plane} of {:?}", self.kinds);
         assert!(slot < SLOTS as usize, "{slot}");
-        let element = (plane * self.windows + window) as usize;
-        // SAFETY: the element lies in the array, as was just checked.
-        let element = unsafe { self.start.add(element) };
-        // SAFETY: a window has so many slots.
-        unsafe { element.cast::<[u64; 2]>().add(slot) }
+        // SAFETY: each plane has so many windows, and there is one at least.
+        let window = unsafe { self.start.add(window as usize) };
+        OfFlow {
+            // SAFETY: a window has so many slots.
+            first: unsafe { window.cast::<[u64; 2]>().add(slot) },
+            page: self,
+        }
+    }
+}
+
+/// What is noted of one flow, while no program uses the page.
+struct OfFlow<'a> {
+    page: &'a SendersOfPage,
+    /// In the first plane.
+    first: NonNull<[u64; 2]>,
+}
+
+impl OfFlow<'_> {
+    #[inline]
+    fn take(&self, plane: u32) -> [u64; 2] {
+        let place = self.at(plane);
+        // SAFETY: no program uses the page, and any bytes are numbers.
+        let both = unsafe { place.read() };
+        // What is not written stays clean in the CPU's caches.
+        if both != [0; 2] {
+            // SAFETY: as above.
+            unsafe { place.write([0; 2]) };
+        }
+        both
+    }
+
+    fn put(&self, plane: u32, both: [u64; 2]) {
+        // SAFETY: as above.
+        unsafe { self.at(plane).write(both) };
+    }
+
+    #[inline]
+    fn at(&self, plane: u32) -> NonNull<[u64; 2]> {
+        let &SendersOfPage { windows, kinds, .. } = self.page;
+        assert!(plane < kinds.planes(), "{plane} of {kinds:?}");
+        let elements = plane as usize * windows as usize;
+        // SAFETY: planes lie one behind the other, and there are so many.
+        unsafe { self.first.byte_add(elements * size_of::<PlaneOfWindow>()) }
     }
 }
 
