@@ -254,7 +254,7 @@ mod tests {
                     Some(one)
                 };
                 known.tell(one.key(), find, &nameless, |told| {
-                    assert_eq!(told.pid, one.pid)
+                    assert_eq!(told.pid, one.pid);
                 });
             }
             assert!(known.newer.len() + known.older.len() <= MOST_KNOWN);

@@ -279,14 +279,14 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
     let frame = a.peer.frame_v4(&a.agent);
     let frame = frame.udp(1000, NOWHERE, b"nobody").unwrap();
     let sent = [SENT, 3 * SENT];
-    let send = || {
+    let send_all = || {
         for (lab, packets) in labs.iter().zip(sent) {
             let socket = lab.peer.frame_socket().unwrap();
             let frames = repeat_n(&frame, packets as usize);
             assert_eq!(socket.send_many(frames).unwrap() as u64, packets);
         }
     };
-    let missed = wait_for_drops(&agent, &a.peer, |_| true, send);
+    let missed = wait_for_drops(&agent, &a.peer, |_| true, send_all);
     let report = agent.stop();
     for (lab, packets) in labs.iter().zip(sent) {
         let netns = number(&lab.agent);

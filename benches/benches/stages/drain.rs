@@ -41,7 +41,7 @@ fn drain(table: &mut KernelTable, profile: Profile) -> Result<Duration> {
     table.fill(profile)?;
     let page = table.flip()?;
     let started = Instant::now();
-    page.drain(|key, counters| {
+    page.drain(|key, counters, _| {
         black_box((key, counters));
     })?;
     Ok(started.elapsed())

@@ -140,13 +140,13 @@ struct OfFlow<'a> {
 impl OfFlow<'_> {
     #[inline]
     fn take(&self, plane: u32) -> [u64; 2] {
-        let place = self.at(plane);
+        let noted = self.at(plane);
         // SAFETY: no program uses the page, and any bytes are numbers.
-        let both = unsafe { place.read() };
+        let both = unsafe { noted.read() };
         // What is not written stays clean in the CPU's caches.
         if both != [0; 2] {
             // SAFETY: as above.
-            unsafe { place.write([0; 2]) };
+            unsafe { noted.write([0; 2]) };
         }
         both
     }
