@@ -61,7 +61,7 @@ pub fn note(skb: *mut c_void, reason: u32) {
     }
     // SAFETY: as above.
     let device: *mut c_void = unsafe { at(skb, &DROP_LAYOUT.device) };
-    // What is no device may be any number, which the helper does not touch, and a load would.
+    // UDP and TCP keep other things in this field. The helper refuses an address that is none, and a load would follow it.
     let ifindex: u32 = field(device as usize, fixed(&DROP_LAYOUT.device_ifindex));
     if ifindex != interface {
         note_beside(beside::ELSEWHERE);

@@ -172,7 +172,7 @@ impl Profile {
         let unit = |side: u64| (bits >> (8 * side)) % UNITS;
         let both = [Some(unit(0)), (bits >> 40 & 1 == 0).then(|| unit(1))];
         let cgroup_ids = both.map(|unit| unit.map_or(0, |unit| FIRST_CGROUP + unit));
-        let number_of = bits % PROCESSES_A_UNIT;
+        let number_of = (bits >> 16) % PROCESSES_A_UNIT;
         let process_keys = both.map(|unit| unit.map_or(0, |unit| process(unit, number_of).key()));
         if Self::conversation(number).protocol != TCP {
             return Senders {

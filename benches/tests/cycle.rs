@@ -223,7 +223,7 @@ fn the_kernels_table_drains_to_what_was_put_in() {
     }
 }
 
-/// What is not there costs nothing.
+/// Otherwise the bench would measure less than it says.
 #[test]
 fn all_that_is_known_of_flows_is_in_the_batches() {
     if !lab::privilege::is_root_or_skip("all_that_is_known_of_flows_is_in_the_batches") {

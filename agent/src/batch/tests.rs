@@ -651,6 +651,45 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
     );
 }
 
+/// Whoever reads a batch looks for what records name by halving.
+#[test]
+fn what_a_batch_names_is_in_order() {
+    const MANY: u64 = 300;
+    let mut encoder = BatchEncoder::new(identity()).naming(Names {
+        cgroups: Some(Cgroups::of_these(&[])),
+        processes: Some(Processes::of_these(Vec::new())),
+        ..Names::default()
+    });
+    let mut batches = Vec::new();
+    let mut sink = |batch: Batch| batches.push(decode(&batch));
+    encoder.begin(&header(1));
+    for number in 0..MANY {
+        // In no order, and each twice.
+        let id = 1 + number * 7 % (MANY / 2 + 1);
+        let record = Record {
+            cgroup_ids: [id, 0],
+            process_keys: [0, id << 32],
+            ..longest_record()
+        };
+        encoder.push(&record, &mut sink);
+    }
+    encoder.finish(&trailer(&HookAccount::default()), &mut sink);
+    for batch in &batches {
+        let records = || batch.records.iter();
+        let in_order = |ids: Vec<u64>| {
+            let all: std::collections::BTreeSet<u64> = ids.into_iter().collect();
+            all.into_iter().collect::<Vec<_>>()
+        };
+        let cgroups: Vec<_> = batch.cgroups.iter().map(|one| one.id).collect();
+        let named = records().filter_map(|one| one.cgroup_ids()[0].or(one.cgroup_ids()[1]));
+        assert_eq!(cgroups, in_order(named.collect()));
+        let processes: Vec<_> = batch.processes.iter().map(|one| one.key).collect();
+        let named = records().filter_map(|one| one.process_keys()[0].or(one.process_keys()[1]));
+        assert_eq!(processes, in_order(named.collect()));
+        assert!(cgroups.len() > 10 && processes.len() > 10);
+    }
+}
+
 #[test]
 fn an_empty_scan_makes_one_batch_with_the_account() {
     let batches = encode(&header(1), &[]);

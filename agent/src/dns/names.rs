@@ -13,7 +13,7 @@ use std::{
 use agent_common::FlowKey;
 use foldhash::fast::RandomState;
 
-use super::message::Address;
+use super::{MOST_BYTES_PER_FLOW_END, message::Address};
 use crate::clock;
 
 /// The names of one address, by those who asked last.
@@ -56,6 +56,9 @@ pub struct EndName {
     /// The name's number, and below it the source: each record wants both, and the name itself lies elsewhere.
     number_and_source: u64,
 }
+
+const _: () = assert!(size_of::<Option<EndName>>() as u64 == MOST_BYTES_PER_FLOW_END);
+const _: () = assert!((Source::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
 
 impl EndName {
     const SOURCE_BITS: u32 = 2;

@@ -20,6 +20,8 @@ use crate::{
 };
 
 const DROPS: &[&str] = &["--enrich", "drops"];
+/// Flows stay until the agent ends, however long that takes.
+const KEPT: &[&str] = &["--idle-timeout", "1h"];
 /// Nobody listens there.
 const NOWHERE: u16 = 9;
 
@@ -174,9 +176,7 @@ impl Dropping {
 
     /// The kernel may come to another drop while it counts one, on the same CPU. That is rare.
     fn is_complete(self, missed: u64) -> bool {
-        self.arrived != 0
-            && self.dropped <= self.arrived
-            && self.dropped + missed.min(self.arrived / 10) >= self.arrived
+        self.dropped <= self.arrived && self.dropped + missed.min(self.arrived / 10) >= self.arrived
     }
 }
 
@@ -185,11 +185,13 @@ fn missed(agent: &Agent, host: &Host) -> u64 {
     drops["missed"].as_u64().unwrap()
 }
 
-/// Sends, and waits until all that has come of such flows is dropped. Returns what was missed meanwhile.
+/// Sends, and waits until so many packets of such flows have come at least, and all that have are dropped. Returns what was missed
+/// meanwhile.
 fn wait_for_drops(
     agent: &Agent,
     host: &Host,
     is_such: impl Fn(&Value) -> bool,
+    least: u64,
     send: impl FnOnce(),
 ) -> u64 {
     let before = missed(agent, host);
@@ -206,12 +208,13 @@ fn wait_for_drops(
         // Nothing more has come.
         let is_over = now.arrived == last.arrived;
         last = now;
-        is_over && now.is_complete(missed)
+        now.arrived >= least && is_over && now.is_complete(missed)
     });
     missed(agent, host) - before
 }
 
-/// Sends to where nobody listens, from a socket, as programs do. Where queues are full the kernel says nothing, and fewer arrive.
+/// Sends to where nobody listens, from a socket, as programs do. Where queues are full the kernel says nothing, and fewer arrive than are
+/// sent, but most do.
 fn send_nowhere(from: &Host, to: SocketAddr) {
     let send = || {
         let socket = UdpSocket::bind((from.address(IpVersion::V4), 0)).context("bind")?;
@@ -231,9 +234,9 @@ fn what_is_dropped_on_loopback_is_with_its_flow() {
     let lab = Lab::addressed().unwrap();
     let host = &lab.agent;
     host.namespace.ip(&["link", "set", "lo", "up"]).unwrap();
-    let agent = Agent::start_on(host, "lo", DROPS);
+    let agent = Agent::start_on(host, "lo", &[DROPS, KEPT].concat());
     let send = || send_nowhere(host, (host.ipv4, NOWHERE).into());
-    let missed = wait_for_drops(&agent, host, |_| true, send);
+    let missed = wait_for_drops(&agent, host, |_| true, SENT / 2, send);
     let dropping = Dropping::at_last(&agent.stop(), |_| true);
     assert!(dropping.is_complete(missed), "{dropping:?} {missed}");
 }
@@ -250,11 +253,11 @@ fn what_is_dropped_at_a_vlan_device_is_with_the_flow_of_the_device() {
         return skip(TEST, "this kernel has no VLAN device");
     }
     let wire = &lab.agent.interface;
-    let settings = [&["--interface", wire], DROPS].concat();
+    let settings = [&["--interface", wire], DROPS, KEPT].concat();
     let agent = Agent::start_on(&lab.agent, NAME, &settings);
     let send = || send_nowhere(&lab.peer, (lab.agent.ipv4, NOWHERE).into());
     let is_at = |interface: &'static str| move |flow: &Value| flow["interface"] == interface;
-    let missed = wait_for_drops(&agent, &lab.agent, is_at(NAME), send);
+    let missed = wait_for_drops(&agent, &lab.agent, is_at(NAME), SENT / 2, send);
     let report = agent.stop();
     let at_device = Dropping::at_last(&report, is_at(NAME));
     let on_wire = Dropping::at_last(&report, |flow| flow["interface"] == **wire);
@@ -274,7 +277,8 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
     let labs = [Lab::addressed().unwrap(), Lab::addressed().unwrap()];
     let [a, b] = &labs;
     assert_eq!(a.agent.ifindex, b.agent.ifindex);
-    let agent = start(a, &names(&[a, b]), &a.agent.interface, DROPS);
+    let settings = [DROPS, KEPT].concat();
+    let agent = start(a, &names(&[a, b]), &a.agent.interface, &settings);
     // The same flow in both.
     let frame = a.peer.frame_v4(&a.agent);
     let frame = frame.udp(1000, NOWHERE, b"nobody").unwrap();
@@ -286,7 +290,7 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
             assert_eq!(socket.send_many(frames).unwrap() as u64, packets);
         }
     };
-    let missed = wait_for_drops(&agent, &a.peer, |_| true, send_all);
+    let missed = wait_for_drops(&agent, &a.peer, |_| true, sent.iter().sum(), send_all);
     let report = agent.stop();
     for (lab, packets) in labs.iter().zip(sent) {
         let netns = number(&lab.agent);

@@ -266,8 +266,8 @@ const NOTES: [&str; 4] = [
      process took that ended within a measurement is not in it.",
     "Programs are those that the processes hold by descriptor and those that appeared in the \
      kernel while the command came up; kernel memory is that of maps held by descriptor.",
-    "programs_ns_per_packet has what the kernel's own measuring takes in it. programs_net_ns_per_packet has for each of \
-     program_runs_per_packet as much less as a run of an empty program takes.",
+    "programs_ns_per_packet has what the kernel's own measuring takes in it. programs_net_ns_per_packet is that without \
+     what an empty program takes for each run (program_runs_per_packet).",
     "lost_percent is of the packets that arrived in a turn, at the steady rate and in the flood after it: those that \
      were in no export in the time that an export may take.",
 ];

@@ -173,7 +173,7 @@ const BESIDE: &str = "beside";
 /// What is held against the stopped agent: nothing, for as long.
 const AS_LONG: &str = "nothing as long";
 
-const NOTES: [&str; 7] = [
+const NOTES: [&str; 6] = [
     "A request's latency begins when it was due, not when it was sent, so that a stall counts \
      for every request that came into it; a failed request counts as two seconds.",
     "Client, server, agent and its consumer share this host's CPUs; client and server are \
@@ -185,7 +185,6 @@ const NOTES: [&str; 7] = [
      themselves; a run of a program has a part of that in it.",
     "enriched: an agent with --enrich unit,process,tcp,rtt,dns,icmp. In each direction, scan and flow the first packet is asked for its socket, which \
      all have here: on a veth those that arrive bring the sender's. Connections live for many scans of a second each.",
-    "program_ns_per_run is over all runs of the agent's programs, of which some 1 % are not at the hooks with enriched.",
 ];
 
 /// What the arm `beside` is.

@@ -210,8 +210,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "who sent a flow stays on the page",
         file: "agent/src/kernel/pages/senders.rs",
-        from: "both.replace([0; 2])",
-        to: "both.read()",
+        from: "noted.write([0; 2])",
+        to: "noted.write(both)",
         target: agent("senders::a_slot_that_another_flow_had_names_nobody"),
     },
     Fault {

@@ -49,7 +49,7 @@ impl Statistics {
     }
 }
 
-/// The kernel hands out one of its own at a time, or less.
+/// One reading returns a page of the kernel's at most, which may be larger.
 const PAGE: usize = 4096;
 
 impl Snapshot {

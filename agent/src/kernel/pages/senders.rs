@@ -120,7 +120,8 @@ impl SendersOfPage {
     fn of_flow(&mut self, window: u32, slot: usize) -> OfFlow<'_> {
         assert!(window < self.windows, "{window} of {}", self.windows);
         assert!(slot < SLOTS as usize, "{slot}");
-        // SAFETY: each plane has so many windows, and there is one at least.
+        // SAFETY: the window is in the first plane, as was just checked, and there is one plane at least: the kernel makes no array
+        // without elements.
         let window = unsafe { self.start.add(window as usize) };
         OfFlow {
             // SAFETY: a window has so many slots.
@@ -152,7 +153,7 @@ impl OfFlow<'_> {
     }
 
     fn put(&self, plane: u32, both: [u64; 2]) {
-        // SAFETY: as above.
+        // SAFETY: no program uses the page.
         unsafe { self.at(plane).write(both) };
     }
 
@@ -161,7 +162,7 @@ impl OfFlow<'_> {
         let &SendersOfPage { windows, kinds, .. } = self.page;
         assert!(plane < kinds.planes(), "{plane} of {kinds:?}");
         let elements = plane as usize * windows as usize;
-        // SAFETY: planes lie one behind the other, and there are so many.
+        // SAFETY: planes lie one behind the other, there are so many, and the same place in another one is as far from its beginning.
         unsafe { self.first.byte_add(elements * size_of::<PlaneOfWindow>()) }
     }
 }

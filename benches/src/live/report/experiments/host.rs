@@ -109,9 +109,9 @@ pub static SERVICE: Experiment = Experiment {
     bench: "http",
     heading: "Between the packets of a service",
     question: "What does a packet cost the programs where the kernel, a server and a client take the caches meanwhile, at \
-               {offered_requests_per_second} requests a second over {connections} connections, and what does it add to find out units, processes, TCP, round trips, \
-               names and ICMP errors, once a second?",
-    answer: "A run of a program takes {a run: agent} and a request {a request: agent}, with the kernel's own measuring in them. Finding all that out \
+               {offered_requests_per_second} requests a second over {connections} connections, and what does `--enrich` add with units, processes, TCP, round trips, \
+               names and ICMP errors?",
+    answer: "A run of a program takes {a run: agent} and a request {a request: agent}, with the kernel's own measuring in them. `--enrich` \
              {a run: added} to a run.",
     axes: ("what", "time in the programs"),
     labels: "",
@@ -121,7 +121,7 @@ pub static SERVICE: Experiment = Experiment {
     ],
     columns: &[
         Column("agent", "arm=agent", Bar(Agent)),
-        Column("that finds it out", "arm=enriched", Bar(Part)),
+        Column("agent with `--enrich`", "arm=enriched", Bar(Part)),
         Column("added", "arm=enriched", DifferenceTo("arm=agent")),
     ],
 };
