@@ -268,6 +268,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("drops::what_the_kernel_drops_is_counted_by_its_reason"),
     },
     Fault {
+        name: "counters of interfaces are read once and never again",
+        file: "agent/src/scan/interfaces.rs",
+        from: "self.before.is_like(&self.last) && self.after.is_like(&self.last)",
+        to: "self.after.is_like(&self.after)",
+        target: agent("lifecycle::audits::an_audit_knows_a_plain_wire_and_one_that_polls"),
+    },
+    Fault {
         name: "drops of all network namespaces are of one",
         file: "agent-ebpf/src/dropped_flows.rs",
         from: "packet.key.netns = netns;",

@@ -29,18 +29,18 @@ fn an_audit_knows_a_plain_wire_and_one_that_polls() {
     let socket = lab.peer.frame_socket().unwrap();
     for (settings, expected) in [(&[][..], "exact"), (NATIVE_XDP, "explained")] {
         let agent = Agent::start(&lab, settings);
-        let before = lab.agent.counters().unwrap();
-        socket.send_many(vec![&frame; 50]).unwrap();
-        wait_for_packets(&lab.agent, before, 50);
-        let (text, is_good) = audit(&lab, &agent);
-        assert!(is_good, "{text}");
-        assert_eq!(verdict(&text, "ingress"), expected, "{text}");
-        assert!(
-            text.contains("ours        50 packets, 7100 bytes"),
-            "{text}"
-        );
-        let says_header = text.contains("without their Ethernet header");
-        assert_eq!(says_header, expected == "explained", "{text}");
+        // After a while without packets, too.
+        for ours in ["50 packets, 7100 bytes", "100 packets, 14200 bytes"] {
+            let before = lab.agent.counters().unwrap();
+            socket.send_many(vec![&frame; 50]).unwrap();
+            wait_for_packets(&lab.agent, before, 50);
+            let (text, is_good) = audit(&lab, &agent);
+            assert!(is_good, "{text}");
+            assert_eq!(verdict(&text, "ingress"), expected, "{text}");
+            assert!(text.contains(&format!("ours        {ours}")), "{text}");
+            let says_header = text.contains("without their Ethernet header");
+            assert_eq!(says_header, expected == "explained", "{text}");
+        }
         agent.stop();
     }
 }
