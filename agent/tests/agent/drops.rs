@@ -191,7 +191,7 @@ fn wait_for_drops(
     agent: &Agent,
     host: &Host,
     is_such: impl Fn(&Value) -> bool,
-    least: u64,
+    expected: u64,
     send: impl FnOnce(),
 ) -> u64 {
     let before = missed(agent, host);
@@ -208,7 +208,7 @@ fn wait_for_drops(
         // Nothing more has come.
         let is_over = now.arrived == last.arrived;
         last = now;
-        now.arrived >= least && is_over && now.is_complete(missed)
+        now.arrived >= expected && is_over && now.is_complete(missed)
     });
     missed(agent, host) - before
 }
