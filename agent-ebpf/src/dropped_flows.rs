@@ -11,6 +11,7 @@ use agent_common::{
     parse,
 };
 use aya_ebpf::{
+    bindings::BPF_NOEXIST,
     btf_maps::{Array, HashMap},
     helpers::generated::bpf_probe_read_kernel,
     macros::btf_map,
@@ -18,6 +19,7 @@ use aya_ebpf::{
 
 use crate::{
     atomic,
+    errno::EEXIST,
     kernel_memory::field,
     kernel_types::{at, fixed},
     switches,
@@ -36,9 +38,6 @@ static DROPPED_1: HashMap<FlowKey, u64, 1> = HashMap::new();
 /// By kind of [`beside`].
 #[btf_map]
 static DROPPED_BESIDE: Array<u64, { beside::KINDS as usize }> = Array::new();
-
-const BPF_NOEXIST: u64 = 1;
-const EEXIST: i32 = -17;
 
 /// `skb` is a `struct sk_buff`, which the verifier knows as such.
 #[inline(always)]
@@ -102,7 +101,7 @@ fn add(dropped: &HashMap<FlowKey, u64, 1>, key: &FlowKey) {
     if known.is_none() {
         // A constant would be in a map of its own.
         let first = core::hint::black_box(1);
-        match dropped.insert(key, &first, BPF_NOEXIST) {
+        match dropped.insert(key, &first, BPF_NOEXIST.into()) {
             Ok(()) => return,
             // Another CPU was first.
             Err(EEXIST) => known = dropped.get_ptr_mut(key),

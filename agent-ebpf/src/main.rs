@@ -34,6 +34,7 @@ mod count;
 mod dns;
 mod dropped_flows;
 mod drops;
+mod errno;
 mod fill;
 mod filter;
 mod fragments;

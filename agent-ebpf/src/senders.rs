@@ -10,7 +10,7 @@ use agent_common::{
 };
 use aya_ebpf::{
     Global,
-    bindings::{__sk_buff, BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
+    bindings::{__sk_buff, BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{Array, ArrayOfMaps, HashMap},
     helpers::bpf_skb_cgroup_id,
     macros::btf_map,
@@ -26,8 +26,6 @@ static SENDERS_KEPT: Global<Kinds> = Global::new(Kinds::NONE);
 pub fn kept() -> Kinds {
     SENDERS_KEPT.load()
 }
-
-const BPF_NOEXIST: u64 = 1;
 
 type Page = Array<PlaneOfWindow, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
@@ -162,7 +160,7 @@ fn behind(page: u32, packet: &Packet) -> Option<*mut Senders> {
     let key = packet.key;
     let map = SENDERS_BEHIND.get(page)?;
     // If there is no room, nothing is known. If it was there, it may be with the other direction.
-    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST);
+    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST.into());
     map.get_ptr_mut(&key)
 }
 

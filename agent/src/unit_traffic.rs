@@ -3,7 +3,7 @@
 //! A host may have any number of units in its time, and a metric should not. So there is room for some, and those that have been quiet for
 //! long make room for others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::{cgroups::Cgroups, proto, replica::Exchanged};
 
@@ -62,9 +62,8 @@ impl Units {
                 by_id.insert(id, exchanged);
             }
         }
-        let ids: BTreeSet<u64> = by_id.keys().copied().collect();
         let mut new = BTreeMap::<Unit, Exchanged>::new();
-        for cgroup in self.cgroups.of(ids) {
+        for cgroup in self.cgroups.of(by_id.keys().copied()) {
             let exchanged = by_id.get(&cgroup.id).copied().unwrap_or_default();
             let unit = Unit {
                 unit: cgroup.unit,

@@ -2,7 +2,7 @@
 //! drained as by a scan.
 
 use agent::kernel::load::{Kernel, LoadSettings};
-use agent_common::{FlowCounters, FlowKey, Senders, flow::FlowBits, senders::Kinds};
+use agent_common::{FlowCounters, FlowKey, Senders, senders::Kinds};
 use anyhow::{Result, ensure};
 
 use crate::{profile::Profile, user_space::Source};
@@ -38,13 +38,12 @@ impl KernelTable {
     /// Puts every flow of the profile into the active page.
     pub fn fill(&mut self, profile: Profile) -> Result<()> {
         for number in 0..profile.flows {
-            let (key, mut counters) = Profile::entry(number);
-            let mut senders = Senders::default();
-            if self.keeps_senders {
-                senders = Profile::senders(number);
-                let asked = FlowBits::asked(0).and(FlowBits::asked(1));
-                counters.bits = counters.bits.and(asked);
-            }
+            let (key, counters, senders) = if self.keeps_senders {
+                Profile::enriched_entry(number)
+            } else {
+                let (key, counters) = Profile::entry(number);
+                (key, counters, Senders::default())
+            };
             let placed = self.kernel.pages.put(&key, &counters, &senders)?;
             ensure!(placed, "flow {number} finds no room");
         }

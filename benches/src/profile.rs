@@ -166,8 +166,16 @@ impl Profile {
         (key, counters)
     }
 
+    /// The same, of a flow of whose packets all was asked, with what was noted.
+    pub fn enriched_entry(number: u32) -> (FlowKey, FlowCounters, Senders) {
+        let (key, mut counters) = Self::entry(number);
+        let asked = FlowBits::asked(0).and(FlowBits::asked(1));
+        counters.bits = counters.bits.and(asked);
+        (key, counters, Self::senders(number))
+    }
+
     /// Who sent flow `number`, at one end or at both, and what TCP knows.
-    pub fn senders(number: u32) -> Senders {
+    fn senders(number: u32) -> Senders {
         let bits = mix(u64::from(number));
         let unit = |side: u64| (bits >> (8 * side)) % UNITS;
         let both = [Some(unit(0)), (bits >> 40 & 1 == 0).then(|| unit(1))];

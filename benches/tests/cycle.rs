@@ -13,7 +13,7 @@ use agent::{
     proto::{FlowBatch, FlowRecord},
     replica::{Replica, ReplicaSettings},
 };
-use agent_common::{Reason, Senders, flow::FlowBits, senders::Kinds};
+use agent_common::{Reason, Senders, senders::Kinds};
 use benches::{
     heap::{CountingAllocator, heap},
     kernel_table::KernelTable,
@@ -203,12 +203,12 @@ fn the_kernels_table_drains_to_what_was_put_in() {
             })
             .unwrap();
             let put_in = |number| {
-                let (key, mut counters) = Profile::entry(number);
                 if has_senders {
-                    let asked = FlowBits::asked(0).and(FlowBits::asked(1));
-                    counters.bits = counters.bits.and(asked);
+                    let (key, counters, senders) = Profile::enriched_entry(number);
+                    return (key, counters, Some(senders));
                 }
-                (key, counters, has_senders.then(|| Profile::senders(number)))
+                let (key, counters) = Profile::entry(number);
+                (key, counters, None)
             };
             let mut expected: Vec<_> = (0..PROBECTL.flows).map(put_in).collect();
             for entries in [&mut drained, &mut expected] {

@@ -2,30 +2,25 @@
 
 use agent_common::{FlowCounters, FlowKey, Packet, Reason, senders::Question};
 use aya_ebpf::{
-    bindings::BPF_F_NO_PREALLOC,
+    bindings::{BPF_F_NO_PREALLOC, BPF_NOEXIST},
     btf_maps::{ArrayOfMaps, HashMap},
     macros::btf_map,
 };
 
 use super::{Begun, Counted, Sought, add};
-use crate::{atomic, clock, fill};
+use crate::{
+    atomic, clock,
+    errno::{E2BIG, EBUSY, EDEADLK, EEXIST, ENOMEM, ETIMEDOUT},
+    fill,
+};
 
 /// By page. Userspace puts an inner map of its size into each slot.
 #[btf_map]
 static BEHIND: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1, { BPF_F_NO_PREALLOC as usize }>, 2> =
     ArrayOfMaps::new();
 
-const BPF_NOEXIST: u64 = 1;
-
 /// No error of the kernel.
 const NO_MAP: i32 = 1;
-
-const E2BIG: i32 = -7;
-const ENOMEM: i32 = -12;
-const EBUSY: i32 = -16;
-const EEXIST: i32 = -17;
-const EDEADLK: i32 = -35;
-const ETIMEDOUT: i32 = -110;
 
 /// What [`find_and_add`] returns beside a [`Question`], if there is such a flow.
 const FOUND: u64 = 1 << Question::BITS;
@@ -82,7 +77,7 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
     let Some(map) = BEHIND.get(sought.page) else {
         return NO_MAP;
     };
-    map.insert(&key, &first, BPF_NOEXIST)
+    map.insert(&key, &first, BPF_NOEXIST.into())
         .err()
         .unwrap_or_default()
 }

@@ -200,11 +200,7 @@ fn wait_for_drops(
     wait_until("all are with their flows", || {
         agent.wait_for_scans(host, 1);
         let missed = missed(agent, host) - before;
-        let flows = agent.asked(host, &["flows", "--output", "json"]).stdout;
-        let flows = String::from_utf8(flows).unwrap();
-        let flows = flows.lines().map(serde_json::from_str::<Value>);
-        let flows: Vec<_> = flows.collect::<Result<_, _>>().unwrap();
-        let now = Dropping::of(&flows, &is_such);
+        let now = Dropping::of(&agent.flows(host), &is_such);
         // Nothing more has come.
         let is_over = now.arrived == last.arrived;
         last = now;

@@ -154,11 +154,6 @@ fn assert_between(us: Option<u64>, first: Passed, second: Passed) {
     assert!(least <= us + 1 && us <= most + 1, "{least} {us} {most}");
 }
 
-fn scan(agent: &Agent, lab: &Lab) {
-    let output = agent.asked(&lab.agent, &["flows", "--output", "json"]);
-    assert!(output.status.success(), "{output:?}");
-}
-
 fn start(lab: &Lab, wire: &Wire<'_>, settings: &[&[&str]]) -> Agent {
     let settings = [&[RTT, RARELY], settings].concat().concat();
     Agent::start_by(as_the_service(&lab.agent), &wire.interface, &settings)
@@ -194,7 +189,7 @@ fn a_connection_that_passes_says_how_long_each_end_takes() {
         assert!(attached.starts_with(hook), "{attached}");
         let connection = Connection::new(&wire, ends, 40_000);
         let [syn, answer, ack] = handshake(&connection);
-        scan(&agent, &lab);
+        agent.flows(&lab.agent);
 
         // On a new page: what comes first may be answered elsewhere, so it is no sample.
         connection.server(Segment(ACK, u32::MAX, 0, b"zero"));
@@ -321,7 +316,7 @@ fn a_syn_that_was_sent_before_the_scan_and_again_after_it_is_not_measured() {
     syn_again.client(syn);
     answer_again.client(syn);
     answer_again.server(answer);
-    scan(&agent, &lab);
+    agent.flows(&lab.agent);
     for connection in [&syn_again, &answer_again] {
         if connection.client == syn_again.client {
             connection.client(syn);
@@ -403,8 +398,7 @@ fn many_connections_have_times_of_their_own() {
             .iter()
             .map(|one| one.client(Segment(ACK, 10, 100, b"")))
             .collect();
-        let status = agent.asked(&lab.agent, &["flows", "--output", "json"]);
-        assert!(status.status.success());
+        agent.flows(&lab.agent);
         assert_ne!(agent.status(&lab.agent)["table"]["behind"], 0);
         let report = agent.stop();
         for (number, one) in all.iter().enumerate() {
@@ -441,7 +435,7 @@ fn two_cpus_make_no_wrong_time() {
             connection.server(Segment(ACK, 100 + number, 10 + number, b"x"));
             // Every now and then a page of its own.
             if number % (count / 5) == 0 {
-                scan(&agent, &lab);
+                agent.flows(&lab.agent);
             }
         }
     });

@@ -226,7 +226,7 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
         Program::start(&group, unit, &lab.agent, SENDER, &arguments).ends();
         if unit == "one.service" {
             // By then the agent has heard of the first one, and the second is gone when it is asked for.
-            asked_for_flows(&agent, &lab);
+            agent.flows(&lab.agent);
         }
         wait_until("the control group can be removed", || {
             fs::remove_dir(group.path().join(unit)).is_ok()
@@ -243,16 +243,6 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
     assert!(second["src_cgroup_id"].is_u64(), "{second}");
     let unit = &second["src_unit"];
     assert!(unit.is_null() || unit == "two.service", "{second}");
-}
-
-/// Has it scan, and name what the flows have.
-fn asked_for_flows(agent: &Agent, lab: &Lab) {
-    let output = agent.asked(&lab.agent, &["flows", "--output", "json"]);
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
 }
 
 #[test]
@@ -300,7 +290,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
         let first = 5000 + round * FLOWS;
         let arguments = [&*to, "9", &first.to_string(), &FLOWS.to_string()];
         Program::start(&group, "one.service", &lab.agent, SENDER, &arguments).ends();
-        asked_for_flows(&agent, &lab);
+        agent.flows(&lab.agent);
         let before = lab.agent.counters().unwrap().rx_packets;
         for port in first..first + FLOWS {
             let frame = lab
@@ -315,7 +305,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
         });
         // So that each page has flows of both kinds.
         for _ in 0..2 {
-            asked_for_flows(&agent, &lab);
+            agent.flows(&lab.agent);
         }
     }
     let report = agent.stop();
@@ -371,7 +361,7 @@ fn pages_that_grow_name_all_of_their_flows() {
         Program::start(&group, "many.service", &lab.agent, SENDER, &arguments).ends();
         // A page gets its size when it is idle, and there are two.
         for _ in 0..2 {
-            asked_for_flows(&agent, &lab);
+            agent.flows(&lab.agent);
         }
     }
     assert!(room() >= FLOWS && before < 100, "{before} and {}", room());

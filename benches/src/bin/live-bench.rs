@@ -25,6 +25,7 @@ use benches::{
         overhead::Overhead,
         peers::Peers,
         priority::Priority,
+        program::version_of,
         report,
         result::Run,
         rounds,
@@ -230,16 +231,6 @@ fn userspace(cli: &Cli) -> Result<()> {
         .with_context(|| format!("start {}", program.display()))?;
     ensure!(status.success(), "{}: {status}", program.display());
     Ok(())
-}
-
-fn version_of(agent: &Path) -> Result<String> {
-    let output = Command::new(agent)
-        .arg("--version")
-        .output()
-        .with_context(|| format!("start {}", agent.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.split_whitespace().next_back();
-    Ok(version.context("the agent says no version")?.to_owned())
 }
 
 fn print(run: &Run) {

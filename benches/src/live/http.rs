@@ -2,12 +2,7 @@
 //! answered after a constant time, and how long they take with nothing, with the agent, with one that finds out all
 //! that it can, and with one that gets no CPU. And what the programs cost meanwhile.
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-    rc::Rc,
-    time::Duration,
-};
+use std::{path::PathBuf, rc::Rc, time::Duration};
 
 use anyhow::{Context as _, Result};
 
@@ -18,7 +13,7 @@ use self::{
 use super::{
     bench::{Bench, Group, Labels, Lifetime, Plan, Setup, Station, labels, notes, station},
     difference::Difference,
-    program::ENRICH,
+    program::{ENRICH, version_of},
     result::{Row, Run},
     rounds::say,
 };
@@ -75,7 +70,11 @@ impl Bench for Http {
     }
 
     fn plan(&self, setup: &Setup) -> Result<Plan<Load>> {
-        let beside = self.beside.as_deref().map(version_of).transpose()?;
+        let what_is = |agent: &PathBuf| -> Result<String> {
+            let version = version_of(agent)?;
+            Ok(format!("beside is {}, version {version}.", agent.display()))
+        };
+        let beside = self.beside.as_ref().map(what_is).transpose()?;
         let service = Service::new()?;
         let stopped = setup.window(Duration::from_secs(30));
         let mut notes = notes(&NOTES);
@@ -186,18 +185,6 @@ const NOTES: [&str; 6] = [
     "enriched: an agent with --enrich unit,process,tcp,rtt,dns,icmp. In each direction, scan and flow the first packet is asked for its socket, which \
      all have here: on a veth those that arrive bring the sender's. Connections live for many scans of a second each.",
 ];
-
-/// What the arm `beside` is.
-fn version_of(agent: &Path) -> Result<String> {
-    let output = Command::new(agent).arg("--version").output();
-    let output = output.with_context(|| format!("start {}", agent.display()))?;
-    let version = String::from_utf8_lossy(&output.stdout);
-    Ok(format!(
-        "beside is {} ({}).",
-        agent.display(),
-        version.trim()
-    ))
-}
 
 /// What each arm adds to the latency without an agent.
 pub fn differences(run: &Run) -> Vec<(&Row, Difference)> {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
@@ -170,6 +170,17 @@ pub fn attach(ebpf: &mut Ebpf, name: &str, host: &Host, hook: Hook) -> Result<u3
     host.namespace
         .enter(attach)
         .with_context(|| format!("attach {name} to {}", host.interface))
+}
+
+/// The version that an agent's binary says.
+pub fn version_of(agent: &Path) -> Result<String> {
+    let output = Command::new(agent)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("start {}", agent.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_whitespace().next_back();
+    Ok(version.context("the agent says no version")?.to_owned())
 }
 
 /// A running agent that ends with the value.

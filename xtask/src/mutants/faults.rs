@@ -168,8 +168,8 @@ pub const FAULTS: &[Fault] = &[
     Fault {
         name: "an insert behind the slots takes the place of another CPU's",
         file: "agent-ebpf/src/table/behind.rs",
-        from: "&first, BPF_NOEXIST)",
-        to: "&first, 0 * BPF_NOEXIST)",
+        from: "&first, BPF_NOEXIST.into())",
+        to: "&first, (0 * BPF_NOEXIST).into())",
         target: races("two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted"),
     },
     Fault {

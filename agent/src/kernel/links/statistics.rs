@@ -11,11 +11,12 @@ use std::{
     io,
     os::{
         fd::{AsRawFd as _, OwnedFd},
-        unix::{fs::FileExt as _, net::UnixDatagram},
+        unix::net::UnixDatagram,
     },
 };
 
 use anyhow::{Context as _, Result};
+use rustix::{buffer::spare_capacity, io::pread};
 
 use super::Counters;
 
@@ -30,9 +31,7 @@ pub struct Statistics {
 /// The text that was read at one moment.
 #[derive(Default)]
 pub struct Snapshot {
-    /// Longer than the text, so that the end of the file is found without more room.
-    buffer: Vec<u8>,
-    len: usize,
+    text: Vec<u8>,
 }
 
 impl Statistics {
@@ -54,31 +53,24 @@ const PAGE: usize = 4096;
 
 impl Snapshot {
     fn read(&mut self, file: &File) -> io::Result<()> {
-        self.len = 0;
+        self.text.clear();
         loop {
-            if self.buffer.len() < self.len + PAGE {
-                self.buffer.resize(self.len + 2 * PAGE, 0);
-            }
-            let more = file.read_at(&mut self.buffer[self.len..], self.len as u64)?;
-            self.len += more;
-            if more == 0 {
+            self.text.reserve(PAGE);
+            let so_far = self.text.len() as u64;
+            if pread(file, spare_capacity(&mut self.text), so_far)? == 0 {
                 return Ok(());
             }
         }
     }
 
-    fn text(&self) -> &[u8] {
-        &self.buffer[..self.len]
-    }
-
     /// Whether no counter of any interface, and no name, has changed between the two.
     pub fn is_like(&self, other: &Self) -> bool {
-        self.text() == other.text()
+        self.text == other.text
     }
 
     /// The counters by the names that the interfaces had at that moment.
     pub fn by_name(&self) -> HashMap<Cow<'_, str>, Counters> {
-        let lines = self.text().split(|&byte| byte == b'\n').skip(TITLE_LINES);
+        let lines = self.text.split(|&byte| byte == b'\n').skip(TITLE_LINES);
         lines.filter_map(counters).collect()
     }
 }
@@ -183,9 +175,7 @@ mod tests {
     #[test]
     fn readings_that_are_alike_have_the_same_counters() {
         let of = |text: &[u8]| Snapshot {
-            len: text.len(),
-            // What an earlier text left behind it.
-            buffer: [text, b"rest"].concat(),
+            text: text.to_vec(),
         };
         let (one, same) = (of(b"a:1"), of(b"a:1"));
         assert!(one.is_like(&same) && !one.is_like(&of(b"a:2")) && !one.is_like(&of(b"a:1rest")));

@@ -13,7 +13,7 @@ use std::{
 use lab::{AtEnd, Host, Lab, Tun, privilege::is_root_or_skip};
 use serde_json::{Map, Value, json};
 
-use super::{SMALL, asked_for_flows, packets};
+use super::{SMALL, packets};
 use crate::support::{
     Agent, Report, as_the_service, attached::programs_of_links, pair, wait_for_silence, wait_until,
 };
@@ -425,7 +425,7 @@ fn living_connections_are_told_of_as_they_were_at_the_first_packet_of_a_scan() {
     };
     let before = both(&pairs);
     // With the first scan, what was asked is the SYN.
-    asked_for_flows(&agent, &lab);
+    agent.flows(&lab.agent);
     assert_ne!(behind(), 0);
     for (client, server) in &mut pairs {
         ask(client, server);

@@ -257,14 +257,8 @@ fn who_refuses_sockets_to_others_does_so_beside_us() {
 
 /// A flow with this port, as the agent tells it when it is asked.
 pub(super) fn asked_for(agent: &Agent, lab: &Lab, name: &str, port: u16) -> Option<Value> {
-    let flows = agent.asked(&lab.agent, &["flows", "--output", "json"]);
-    let error = String::from_utf8_lossy(&flows.stderr);
-    assert!(flows.status.success(), "{error}");
-    let flows = String::from_utf8(flows.stdout).unwrap();
-    let mut lines = flows
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.find(|line| line[name] == port)
+    let mut flows = agent.flows(&lab.agent).into_iter();
+    flows.find(|flow| flow[name] == port)
 }
 
 #[test]

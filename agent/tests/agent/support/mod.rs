@@ -176,6 +176,16 @@ impl Agent {
         })
     }
 
+    /// Has it scan, and returns the flows that it tracks then.
+    pub fn flows(&self, host: &Host) -> Vec<Value> {
+        let output = self.asked(host, &["flows", "--output", "json"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let lines = lines.lines().map(serde_json::from_str);
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+
     /// Waits until `more` further scans are done.
     pub fn wait_for_scans(&self, host: &Host, more: u64) {
         let scans = || self.status(host)["scans"]["count"].as_u64().unwrap();

@@ -150,15 +150,13 @@ impl<'a> Watched<'a> {
         let programs = self.agent.program_ids()?;
         let (cost, outcome) = programs_during(&programs, load)?;
         let answered = outcome.answered.max(1) as f64;
-        Ok(vec![
+        let mut measures = vec![
             ("programs_cpu_percent", cost.cpu_percent()),
             ("program_ns_per_request", cost.run_time_ns as f64 / answered),
             ("program_runs_per_request", cost.runs as f64 / answered),
-            (
-                "program_ns_per_run",
-                cost.run_time_ns as f64 / cost.runs.max(1) as f64,
-            ),
-        ])
+        ];
+        measures.extend(cost.ns_per_run().map(|ns| ("program_ns_per_run", ns)));
+        Ok(measures)
     }
 
     /// Lets the agent catch up, takes its account and ends it.
