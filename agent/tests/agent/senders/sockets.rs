@@ -15,6 +15,7 @@ use crate::support::{Agent, wait_until};
 const OLDER: u16 = 5001;
 const NEWER: u16 = 5002;
 const LISTENING: u16 = 7000;
+const DISCARD: u16 = 9;
 
 fn is_this_process(pid: &Value) -> bool {
     *pid == std::process::id()
@@ -27,10 +28,14 @@ fn this_process_is_known_by_old_and_new_and_accepted_sockets() {
     }
     let lab = Lab::addressed().unwrap();
     let here = lab.agent.ipv4;
+    let there = (lab.peer.ipv4, DISCARD);
+    // Where nobody listens, what is sent again may be refused.
+    let listen = || Ok(UdpSocket::bind(there)?);
+    let _listening = lab.peer.namespace.enter(listen).unwrap();
     let socket = |port| {
         let bind = || Ok(UdpSocket::bind((here, port))?);
         let socket = lab.agent.namespace.enter(bind).unwrap();
-        socket.connect((lab.peer.ipv4, 9)).unwrap();
+        socket.connect(there).unwrap();
         socket
     };
     let older = socket(OLDER);
