@@ -12,6 +12,27 @@ pub const fn place(reason: u32) -> u32 {
     if reason < OTHER { reason } else { OTHER }
 }
 
+/// An interface that is watched: drops elsewhere would take the room of its flows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched {
+    pub ifindex: u32,
+    pub netns: u32,
+}
+
+impl Watched {
+    /// As it lies in the programs' memory.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
+        let Self { ifindex, netns } = self;
+        let [a, b, c, d] = ifindex.to_ne_bytes();
+        let [e, f, g, h] = netns.to_ne_bytes();
+        [a, b, c, d, e, f, g, h]
+    }
+}
+
+const _: () = assert!(size_of::<Watched>() == 8);
+
 /// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All offsets are 0 if that is not to be found out.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +89,9 @@ pub mod beside {
     pub const NO_ROOM: u32 = 2;
     /// It was for another host, or is a copy for a packet socket.
     pub const NOT_FOR_US: u32 = 3;
-    pub const KINDS: u32 = 4;
+    /// Its interface is not watched.
+    pub const UNWATCHED: u32 = 4;
+    pub const KINDS: u32 = 5;
 }
 
 #[cfg(feature = "user")]

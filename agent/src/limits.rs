@@ -9,13 +9,13 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::kernel::bound::TaggedPrograms;
 
 /// Descriptors for maps, programs, listeners, consumers and the log: an agent that is asked for all that it can find out has some 90.
-const OTHERS: u64 = 107;
+const OTHERS: u64 = 108;
 
 /// Sockets, maps and programs for each network namespace but the first.
-const FOR_NAMESPACE: u64 = 59;
+const FOR_NAMESPACE: u64 = 60;
 
 /// Kept for programs that ask drivers for VLAN tags, of each network namespace, beside the programs themselves.
-const MAPS: u64 = 36;
+const MAPS: u64 = 37;
 
 /// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
 pub fn raise_open_files(attachments: usize, namespaces: usize, asks_drivers: bool) -> Result<()> {

@@ -47,6 +47,8 @@ const ROUND_TRIP_BYTES_PER_TRACKED_FLOW: u64 = 16;
 const DROPS_BYTES_PER_TRACKED_FLOW: u64 = 16;
 /// In the kernel, and in the process until their flows come.
 const BYTES_PER_FLOW_WITH_DROPS: u64 = 500;
+/// Of those that the programs know for that.
+const BYTES_PER_INTERFACE_WITH_DROPS: u64 = 200;
 const ICMP_BYTES_PER_TRACKED_FLOW: u64 = 6;
 /// Errors until their flows come.
 const WAITING_ICMP_BYTES: u64 = 2 << 20;
@@ -205,6 +207,7 @@ impl Needs {
             0
         } else {
             u64::from(self.flows_with_drops) * BYTES_PER_FLOW_WITH_DROPS
+                + u64::from(self.max_interfaces) * BYTES_PER_INTERFACE_WITH_DROPS
                 + tracked * DROPS_BYTES_PER_TRACKED_FLOW * GROWTH
         };
         let accounts = account::Layout::of(self.max_interfaces, self.possible_cpus);

@@ -2,12 +2,14 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
 };
 
 use agent_common::{
     FlowKey,
-    drops::{OTHER, REASONS, beside},
+    drops::{OTHER, REASONS, Watched, beside},
 };
 use anyhow::{Context as _, Result};
 use aya::{
@@ -31,7 +33,13 @@ const NO_REASON: &str = "max";
 pub const MOST_FLOWS: u32 = 8192;
 
 /// Their names, by number.
-const BESIDE: [&str; beside::KINDS as usize] = ["elsewhere", "unparsed", "no_room", "not_for_us"];
+const BESIDE: [&str; beside::KINDS as usize] = [
+    "elsewhere",
+    "unparsed",
+    "no_room",
+    "not_for_us",
+    "unwatched",
+];
 
 /// The programs' maps.
 pub struct Maps {
@@ -39,6 +47,38 @@ pub struct Maps {
     /// By page.
     pub by_flow: [MapData; 2],
     pub beside: MapData,
+    pub watched: Arc<MapData>,
+}
+
+/// The interfaces of a network namespace whose drops are counted by flow.
+#[derive(Clone)]
+pub struct Watching {
+    map: Arc<MapData>,
+    netns: u32,
+}
+
+impl Watching {
+    /// The map is that of all network namespaces.
+    pub fn new(map: Arc<MapData>, netns: u32) -> Self {
+        Self { map, netns }
+    }
+
+    pub fn begin(&self, ifindex: u32) -> io::Result<()> {
+        bpf::update_by_bytes(self.map.fd().as_fd(), &self.key(ifindex), &[0; 4])
+    }
+
+    /// Whether it was watched or not.
+    pub fn end(&self, ifindex: u32) -> io::Result<()> {
+        match bpf::delete_by_bytes(self.map.fd().as_fd(), &self.key(ifindex)) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn key(&self, ifindex: u32) -> [u8; 8] {
+        let netns = self.netns;
+        Watched { ifindex, netns }.to_bytes()
+    }
 }
 
 /// What the kernel has dropped.
@@ -77,9 +117,11 @@ impl Drops {
             counts,
             by_flow,
             beside,
+            watched,
         } = maps;
         let of_flows: u64 = by_flow.iter().map(map_memory_bytes).sum();
-        let memory_bytes = map_memory_bytes(&counts) + map_memory_bytes(&beside) + of_flows;
+        let of_others = [&counts, &beside, &*watched].map(map_memory_bytes);
+        let memory_bytes = of_flows + of_others.into_iter().sum::<u64>();
         let counts = PerCpuArray::try_from(Map::PerCpuArray(counts));
         let beside = Array::try_from(Map::Array(beside));
         Ok(Self {

@@ -13,7 +13,7 @@ use agent_common::{
 use anyhow::{Context as _, Result};
 use aya::maps::MapData;
 
-use super::{mapped_array::MappedArray, memory::map_memory_bytes};
+use super::{drops::Watching, mapped_array::MappedArray, memory::map_memory_bytes};
 
 /// An odd number, from the golden ratio.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -100,11 +100,13 @@ pub struct InterfaceTable {
     kernel_memory_bytes: u64,
     entries: Arc<MappedArray>,
     places: Arc<Mutex<Places>>,
+    /// If drops are counted by flow.
+    drops: Option<Watching>,
 }
 
 impl InterfaceTable {
     /// `map` must be empty and have [`Places::buckets`] entries.
-    pub(super) fn new(map: MapData, places: Places) -> Result<Self> {
+    pub(super) fn new(map: MapData, places: Places, drops: Option<Watching>) -> Result<Self> {
         let entries = MappedArray::new(map.fd().as_fd(), places.interfaces.len());
         let entries = entries.context("map the programs' table of interfaces")?;
         Ok(Self {
@@ -112,6 +114,7 @@ impl InterfaceTable {
             _map: Arc::new(map),
             entries: Arc::new(entries),
             places: Arc::new(Mutex::new(places)),
+            drops,
         })
     }
 
@@ -122,6 +125,13 @@ impl InterfaceTable {
         let Some(moves) = places.moves(Interface { ifindex, slot }) else {
             return false;
         };
+        if let Some(drops) = &self.drops
+            && let Err(error) = drops.begin(ifindex)
+        {
+            tracing::warn!(
+                "what the kernel drops at the interface with index {ifindex} is with no flow (`unwatched`): {error}"
+            );
+        }
         for (place, interface) in moves {
             self.store(&mut places, place, interface);
         }
@@ -133,6 +143,13 @@ impl InterfaceTable {
         let mut places = self.places();
         if let Some(place) = places.find(ifindex) {
             self.store(&mut places, place, Interface::default());
+            if let Some(drops) = &self.drops
+                && let Err(error) = drops.end(ifindex)
+            {
+                tracing::warn!(
+                    "what the kernel drops at the interface with index {ifindex} goes on to be counted by flow: {error}"
+                );
+            }
         }
     }
 

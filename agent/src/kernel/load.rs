@@ -5,6 +5,7 @@ use std::{
     mem::offset_of,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
+    sync::Arc,
 };
 
 use agent_common::{
@@ -23,7 +24,7 @@ use super::{
     bpf,
     connections::{self, EndedConnections},
     dns::{self, DnsMessages},
-    drops::{self, Drops},
+    drops::{self, Drops, Watching},
     fragments::Fragments,
     icmp_errors::{self, IcmpErrors},
     interface_table::{InterfaceTable, Places},
@@ -132,6 +133,7 @@ const DNS_MESSAGES: &str = "DNS_MESSAGES";
 const ICMP_ERRORS: &str = "ICMP_ERRORS";
 /// By page.
 const DROPPED: [&str; 2] = ["DROPPED_0", "DROPPED_1"];
+const WATCHED: &str = "WATCHED";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
@@ -193,6 +195,7 @@ impl Kernel {
         };
         let run_times = RunTimes::default();
         let mut sets = Vec::new();
+        let mut watched = None;
         for netns in &settings.netns {
             let mut programs = shape
                 .load(object, *netns, shared.as_ref())
@@ -203,10 +206,16 @@ impl Kernel {
                 .transpose()?;
             let table = take(&mut programs, INTERFACES)?;
             let places = Places::for_up_to(settings.max_interfaces);
+            let of_all = match &watched {
+                Some(of_all) => Arc::clone(of_all),
+                None => Arc::clone(watched.insert(Arc::new(take(&mut programs, WATCHED)?))),
+            };
+            let drops = Watching::new(of_all, *netns);
+            let drops = settings.drops.is_known().then_some(drops);
             sets.push(ProgramSet {
                 programs,
                 tagged,
-                interfaces: InterfaceTable::new(table, places)?,
+                interfaces: InterfaceTable::new(table, places, drops)?,
                 run_times: run_times.clone(),
             });
         }
@@ -238,6 +247,7 @@ impl Kernel {
             counts: take(ebpf, "DROPS")?,
             by_flow: [take(ebpf, DROPPED[0])?, take(ebpf, DROPPED[1])?],
             beside: take(ebpf, "DROPPED_BESIDE")?,
+            watched: watched.context("no network namespace is given")?,
         };
         let drops = Drops::new(of_drops, settings.drops.is_known())?;
         let filled = ebpf
@@ -438,10 +448,11 @@ impl<'a> Shape<'a> {
         } else {
             4096
         };
-        let dropped = if settings.drops.is_known() {
-            drops::MOST_FLOWS
+        let (dropped, watched) = if settings.drops.is_known() {
+            // One may leave its place only after the next one has taken it.
+            (drops::MOST_FLOWS, 2 * settings.max_interfaces)
         } else {
-            1
+            (1, 1)
         };
         let mut loader = EbpfLoader::new();
         loader
@@ -470,6 +481,7 @@ impl<'a> Shape<'a> {
             .override_global("DROP_LAYOUT", &settings.drops, true)
             .map_max_entries(DROPPED[0], dropped)
             .map_max_entries(DROPPED[1], dropped)
+            .map_max_entries(WATCHED, watched)
             .map_max_entries(FRAGMENTS, settings.max_fragments)
             .map_max_entries(OUTER, outers);
         if let Some(shared) = shared {

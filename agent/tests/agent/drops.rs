@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::{
     devices::device::{Kind, NAME},
     lifecycle::netns::{names, number, start},
-    support::{Agent, Report, as_the_service, pair, wait_until},
+    support::{Agent, Report, as_the_service, pair, wait_for_packets, wait_until},
 };
 
 const DROPS: &[&str] = &["--enrich", "drops"];
@@ -294,6 +294,41 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
         assert!(dropping.is_complete(missed), "{dropping:?} {missed}");
         assert_eq!(dropping.arrived, packets);
     }
+}
+
+/// More flows are dropped elsewhere than there is room for.
+#[test]
+fn what_is_dropped_where_nobody_watches_takes_no_room() {
+    const FLOWS: u16 = 9000;
+    if !is_root_or_skip("agent::what_is_dropped_where_nobody_watches_takes_no_room") {
+        return;
+    }
+    let [here, elsewhere] = [(); 2].map(|()| Lab::addressed().unwrap());
+    // All within one scan.
+    let settings = [DROPS, KEPT, &["--scan-interval", "1h"]].concat();
+    let agent = Agent::start(&here, &settings);
+    let other = Agent::start(&elsewhere, &[]);
+    let send = |lab: &Lab, ports: &[u16]| {
+        let frame = lab.peer.frame_v4(&lab.agent);
+        let frames = ports
+            .iter()
+            .map(|&port| frame.udp(port, NOWHERE, b"nobody").unwrap());
+        let sent = lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
+        assert_eq!(sent, ports.len());
+    };
+    send(&elsewhere, &(1..=FLOWS).collect::<Vec<_>>());
+    wait_until("all have come there", || {
+        let flows = other.status(&elsewhere.agent)["account"]["flows"].clone();
+        pair(&flows).packets >= FLOWS.into()
+    });
+    let before = here.agent.counters().unwrap();
+    send(&here, &[1; SENT as usize]);
+    wait_for_packets(&here.agent, before, SENT);
+    let report = agent.stop();
+    let dropping = Dropping::at_last(&report, |_| true);
+    assert_eq!(dropping.arrived, SENT);
+    // Some may have come to the kernel while it counted others.
+    assert!(dropping.is_complete(SENT), "{dropping:?}");
 }
 
 #[test]

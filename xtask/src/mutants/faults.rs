@@ -282,6 +282,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("drops::what_is_dropped_in_two_namespaces_with_one_index_is_told_apart"),
     },
     Fault {
+        name: "drops where nobody watches take the room of others",
+        file: "agent-ebpf/src/dropped_flows.rs",
+        from: "        note_beside(beside::UNWATCHED);\n        return;\n",
+        to: "",
+        target: agent("drops::what_is_dropped_where_nobody_watches_takes_no_room"),
+    },
+    Fault {
         name: "a segment that is sent again is a sample",
         file: "agent-common/src/round_trip.rs",
         from: "own.is_syn() || own.payload_len_bytes != 0 && is_earlier",

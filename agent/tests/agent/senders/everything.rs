@@ -5,6 +5,7 @@ use std::{
     io::Read as _,
     net::{Shutdown, TcpListener, TcpStream},
     thread,
+    time::Instant,
 };
 
 use lab::{
@@ -19,6 +20,8 @@ use crate::support::{Agent, as_the_service, pair, wait_for_silence, wait_until};
 
 const ALL: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns-exchanges,icmp,drops"];
 const PORT: u16 = 7000;
+/// At once.
+const CLIENTS: usize = 4;
 /// Nothing is left out while the machine is slow.
 const PATIENT: &[&str] = &["--idle-timeout", "1h", "--linger", "1h"];
 
@@ -91,7 +94,8 @@ fn many_short_connections_have_their_process() {
     if !is_root_or_skip("agent::many_short_connections_have_their_process") {
         return;
     }
-    let count = packets(5_000, 300) as usize;
+    let of_each = packets(5_000, 80) as usize;
+    let count = CLIENTS * of_each;
     let lab = Lab::addressed().unwrap();
     // Where the kernel gives ports again that have just been used, two connections are one flow.
     let ports = ("net/ipv4/ip_local_port_range", "10000 60000");
@@ -101,28 +105,34 @@ fn many_short_connections_have_their_process() {
     let here = lab.agent.ipv4;
     let bind = || Ok(TcpListener::bind((here, PORT))?);
     let listener = lab.agent.namespace.enter(bind).unwrap();
-    let mut of_clients = BTreeSet::new();
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            for _ in 0..count {
-                let (mut accepted, _) = listener.accept().unwrap();
-                // The client closes first, so that its end waits, and not this one.
-                assert_eq!(accepted.read(&mut [0; 8]).unwrap(), 0);
-            }
+    let accept = || {
+        for _ in 0..of_each {
+            let (mut accepted, _) = listener.accept().unwrap();
+            // The client closes first, so that its end waits, and not this one.
+            assert_eq!(accepted.read(&mut [0; 8]).unwrap(), 0);
+        }
+    };
+    let connect = || {
+        let mut ports = BTreeSet::new();
+        for _ in 0..of_each {
+            let mut stream = TcpStream::connect((here, PORT))?;
+            ports.insert(stream.local_addr()?.port());
+            stream.shutdown(Shutdown::Write)?;
+            stream.read_exact(&mut [0; 0])?;
+            assert_eq!(stream.read(&mut [0; 8])?, 0);
+        }
+        Ok(ports)
+    };
+    let begin = Instant::now();
+    let of_clients = thread::scope(|scope| {
+        let clients = [(); CLIENTS].map(|()| {
+            scope.spawn(accept);
+            scope.spawn(|| lab.peer.namespace.enter(connect).unwrap())
         });
-        let connect = || {
-            let mut ports = BTreeSet::new();
-            for _ in 0..count {
-                let mut stream = TcpStream::connect((here, PORT))?;
-                ports.insert(stream.local_addr()?.port());
-                stream.shutdown(Shutdown::Write)?;
-                stream.read_exact(&mut [0; 0])?;
-                assert_eq!(stream.read(&mut [0; 8])?, 0);
-            }
-            Ok(ports)
-        };
-        of_clients = lab.peer.namespace.enter(connect).unwrap();
+        let ports = clients.map(|client| client.join().unwrap());
+        ports.into_iter().flatten().collect::<BTreeSet<u16>>()
     });
+    eprintln!("{count} connections took {:?}", begin.elapsed());
     wait_for_silence(&lab.agent);
     wait_until("all are drained", || {
         let account = &agent.status(&lab.agent)["account"];
