@@ -24,10 +24,10 @@ impl Watched {
     /// As it lies in the programs' memory.
     #[must_use]
     pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
-        let Self { ifindex, netns } = self;
-        let [a, b, c, d] = ifindex.to_ne_bytes();
-        let [e, f, g, h] = netns.to_ne_bytes();
-        [a, b, c, d, e, f, g, h]
+        let mut bytes = [0; size_of::<Self>()];
+        bytes[..4].copy_from_slice(&self.ifindex.to_ne_bytes());
+        bytes[4..].copy_from_slice(&self.netns.to_ne_bytes());
+        bytes
     }
 }
 

@@ -86,6 +86,8 @@ pub struct Drops {
     counts: PerCpuArray<MapData, u64>,
     by_flow: [MapData; 2],
     beside: Array<MapData, u64>,
+    /// The program needs it when it is loaded, also where no flows are found out.
+    _watched: Arc<MapData>,
     memory_bytes: u64,
     /// Whether the flows are found out.
     tells_flows: bool,
@@ -128,6 +130,7 @@ impl Drops {
             counts: counts.context("the counts of drops")?,
             by_flow,
             beside: beside.context("the counts of drops of no flow")?,
+            _watched: watched,
             memory_bytes,
             tells_flows,
             counting: None,

@@ -591,6 +591,10 @@ fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
         ENDED => "the connections that end: run without --enrich tcp".to_owned(),
         DNS_MESSAGES => "messages of the DNS: run without --enrich dns".to_owned(),
         ICMP_ERRORS => "ICMP errors: run without --enrich icmp".to_owned(),
+        WATCHED => format!(
+            "the drops of {} interfaces: lower --max-interfaces, or run without --enrich drops",
+            settings.max_interfaces
+        ),
         INTERFACES => format!(
             "the table of {} interfaces: lower --max-interfaces",
             settings.max_interfaces
@@ -652,6 +656,10 @@ mod tests {
             (COMMON, "accounts of 2 interfaces: lower --max-interfaces"),
             (RARE, "accounts of 2 interfaces: lower --max-interfaces"),
             (PENDING, "accounts of 2 interfaces: lower --max-interfaces"),
+            (
+                WATCHED,
+                "drops of 2 interfaces: lower --max-interfaces, or run without --enrich drops",
+            ),
             (INTERFACES, "table of 2 interfaces: lower --max-interfaces"),
             ("CLOCKS", "load the BPF programs"),
         ] {

@@ -1,13 +1,14 @@
 //! What the kernel drops, by its own reasons.
 
 use std::{
+    fs,
     iter::repeat_n,
     net::{SocketAddr, UdpSocket},
 };
 
 use anyhow::Context as _;
 use lab::{
-    Host, Lab,
+    FrameSocket, Host, Lab,
     privilege::{is_root_or_skip, skip},
     traffic::IpVersion,
 };
@@ -16,7 +17,7 @@ use serde_json::Value;
 use crate::{
     devices::device::{Kind, NAME},
     lifecycle::netns::{names, number, start},
-    support::{Agent, Report, as_the_service, pair, wait_for_packets, wait_until},
+    support::{Agent, Report, as_the_service, pair, wait_until},
 };
 
 const DROPS: &[&str] = &["--enrich", "drops"];
@@ -296,6 +297,68 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
     }
 }
 
+/// Waits until the kernel has found nobody for so many datagrams, which it drops next.
+fn wait_for_refusals(host: &Host, datagrams: u64) {
+    wait_until("nobody listens", || {
+        let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
+        let counters = host.namespace.enter(read).unwrap();
+        let lines = counters
+            .lines()
+            .filter_map(|line| line.strip_prefix("Udp: "));
+        let [names, counts] = lines.collect::<Vec<_>>()[..] else {
+            panic!("{counters}");
+        };
+        let mut of_udp = names.split(' ').zip(counts.split(' '));
+        let (_, refused) = of_udp.find(|(name, _)| *name == "NoPorts").unwrap();
+        refused.parse::<u64>().unwrap() >= datagrams
+    });
+}
+
+/// One after the other, and more than have a place at a time.
+#[test]
+fn what_is_dropped_at_interfaces_that_come_late_is_with_its_flow() {
+    if !is_root_or_skip("agent::what_is_dropped_at_interfaces_that_come_late_is_with_its_flow") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let host = &lab.agent;
+    let ip = |line: &str| {
+        let words: Vec<_> = line.split(' ').collect();
+        host.namespace.ip(&words).unwrap();
+    };
+    let mac = host.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let come = |name: &str| {
+        ip(&format!(
+            "link add {name} address {mac} type veth peer name far"
+        ));
+        ip(&format!("link set {name} up"));
+        ip("link set far up");
+    };
+    come("late0");
+    let settings = [DROPS, KEPT, &["--max-interfaces", "1"]].concat();
+    let agent = Agent::start_on(host, "late*", &settings);
+    let frame = lab.peer.frame_v4(host);
+    let frame = frame.udp(1000, NOWHERE, b"nobody").unwrap();
+    for round in 0..5 {
+        let name = format!("late{round}");
+        if round > 0 {
+            come(&name);
+        }
+        wait_until("it is watched", || {
+            let hooks = agent.status(host)["hooks"].clone();
+            let hooks = hooks.as_array().unwrap();
+            hooks.len() == 2 && hooks.iter().all(|hook| hook["interface"]["name"] == *name)
+        });
+        let send = || {
+            let socket = FrameSocket::new(&host.namespace, "far").unwrap();
+            let sent = socket.send_many(repeat_n(&frame, SENT as usize)).unwrap();
+            assert_eq!(sent as u64, SENT);
+        };
+        wait_for_drops(&agent, host, |flow| flow["interface"] == *name, SENT, send);
+        ip(&format!("link delete {name}"));
+    }
+}
+
 /// More flows are dropped elsewhere than there is room for.
 #[test]
 fn what_is_dropped_where_nobody_watches_takes_no_room() {
@@ -307,7 +370,6 @@ fn what_is_dropped_where_nobody_watches_takes_no_room() {
     // All within one scan.
     let settings = [DROPS, KEPT, &["--scan-interval", "1h"]].concat();
     let agent = Agent::start(&here, &settings);
-    let other = Agent::start(&elsewhere, &[]);
     let send = |lab: &Lab, ports: &[u16]| {
         let frame = lab.peer.frame_v4(&lab.agent);
         let frames = ports
@@ -317,13 +379,9 @@ fn what_is_dropped_where_nobody_watches_takes_no_room() {
         assert_eq!(sent, ports.len());
     };
     send(&elsewhere, &(1..=FLOWS).collect::<Vec<_>>());
-    wait_until("all have come there", || {
-        let flows = other.status(&elsewhere.agent)["account"]["flows"].clone();
-        pair(&flows).packets >= FLOWS.into()
-    });
-    let before = here.agent.counters().unwrap();
+    wait_for_refusals(&elsewhere.agent, FLOWS.into());
     send(&here, &[1; SENT as usize]);
-    wait_for_packets(&here.agent, before, SENT);
+    wait_for_refusals(&here.agent, SENT);
     let report = agent.stop();
     let dropping = Dropping::at_last(&report, |_| true);
     assert_eq!(dropping.arrived, SENT);

@@ -289,6 +289,13 @@ pub const FAULTS: &[Fault] = &[
         target: agent("drops::what_is_dropped_where_nobody_watches_takes_no_room"),
     },
     Fault {
+        name: "one that leaves keeps its place among the watched ones",
+        file: "agent/src/kernel/interface_table.rs",
+        from: "                && let Err(error) = drops.end(ifindex)",
+        to: "                && let Err(error) = drops.end(0)",
+        target: agent("drops::what_is_dropped_at_interfaces_that_come_late_is_with_its_flow"),
+    },
+    Fault {
         name: "a segment that is sent again is a sample",
         file: "agent-common/src/round_trip.rs",
         from: "own.is_syn() || own.payload_len_bytes != 0 && is_earlier",

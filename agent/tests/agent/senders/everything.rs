@@ -14,9 +14,10 @@ use lab::{
     privilege::is_root_or_skip,
     traffic::{self, IpVersion},
 };
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use serde_json::Value;
 
-use crate::support::{Agent, as_the_service, pair, wait_for_silence, wait_until};
+use crate::support::{Agent, PATIENCE, as_the_service, pair, wait_for_silence, wait_until};
 
 const ALL: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns-exchanges,icmp,drops"];
 const PORT: u16 = 7000;
@@ -105,6 +106,8 @@ fn many_short_connections_have_their_process() {
     let here = lab.agent.ipv4;
     let bind = || Ok(TcpListener::bind((here, PORT))?);
     let listener = lab.agent.namespace.enter(bind).unwrap();
+    // Where a client fails, those that wait for it end, too.
+    set_socket_timeout(&listener, Timeout::Recv, Some(PATIENCE)).unwrap();
     let accept = || {
         for _ in 0..of_each {
             let (mut accepted, _) = listener.accept().unwrap();
