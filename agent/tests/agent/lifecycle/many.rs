@@ -149,10 +149,10 @@ fn interfaces_that_come_leave_some_files_to_open() {
     }
     let lab = Lab::quiet().unwrap();
     let mut command = lab.agent.command("prlimit");
-    command.args(["--nofile=123", env!("CARGO_BIN_EXE_flow-agent")]);
+    command.args(["--nofile=124", env!("CARGO_BIN_EXE_flow-agent")]);
     let agent = Agent::start_by(command, "many*", &[]);
     add_wires(&lab, WIRES);
-    // 123 are 107 and 16 for hooks.
+    // 124 are 108 and 16 for hooks.
     wait_until("some are watched", || {
         let status = agent.status(&lab.agent);
         let hooks = status["hooks"].as_array().unwrap().len();
@@ -161,7 +161,7 @@ fn interfaces_that_come_leave_some_files_to_open() {
     wait_until("the log names the limit", || {
         agent
             .stderr()
-            .contains("the limit of open files is 123: raise it")
+            .contains("the limit of open files is 124: raise it")
     });
     agent.stop();
 }
