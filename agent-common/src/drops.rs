@@ -12,26 +12,12 @@ pub const fn place(reason: u32) -> u32 {
     if reason < OTHER { reason } else { OTHER }
 }
 
-/// An interface that is watched: drops elsewhere would take the room of its flows.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watched {
-    pub ifindex: u32,
-    pub netns: u32,
+/// The key of an interface that is watched: drops elsewhere would take the room of its flows.
+#[inline(always)]
+#[must_use]
+pub const fn watched(ifindex: u32, netns: u32) -> u64 {
+    (netns as u64) << 32 | ifindex as u64
 }
-
-impl Watched {
-    /// As it lies in the programs' memory.
-    #[must_use]
-    pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
-        let mut bytes = [0; size_of::<Self>()];
-        bytes[..4].copy_from_slice(&self.ifindex.to_ne_bytes());
-        bytes[4..].copy_from_slice(&self.netns.to_ne_bytes());
-        bytes
-    }
-}
-
-const _: () = assert!(size_of::<Watched>() == 8);
 
 /// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All offsets are 0 if that is not to be found out.
 #[repr(C)]
@@ -108,5 +94,10 @@ mod tests {
     fn every_reason_has_a_place() {
         let places = [0, 1, OTHER - 1, OTHER, REASONS, 0x1_0003, u32::MAX].map(place);
         assert_eq!(places, [0, 1, OTHER - 1, OTHER, OTHER, OTHER, OTHER]);
+    }
+
+    #[test]
+    fn interfaces_with_one_index_are_told_apart_by_their_namespaces() {
+        assert_eq!(watched(2, 0xf000_0001), 0xf000_0001_0000_0002);
     }
 }

@@ -7,7 +7,7 @@ use core::{ffi::c_void, mem::MaybeUninit};
 
 use agent_common::{
     FlowKey, Frame, LinkType, Packet,
-    drops::{DropLayout, Watched, beside},
+    drops::{DropLayout, beside, watched},
     parse,
 };
 use aya_ebpf::{
@@ -35,9 +35,9 @@ static DROPPED_0: HashMap<FlowKey, u64, 1> = HashMap::new();
 #[btf_map]
 static DROPPED_1: HashMap<FlowKey, u64, 1> = HashMap::new();
 
-/// Of all network namespaces. Userspace sets the size.
+/// By [`watched`], of all network namespaces. Userspace sets the size.
 #[btf_map]
-static WATCHED: HashMap<Watched, u32, 1> = HashMap::new();
+static WATCHED: HashMap<u64, u32, 1> = HashMap::new();
 
 /// By kind of [`beside`].
 #[btf_map]
@@ -75,7 +75,7 @@ pub fn note(skb: *mut c_void, reason: u32) {
         let netns: *mut c_void = at(device, &DROP_LAYOUT.device_netns);
         at(netns, &DROP_LAYOUT.netns_inode)
     };
-    if WATCHED.get_ptr(&Watched { ifindex, netns }).is_none() {
+    if WATCHED.get_ptr(&watched(ifindex, netns)).is_none() {
         note_beside(beside::UNWATCHED);
         return;
     }

@@ -372,8 +372,15 @@ pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     delete_by_bytes(map, &key.to_ne_bytes())
 }
 
-/// The same for a key of any type, which must have the map's key size.
-pub fn delete_by_bytes(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
+/// The same for a key of any type, which must have the map's key size. It may have gone before.
+pub fn delete_if_there(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
+    match delete_by_bytes(map, key) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        deleted => deleted,
+    }
+}
+
+fn delete_by_bytes(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
     let mut attr = element(map, key.as_ptr(), std::ptr::null());
     bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }

@@ -9,7 +9,7 @@ use std::{
 
 use agent_common::{
     FlowKey,
-    drops::{OTHER, REASONS, Watched, beside},
+    drops::{OTHER, REASONS, beside, watched},
 };
 use anyhow::{Context as _, Result};
 use aya::{
@@ -69,15 +69,11 @@ impl Watching {
 
     /// Whether it was watched or not.
     pub fn end(&self, ifindex: u32) -> io::Result<()> {
-        match bpf::delete_by_bytes(self.map.fd().as_fd(), &self.key(ifindex)) {
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-            result => result,
-        }
+        bpf::delete_if_there(self.map.fd().as_fd(), &self.key(ifindex))
     }
 
     fn key(&self, ifindex: u32) -> [u8; 8] {
-        let netns = self.netns;
-        Watched { ifindex, netns }.to_bytes()
+        watched(ifindex, self.netns).to_ne_bytes()
     }
 }
 

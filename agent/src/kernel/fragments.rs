@@ -53,11 +53,8 @@ impl Fragments {
             if !interfaces.contains(&interface_of(key)) {
                 return Ok(());
             }
-            match bpf::delete_by_bytes(map, key) {
-                // Evicted meanwhile.
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-                deleted => deleted,
-            }
+            // It may be evicted meanwhile.
+            bpf::delete_if_there(map, key)
         })
         .context("forget the fragments of an interface that has left")
     }

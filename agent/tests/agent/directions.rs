@@ -100,7 +100,7 @@ fn a_router_with_one_interface_has_a_record_of_each_side() {
     for (name, value) in settings {
         router.namespace.set_sysctl(name, value).unwrap();
     }
-    let mac = lab.peer.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let mac = lab.peer.mac_text();
     let neighbour = [
         "neighbour",
         "replace",

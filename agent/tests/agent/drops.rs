@@ -1,7 +1,6 @@
 //! What the kernel drops, by its own reasons.
 
 use std::{
-    fs,
     iter::repeat_n,
     net::{SocketAddr, UdpSocket},
 };
@@ -17,7 +16,7 @@ use serde_json::Value;
 use crate::{
     devices::device::{Kind, NAME},
     lifecycle::netns::{names, number, start},
-    support::{Agent, Report, as_the_service, pair, wait_until},
+    support::{Agent, Report, as_the_service, pair, protocol_counter, wait_until},
 };
 
 const DROPS: &[&str] = &["--enrich", "drops"];
@@ -300,17 +299,7 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
 /// Waits until the kernel has found nobody for so many datagrams, which it drops next.
 fn wait_for_refusals(host: &Host, datagrams: u64) {
     wait_until("nobody listens", || {
-        let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
-        let counters = host.namespace.enter(read).unwrap();
-        let lines = counters
-            .lines()
-            .filter_map(|line| line.strip_prefix("Udp: "));
-        let [names, counts] = lines.collect::<Vec<_>>()[..] else {
-            panic!("{counters}");
-        };
-        let mut of_udp = names.split(' ').zip(counts.split(' '));
-        let (_, refused) = of_udp.find(|(name, _)| *name == "NoPorts").unwrap();
-        refused.parse::<u64>().unwrap() >= datagrams
+        protocol_counter(host, "Udp", "NoPorts") >= datagrams
     });
 }
 
@@ -322,17 +311,11 @@ fn what_is_dropped_at_interfaces_that_come_late_is_with_its_flow() {
     }
     let lab = Lab::addressed().unwrap();
     let host = &lab.agent;
-    let ip = |line: &str| {
-        let words: Vec<_> = line.split(' ').collect();
-        host.namespace.ip(&words).unwrap();
-    };
-    let mac = host.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let mac = host.mac_text();
     let come = |name: &str| {
-        ip(&format!(
-            "link add {name} address {mac} type veth peer name far"
-        ));
-        ip(&format!("link set {name} up"));
-        ip("link set far up");
+        host.namespace.add_wire([name, "far"]).unwrap();
+        let address = ["link", "set", name, "address", &mac];
+        host.namespace.ip(&address).unwrap();
     };
     come("late0");
     let settings = [DROPS, KEPT, &["--max-interfaces", "1"]].concat();
@@ -355,7 +338,7 @@ fn what_is_dropped_at_interfaces_that_come_late_is_with_its_flow() {
             assert_eq!(sent as u64, SENT);
         };
         wait_for_drops(&agent, host, |flow| flow["interface"] == *name, SENT, send);
-        ip(&format!("link delete {name}"));
+        host.namespace.ip(&["link", "delete", &name]).unwrap();
     }
 }
 

@@ -148,7 +148,7 @@ fn a_port_that_refuses_and_a_host_that_is_silent_are_told_apart() {
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     traffic::tcp(&lab.agent, &lab.peer, IpVersion::V4, 7003, 1000).unwrap();
     // The peer takes nothing any more, and nobody asks where it is.
-    let mac = lab.peer.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let mac = lab.peer.mac_text();
     let address = lab.peer.ipv4.to_string();
     let known = ["neigh", "replace", &address, "lladdr", &mac, "dev"];
     let known = [&known[..], &[&lab.agent.interface, "nud", "permanent"]].concat();

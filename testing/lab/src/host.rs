@@ -69,7 +69,7 @@ impl Lab {
         let mtu = options.mtu_bytes.to_string();
         let queues = options.queues.to_string();
         let shape = ["mtu", &mtu, "numrxqueues", &queues, "numtxqueues", &queues];
-        let (agent_mac, peer_mac) = (mac_text(agent.mac), mac_text(peer.mac));
+        let (agent_mac, peer_mac) = (agent.mac_text(), peer.mac_text());
         let mut link = vec!["link", "add", &agent.interface, "address", &agent_mac];
         link.extend(shape);
         link.extend([
@@ -147,7 +147,7 @@ impl Host {
         }
         self.namespace.ip(&[&set[..], &["up"]].concat())?;
         if options.addresses {
-            let mac = mac_text(other.mac);
+            let mac = other.mac_text();
             let on_link = [
                 (format!("{}/24", self.ipv4), other.ipv4.to_string()),
                 (format!("{}/64", self.ipv6), other.ipv6.to_string()),
@@ -210,6 +210,11 @@ impl Host {
         Generator::new(&self.namespace, &self.interface, variety)
     }
 
+    /// As `ip` takes it.
+    pub fn mac_text(&self) -> String {
+        self.mac.map(|byte| format!("{byte:02x}")).join(":")
+    }
+
     /// An IPv4 frame from this host.
     pub fn frame_v4(&self, to: &Self) -> Frame {
         Frame::ethernet(self.mac, to.mac, self.ipv4, to.ipv4)
@@ -219,10 +224,6 @@ impl Host {
     pub fn frame_v6(&self, to: &Self) -> Frame {
         Frame::ethernet(self.mac, to.mac, self.ipv6, to.ipv6)
     }
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]

@@ -190,22 +190,15 @@ fn give_room(collector: u32) {
     let pid = Pid::from_raw(collector.cast_signed()).unwrap();
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     let files = fs::read_dir(format!("/proc/{collector}/fd")).unwrap();
-    let mut sockets = files.filter_map(|file| {
-        let file = file.unwrap();
-        let is_socket = fs::read_link(file.path()).is_ok_and(|target| {
-            target
-                .as_os_str()
-                .as_encoded_bytes()
-                .starts_with(b"socket:")
-        });
-        let number = file.file_name().to_str()?.parse().ok()?;
-        let socket = is_socket.then(|| pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()))?;
+    let mut copies = files.filter_map(|file| {
+        let number = file.unwrap().file_name().to_str()?.parse().ok()?;
         // It may have closed it since.
-        UdpSocket::from(socket.ok()?).into()
+        let copy = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).ok()?;
+        Some(UdpSocket::from(copy))
     });
-    let socket = sockets.find(|socket| {
-        socket
-            .local_addr()
+    // What is no socket has no address.
+    let socket = copies.find(|copy| {
+        copy.local_addr()
             .is_ok_and(|address| address.port() == PORT)
     });
     let socket = socket.expect("the socket that listens");

@@ -472,6 +472,18 @@ pub fn answered(command: impl Fn() -> Command) -> Output {
     output.unwrap()
 }
 
+/// What the kernel has counted of a protocol in the host's network namespace (`/proc/net/snmp`).
+pub fn protocol_counter(host: &Host, protocol: &str, name: &str) -> u64 {
+    let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
+    let table = host.namespace.enter(read).unwrap();
+    let is_of_it = |line: &&str| line.split_once(':').is_some_and(|(of, _)| of == protocol);
+    let mut lines = table.lines().filter(is_of_it);
+    let [names, values] = [(); 2].map(|()| lines.next().unwrap().split_whitespace());
+    let mut columns = names.zip(values);
+    let (_, value) = columns.find(|(column, _)| *column == name).unwrap();
+    value.parse().unwrap()
+}
+
 /// Most conditions start a process to ask: they get a quarter of the time, and what they wait for has the rest.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let (least, most) = (Duration::from_millis(20), Duration::from_millis(300));

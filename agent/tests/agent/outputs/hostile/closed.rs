@@ -3,19 +3,14 @@
 use std::net::SocketAddr;
 
 use super::{messages::Messages, *};
+use crate::support::protocol_counter;
 
 /// Not among those that the kernel gives to a connection: one to a port of its own would meet itself.
 const PORT: u16 = 4739;
 
 /// How many connections were refused to those who are in the agent's network namespace.
 fn refused_connections(lab: &Lab) -> u64 {
-    let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
-    let table = lab.agent.namespace.enter(read).unwrap();
-    let mut of_tcp = table.lines().filter(|line| line.starts_with("Tcp:"));
-    let [names, values] = [(); 2].map(|()| of_tcp.next().unwrap().split_whitespace());
-    let mut columns = names.zip(values);
-    let (_, refused) = columns.find(|(name, _)| *name == "AttemptFails").unwrap();
-    refused.parse().unwrap()
+    protocol_counter(&lab.agent, "Tcp", "AttemptFails")
 }
 
 #[test]
