@@ -15,7 +15,7 @@ use super::{
     client::{Begun, Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, open_to_all},
     memory::{MIB, Memory, reset_peak},
 };
-use crate::support::{Agent, wait_for_packets, wait_until};
+use crate::support::{Agent, everybodys::everybodys_binary, wait_for_packets, wait_until};
 
 /// If 3.5 KiB stayed of each until the next scan, that would be 70 MiB.
 #[tokio::test(flavor = "multi_thread")]
@@ -400,7 +400,7 @@ async fn a_reload_changes_how_many_consumers_and_connections_there_may_be() {
 
 /// `flow-agent watch` as a user without rights.
 fn watch_as_nobody(address: &str) -> Command {
-    let mut watch = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+    let mut watch = Command::new(everybodys_binary());
     watch
         .args(["watch", "--connect", address])
         .uid(NOBODY)

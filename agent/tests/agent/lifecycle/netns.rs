@@ -5,7 +5,6 @@ use std::{fs, os::unix::fs::MetadataExt as _};
 use agent_common::Pair;
 use lab::{Counters, FrameSocket, Host, Lab, Namespace, Process, privilege::is_root_or_skip};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use super::{
     CLSACT, TCX, here,
@@ -161,9 +160,8 @@ fn without_sys_admin_another_namespace_is_refused_and_the_own_one_is_not() {
         return;
     }
     let (a, b) = (Lab::quiet().unwrap(), Lab::quiet().unwrap());
-    let directory = TempDir::new().unwrap();
     let run = |capabilities: &str, netns: &str| {
-        let mut command = with_capabilities(&a.agent, &directory, capabilities);
+        let mut command = with_capabilities(&a.agent, capabilities);
         command.args(["run", "--netns", netns, "--interface", &a.agent.interface]);
         command.args(["--listen", "127.0.0.1:0", "--duration", "300ms"]);
         command.env("FLOW_AGENT_CONFIG", "/dev/null");

@@ -3,7 +3,7 @@
 use std::{
     fs,
     net::TcpListener,
-    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    os::unix::net::UnixListener,
     process::{Command, Output},
 };
 
@@ -16,6 +16,7 @@ use crate::support::{
     attached::{
         add_filter, filters, nothing_is_attached, nothing_is_attached_anywhere, qdiscs, tc, xdp,
     },
+    everybodys::everybodys_binary,
     flow_agent,
 };
 
@@ -137,32 +138,21 @@ fn an_address_in_use_is_refused_and_a_stale_socket_is_replaced() {
     assert!(nothing_is_attached(&lab.agent));
 }
 
-/// Copies the binary to where any user may run it. The command runs it as a user with only these
-/// capabilities.
-pub(super) fn with_capabilities(host: &Host, directory: &TempDir, capabilities: &str) -> Command {
-    let open = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(directory.path(), open).unwrap();
-    let binary = directory.path().join("flow-agent");
-    if !binary.exists() {
-        // By another process: one that this process forks meanwhile would hold the file open to be written, and it could not be
-        // run (ETXTBSY).
-        let mut copy = Command::new("cp");
-        let copied = copy.arg(env!("CARGO_BIN_EXE_flow-agent")).arg(&binary);
-        assert!(copied.status().unwrap().success());
-    }
+/// A command that runs the binary as a user with only these capabilities.
+pub(super) fn with_capabilities(host: &Host, capabilities: &str) -> Command {
     let mut command = host.command("prlimit");
     command
         // The kernel charges maps to the control group (5.11), so no limit of locked memory is in the way.
         .args(["--memlock=0:0", "setpriv"])
         .args("--reuid 65534 --regid 65534 --clear-groups".split(' '))
         .args(["--inh-caps", capabilities, "--ambient-caps", capabilities])
-        .arg(binary)
+        .arg(everybodys_binary())
         .env("NO_COLOR", "1");
     command
 }
 
-fn unprivileged(host: &Host, directory: &TempDir) -> Command {
-    with_capabilities(host, directory, "-all")
+fn unprivileged(host: &Host) -> Command {
+    with_capabilities(host, "-all")
 }
 
 /// The service's capabilities are enough, and without one of them they are not.
@@ -174,9 +164,8 @@ fn without_perfmon_or_net_admin_the_kernel_refuses_and_the_agent_says_why() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let directory = TempDir::new().unwrap();
     let run = |capabilities: &str| {
-        let mut command = with_capabilities(&lab.agent, &directory, capabilities);
+        let mut command = with_capabilities(&lab.agent, capabilities);
         command.args(["run", "--interface", &lab.agent.interface]);
         command.args(["--listen", "127.0.0.1:0", "--duration", "300ms"]);
         command
@@ -197,8 +186,7 @@ fn without_privilege_a_start_says_which_capabilities_it_needs() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let directory = TempDir::new().unwrap();
-    let mut command = unprivileged(&lab.agent, &directory);
+    let mut command = unprivileged(&lab.agent);
     command.args(["run", "--interface", &lab.agent.interface]);
     let error = refusal(command.args(["--listen", "127.0.0.1:0"]));
     assert_says(
@@ -207,7 +195,7 @@ fn without_privilege_a_start_says_which_capabilities_it_needs() {
     );
     assert!(nothing_is_attached(&lab.agent));
 
-    let mut command = unprivileged(&lab.agent, &directory);
+    let mut command = unprivileged(&lab.agent);
     let checked = command.args(["check", "--interface", &lab.agent.interface]);
     let checked = checked.output().unwrap();
     assert_eq!(checked.status.code(), Some(1));

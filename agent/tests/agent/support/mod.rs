@@ -4,6 +4,7 @@
 
 pub mod attached;
 pub mod disk;
+pub mod everybodys;
 pub mod hook;
 pub mod threads;
 pub mod wire;
@@ -288,7 +289,8 @@ pub fn flow_agent(host: &Host) -> Command {
 /// The same with the capabilities that the service has.
 pub fn as_the_service(host: &Host) -> Command {
     let mut command = host.command("setpriv");
-    command.args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon", BINARY]);
+    command.args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon"]);
+    command.arg(everybodys::everybodys_binary());
     in_plain_text(command)
 }
 
