@@ -47,6 +47,7 @@ pub mod metrics;
 pub mod netns;
 pub mod output;
 pub mod outputs;
+pub mod own_file;
 pub mod pattern;
 pub mod processes;
 pub mod proto;

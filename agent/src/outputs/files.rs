@@ -29,6 +29,8 @@ use rustix::{
 };
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
+use crate::own_file;
+
 mod names;
 pub mod whole;
 
@@ -359,14 +361,9 @@ fn len_bytes(pieces: &[Bytes]) -> u64 {
 fn lock(names: &Names) -> Result<File> {
     names.open.file_name().context("it names no file")?;
     let lock = &names.lock;
-    let mut options = OpenOptions::new();
-    let opened = options
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(MODE)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(lock);
+    let mut options = own_file::options();
+    let options = options.write(true).create(true).truncate(false);
+    let opened = options.mode(MODE).open(lock);
     let file = opened.with_context(|| format!("open {}", lock.display()))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
@@ -390,12 +387,7 @@ impl Place {
     fn recover(&self) -> Result<()> {
         self.names.finish_parts(|part| self.finish(part))?;
         let path = &self.names.open;
-        let mut options = OpenOptions::new();
-        let options = options
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let mut file = match options.open(path) {
+        let mut file = match own_file::options().read(true).write(true).open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             opened => opened.context("open the file that is there")?,
         };
@@ -448,12 +440,12 @@ impl Place {
         if ending.is_empty() {
             return fs::rename(part, whole).context("rename it");
         }
-        // Whoever may write in the folder may have put links there: they are not followed.
-        let mut options = OpenOptions::new();
-        let options = options.read(true).custom_flags(libc::O_NOFOLLOW);
-        let mut from = options.open(&part).context("open it")?;
+        // Whoever may write in the folder may have put links there.
+        let from = own_file::open(&part).context("open it")?;
+        let mut from = from.context("it is no regular file")?;
         let half = names.half(name, ending);
-        let to = make_new(&half).with_context(|| format!("make {}", half.display()))?;
+        let to =
+            own_file::replace(&half, MODE).with_context(|| format!("make {}", half.display()))?;
         let made = match self.made {
             Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
             None => compress(&mut from, to, compression).context("compress it"),
@@ -462,16 +454,6 @@ impl Place {
         fs::rename(&half, &whole).context("rename what is complete")?;
         fs::remove_file(&part).context("remove what is complete")
     }
-}
-
-/// Makes a file in the place of whatever is there.
-fn make_new(path: &Path) -> io::Result<File> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(MODE).open(path)
 }
 
 fn compress(from: &mut File, to: File, compression: Compression) -> Result<File> {

@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     fs::{self, File},
     io::{self, ErrorKind},
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::waiting::{Point, Waiting, larger, without};
-use crate::{hub::Volume, proto::RecordSum};
+use crate::{hub::Volume, own_file, proto::RecordSum};
 
 mod entry;
 mod losses;
@@ -41,6 +41,9 @@ use segment::{Damage, Reader, Segment, Writer, is_damage};
 /// A segment has a sixteenth of what the spool may have, but no more than this and no less than the next one.
 const LONGEST_SEGMENT_BYTES: u64 = 64 << 20;
 const SHORTEST_SEGMENT_BYTES: u64 = 1 << 20;
+/// Of all files. They have what all users of the host send, whoever may enter the folder.
+const MODE: u32 = 0o600;
+const WRITABLE_BY_OTHERS: u32 = 0o002;
 
 pub(super) struct Spool {
     folder: PathBuf,
@@ -125,6 +128,7 @@ impl Spool {
     ) -> Result<(Self, Beginning)> {
         let lock = take(&folder)?;
         let mut faults = Vec::new();
+        faults.extend(open_to_others(&folder)?);
         let mark = match Mark::read(&folder)?.transpose() {
             Ok(mark) => mark,
             Err(error) => {
@@ -540,8 +544,9 @@ fn take(folder: &Path) -> Result<File> {
     let made = builder.recursive(true).mode(0o700).create(folder);
     made.with_context(|| format!("make {}", folder.display()))?;
     let path = folder.join("lock");
-    let mut options = File::options();
-    let lock = options.write(true).create(true).truncate(false).open(&path);
+    let mut options = own_file::options();
+    let options = options.write(true).create(true).truncate(false);
+    let lock = options.mode(MODE).open(&path);
     let lock = lock.with_context(|| format!("open {}", path.display()))?;
     match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),
@@ -550,6 +555,16 @@ fn take(folder: &Path) -> Result<File> {
         }),
         Err(error) => Err(error).with_context(|| format!("lock {}", path.display())),
     }
+}
+
+/// What to say of a folder where every user may write.
+fn open_to_others(folder: &Path) -> Result<Option<String>> {
+    let metadata = fs::metadata(folder);
+    let mode = metadata.with_context(|| format!("look at {}", folder.display()))?;
+    Ok((mode.mode() & WRITABLE_BY_OTHERS != 0).then(|| {
+        let folder = folder.display();
+        format!("{folder}: every user can remove what waits, and put in other batches: chmod o-w {folder}")
+    }))
 }
 
 /// What a folder has.

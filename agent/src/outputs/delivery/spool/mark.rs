@@ -1,18 +1,23 @@
 //! How far a spool has come, in a file of its own that is written anew.
 
 use std::{
-    fs::{self, File},
-    io::{ErrorKind, Write as _},
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
     path::Path,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::super::waiting::{Point, without};
-use crate::hub::Volume;
+use super::{
+    super::waiting::{Point, without},
+    MODE,
+};
+use crate::{hub::Volume, own_file};
 
 pub const NAME: &str = "mark.json";
+/// Several times what the largest numbers take.
+const MOST_BYTES: u64 = 16 << 10;
 
 /// As of one moment. In the file it is a line of JSON, and its checksum (CRC-32 in hexadecimal) is the next one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,12 +41,19 @@ impl Mark {
     /// `None` if there is none, and an error inside if it is not what was written.
     pub fn read(folder: &Path) -> Result<Option<Result<Self>>> {
         let path = folder.join(NAME);
-        let text = match fs::read_to_string(&path) {
+        let reading = || format!("read {}", path.display());
+        let mut text = Vec::new();
+        match own_file::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) if error.kind() == ErrorKind::InvalidData => String::new(),
-            text => text.with_context(|| format!("read {}", path.display()))?,
-        };
-        let mark = Self::of(&text).with_context(|| format!("{} is damaged", path.display()));
+            file => {
+                if let Some(file) = file.with_context(reading)? {
+                    let read = file.take(MOST_BYTES).read_to_end(&mut text);
+                    read.with_context(reading)?;
+                }
+            }
+        }
+        let mark = Self::of(&String::from_utf8_lossy(&text))
+            .with_context(|| format!("{} is damaged", path.display()));
         Ok(Some(mark))
     }
 
@@ -64,7 +76,8 @@ impl Mark {
         let json = serde_json::to_string(self).context("encode a mark")?;
         let crc = crc32fast::hash(json.as_bytes());
         let new = folder.join("mark.new");
-        let mut file = File::create(&new).with_context(|| format!("create {}", new.display()))?;
+        let made = own_file::replace(&new, MODE);
+        let mut file = made.with_context(|| format!("create {}", new.display()))?;
         let written = write!(file, "{json}\n{crc:08x}\n").and_then(|()| file.sync_data());
         written.with_context(|| format!("write {}", new.display()))?;
         fs::rename(&new, folder.join(NAME)).with_context(|| format!("rename {}", new.display()))

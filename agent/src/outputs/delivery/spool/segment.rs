@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -11,8 +11,11 @@ use std::{
 use bytes::Bytes;
 use rustix::io::Errno;
 
-use super::entry::{HEADER_BYTES, Header, SEQS};
-use crate::outputs::backoff::Backoff;
+use super::{
+    MODE,
+    entry::{HEADER_BYTES, Header, SEQS},
+};
+use crate::{outputs::backoff::Backoff, own_file};
 
 pub const MAGIC: [u8; 8] = *b"flowspl1";
 /// Magic, stream, and a checksum of both.
@@ -42,6 +45,7 @@ impl Segment {
             .read(true)
             .write(true)
             .create_new(true)
+            .mode(MODE)
             .open(&path)?;
         if let Err(error) = file.write_all_at(&front(stream_id), 0) {
             // What has no batch is of no use.
@@ -70,7 +74,10 @@ impl Segment {
 
     /// Opens a file whose batches have not been looked for. Returns the number of its stream, too; `None` if it is no segment.
     pub fn open(path: PathBuf, first_seq: u64) -> io::Result<Option<(Self, u64)>> {
-        let stream_id = stream_of(&File::open(&path)?)?;
+        let Some(file) = own_file::open(&path)? else {
+            return Ok(None);
+        };
+        let stream_id = stream_of(&file)?;
         Ok(stream_id.map(|stream_id| (Self::new(path, first_seq), stream_id)))
     }
 
@@ -97,20 +104,23 @@ impl Segment {
 
     /// Brings to the disk what others have written.
     pub fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_data()
+        self.file()?.sync_data()
     }
 
     /// Brings it to the disk although others may have failed to. They would have been told, and nobody else is.
     pub fn renew(&self) -> io::Result<()> {
-        self.copied(&File::open(&self.path)?).map(drop)
+        self.copied(&self.file()?).map(drop)
+    }
+
+    fn file(&self) -> io::Result<File> {
+        let file = own_file::open(&self.path)?;
+        file.ok_or_else(|| io::Error::other("it is no regular file any more"))
     }
 
     /// Another file on the disk, which has its name from here on.
     fn copied(&self, file: &File) -> io::Result<File> {
         let new = self.path.with_file_name("segment.new");
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(true);
-        let copied = options.open(&new).and_then(|copy| {
+        let copied = own_file::replace(&new, MODE).and_then(|copy| {
             copy_pieces(file, &copy, self.end)?;
             copy.sync_data()?;
             fs::rename(&new, &self.path)?;
@@ -201,7 +211,7 @@ enum Next {
 
 impl Reader {
     pub fn open(segment: &Segment) -> io::Result<Self> {
-        Ok(Self::of(File::open(&segment.path)?))
+        Ok(Self::of(segment.file()?))
     }
 
     pub fn of(file: File) -> Self {

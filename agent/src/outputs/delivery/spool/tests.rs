@@ -1,4 +1,6 @@
 use std::{
+    fs::Permissions,
+    os::unix::fs::{PermissionsExt as _, symlink},
     thread,
     time::{Duration, Instant},
 };
@@ -457,6 +459,54 @@ fn what_is_no_part_of_a_spool_is_set_aside() {
 }
 
 /// For the kernel, pages that it could not write are written once it has said so.
+/// Whoever may write in the folder could have root overwrite any file, or read what others send.
+#[test]
+fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = folder.path().join("spool");
+    fs::create_dir(&spool).unwrap();
+    fs::set_permissions(&spool, Permissions::from_mode(0o777)).unwrap();
+    let victim = folder.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    let link = |name: &str| symlink(&victim, spool.join(name)).unwrap();
+    link("lock");
+    assert!(Spool::open(spool.clone(), MOST_BYTES, 7).is_err());
+    fs::remove_file(spool.join("lock")).unwrap();
+    let dangling = folder.path().join("dangling");
+    symlink(&dangling, spool.join("lock")).unwrap();
+    assert!(Spool::open(spool.clone(), MOST_BYTES, 7).is_err());
+    fs::remove_file(spool.join("lock")).unwrap();
+    for name in [
+        "mark.new",
+        "mark.json",
+        "segment.new",
+        "00000000000000000001.spool",
+    ] {
+        link(name);
+    }
+    let pipe = spool.join("00000000000000000002.spool");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o666.into()).unwrap();
+    let mut stream = Stream::open(&spool);
+    // The folder is open to all, the mark is damaged, and two files are no segments.
+    assert_eq!(stream.beginning.faults.len(), 4);
+    stream.append(100);
+    stream.sync();
+    stream.spool.segments.back().unwrap().renew().unwrap();
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(!dangling.exists());
+    for entry in fs::read_dir(&spool).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        if path.extension().is_none_or(|suffix| suffix != "bad") {
+            let mode = metadata.permissions().mode() & 0o777;
+            assert!(metadata.is_file() && mode == 0o600, "{path:?} {mode:o}");
+        }
+    }
+    stream.end();
+    let mut stream = Stream::open(&spool);
+    assert_eq!(stream.read().0.len(), 1);
+}
+
 #[test]
 fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_when_it_does";
