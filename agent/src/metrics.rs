@@ -24,6 +24,7 @@ mod families;
 mod health;
 mod hooks;
 mod http;
+mod names;
 mod outputs;
 mod programs;
 mod scans;

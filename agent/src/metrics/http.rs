@@ -22,7 +22,9 @@ use super::{
     Format,
     connections::{self, PATIENCE},
     health::Verdict,
+    names,
 };
+use crate::log_limit::LogLimit;
 
 /// A text that is no older is sent again.
 const FRESH: Duration = Duration::from_secs(1);
@@ -71,6 +73,7 @@ struct Page<S> {
     site: S,
     /// The last text of each format, and when it was made.
     made: Mutex<BTreeMap<Format, (Instant, Bytes)>>,
+    refusals: Mutex<LogLimit>,
 }
 
 impl<S: Site> Page<S> {
@@ -78,6 +81,7 @@ impl<S: Site> Page<S> {
         Self {
             site,
             made: Mutex::default(),
+            refusals: Mutex::default(),
         }
     }
 
@@ -89,6 +93,9 @@ impl<S: Site> Page<S> {
                 .insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return answer;
         }
+        if let Some(name) = names::foreign(request) {
+            return self.refuse(&name);
+        }
         match request.uri().path() {
             "/metrics" => self.metrics(format(request)),
             "/healthz" => told(self.site.lives()),
@@ -99,6 +106,21 @@ impl<S: Site> Page<S> {
                 "there is /metrics, /healthz and /readyz\n",
             ),
         }
+    }
+
+    fn refuse(&self, name: &str) -> Response<Full<Bytes>> {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(requests) = refusals.event() {
+            tracing::warn!(
+                name,
+                requests,
+                "requests for metrics are refused: they name another host"
+            );
+        }
+        plain(
+            StatusCode::MISDIRECTED_REQUEST,
+            "not a name of this host: use its address, localhost, or its own name\n",
+        )
     }
 
     fn metrics(&self, format: Format) -> Response<Full<Bytes>> {

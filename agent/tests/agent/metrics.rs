@@ -39,11 +39,15 @@ pub struct Answer {
 
 /// Asks in the host's network namespace.
 fn ask(host: &Host, address: &str, request: &str, headers: &str) -> Answer {
+    ask_by_name(host, address, "agent", request, headers)
+}
+
+fn ask_by_name(host: &Host, address: &str, name: &str, request: &str, headers: &str) -> Answer {
     let answer = host.namespace.enter(|| {
         let mut connection = TcpStream::connect(address)?;
         write!(
             connection,
-            "{request} HTTP/1.1\r\nHost: agent\r\n{headers}\r\n"
+            "{request} HTTP/1.1\r\nHost: {name}\r\n{headers}\r\n"
         )?;
         let mut answer = String::new();
         connection.read_to_string(&mut answer)?;
@@ -113,6 +117,27 @@ fn count_some(lab: &Lab, address: &str) -> Pair {
         sum(&samples, "flow_agent_seen_packets_total") == sent.packets
     });
     sent
+}
+
+/// As a browser asks for a page whose name was made to resolve to this host (DNS rebinding).
+#[test]
+fn a_name_that_is_not_this_hosts_is_refused() {
+    if !is_root_or_skip("agent::a_name_that_is_not_this_hosts_is_refused") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &SERVED);
+    let address = address(&agent);
+    let status = |name: &str, path: &str| {
+        let request = format!("GET {path}");
+        ask_by_name(&lab.agent, &address, name, &request, "").status
+    };
+    for path in ["/metrics", "/readyz", "/"] {
+        assert_eq!(status("evil.example:9100", path), 421, "{path}");
+        assert_eq!(status(&address, path), 200, "{path}");
+        assert_eq!(status("localhost", path), 200, "{path}");
+    }
+    agent.stop();
 }
 
 #[test]
