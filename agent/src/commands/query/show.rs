@@ -199,7 +199,7 @@ fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
         let parts = parts(by, group)
             .into_iter()
             .map(|value| match value.as_str() {
-                Some(text) => text.to_owned(),
+                Some(text) => csv_cell(text),
                 None if value.is_null() => String::new(),
                 None => value.to_string(),
             });
@@ -207,6 +207,17 @@ fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
         writer.write_record(parts.chain(sums))?;
     }
     writer.flush()
+}
+
+/// A text that controls no terminal, and that no spreadsheet takes for a formula (OWASP, "CSV Injection"). One that begins as
+/// such a cell is escaped does, too, so that each cell stands for one text.
+fn csv_cell(text: &str) -> String {
+    let text = harmless(text);
+    if text.starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠', '\'']) {
+        format!("'{text}")
+    } else {
+        text.into_owned()
+    }
 }
 
 /// A summary, the groups, and how many more there are.

@@ -69,10 +69,41 @@ fn csv_quotes_what_would_be_taken_for_a_separator() {
     let expected = "\
 interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended
 eth0,6,443,1000,10000,15000000,1000,60000,1,0
-\"red, \x1b[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0
+\"red, \\u{1b}[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0
 ,200,7,1,10,15000,1,60,1,0
 ";
     assert_eq!(shown(Form::Csv, BY, &answer()), expected);
+}
+
+#[test]
+fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
+    for (text, cell) in [
+        ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
+        ("+1", "'+1"),
+        ("-.mount", "'-.mount"),
+        ("@SUM(1)", "'@SUM(1)"),
+        ("＝1", "'＝1"),
+        ("'a", "''a"),
+        ("\t=1", "\\u{9}=1"),
+        ("\r=1", "\\u{d}=1"),
+        ("a\u{9b}31m\u{202e}\n", "a\\u{9b}31m\\u{202e}\\u{a}"),
+        ("a=1", "a=1"),
+        ("Zürich", "Zürich"),
+    ] {
+        assert_eq!(csv_cell(text), cell);
+        let answer = Answer {
+            groups: vec![Group {
+                parts: vec![Part::Name(Rc::from(text))],
+                sums: Sums::default(),
+            }],
+            all_groups: 1,
+            ..Answer::default()
+        };
+        let shown = shown(Form::Csv, &[By::Unit], &answer);
+        let mut rows = csv::Reader::from_reader(shown.as_bytes());
+        let row = rows.records().next().unwrap().unwrap();
+        assert_eq!((&row[0], &row[1]), (cell, "0"));
+    }
 }
 
 #[test]
