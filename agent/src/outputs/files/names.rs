@@ -1,8 +1,11 @@
 //! The names of an output's files. What is complete has the time of its beginning: `flows.jsonl` becomes
-//! `flows-20260102T030405Z.jsonl`, and if that is taken, `flows-20260102T030405Z-2.jsonl`.
+//! `flows-20260102T030405Z.jsonl`, and if that is taken, `flows-20260102T030405Z-2.jsonl`. Whenever the clock was set back
+//! since the newest file, the names from then on say so: `flows-20250102T030405Z-r1.jsonl`, later `-r2`. So the order of files does
+//! not depend on the clock.
 
 use std::{
-    fs,
+    cmp::Ordering,
+    fmt, fs,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -15,6 +18,8 @@ use super::{Compression, Rotation};
 const PART: &str = ".part";
 /// `20260102T030405Z`
 const STAMP_CHARS: usize = 16;
+/// Stands before how often the clock was set back.
+const RESETS: &str = "-r";
 
 /// The names of one output's files.
 pub(super) struct Names {
@@ -33,7 +38,81 @@ pub(super) struct Names {
 
 /// The name of a complete file, without what compression adds.
 #[derive(Clone)]
-pub(super) struct Complete(String);
+pub(super) struct Complete {
+    name: String,
+    order: Order,
+}
+
+/// What the name of a file says of its place among the others, the oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Order {
+    /// How often the clock was set back before it.
+    clock_resets: u32,
+    stamp: String,
+    /// From 1 on among those of the same second.
+    number: u32,
+}
+
+impl Order {
+    /// Of a file that begins at this time, when another one is the newest.
+    fn after(newest: Option<Self>, stamp: String) -> Self {
+        let (clock_resets, number) = match newest {
+            None => (0, 1),
+            Some(newest) => match stamp.cmp(&newest.stamp) {
+                Ordering::Greater => (newest.clock_resets, 1),
+                Ordering::Equal => (newest.clock_resets, newest.number + 1),
+                Ordering::Less => (newest.clock_resets + 1, 1),
+            },
+        };
+        Self {
+            clock_resets,
+            stamp,
+            number,
+        }
+    }
+
+    /// What the first part of a text says, and the rest.
+    fn read(text: &str) -> Option<(Self, &str)> {
+        let (stamp, rest) = text.split_at_checked(STAMP_CHARS)?;
+        let is_stamp = stamp.char_indices().all(|(place, character)| match place {
+            8 => character == 'T',
+            15 => character == 'Z',
+            _ => character.is_ascii_digit(),
+        });
+        let (clock_resets, rest) = numbered(rest, RESETS)?;
+        let (number, rest) = numbered(rest, "-")?;
+        let order = Self {
+            clock_resets: clock_resets.unwrap_or(0),
+            stamp: stamp.to_owned(),
+            number: number.unwrap_or(1),
+        };
+        is_stamp.then_some((order, rest))
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.stamp)?;
+        if self.clock_resets > 0 {
+            write!(formatter, "{RESETS}{}", self.clock_resets)?;
+        }
+        if self.number > 1 {
+            write!(formatter, "-{}", self.number)?;
+        }
+        Ok(())
+    }
+}
+
+/// The number behind a prefix, if that is there, and the rest. `None` if it is not one that can be added to.
+fn numbered<'a>(text: &'a str, prefix: &str) -> Option<(Option<u32>, &'a str)> {
+    let Some(behind) = text.strip_prefix(prefix) else {
+        return Some((None, text));
+    };
+    let digits = behind.chars().take_while(char::is_ascii_digit).count();
+    let (number, rest) = behind.split_at(digits);
+    let number = number.parse().ok().filter(|&number| number < u32::MAX)?;
+    Some((Some(number), rest))
+}
 
 /// A file that an output of this name has made.
 struct Found {
@@ -83,26 +162,20 @@ impl Names {
         }
     }
 
-    /// A name that nobody has, later in the order than those of the same second.
+    /// A name that nobody has, later in the order than all others.
     pub(super) fn complete(&self, began: SystemTime) -> Result<Complete> {
         let stamp = humantime::format_rfc3339_seconds(began).to_string();
-        let stamp = stamp.replace(['-', ':'], "");
         let files = self.files()?.into_iter();
-        let same_second = files
-            .map(|file| self.order(&file.complete))
-            .filter(|(other, _)| *other == stamp);
-        let last = same_second.map(|(_, number)| number).max();
-        let number = match last {
-            Some(last) => format!("-{}", last + 1),
-            None => String::new(),
-        };
+        let newest = files.map(|file| file.complete.order).max();
+        let order = Order::after(newest, stamp.replace(['-', ':'], ""));
         let (stem, extension) = (&self.stem, &self.extension);
-        Ok(Complete(format!("{stem}-{stamp}{number}{extension}")))
+        let name = format!("{stem}-{order}{extension}");
+        Ok(Complete { name, order })
     }
 
     /// The complete file.
     pub(super) fn whole(&self, complete: &Complete, ending: &str) -> PathBuf {
-        self.folder.join(format!("{}{ending}", complete.0))
+        self.folder.join(format!("{}{ending}", complete.name))
     }
 
     /// All that was written, until there is a complete file.
@@ -112,7 +185,7 @@ impl Names {
 
     /// What is to become the complete file.
     pub(super) fn half(&self, complete: &Complete, ending: &str) -> PathBuf {
-        let (hidden, name) = (self.hidden, &complete.0);
+        let (hidden, name) = (self.hidden, &complete.name);
         self.folder.join(format!("{hidden}{name}{ending}{PART}"))
     }
 
@@ -145,7 +218,7 @@ impl Names {
         let mut files: Vec<_> = complete
             .map(|file| {
                 let len = fs::metadata(&file.path).map_or(0, |metadata| metadata.len());
-                (self.order(&file.complete), len, file.path)
+                (file.complete.order, len, file.path)
             })
             .collect();
         files.sort();
@@ -159,16 +232,6 @@ impl Names {
             (count, total) = (count - 1, total - len);
         }
         Ok(())
-    }
-
-    /// By time, then by number.
-    fn order(&self, Complete(name): &Complete) -> (String, u32) {
-        let (stamp, rest) = name[self.stem.len() + 1..].split_at(STAMP_CHARS);
-        let number = rest
-            .strip_prefix('-')
-            .and_then(|rest| rest.split('.').next());
-        let number = number.and_then(|number| number.parse().ok());
-        (stamp.to_owned(), number.unwrap_or(1))
     }
 
     fn files(&self) -> Result<Vec<Found>> {
@@ -197,24 +260,7 @@ impl Names {
             None => (name, false),
         };
         let rest = name.strip_prefix(&self.stem)?.strip_prefix('-')?;
-        let (stamp, rest) = rest.split_at_checked(STAMP_CHARS)?;
-        let is_stamp = stamp.char_indices().all(|(place, character)| match place {
-            8 => character == 'T',
-            15 => character == 'Z',
-            _ => character.is_ascii_digit(),
-        });
-        let rest = match rest.strip_prefix('-') {
-            Some(numbered) => {
-                let digits = numbered.chars().take_while(char::is_ascii_digit).count();
-                let (number, rest) = numbered.split_at(digits);
-                number
-                    .parse::<u32>()
-                    .ok()
-                    .filter(|&number| number < u32::MAX)?;
-                rest
-            }
-            None => rest,
-        };
+        let (order, rest) = Order::read(rest)?;
         let suffix = rest.strip_prefix(&self.extension)?;
         let mut endings = self.endings.iter().copied();
         let ending = match endings.find(|ending| *ending == suffix) {
@@ -223,8 +269,8 @@ impl Names {
             None if is_part && suffix.is_empty() => "",
             None => return None,
         };
-        let complete = Complete(name[..name.len() - suffix.len()].to_owned());
-        is_stamp.then_some((complete, ending, is_part))
+        let name = name[..name.len() - suffix.len()].to_owned();
+        Some((Complete { name, order }, ending, is_part))
     }
 }
 

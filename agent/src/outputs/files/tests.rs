@@ -124,10 +124,17 @@ fn the_oldest_files_are_removed_by_number_and_by_bytes() {
         "flows-20260102T030405Z-2.jsonl",
         "flows-20260102T030405Z-10.jsonl.zst",
         "flows-20260102T030406Z.jsonl",
+        "flows-20250102T030405Z-r1.jsonl",
+        "flows-20250102T030405Z-r1-2.jsonl.gz",
+        "flows-20260102T030405Z-r1.jsonl",
+        "flows-20240102T030405Z-r10.jsonl",
     ];
     let foreign = [
         "flows-of-somebody.jsonl",
         "flows-20260102T030405Z.json",
+        "flows-20260102T030405Z-r.jsonl",
+        "flows-20260102T030405Z-2-r1.jsonl",
+        "flows-20260102T030405Z-r4294967295.jsonl",
         "flows.jsonl",
     ];
     for name in oldest_first.iter().chain(&foreign) {
@@ -145,8 +152,16 @@ fn the_oldest_files_are_removed_by_number_and_by_bytes() {
         assert!(foreign.iter().all(is_there));
         oldest_first.iter().filter(|name| is_there(name)).count()
     };
-    assert_eq!(left(4, 12), 4);
-    for (files, total_bytes, expected) in [(3, u64::MAX, 3), (u32::MAX, 6, 2), (1, 3, 1)] {
+    assert_eq!(left(8, 24), 8);
+    for (files, total_bytes, expected) in [
+        (7, u64::MAX, 7),
+        (6, u64::MAX, 6),
+        (u32::MAX, 15, 5),
+        (4, u64::MAX, 4),
+        (3, u64::MAX, 3),
+        (u32::MAX, 6, 2),
+        (1, 3, 1),
+    ] {
         assert_eq!(left(files, total_bytes), expected);
         let newest = &oldest_first[oldest_first.len() - expected..];
         assert!(
@@ -179,6 +194,54 @@ fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
             ("flows-19700101T010000Z-12.jsonl".to_owned(), b"11".to_vec()),
         ]
     );
+}
+
+/// Each start finds files of times to come, as after a clock that was years ahead was put right.
+#[tokio::test]
+async fn the_newest_files_stay_however_far_the_clock_was_set_back() {
+    for compression in [Compression::None, Compression::Zstd] {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "flows-29990102T030405Z.jsonl",
+            "flows-29990102T030405Z-2.jsonl",
+        ] {
+            fs::write(folder.path().join(name), LINE).unwrap();
+        }
+        // What a start finds and completes is newer, too.
+        fs::write(folder.path().join("flows.jsonl"), LINE.repeat(2)).unwrap();
+        let lens = || -> Vec<_> {
+            let complete = files(&folder).into_iter();
+            let complete = complete.filter(|(name, _)| name != "flows.jsonl");
+            let mut lens: Vec<_> = complete
+                .map(|(_, content)| content.len() / LINE.len())
+                .collect();
+            lens.sort_unstable();
+            lens
+        };
+        let mut file = rotated(&folder, rotation(compression));
+        write(&mut file, 3).await;
+        assert_eq!(lens(), [1, 1, 2]);
+        file.close().await.unwrap();
+        assert_eq!(lens(), [1, 2, 3]);
+        // Once more, by another process.
+        drop(file);
+        let ahead = folder.path().join("flows-30000102T030405Z-r1.jsonl");
+        fs::write(&ahead, LINE).unwrap();
+        let mut file = rotated(&folder, rotation(Compression::None));
+        write(&mut file, 1).await;
+        file.close().await.unwrap();
+        let names: Vec<_> = files(&folder).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), 3);
+        assert!(
+            names.iter().any(|name| name.ends_with("Z-r2.jsonl")),
+            "{names:?}"
+        );
+        assert!(
+            !names.iter().any(|name| name.starts_with("flows-2999")),
+            "{names:?}"
+        );
+        assert!(ahead.exists());
+    }
 }
 
 #[tokio::test]
