@@ -166,6 +166,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
     Record {
         key,
         initiator: 0,
+        initiator_assumed: false,
         direction: Direction::Egress,
         reverse_direction: Direction::Ingress,
         delta: [delta, Counts::default()],

@@ -358,6 +358,13 @@ impl Shown {
                 ),
                 replica.unmatched_icmp_errors,
             ),
+            (
+                Help(
+                    "flow_agent_forgotten_initiators",
+                    "TCP connections without FIN that were forgotten, so that their initiator is assumed if they go on",
+                ),
+                replica.forgotten_initiators,
+            ),
         ])?;
         let failed = replica.failed_flows.iter();
         families.counter(

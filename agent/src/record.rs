@@ -29,7 +29,7 @@ pub enum Failure {
     Unanswered,
     /// Nothing came back but an ICMP error that quotes a packet of the initiator.
     Unreachable(IcmpError),
-    /// One end of a connection sent RST before both had sent FIN.
+    /// One end of a connection sent RST before both had sent FIN, and nothing showed that the other one ignored it.
     Reset,
 }
 
@@ -66,6 +66,8 @@ pub struct Record {
     pub key: FlowKey,
     /// Which endpoint of the key is the initiator and thus the record's source: 0 is a, 1 is b.
     pub initiator: u8,
+    /// Whether that is not known. See `initiator_assumed` in `flow.proto`.
+    pub initiator_assumed: bool,
     /// Where the initiator's packets are seen. If there were none, the opposite of where the answers are seen.
     pub direction: Direction,
     /// Where the answers are seen: on the opposite side, except at a mirror port and on loopback, where both

@@ -8,11 +8,14 @@ mod errors;
 mod failed;
 mod find;
 mod handshake;
+mod in_sight;
 mod names;
 mod oldest;
 mod order;
 mod outers;
+mod remembered;
 mod reports;
+mod segments;
 mod senders;
 mod sides;
 mod slab;
@@ -32,10 +35,12 @@ use self::{
     entry::{Entry, Sides, State},
     errors::Errors,
     find::{Found, GROUP, Guess, hash_of},
+    in_sight::InSight,
     names::FlowNames,
     oldest::Oldest,
     order::Order,
     outers::Outers,
+    remembered::Remembered,
     reports::Reports,
     senders::KnownSenders,
     slab::Slab,
@@ -107,6 +112,8 @@ pub struct Replica {
     dropped: Dropped,
     failed: Failed,
     by_cgroup: ByCgroup,
+    remembered: Remembered,
+    in_sight: InSight,
 }
 
 impl Replica {
@@ -137,6 +144,8 @@ impl Replica {
             dropped: Dropped::default(),
             failed: Failed::default(),
             by_cgroup: ByCgroup::default(),
+            remembered: Remembered::default(),
+            in_sight: InSight::default(),
         }
     }
 
@@ -185,12 +194,28 @@ impl Replica {
         }
     }
 
+    /// All packets of an interface are seen from the next scan on.
+    pub fn watch(&mut self, interface: InterfaceId) {
+        self.in_sight.watch(interface);
+    }
+
+    /// Packets may be left out up to the next scan, so flows that are seen first after it may be older.
+    pub fn note_gap(&mut self) {
+        self.in_sight.note_gap();
+    }
+
+    /// How many connections were forgotten that may go on, so that the initiator is assumed then.
+    pub fn forgotten_initiators(&self) -> u64 {
+        self.remembered.forgotten()
+    }
+
     pub fn begin_scan(&mut self, clock: ScanClock) {
         self.clock = clock;
         self.scan = self.scan.wrapping_add(1);
         self.order.begin_scan();
         self.outers.begin_scan();
         self.names.begin_scan();
+        self.in_sight.begin_scan(clock.boot_ns);
     }
 
     /// Unix time was set by so much: flows have another beginning from then on.
@@ -344,7 +369,10 @@ impl Replica {
                 self.meet(slot, key, counters, sink);
                 slot
             }
-            Found::Nothing { hash } => self.insert(hash, self.entry(key, counters), sink),
+            Found::Nothing { hash } => {
+                let entry = self.entry(key, counters);
+                self.insert(hash, entry, sink)
+            }
         }
     }
 
@@ -404,6 +432,7 @@ impl Replica {
         self.tell_all(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
+            self.in_sight.forget(left);
         }
         let mut from = 0;
         while let Some(slots) = self.slab.take_due(from, self.clock.boot_ns) {
@@ -565,9 +594,22 @@ impl Replica {
         self.evicted
     }
 
-    /// A flow that begins in this scan.
-    fn entry(&self, key: &FlowKey, counters: &FlowCounters) -> Entry {
-        Entry::new(key, counters, self.clock, self.scan)
+    /// A flow that begins in this scan, or goes on that had ended.
+    fn entry(&mut self, key: &FlowKey, counters: &FlowCounters) -> Entry {
+        let mut entry = Entry::new(key, counters, self.clock, self.scan);
+        if entry.is_tcp() {
+            if !entry.shows_opener()
+                && let Some(initiator) = self.remembered.take(hash_of(&self.seed, key))
+            {
+                entry.give(initiator);
+            }
+        } else if self
+            .in_sight
+            .begins(key, counters.first_seen_ns, self.lifetimes.idle_ns)
+        {
+            entry.begins_here();
+        }
+        entry
     }
 
     /// Returns the slot of the flow.
@@ -621,6 +663,7 @@ impl Replica {
         };
         self.end(slot, reason, sink);
         self.evicted += 1;
+        self.note_gap();
     }
 
     /// Emits what this scan counted for the flow, if that was put off.
@@ -666,6 +709,12 @@ impl Replica {
             self.failed.note(failure);
         }
         sink(&record);
+        let entry = &self.slab[slot];
+        if entry.may_resume() {
+            let hash = hash_of(&self.seed, &entry.key);
+            self.remembered
+                .put(hash, entry.known_initiator(), self.clock.boot_ns);
+        }
     }
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {

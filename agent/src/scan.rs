@@ -256,6 +256,9 @@ impl Scanner {
         for &page in &idle {
             refused |= self.take_account(page)?;
         }
+        if refused {
+            self.replica.note_gap();
+        }
         let encode = self.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
         self.stats.count += 1;
@@ -324,6 +327,7 @@ impl Scanner {
         });
         if rates.current != rates.scanned {
             self.replica.report_all();
+            self.replica.note_gap();
         }
     }
 
@@ -364,6 +368,7 @@ impl Scanner {
             let number = attached.hook.number;
             let hook = &attached.hook;
             self.interfaces.watch(hook);
+            self.replica.watch(hook.id);
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
@@ -606,6 +611,7 @@ impl Scanner {
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
+        self.replica.note_gap();
         self.kernel.follow(rules)
     }
 

@@ -75,6 +75,7 @@ pub fn of(
             lost_tcp_ends: scanner.lost_tcp_ends(),
             lost_icmp_errors: scanner.lost_icmp_errors(),
             unmatched_icmp_errors: scanner.replica().unmatched_errors(),
+            forgotten_initiators: scanner.replica().forgotten_initiators(),
             failed_flows: failed_flows(scanner.replica().failed()),
         }),
         scans: Some(proto::ScanStatus {

@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS flows
     icmp_code Nullable(UInt8),
     icmp_identifier Nullable(UInt16),
     later_fragment Bool,
+    -- Whether the source may not be the one who opened the flow.
+    initiator_assumed Bool,
     packets UInt64,
     bytes UInt64,
     reverse_packets UInt64,
@@ -158,7 +160,8 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_host String AFTER icmp_error_code,
     ADD COLUMN IF NOT EXISTS dst_host String AFTER src_host,
     ADD COLUMN IF NOT EXISTS src_host_source LowCardinality(String) AFTER dst_host,
-    ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source;
+    ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source,
+    ADD COLUMN IF NOT EXISTS initiator_assumed Bool AFTER later_fragment;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches

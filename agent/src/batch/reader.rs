@@ -152,6 +152,7 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         68 => record.dst_ack_rtt_us = Some(short),
         69 => record.total_dropped_packets = value,
         70 => record.total_reverse_dropped_packets = value,
+        71 => record.initiator_assumed = value != 0,
         _ => return None,
     }
     Some(())

@@ -34,7 +34,7 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 576 bytes with its prefix if every field is at its longest.
+    /// A record takes 579 bytes with its prefix if every field is at its longest.
     pub(super) const LEN_BYTES: usize = 588;
 
     pub(super) fn new() -> Self {
@@ -173,6 +173,7 @@ impl Writer<'_> {
         let [source, destination] = record.dropped;
         self.count::<69>(source);
         self.count::<70>(destination);
+        self.count::<71>(record.initiator_assumed.into());
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.

@@ -259,7 +259,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
         proptest::option::of(outer()),
         senders(),
     );
-    let directions = (any::<bool>(), any::<bool>());
+    let directions = (any::<bool>(), any::<bool>(), any::<bool>());
     (key(), 0..=1u8, directions, counters, rest, 0..=5u8).prop_map(
         |(
             key,
@@ -273,6 +273,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
             Record {
                 key,
                 initiator,
+                initiator_assumed: directions.2,
                 direction: Direction::from_bit(directions.0.into()),
                 reverse_direction: Direction::from_bit(directions.1.into()),
                 delta,
@@ -412,6 +413,7 @@ fn expected(record: &Record) -> FlowRecord {
         dst_ack_rtt_us: measured(record.round_trips[1].ack_us),
         total_dropped_packets: record.dropped[0],
         total_reverse_dropped_packets: record.dropped[1],
+        initiator_assumed: record.initiator_assumed,
     }
 }
 
@@ -494,6 +496,7 @@ fn longest_record() -> Record {
             tunnel_id: u32::MAX,
         },
         initiator: 1,
+        initiator_assumed: true,
         direction: Direction::Egress,
         reverse_direction: Direction::Egress,
         delta: [most; 2],

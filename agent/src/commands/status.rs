@@ -440,6 +440,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
                 replica.unmatched_icmp_errors
             ));
         }
+        if replica.forgotten_initiators > 0 {
+            lines.push(format!(
+                "  quiet TCP connections that were forgotten: {}",
+                replica.forgotten_initiators
+            ));
+        }
         if replica.nameless_processes > 0 {
             lines.push(format!(
                 "  processes that were named by their number alone: {}",

@@ -7,6 +7,8 @@ use agent_common::{
 use super::{
     Lifetimes,
     handshake::{Handshake, opens},
+    remembered::Initiator,
+    segments::Segments,
     waiting::{self, only_direction},
 };
 use crate::{
@@ -58,6 +60,22 @@ pub struct Entry {
     pub is_told: bool,
     /// Before `scan` it was already closed or established, so a SYN in that scan begins the next flow.
     was_complete: bool,
+    /// Of TCP.
+    segments: Segments,
+    origin: Origin,
+}
+
+/// What tells the initiator apart from the packets of the flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Nothing: it is who sent the first packet that was seen, and the flow may have begun before that.
+    Unseen,
+    /// Nothing, but there was no packet of the flow for the idle timeout before the first one.
+    Seen,
+    /// What is known of the connection says it, and is not sure itself.
+    GivenAsAssumed,
+    /// Likewise, and is sure.
+    Given,
 }
 
 const _: () = assert!(size_of::<Entry>() <= 160);
@@ -83,6 +101,8 @@ impl Entry {
             sides: Sides::One,
             is_told: false,
             was_complete: false,
+            segments: Segments::default(),
+            origin: Origin::Unseen,
         };
         entry.add(counters, clock, scan);
         entry
@@ -98,16 +118,75 @@ impl Entry {
         next
     }
 
-    /// Makes it one side of a flow whose other side has, or had, a record of its own with this `initiator`.
+    /// Makes it one side of a flow whose other side has, or had, a record of its own with this `initiator`: both sides see the same
+    /// packets, but the agent may have begun to watch one of them later.
     #[must_use]
-    pub fn apart(mut self, initiator: u8) -> Self {
+    pub fn apart(mut self, initiator: Initiator) -> Self {
         self.sides = Sides::Apart;
-        // Both sides see the same packets, but the agent may have begun to watch one of them later.
-        if self.handshake.opener().is_none() && self.initiator != initiator {
+        self.give(initiator);
+        self
+    }
+
+    /// The flow had no packet for the idle timeout before its first one.
+    pub fn begins_here(&mut self) {
+        self.origin = Origin::Seen;
+    }
+
+    /// Takes over the initiator, unless the flow's own packets show it.
+    pub fn give(&mut self, initiator: Initiator) {
+        if self.handshake.opener().is_some() {
+            return;
+        }
+        self.origin = if initiator.is_known {
+            Origin::Given
+        } else {
+            Origin::GivenAsAssumed
+        };
+        self.set_initiator(initiator.direction);
+    }
+
+    fn set_initiator(&mut self, initiator: u8) {
+        if self.initiator != initiator {
             self.initiator = initiator;
             self.community_id = community_id(&self.key, initiator);
         }
-        self
+    }
+
+    pub fn known_initiator(&self) -> Initiator {
+        Initiator {
+            direction: self.initiator,
+            is_known: !self.is_initiator_assumed(),
+        }
+    }
+
+    pub fn is_tcp(&self) -> bool {
+        self.key.protocol == TCP && self.key.kind() == Some(L4Kind::Ports)
+    }
+
+    /// Whether the packets show who opened the flow: SYN and SYN with ACK.
+    pub fn shows_opener(&self) -> bool {
+        self.handshake.opener().is_some()
+    }
+
+    fn is_initiator_assumed(&self) -> bool {
+        if self.origin == Origin::Given {
+            return false;
+        }
+        if !self.is_tcp() {
+            // An answer alone, as to an echo request, proves no question.
+            let is_silent = self.total[usize::from(self.initiator)].packets == 0;
+            return self.origin != Origin::Seen || is_silent;
+        }
+        let forward = usize::from(self.initiator);
+        let goes_on = self.tcp_flags[1 - forward] & (tcp_flags::PSH | tcp_flags::FIN) != 0;
+        let is_answered = self.segments.spoke(forward) || goes_on;
+        !self.handshake.proves(self.initiator, is_answered)
+    }
+
+    /// Whether a connection of which both ends were seen may go on after the end of its flow, since it was not closed by FIN.
+    pub fn may_resume(&self) -> bool {
+        let has_fin = self.tcp_flags[0] & self.tcp_flags[1] & tcp_flags::FIN != 0;
+        self.is_tcp() && self.only_direction().is_none() && !has_fin
     }
 
     /// When it began, since boot; of this scan's clock.
@@ -134,6 +213,7 @@ impl Entry {
         if self.scan != scan {
             self.was_complete = self.is_complete();
             self.scan = scan;
+            self.segments.begin_window();
         }
         let delta = counters.counts();
         for (direction, &added) in delta.iter().enumerate() {
@@ -141,6 +221,11 @@ impl Entry {
             self.tcp_flags[direction] |= counters.bits.tcp_flags(direction);
         }
         self.handshake = self.handshake.with_flags_of(Handshake::of(counters));
+        if self.is_tcp() {
+            self.segments.add(counters);
+            self.segments
+                .undo_resets(self.total.map(|total| total.packets != 0));
+        }
         self.last_seen_boot_ns = self
             .last_seen_boot_ns
             .max(clock.last_seen_boot_ns(counters));
@@ -163,13 +248,12 @@ impl Entry {
             self.handshake = Handshake::of(half).with_flags_of(self.handshake);
         }
         self.add(half, clock, self.scan);
-        let initiator = self.handshake.initiator();
-        if initiator != self.initiator {
-            self.initiator = initiator;
-            self.community_id = community_id(&self.key, initiator);
+        let is_given = matches!(self.origin, Origin::Given | Origin::GivenAsAssumed);
+        if !is_given || self.shows_opener() {
+            self.set_initiator(self.handshake.initiator());
         }
         self.sides = Sides::Joined;
-        self.key = self.key.with_side(initiator ^ hook);
+        self.key = self.key.with_side(self.initiator ^ hook);
     }
 
     /// The hook that sees the packets of the entry's only direction, or of a joined flow: 0 for ingress, 1 for
@@ -192,7 +276,7 @@ impl Entry {
         let (forward, reverse) = (usize::from(self.initiator), usize::from(1 - self.initiator));
         let is_answered = self.total[reverse].packets != 0;
         let unreachable = error.filter(|_| !is_answered).map(Failure::Unreachable);
-        if self.key.protocol != TCP || self.key.kind() != Some(L4Kind::Ports) {
+        if !self.is_tcp() {
             return unreachable;
         }
         let [sent, answered] = [forward, reverse].map(|direction| self.tcp_flags[direction]);
@@ -209,13 +293,16 @@ impl Entry {
                 unreachable.or(unanswered.then_some(Failure::Unanswered))
             };
         }
-        // What comes behind a close, and is reset, is of one side alone: the answer has no ACK.
-        let [was_there, has_ended] = if is_answered {
-            [tcp_flags::ACK, tcp_flags::FIN].map(|flag| has(sent & answered, flag))
-        } else {
-            [tcp_flags::ACK, tcp_flags::FIN].map(|flag| has(sent, flag))
-        };
-        let is_reset = has(sent | answered, tcp_flags::RST) && was_there && !has_ended;
+        // Until the flow ends, the connection may turn out to have ignored the RST.
+        if end.is_none() || !self.segments.is_reset() {
+            return None;
+        }
+        // What comes behind a close, and is reset, is of one side alone: the answer has no ACK. Nor is an RST out of nowhere the end
+        // of a connection.
+        let were_there = (0..2)
+            .all(|direction| self.segments.spoke(direction) || self.total[direction].packets == 0);
+        let have_ended = if is_answered { sent & answered } else { sent };
+        let is_reset = were_there && !has(have_ended, tcp_flags::FIN);
         is_reset.then_some(Failure::Reset)
     }
 
@@ -224,8 +311,7 @@ impl Entry {
         let done = |direction: usize| {
             self.tcp_flags[direction] & tcp_flags::FIN != 0 || self.total[direction].packets == 0
         };
-        (flags_a | flags_b) & tcp_flags::RST != 0
-            || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
+        self.segments.is_reset() || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
     }
 
     /// Whether each side that was seen has acknowledged something. If only one side was seen, its SYN with ACK
@@ -289,6 +375,7 @@ impl Entry {
         Record {
             key: self.key,
             initiator: self.initiator,
+            initiator_assumed: self.is_initiator_assumed(),
             direction,
             reverse_direction: match self.sides {
                 Sides::Joined => direction,

@@ -52,6 +52,12 @@ impl Handshake {
         }
     }
 
+    /// Whether this direction sent a SYN without ACK, or the other one a SYN with ACK, and only one of the two ends can have opened.
+    /// A SYN with ACK that nobody has asked for proves nothing: `is_answered` says that something followed it.
+    pub fn proves(self, opener: u8, is_answered: bool) -> bool {
+        self.opener() == Some(opener) && (is_answered || self.has(Self::SYN << opener))
+    }
+
     /// Whether a SYN was seen in this direction, with or without ACK.
     pub fn has_any_syn(self, direction: usize) -> bool {
         self.has((Self::SYN | Self::SYN_ACK) << direction)

@@ -32,7 +32,7 @@ impl Replica {
                 .is_some_and(|direction| only_direction(counters.packets) == Some(1 - direction));
         if !is_half {
             entry.sides = Sides::Apart;
-            let initiator = entry.initiator;
+            let initiator = entry.known_initiator();
             let other = self.entry(key, counters).apart(initiator);
             self.insert(hash_of(&self.seed, key), other, sink);
             return;
@@ -43,7 +43,10 @@ impl Replica {
             self.note_age(known);
         } else if direction != Some(entry.initiator) {
             // The records so far took the answers for a plain flow's, so they name the wrong side.
-            self.replace(known, EndReason::ForcedEnd, self.entry(key, counters), sink);
+            let initiator = entry.known_initiator();
+            let mut next = self.entry(key, counters);
+            next.give(initiator);
+            self.replace(known, EndReason::ForcedEnd, next, sink);
         } else {
             entry.sides = Sides::Joined;
             self.update_joined(known, key, counters, sink);
@@ -94,13 +97,14 @@ impl Replica {
     ) {
         let half = self.take_waiting(slot);
         let entry = &mut self.slab[slot];
-        let (initiator, hook) = (entry.initiator, entry.hook());
+        let (known, hook) = (entry.known_initiator(), entry.hook());
+        let initiator = known.direction;
         if entry.is_told && entry.only_direction() == Some(initiator) {
             // No record has reported the other half.
             entry.sides = Sides::Apart;
             self.update_flow(self.find(key), key, counters, sink);
         } else {
-            let first = self.entry(key, counters).apart(initiator);
+            let first = self.entry(key, counters).apart(known);
             self.replace(slot, EndReason::ForcedEnd, first, sink);
         }
         if let Some((half, coming)) = half {

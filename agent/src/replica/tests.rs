@@ -8,9 +8,11 @@ use crate::community_id::community_id;
 
 mod ends;
 mod failures;
+mod initiator;
 mod names;
 mod promises;
 mod reports;
+mod resets;
 mod senders;
 mod sides;
 mod tunnels;

@@ -465,6 +465,9 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
         let [forward, reverse] = dropped.map(human::count);
         facts.push(("dropped", format!("{forward} packets and back {reverse}")));
     }
+    if record.initiator_assumed {
+        facts.push(("initiator", "assumed".to_owned()));
+    }
     if let Some(forward) = record.tcp_flags {
         let reverse = record.reverse_tcp_flags.unwrap_or_default();
         let flags = format!("{forward:#04x} and back {reverse:#04x}");

@@ -22,6 +22,7 @@ mod exact;
 mod failures;
 mod filters;
 mod fragments;
+mod initiator;
 mod kinds;
 mod lifecycle;
 mod lockdown;

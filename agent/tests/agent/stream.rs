@@ -182,6 +182,7 @@ fn record(number: u32) -> Record {
     Record {
         key,
         initiator: 0,
+        initiator_assumed: false,
         direction: Direction::Ingress,
         reverse_direction: Direction::Egress,
         delta: [counts; 2],

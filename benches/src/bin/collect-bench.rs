@@ -398,6 +398,7 @@ fn record(flow: u32, begin: u64) -> Record {
     Record {
         key,
         initiator: 0,
+        initiator_assumed: false,
         direction: Direction::Egress,
         reverse_direction: Direction::Ingress,
         delta: [counts(packets), counts(2 * packets)],

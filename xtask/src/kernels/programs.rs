@@ -39,6 +39,7 @@ const MODULES: &[(&str, u64)] = &[
     ("lifecycle::signals", 900),
     ("drops", 900),
     ("failures", 900),
+    ("initiator", 900),
     ("names", 900),
     ("round_trips", 900),
     ("senders::connections", 900),

@@ -90,6 +90,40 @@ pub const FAULTS: &[Fault] = &[
         target: agent("collect::what_is_acknowledged_is_there_after_the_power_fails"),
     },
     Fault {
+        name: "an RST out of nowhere is the end of a connection",
+        file: "agent/src/replica/entry.rs",
+        from: "let is_reset = were_there &&",
+        to: "let is_reset = (were_there || true) &&",
+        target: agent(
+            "initiator::segments_out_of_nowhere_are_no_connection_and_prove_no_initiator",
+        ),
+    },
+    Fault {
+        name: "a SYN with ACK that nobody asked for proves an initiator",
+        file: "agent/src/replica/handshake.rs",
+        from: "(is_answered || self.has(Self::SYN << opener))",
+        to: "(is_answered || true)",
+        target: agent(
+            "initiator::segments_out_of_nowhere_are_no_connection_and_prove_no_initiator",
+        ),
+    },
+    Fault {
+        name: "an RST stands although the connection goes on",
+        file: "agent/src/replica/segments.rs",
+        from: "self.0 &= Self::SPOKE | Self::SPOKE << 1;",
+        to: "",
+        target: agent("initiator::a_forged_rst_ends_no_flow_of_a_connection_that_goes_on"),
+    },
+    Fault {
+        name: "nobody remembers who opened a connection that was quiet",
+        file: "agent/src/replica/remembered.rs",
+        from: "if self.len == 0 {",
+        to: "if self.len != usize::MAX {",
+        target: agent(
+            "initiator::a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them",
+        ),
+    },
+    Fault {
         name: "signals reach a thread while the verifier works for it",
         file: "agent/src/kernel/attach/programs.rs",
         from: "let _held = signals::Held::new();",

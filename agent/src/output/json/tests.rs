@@ -46,6 +46,7 @@ fn tcp_record() -> FlowRecord {
         dscp: Some(0),
         community_id: vec![0; 20].into(),
         direction: Direction::Egress.into(),
+        initiator_assumed: true,
         ..FlowRecord::default()
     }
 }
@@ -101,6 +102,7 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
         expected[name] = json!(value);
     }
     // Added here, since the macro does not take so many fields.
+    expected["initiator_assumed"] = json!(true);
     expected["outer_vlan_ids"] = json!([]);
     expected["outer_pppoe_session"] = json!(null);
     assert_eq!(lines, [expected]);

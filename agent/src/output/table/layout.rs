@@ -67,11 +67,16 @@ impl Row {
     ) -> Self {
         let tcp = Tcp::both(record).map(Option::unwrap_or_default);
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
+        let mut initiator =
+            human::named_endpoint(source.as_deref(), &record.src_addr, record.src_port);
+        if record.initiator_assumed {
+            initiator.push('?');
+        }
         let cells = [
             place(record, interface),
             direction(record),
             protocol(record),
-            human::named_endpoint(source.as_deref(), &record.src_addr, record.src_port),
+            initiator,
             human::named_endpoint(destination.as_deref(), &record.dst_addr, record.dst_port),
             human::count(record.delta_packets),
             human::bytes(record.delta_bytes),
@@ -184,6 +189,21 @@ mod tests {
             "{}",
             lines[1]
         );
+    }
+
+    #[test]
+    fn an_initiator_that_is_assumed_has_a_question_mark() {
+        for (initiator_assumed, shown) in [(true, " 10.0.0.1:40000? "), (false, " 10.0.0.1:40000 ")]
+        {
+            let record = FlowRecord {
+                src_addr: vec![10, 0, 0, 1].into(),
+                src_port: Some(40_000),
+                initiator_assumed,
+                ..FlowRecord::default()
+            };
+            let lines = lines(&[Row::new(&record, None, NOBODY, &[None, None], 1)], 200);
+            assert!(lines[1].contains(shown), "{}", lines[1]);
+        }
     }
 
     #[test]

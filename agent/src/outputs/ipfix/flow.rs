@@ -11,7 +11,8 @@ use crate::proto::{Direction, Encapsulation, EndReason, FlowRecord};
 const NTP_TO_UNIX_S: u64 = 2_208_988_800;
 /// The most significant byte of `layer2SegmentId`.
 const VXLAN: u64 = 1 << 56;
-/// `biflowDirection`: the source is the initiator.
+/// Values of `biflowDirection` (RFC 5103, section 6.3): nothing shows which end is the initiator, or the source is.
+const ARBITRARY: u8 = 0;
 const INITIATOR: u8 = 1;
 
 /// Which fields a record has. Each shape has a template of its own.
@@ -248,7 +249,12 @@ impl<'a> Flow<'a> {
         }
         out.u8(ie::FLOW_DIRECTION, self.direction);
         if is_biflow {
-            out.u8(ie::BIFLOW_DIRECTION, INITIATOR);
+            let source = if record.initiator_assumed {
+                ARBITRARY
+            } else {
+                INITIATOR
+            };
+            out.u8(ie::BIFLOW_DIRECTION, source);
         }
         let dscp = record.dscp.unwrap_or_default() as u8;
         out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);

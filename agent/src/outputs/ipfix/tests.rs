@@ -44,6 +44,23 @@ fn of_flows(records: Vec<Record>) -> Vec<Record> {
 }
 
 #[test]
+fn a_biflow_says_whether_its_source_is_known_to_be_the_initiator() {
+    const BIFLOW_DIRECTION: u16 = 239;
+    let assumed = FlowRecord {
+        initiator_assumed: true,
+        ..flows::tcp()
+    };
+    let messages = send(
+        &mut encoder(Settings::datagrams()),
+        &flows::batch(1),
+        &[flows::tcp(), assumed],
+    );
+    let records = of_flows(read(&mut Collector::default(), &messages));
+    let said = records.iter().map(|one| one.number(BIFLOW_DIRECTION));
+    assert_eq!(said.collect::<Vec<_>>(), [Some(1), Some(0)]);
+}
+
+#[test]
 fn a_record_and_its_template_have_room_in_the_shortest_message() {
     for is_biflow in [true, false] {
         let lengths = Lengths::new(is_biflow);

@@ -82,6 +82,7 @@ pub(super) mod key {
         ICMP_CODE = "flow.icmp.code";
         ICMP_IDENTIFIER = "flow.icmp.identifier";
         LATER_FRAGMENT = "flow.later_fragment";
+        INITIATOR_ASSUMED = "flow.initiator_assumed";
         REVERSE_DIRECTION = "flow.reverse.direction";
         INTERFACE_INDEX = "flow.interface.index";
         NETNS = "flow.netns.id";
@@ -362,6 +363,9 @@ fn transport(attributes: &mut Attributes, flow: &FlowRecord) {
     }
     if flow.later_fragment {
         attributes.boolean(key::LATER_FRAGMENT, true);
+    }
+    if flow.initiator_assumed {
+        attributes.boolean(key::INITIATOR_ASSUMED, true);
     }
 }
 

@@ -180,6 +180,22 @@ fn no_attribute_comes_twice_and_none_is_empty() {
 }
 
 #[test]
+fn an_initiator_that_is_assumed_is_said_to_be() {
+    let assumed = FlowRecord {
+        initiator_assumed: true,
+        ..flows::tcp()
+    };
+    let (logs, _) = send(&mut encoder(plain()), &batch(), &[flows::tcp(), assumed]);
+    let said = records(&logs[0])
+        .into_iter()
+        .map(|record| value(&record.attributes, "flow.initiator_assumed"));
+    assert_eq!(
+        said.collect::<Vec<_>>(),
+        [None, Some(Value::BoolValue(true))]
+    );
+}
+
+#[test]
 fn a_side_has_its_name_and_one_that_is_not_known_has_none() {
     let sides = |direction: proto::Direction, reverse: proto::Direction| {
         let flow = FlowRecord {

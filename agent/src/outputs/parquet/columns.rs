@@ -83,6 +83,10 @@ pub(super) const COLUMNS: &[Column] = &[
         Optional(16, |row| row.record.icmp_identifier),
     ),
     column("later_fragment", Boolean(|row| row.record.later_fragment)),
+    column(
+        "initiator_assumed",
+        Boolean(|row| row.record.initiator_assumed),
+    ),
     column("packets", Counter(|row| row.record.delta_packets)),
     column("bytes", Counter(|row| row.record.delta_bytes)),
     column(

@@ -121,7 +121,7 @@ const TYPES: &[(&str, &[&str])] = &[
         ],
     ),
     ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
-    ("BOOLEAN", &["later_fragment"]),
+    ("BOOLEAN", &["later_fragment", "initiator_assumed"]),
 ];
 
 pub(super) fn table(folder: &Path, more: &str) -> String {

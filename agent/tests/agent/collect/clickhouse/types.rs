@@ -70,6 +70,7 @@ fn records() -> Vec<FlowRecord> {
         icmp_identifier: Some(65535),
         ip_version: 6,
         later_fragment: true,
+        initiator_assumed: true,
         // Later than a column can say.
         last_seen_unix_ns: u64::MAX,
         ..FlowRecord::default()
@@ -164,7 +165,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "direction": "ingress", "vlan_ids": [1, 4095], "ip_version": 4, "protocol": 6,
         "src_addr": "::ffff:192.0.2.1", "dst_addr": "::ffff:192.0.2.2", "src": "192.0.2.1", "dst": "192.0.2.2",
         "src_port": 65535, "dst_port": 0, "icmp_type": null, "icmp_code": null, "icmp_identifier": null,
-        "later_fragment": false, "packets": u64::MAX, "bytes": 2, "reverse_packets": 3, "reverse_bytes": 4,
+        "later_fragment": false, "initiator_assumed": false, "packets": u64::MAX, "bytes": 2, "reverse_packets": 3, "reverse_bytes": 4,
         "total_packets": 5, "total_bytes": 6, "total_reverse_packets": 7, "total_reverse_bytes": 8,
         "first_seen": "2023-11-14 22:13:20.123456789", "last_seen": "2023-11-14 22:13:21.000000001",
         "tcp_flags": 255, "reverse_tcp_flags": 0, "dscp": 46, "end_reason": "end_of_flow",
@@ -188,7 +189,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     let sparse = json!({
         "record": 1, "interface": "", "netns_name": "", "direction": "", "vlan_ids": [], "ip_version": 6,
         "protocol": 58, "src_addr": "2001:db8::ffff:1:2", "dst_addr": "::", "src": "2001:db8::ffff:1:2", "src_port": null, "dst_port": null,
-        "icmp_type": 128, "icmp_code": 0, "icmp_identifier": 65535, "later_fragment": true, "packets": 0,
+        "icmp_type": 128, "icmp_code": 0, "icmp_identifier": 65535, "later_fragment": true, "initiator_assumed": true, "packets": 0,
         "first_seen": "1970-01-01 00:00:00.000000000", "last_seen": "2262-04-11 23:47:16.854775807",
         "tcp_flags": null, "dscp": null, "end_reason": "", "community_id": "", "encapsulation": "", "tunnel_id": null,
         "outer_src_addr": null, "outer_vlan_ids": [],

@@ -1,0 +1,170 @@
+//! What the segments of a TCP flow prove: that an end has spoken, and whether an RST has ended the connection.
+//!
+//! The kernel keeps the union of the flags of a scan window, so the order within one window is not known. What comes in a later
+//! window came later.
+
+use agent_common::{
+    FlowCounters,
+    flow::tcp_flags::{ACK, FIN, PSH, RST, SYN},
+};
+
+/// Bits by direction of the key.
+#[derive(Clone, Copy, Default)]
+pub struct Segments(u8);
+
+impl Segments {
+    /// It has sent a segment with ACK that is no RST.
+    const SPOKE: u8 = 1;
+    /// It has sent RST, and nothing shows yet that the other end ignored that.
+    const RESET: u8 = 4;
+    /// In a window after that of the RST it has sent segments, and none of them was RST.
+    const WENT_ON: u8 = 16;
+    /// The RST is of an earlier window.
+    const IS_EARLIER: u8 = 64;
+
+    /// A later window than those before.
+    pub fn begin_window(&mut self) {
+        if self.is_reset() {
+            self.0 |= Self::IS_EARLIER;
+        }
+    }
+
+    pub fn add(&mut self, counters: &FlowCounters) {
+        for direction in [0, 1] {
+            let packets = counters.packets[direction];
+            if packets == 0 {
+                continue;
+            }
+            let flags = counters.bits.tcp_flags(direction);
+            let has_syn = flags & SYN != 0;
+            if flags & ACK != 0 && is_more_than_resets(counters, direction) {
+                self.0 |= Self::SPOKE << direction;
+            }
+            if flags & RST != 0 {
+                self.0 |= Self::RESET << direction;
+                self.0 &= !(Self::WENT_ON << direction);
+            } else if self.0 & Self::IS_EARLIER != 0 && !has_syn {
+                self.0 |= Self::WENT_ON << direction;
+            }
+        }
+    }
+
+    /// The connection goes on if each end that was seen at all has sent more: whoever sends a real RST has nothing to add, and
+    /// whoever takes it in falls silent. `are_seen` says so by direction, since the flow began.
+    pub fn undo_resets(&mut self, are_seen: [bool; 2]) {
+        let went_on = |direction: usize| self.0 & Self::WENT_ON << direction != 0;
+        if (0..2).all(|direction| went_on(direction) || !are_seen[direction]) {
+            self.0 &= Self::SPOKE | Self::SPOKE << 1;
+        }
+    }
+
+    pub fn is_reset(self) -> bool {
+        self.0 & (Self::RESET | Self::RESET << 1) != 0
+    }
+
+    pub fn spoke(self, direction: usize) -> bool {
+        self.0 & Self::SPOKE << direction != 0
+    }
+}
+
+/// Whether the window proves a segment with ACK of this direction that is no RST, if it has one with ACK. An RST may have ACK itself,
+/// so the two flags alone prove nothing.
+fn is_more_than_resets(counters: &FlowCounters, direction: usize) -> bool {
+    let [packets, others] = [direction, 1 - direction].map(|at| counters.packets[at]);
+    let flags = counters.bits.tcp_flags(direction);
+    if flags & RST == 0 {
+        return true;
+    }
+    if packets == 1 {
+        return false;
+    }
+    if flags & (PSH | FIN) != 0 || counters.bits.has_syn_with_ack(direction) {
+        return true;
+    }
+    // One is the SYN, one the RST.
+    if flags & SYN != 0 {
+        return packets > 2;
+    }
+    // Those that answer are no more than what they answer.
+    others != 0 && packets > others
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::flow::FlowBits;
+
+    use super::*;
+
+    /// A window with a packet for each of these flag bytes in each direction.
+    fn window(packets: [&[u8]; 2]) -> FlowCounters {
+        let mut counters = FlowCounters::default();
+        for (direction, flags) in (0..).zip(packets) {
+            counters.packets[usize::from(direction)] = flags.len() as u64;
+            for &flags in flags {
+                counters.bits = counters.bits.and(FlowBits::segment(direction, flags));
+            }
+        }
+        counters
+    }
+
+    fn after(windows: &[[&[u8]; 2]]) -> Segments {
+        let (mut segments, mut are_seen) = (Segments::default(), [false; 2]);
+        for &packets in windows {
+            segments.begin_window();
+            segments.add(&window(packets));
+            for (is_seen, packets) in are_seen.iter_mut().zip(packets) {
+                *is_seen |= !packets.is_empty();
+            }
+            segments.undo_resets(are_seen);
+        }
+        segments
+    }
+
+    #[test]
+    fn an_end_spoke_if_a_segment_with_ack_cannot_have_been_an_rst() {
+        for (packets, expected) in [
+            ([&[ACK][..], &[][..]], true),
+            ([&[SYN], &[]], false),
+            ([&[SYN | ACK], &[RST]], true),
+            ([&[RST | ACK], &[]], false),
+            ([&[PSH | RST | ACK], &[]], false),
+            ([&[RST | ACK, RST | ACK], &[]], false),
+            ([&[RST | ACK, RST | ACK], &[ACK, ACK]], false),
+            ([&[ACK, ACK, RST], &[ACK]], true),
+            ([&[PSH | ACK, RST | ACK], &[]], true),
+            ([&[SYN, RST | ACK], &[SYN | ACK]], false),
+            ([&[SYN, ACK, RST], &[SYN | ACK]], true),
+        ] {
+            let [forward, reverse] = packets;
+            assert_eq!(after(&[packets]).spoke(0), expected, "{packets:?}");
+            let swapped = after(&[[reverse, forward]]);
+            assert_eq!(swapped.spoke(1), expected, "{packets:?} swapped");
+        }
+    }
+
+    #[test]
+    fn an_rst_stands_until_both_ends_go_on_in_later_windows() {
+        const BOTH: [&[u8]; 2] = [&[ACK], &[PSH | ACK]];
+        for (windows, expected) in [
+            (&[BOTH, [&[ACK], &[ACK, RST]]][..], true),
+            // In the window of the RST the order is not known.
+            (&[[&[ACK, RST], &[ACK]]], true),
+            // Who sent it goes on, and who got it does, at once or one after the other.
+            (&[BOTH, [&[RST], &[]], BOTH], false),
+            (&[BOTH, [&[RST], &[]], [&[ACK], &[]], [&[], &[ACK]]], false),
+            // Who got it has sent more before it came, which is answered by another RST.
+            (&[BOTH, [&[RST], &[]], [&[], &[ACK]]], true),
+            (&[BOTH, [&[RST], &[]], [&[RST], &[ACK]]], true),
+            (&[BOTH, [&[RST], &[]], [&[ACK], &[]]], true),
+            // Seen one way.
+            (&[[&[ACK], &[]], [&[RST], &[]], [&[ACK], &[]]], false),
+            // Another RST stands again.
+            (&[[&[RST], &[]], BOTH, [&[], &[RST]]], true),
+            (&[[&[RST], &[]], BOTH, [&[], &[RST]], BOTH], false),
+            // A SYN with ACK is of another connection.
+            (&[[&[], &[ACK, RST]], [&[], &[SYN | ACK]]], true),
+        ] {
+            assert_eq!(after(windows).is_reset(), expected, "{windows:?}");
+        }
+    }
+}

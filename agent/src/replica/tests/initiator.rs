@@ -1,0 +1,189 @@
+//! Who opened a flow: what proves it, what is remembered of it, and when it is assumed.
+
+use super::*;
+
+/// The initiator, and whether that is assumed.
+fn initiators(records: &[Record]) -> Vec<(u8, bool)> {
+    let of = |record: &Record| (record.initiator, record.initiator_assumed);
+    records.iter().map(of).collect()
+}
+
+fn first_by(mut counters: FlowCounters, initiator: u8) -> FlowCounters {
+    began(&mut counters, initiator, 0);
+    counters
+}
+
+#[test]
+fn a_handshake_proves_who_opened_and_nothing_else_does() {
+    for initiator in [0, 1] {
+        for (packets, is_assumed) in [
+            ([&[SYN][..], &[][..]], false),
+            ([&[SYN, ACK], &[SYN | ACK]], false),
+            ([&[ACK], &[SYN | ACK]], false),
+            // A SYN with ACK alone, or refused by the host that never asked, or by a firewall in its name.
+            ([&[], &[SYN | ACK]], true),
+            ([&[RST], &[SYN | ACK]], true),
+            ([&[RST | ACK], &[SYN | ACK]], true),
+            // Seen one way.
+            ([&[], &[SYN | ACK, PSH | ACK]], false),
+            ([&[ACK], &[ACK]], true),
+            ([&[ACK], &[]], true),
+            ([&[RST | ACK], &[]], true),
+            // Both ask at once.
+            ([&[SYN], &[SYN]], true),
+        ] {
+            let [sent, answered] = packets;
+            let both = if initiator == 0 {
+                counters(1, sent, answered)
+            } else {
+                counters(1, answered, sent)
+            };
+            let records = scan(&mut replica(8), 1, &[(1, first_by(both, initiator))]);
+            let expected = [(initiator, is_assumed)];
+            assert_eq!(initiators(&records), expected, "{packets:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stray_syn_with_ack_is_proof_once_it_is_answered() {
+    let mut replica = replica(8);
+    let records = scan(
+        &mut replica,
+        1,
+        &[(1, first_by(counters(1, &[], &[SYN | ACK]), 0))],
+    );
+    assert_eq!(initiators(&records), [(0, true)]);
+    let records = scan(&mut replica, 2, &[(1, counters(2, &[ACK], &[]))]);
+    assert_eq!(initiators(&records), [(0, false)]);
+}
+
+#[test]
+fn a_connection_that_was_quiet_keeps_its_initiator_whoever_speaks_first() {
+    for (opening, is_assumed) in [
+        (counters(1, &[SYN, ACK], &[SYN | ACK]), false),
+        (counters(1, &[ACK], &[ACK]), true),
+    ] {
+        let mut replica = replica(8);
+        let server_first = |second| first_by(counters(second, &[], &[PSH | ACK]), 1);
+        scan(&mut replica, 1, &[(1, opening)]);
+        for pause in 1..=2 {
+            let ended = scan(&mut replica, 100 * pause - 10, &[]);
+            assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+            let second = 100 * pause;
+            let records = scan(&mut replica, second, &[(1, server_first(second))]);
+            assert_eq!(initiators(&records), [(0, is_assumed)], "{pause}");
+            assert_eq!(records[0].community_id, community_id(&key(1), 0));
+            scan(&mut replica, second, &[(1, counters(second, &[ACK], &[]))]);
+        }
+        assert_eq!(replica.forgotten_initiators(), 0);
+    }
+}
+
+#[test]
+fn a_connection_goes_on_with_its_initiator_where_both_directions_arrive() {
+    let mut replica = replica(8);
+    let halves = |second, sent: &[u8], answered: &[u8]| {
+        [
+            (
+                key(1).with_side(1),
+                first_by(counters(second, &[], answered), 1),
+            ),
+            (key(1), counters(second, sent, &[])),
+        ]
+    };
+    scan_keys(&mut replica, 1, &halves(1, &[SYN, ACK], &[SYN | ACK]));
+    assert_eq!(scan(&mut replica, 50, &[]).len(), 1);
+    let [server, client] = halves(100, &[ACK], &[PSH | ACK]);
+    let records = scan_keys(&mut replica, 100, &[server, client]);
+    assert_eq!(initiators(&records), [(0, false)]);
+    assert_eq!(records[0].direction, records[0].reverse_direction);
+}
+
+#[test]
+fn a_new_connection_with_the_same_ports_has_its_own_initiator() {
+    let mut replica = replica(8);
+    scan(
+        &mut replica,
+        1,
+        &[(1, counters(1, &[SYN, ACK], &[SYN | ACK]))],
+    );
+    scan(&mut replica, 50, &[]);
+    let records = scan(
+        &mut replica,
+        60,
+        &[(1, first_by(counters(60, &[], &[SYN]), 1))],
+    );
+    assert_eq!(initiators(&records), [(1, false)]);
+}
+
+#[test]
+fn what_fin_has_closed_is_not_remembered_and_what_made_room_is() {
+    let mut replica = replica(1);
+    let closed = counters(1, &[SYN, ACK, FIN | ACK], &[SYN | ACK, FIN | ACK]);
+    scan(&mut replica, 1, &[(1, closed)]);
+    // Each makes room for the next one.
+    scan(
+        &mut replica,
+        2,
+        &[(2, counters(2, &[SYN, ACK], &[SYN | ACK]))],
+    );
+    let late = |second| first_by(counters(second, &[], &[ACK]), 1);
+    let records = scan(&mut replica, 3, &[(1, late(3))]);
+    assert_eq!(initiators(&records[1..]), [(1, true)]);
+    let records = scan(&mut replica, 4, &[(2, late(4))]);
+    assert_eq!(initiators(&records[1..]), [(0, false)]);
+}
+
+/// A flow of UDP.
+fn udp(number: u32) -> FlowKey {
+    FlowKey {
+        protocol: 17,
+        ..key(number)
+    }
+}
+
+#[test]
+fn a_flow_without_handshake_is_known_to_begin_after_a_pause_that_was_seen() {
+    let mut replica = replica(8);
+    let of = |second| counters(second, &[0], &[0]);
+    scan_keys(&mut replica, 1, &[(udp(1), of(1))]);
+    replica.watch(InterfaceId::default());
+    // The interface is watched from here on; what is seen within the idle timeout may be older.
+    for (second, is_assumed) in [(10, true), (39, true), (40, false)] {
+        let records = scan_keys(&mut replica, second, &[(udp(second as u32), of(second))]);
+        let began = records.iter().filter(|record| record.end_reason.is_none());
+        let assumed: Vec<_> = began.map(|record| record.initiator_assumed).collect();
+        assert_eq!(assumed, [is_assumed], "{second}");
+    }
+    // Other rules, another rate, or a table that was full.
+    replica.note_gap();
+    let records = scan_keys(&mut replica, 50, &[(udp(50), of(50))]);
+    assert_eq!(initiators(&records), [(0, true)]);
+    let records = scan_keys(&mut replica, 81, &[(udp(81), of(81))]);
+    assert!(!records[0].initiator_assumed);
+    // Others have no part in that.
+    let elsewhere = FlowKey {
+        ifindex: 7,
+        ..udp(82)
+    };
+    let records = scan_keys(&mut replica, 81, &[(elsewhere, of(81))]);
+    assert_eq!(initiators(&records), [(0, true)]);
+}
+
+#[test]
+fn an_answer_alone_proves_no_question() {
+    let mut replica = replica(8);
+    replica.watch(InterfaceId::default());
+    scan(&mut replica, 1, &[]);
+    let echo = FlowKey {
+        protocol: 1,
+        l4_kind: 3,
+        ..key(1)
+    };
+    let reply = first_by(counters(100, &[], &[0]), 0);
+    let records = scan_keys(&mut replica, 100, &[(echo, reply)]);
+    assert_eq!(initiators(&records), [(0, true)]);
+    let records = scan_keys(&mut replica, 101, &[(echo, counters(101, &[0], &[0]))]);
+    assert_eq!(initiators(&records), [(0, false)]);
+}

@@ -1,0 +1,68 @@
+//! What an RST does to a flow, whose connection may ignore it.
+
+use super::*;
+use crate::record::Failure;
+
+fn opening() -> FlowCounters {
+    counters(1, &[SYN, ACK, PSH | ACK], &[SYN | ACK, ACK])
+}
+
+fn both(second: u64) -> FlowCounters {
+    counters(second, &[PSH | ACK], &[ACK])
+}
+
+#[test]
+fn a_connection_that_goes_on_after_an_rst_is_the_same_flow_and_has_not_failed() {
+    let mut replica = replica(8);
+    let mut records = scan(&mut replica, 1, &[(1, opening())]);
+    records.extend(scan(&mut replica, 2, &[(1, counters(2, &[], &[RST]))]));
+    records.extend(scan(&mut replica, 3, &[(1, both(3))]));
+    // For longer than a closed flow lingers.
+    records.extend(scan(&mut replica, 20, &[(1, both(20))]));
+    assert_eq!(reasons(&records), [None; 4]);
+    assert_eq!(records[3].total[0].packets, 5);
+    assert!(records[3].tcp_flags[1] & RST != 0);
+    let ended = scan(&mut replica, 60, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    assert!(records.iter().chain(&ended).all(|it| it.failure.is_none()));
+    assert_eq!(replica.failed(), Failed::default());
+}
+
+#[test]
+fn a_real_rst_after_one_that_was_ignored_ends_the_flow() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, opening())]);
+    scan(&mut replica, 2, &[(1, counters(2, &[], &[RST]))]);
+    scan(&mut replica, 3, &[(1, both(3))]);
+    scan(&mut replica, 4, &[(1, counters(4, &[RST | ACK], &[]))]);
+    let ended = scan(&mut replica, 9, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+    assert_eq!(ended[0].failure, Some(Failure::Reset));
+}
+
+#[test]
+fn what_is_answered_by_more_rsts_has_ended() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, opening())]);
+    scan(&mut replica, 2, &[(1, counters(2, &[], &[RST]))]);
+    scan(&mut replica, 3, &[(1, counters(3, &[PSH | ACK], &[RST]))]);
+    let ended = scan(&mut replica, 8, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+    assert_eq!(ended[0].failure, Some(Failure::Reset));
+}
+
+/// The pause is longer than a closed flow lingers, so its end was told.
+#[test]
+fn a_connection_that_goes_on_much_later_keeps_its_ends() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, opening())]);
+    scan(&mut replica, 2, &[(1, counters(2, &[], &[RST]))]);
+    assert_eq!(scan(&mut replica, 20, &[]).len(), 1);
+    let mut server_first = counters(21, &[], &[PSH | ACK]);
+    began(&mut server_first, 1, 0);
+    let records = scan(&mut replica, 21, &[(1, server_first)]);
+    assert_eq!(
+        (records[0].initiator, records[0].initiator_assumed),
+        (0, false)
+    );
+}

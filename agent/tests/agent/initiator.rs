@@ -1,0 +1,187 @@
+//! Which end of a flow is the initiator, by real sockets: records say it, or say that they assume it.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+};
+
+use lab::{Host, Lab, privilege::is_root_or_skip};
+use serde_json::{Value, json};
+
+use crate::support::{Agent, Report, wait_until};
+
+const PORT: u16 = 7000;
+const SYN: u8 = 0x02;
+const RST: u8 = 0x04;
+const ACK: u8 = 0x10;
+/// A scan is over before a closed flow is, and a quiet flow lives for long.
+const SHORT_LINGER: &[&str] = &["--scan-interval", "100ms", "--linger", "1s"];
+
+/// A connection with one byte of each end.
+struct Talk {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl Talk {
+    fn begin(client: &Host, server: &Host) -> Self {
+        let listener = server
+            .namespace
+            .enter(|| Ok(TcpListener::bind((server.ipv4, PORT))?))
+            .unwrap();
+        let client = client
+            .namespace
+            .enter(|| Ok(TcpStream::connect((server.ipv4, PORT))?))
+            .unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let mut talk = Self { client, server };
+        talk.ask();
+        talk
+    }
+
+    /// The client speaks, and is answered.
+    fn ask(&mut self) {
+        exchange(&mut self.client, &mut self.server);
+        self.tell();
+    }
+
+    /// The server speaks.
+    fn tell(&mut self) {
+        exchange(&mut self.server, &mut self.client);
+    }
+
+    fn port(&self) -> u16 {
+        self.client.local_addr().unwrap().port()
+    }
+}
+
+fn exchange(from: &mut TcpStream, to: &mut TcpStream) {
+    from.write_all(b"x").unwrap();
+    to.read_exact(&mut [0]).unwrap();
+}
+
+/// The records of the flow between this port and [`PORT`].
+fn records(report: &Report, port: u16) -> Vec<&Value> {
+    let is_it = |line: &&Value| {
+        let ports = [&line["src_port"], &line["dst_port"]];
+        ports.iter().any(|&end| *end == port) && ports.iter().any(|&end| *end == PORT)
+    };
+    report.flows.iter().filter(is_it).collect()
+}
+
+/// The source's port, and whether it is assumed to be the initiator.
+fn initiator(record: &Value) -> Value {
+    json!([record["src_port"], record["initiator_assumed"]])
+}
+
+fn tracked(agent: &Agent, host: &Host) -> u64 {
+    agent.status(host)["replica"]["tracked"].as_u64().unwrap()
+}
+
+#[test]
+fn segments_out_of_nowhere_are_no_connection_and_prove_no_initiator() {
+    const TEST: &str = "agent::segments_out_of_nowhere_are_no_connection_and_prove_no_initiator";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let agent = Agent::start(&lab, SHORT_LINGER);
+    let wire = lab.peer.frame_socket().unwrap();
+    let stray = |port: u16, flags: u8| {
+        let frame = lab.peer.frame_v4(&lab.agent);
+        wire.send(&frame.tcp(PORT, port, flags, &[]).unwrap())
+            .unwrap();
+    };
+    let (reset, both, answer) = (40_001, 40_002, 40_003);
+    stray(reset, RST | ACK);
+    stray(both, RST | ACK);
+    stray(both, RST | ACK);
+    // The kernel answers it by an RST.
+    stray(answer, SYN | ACK);
+    wait_until("the flows have ended", || {
+        agent.status(&lab.agent)["scans"]["count"] != 0 && tracked(&agent, &lab.agent) == 3
+    });
+    wait_until("the flows have ended", || tracked(&agent, &lab.agent) == 0);
+    let failed = agent.status(&lab.agent)["replica"]["failed_flows"]["reset"].clone();
+    let report = agent.stop();
+    for (port, source) in [(reset, PORT), (both, PORT), (answer, answer)] {
+        let records = records(&report, port);
+        assert!(records.last().unwrap()["end_reason"] == "end_of_flow");
+        for record in records {
+            assert!(record.get("failure").is_none(), "{record}");
+            assert_eq!(initiator(record), json!([source, true]), "{record}");
+        }
+    }
+    assert_eq!(failed, 0);
+}
+
+#[test]
+fn a_forged_rst_ends_no_flow_of_a_connection_that_goes_on() {
+    const TEST: &str = "agent::a_forged_rst_ends_no_flow_of_a_connection_that_goes_on";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let agent = Agent::start(&lab, SHORT_LINGER);
+    let mut talk = Talk::begin(&lab.agent, &lab.peer);
+    agent.wait_for_scans(&lab.agent, 2);
+    let forged = lab.peer.frame_v4(&lab.agent).tcp_numbers(0, 0);
+    let forged = forged.tcp(PORT, talk.port(), RST, &[]).unwrap();
+    lab.peer.frame_socket().unwrap().send(&forged).unwrap();
+    agent.wait_for_scans(&lab.agent, 2);
+    talk.ask();
+    // For longer than a closed flow lingers.
+    agent.wait_for_scans(&lab.agent, 20);
+    talk.tell();
+    agent.wait_for_scans(&lab.agent, 2);
+    let (port, report) = (talk.port(), agent.stop());
+    let records = records(&report, port);
+    let reset = records.iter().find(|it| {
+        let flags = it["reverse_tcp_flags"].as_u64().unwrap();
+        flags & u64::from(RST) != 0 && it["end_reason"].is_null()
+    });
+    assert!(reset.is_some(), "the RST was counted");
+    let first = records[0]["first_seen_ns"].clone();
+    for record in &records {
+        assert_eq!(initiator(record), json!([port, false]), "{record}");
+        assert_eq!(record["first_seen_ns"], first, "{record}");
+        assert!(record.get("failure").is_none(), "{record}");
+    }
+    let (last, others) = records.split_last().unwrap();
+    assert_eq!(last["end_reason"], "forced_end");
+    assert!(others.iter().all(|record| record["end_reason"].is_null()));
+}
+
+#[test]
+fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
+    const TEST: &str =
+        "agent::a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let settings = ["--scan-interval", "100ms", "--idle-timeout", "1s"];
+    for [client, server] in [[&lab.agent, &lab.peer], [&lab.peer, &lab.agent]] {
+        let agent = Agent::start(&lab, &settings);
+        let mut talk = Talk::begin(client, server);
+        wait_until("the flow is known", || tracked(&agent, &lab.agent) == 1);
+        wait_until("the flow has ended", || tracked(&agent, &lab.agent) == 0);
+        talk.tell();
+        wait_until("the flow goes on", || tracked(&agent, &lab.agent) == 1);
+        let (port, report) = (talk.port(), agent.stop());
+        let seen = records(&report, port);
+        let ends = seen.iter().filter(|record| !record["end_reason"].is_null());
+        assert_eq!(ends.count(), 2);
+        for record in seen {
+            assert_eq!(initiator(record), json!([port, false]), "{record}");
+        }
+
+        let younger = Agent::start(&lab, &settings);
+        talk.tell();
+        wait_until("the flow is known", || tracked(&younger, &lab.agent) == 1);
+        let report = younger.stop();
+        for record in records(&report, port) {
+            assert_eq!(initiator(record), json!([PORT, true]), "{record}");
+        }
+    }
+}
