@@ -7,7 +7,8 @@ use crate::FlowKey;
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// The smoothed round trip in microseconds; 0 before the first one.
+    /// The smoothed round trip in microseconds; 0 before the first one. The kernel has it in 29 bits. In what the programs note, the
+    /// highest two are the [`Role`], which userspace takes away first.
     pub rtt_us: u32,
     /// The shortest round trip that TCP remembers; [`Self::NO_RTT`] before the first one. 0 says that nothing is known of the
     /// connection, since TCP counts no round trip as less than a microsecond.
@@ -22,7 +23,38 @@ pub struct TcpInfo {
     pub data_segs_out: u32,
 }
 
+/// Which end of its connection a socket is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    #[default]
+    Unknown = 0,
+    /// It has opened the connection.
+    Opened = 1,
+    /// It was made for a connection that a listening socket took.
+    Accepted = 2,
+}
+
 impl TcpInfo {
+    const ROLE_SHIFT: u32 = 30;
+
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_role(mut self, role: Role) -> Self {
+        self.rtt_us |= (role as u32) << Self::ROLE_SHIFT;
+        self
+    }
+
+    /// Takes away what [`with_role`](Self::with_role) noted.
+    pub const fn take_role(&mut self) -> Role {
+        let role = self.rtt_us >> Self::ROLE_SHIFT;
+        self.rtt_us &= (1 << Self::ROLE_SHIFT) - 1;
+        match role {
+            1 => Role::Opened,
+            2 => Role::Accepted,
+            _ => Role::Unknown,
+        }
+    }
+
     pub const NO_RTT: u32 = u32::MAX;
     pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 
@@ -74,7 +106,8 @@ pub struct EndedConnection {
 
 const _: () = assert!(size_of::<EndedConnection>() == size_of::<FlowKey>() + 16 + 24);
 
-/// Where the running kernel keeps the same in a `tcp_sock`, in bytes. All are known, or the program that reads them is not loaded.
+/// Where the running kernel keeps the same in a `tcp_sock`, in bytes. All are known, or the program that reads them is not loaded. Of what
+/// shows the [`Role`], each is 0 if it is not known.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpLayout {
@@ -84,6 +117,14 @@ pub struct TcpLayout {
     pub delivered: u32,
     pub delivered_ce: u32,
     pub data_segs_out: u32,
+    /// How many connections may wait for `accept`: of a socket that listens, and of those that are cloned from it.
+    pub max_ack_backlog: u32,
+    /// The interface for multicasts: of a socket that was accepted, that by which the connection came (`tcp_v4_syn_recv_sock`). A
+    /// program can set none for TCP.
+    pub multicast_v4: u32,
+    /// Leads to the structure that has the same for IPv6 (`tcp_v6_syn_recv_sock`), at `multicast_v6`.
+    pub ipv6: u32,
+    pub multicast_v6: u32,
 }
 
 #[cfg(feature = "user")]
@@ -108,6 +149,18 @@ mod tests {
             delivered: 4,
             delivered_ce: 5,
             data_segs_out,
+        }
+    }
+
+    #[test]
+    fn a_role_is_taken_away_and_leaves_the_round_trip() {
+        for role in [Role::Unknown, Role::Opened, Role::Accepted] {
+            for rtt_us in [0, 1, u32::MAX >> 3] {
+                let info = TcpInfo { rtt_us, ..info(6) };
+                let mut noted = info.with_role(role);
+                assert_eq!((noted.take_role(), noted), (role, info));
+                assert_eq!((noted.take_role(), noted), (Role::Unknown, info));
+            }
         }
     }
 

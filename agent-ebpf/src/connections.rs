@@ -10,7 +10,7 @@ use agent_common::{
     flow::tcp_flags,
     protocol::TCP,
     senders::Question,
-    tcp::{EndedConnection, TcpLayout},
+    tcp::{EndedConnection, Role, TcpLayout},
 };
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_NO_PREALLOC, BPF_TCP_LISTEN, bpf_sock},
@@ -36,6 +36,10 @@ static TCP_LAYOUT: TcpLayout = TcpLayout {
     delivered: 0,
     delivered_ce: 0,
     data_segs_out: 0,
+    max_ack_backlog: 0,
+    multicast_v4: 0,
+    ipv6: 0,
+    multicast_v6: 0,
 };
 
 /// With each socket, the flow that its packets are in.
@@ -96,7 +100,42 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
         return TcpInfo::default();
     }
     note_flow(socket.cast(), &packet.key, question);
-    info
+    info.with_role(role_of(socket.cast()))
+}
+
+/// A socket that was accepted is a clone of the one that listens, and has the interface by which the connection came.
+#[inline(always)]
+fn role_of(socket: *mut c_void) -> Role {
+    if fixed(&TCP_LAYOUT.max_ack_backlog) == 0 || fixed(&TCP_LAYOUT.multicast_v4) == 0 {
+        return Role::Unknown;
+    }
+    // SAFETY: the socket is the kernel's.
+    let tcp: *mut c_void = unsafe { bpf_skc_to_tcp_sock(socket) }.cast();
+    if tcp.is_null() {
+        return Role::Unknown;
+    }
+    // SAFETY: the kernel reads its own structures for the program.
+    let backlog: u32 = unsafe { at(tcp, &TCP_LAYOUT.max_ack_backlog) };
+    // SAFETY: as above.
+    let came_by: u32 = unsafe { at(tcp, &TCP_LAYOUT.multicast_v4) };
+    if backlog | came_by != 0 {
+        return Role::Accepted;
+    }
+    if fixed(&TCP_LAYOUT.ipv6) == 0 || fixed(&TCP_LAYOUT.multicast_v6) == 0 {
+        return Role::Opened;
+    }
+    // SAFETY: as above.
+    let ipv6: *mut c_void = unsafe { at(tcp, &TCP_LAYOUT.ipv6) };
+    if ipv6.is_null() {
+        return Role::Opened;
+    }
+    // SAFETY: as above.
+    let came_by: u32 = unsafe { at(ipv6, &TCP_LAYOUT.multicast_v6) };
+    if came_by != 0 {
+        Role::Accepted
+    } else {
+        Role::Opened
+    }
 }
 
 /// The kernel answers some packets by sockets of its own, which only have the protocol of TCP, and some by the one that listens.

@@ -40,7 +40,7 @@ use self::{
     oldest::Oldest,
     order::Order,
     outers::Outers,
-    remembered::Remembered,
+    remembered::{Initiator, Remembered},
     reports::Reports,
     senders::KnownSenders,
     slab::Slab,
@@ -309,11 +309,19 @@ impl Replica {
     /// What is left of these, for flows that did not come with this scan.
     fn settle_ends(&mut self) {
         let mut senders = mem::take(&mut self.senders);
-        senders.settle_ends(|key| match self.find(key) {
-            Found::Flow(slot) => Some(slot),
-            Found::OtherSide(_) | Found::Nothing { .. } => None,
-        });
+        let mut gone = Vec::new();
+        senders.settle_ends(
+            |key| match self.find(key) {
+                Found::Flow(slot) => Some(slot),
+                Found::OtherSide(_) | Found::Nothing { .. } => None,
+            },
+            |slot, direction| gone.push((slot, direction)),
+        );
         self.senders = senders;
+        for (slot, direction) in gone {
+            self.slab[slot].note_socket_is_gone(direction);
+            self.note_age(slot);
+        }
     }
 
     /// The same, with who sent each of the flows, if that is kept.
@@ -388,6 +396,13 @@ impl Replica {
             self.begin(slot, sink);
             return;
         }
+        if let Some(opener) = self.senders.coming_opener()
+            && self.give_by_socket(slot, opener, counters, sink)
+        {
+            return;
+        }
+        let entry = &mut self.slab[slot];
+        entry.note_sockets(self.senders.coming_sockets());
         let syns_before = [0, 1].map(|direction| entry.handshake.has_any_syn(direction));
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
@@ -400,6 +415,37 @@ impl Replica {
         if is_told {
             self.report(slot, delta, sink);
         }
+    }
+
+    /// A socket of this host shows which end opened the connection. If records have had the other one for it, the flow ends, and begins
+    /// again with what comes: then it returns true.
+    fn give_by_socket(
+        &mut self,
+        slot: u32,
+        opener: u8,
+        counters: &FlowCounters,
+        sink: &mut impl FnMut(&Record),
+    ) -> bool {
+        let initiator = Initiator {
+            direction: opener,
+            is_known: true,
+        };
+        let entry = &mut self.slab[slot];
+        let known = entry.known_initiator();
+        if !entry.is_tcp() || known.is_known {
+            return false;
+        }
+        if !entry.is_told || known.direction == opener {
+            entry.give(initiator);
+            return false;
+        }
+        if entry.sides != Sides::One || entry.shows_opener() {
+            return false;
+        }
+        let mut next = Entry::new(&entry.key, counters, self.clock, self.scan);
+        next.give(initiator);
+        self.replace(slot, EndReason::ForcedEnd, next, sink);
+        true
     }
 
     /// Notes when the flow ends, and its rank among those that make room, unless more of it comes.
@@ -613,9 +659,18 @@ impl Replica {
     }
 
     /// Returns the slot of the flow.
-    fn insert(&mut self, hash: u64, entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
+    fn insert(&mut self, hash: u64, mut entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
         // Making room may take in a half of another flow.
         let coming = self.senders.take_coming();
+        entry.note_sockets(coming.sockets());
+        if let Some(direction) = coming.opener()
+            && entry.is_tcp()
+        {
+            entry.give(Initiator {
+                direction,
+                is_known: true,
+            });
+        }
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }

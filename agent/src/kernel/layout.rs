@@ -106,6 +106,10 @@ fn tcp(btf: &Btf) -> Result<TcpLayout> {
         delivered: of("delivered")?,
         delivered_ce: of("delivered_ce")?,
         data_segs_out: of("data_segs_out")?,
+        max_ack_backlog: btf.offset_of("sock", "sk_max_ack_backlog").unwrap_or(0),
+        multicast_v4: btf.offset_of("inet_sock", "mc_index").unwrap_or(0),
+        ipv6: btf.offset_of("inet_sock", "pinet6").unwrap_or(0),
+        multicast_v6: btf.offset_of("ipv6_pinfo", "mcast_oif").unwrap_or(0),
     })
 }
 

@@ -63,6 +63,8 @@ pub struct Entry {
     /// Of TCP.
     segments: Segments,
     origin: Origin,
+    /// Bits by direction: a socket of this host has sent in it, and is not known to be gone.
+    sockets: u8,
 }
 
 /// What tells the initiator apart from the packets of the flow.
@@ -103,6 +105,7 @@ impl Entry {
             was_complete: false,
             segments: Segments::default(),
             origin: Origin::Unseen,
+            sockets: 0,
         };
         entry.add(counters, clock, scan);
         entry
@@ -338,6 +341,32 @@ impl Entry {
         was_complete && opens(counters)
     }
 
+    /// Sockets of this host have sent in these directions.
+    #[inline]
+    pub fn note_sockets(&mut self, have_sent: [bool; 2]) {
+        let [first, second] = have_sent.map(u8::from);
+        self.sockets |= first | second << 1;
+    }
+
+    pub fn note_socket_is_gone(&mut self, direction: usize) {
+        self.sockets &= !(1 << direction);
+    }
+
+    /// Whether nothing but an RST has closed the flow, and the socket that got it is still there.
+    fn waits_for_socket(&self) -> bool {
+        let has_fin = (self.tcp_flags[0] | self.tcp_flags[1]) & tcp_flags::FIN != 0;
+        !has_fin && self.segments.receivers_of_rst() & self.sockets != 0
+    }
+
+    /// How long it is kept after its last packet. A socket that has got an RST and is still there may have ignored it.
+    #[inline]
+    fn quiet_ns(&self, lifetimes: Lifetimes) -> u64 {
+        match self.state {
+            State::Closing if !self.waits_for_socket() => lifetimes.linger_ns,
+            State::Closing | State::Living | State::Free => lifetimes.idle_ns,
+        }
+    }
+
     /// Orders the flows for leaving when there is no room: the lowest rank is that of the flow that would end
     /// first by itself. A living flow's rank is the boot time at which it was last seen.
     #[inline]
@@ -345,7 +374,7 @@ impl Entry {
         match self.state {
             State::Closing => self
                 .last_seen_boot_ns
-                .saturating_add(lifetimes.linger_ns)
+                .saturating_add(self.quiet_ns(lifetimes))
                 .saturating_sub(lifetimes.idle_ns),
             State::Living | State::Free => self.last_seen_boot_ns,
         }
@@ -354,11 +383,8 @@ impl Entry {
     /// The boot time from which on it ends, unless more of it comes.
     #[inline]
     pub fn end_ns(&self, lifetimes: Lifetimes) -> u64 {
-        let quiet_ns = match self.state {
-            State::Closing => lifetimes.linger_ns,
-            State::Living | State::Free => lifetimes.idle_ns,
-        };
-        self.last_seen_boot_ns.saturating_add(quiet_ns)
+        self.last_seen_boot_ns
+            .saturating_add(self.quiet_ns(lifetimes))
     }
 
     pub fn record(

@@ -62,6 +62,12 @@ impl Segments {
         self.0 & (Self::RESET | Self::RESET << 1) != 0
     }
 
+    /// Those that have got an RST from the other end: bits by the direction in which they send.
+    pub fn receivers_of_rst(self) -> u8 {
+        let senders = (self.0 / Self::RESET) & 3;
+        senders >> 1 | (senders & 1) << 1
+    }
+
     pub fn spoke(self, direction: usize) -> bool {
         self.0 & Self::SPOKE << direction != 0
     }

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use agent_common::{FlowKey, Sample, Senders, TcpInfo, tcp::EndedConnection};
+use agent_common::{
+    FlowKey, Sample, Senders, TcpInfo,
+    tcp::{EndedConnection, Role},
+};
 
 use crate::round_trip::RoundTrip;
 
@@ -62,14 +65,35 @@ pub struct Coming {
     first_ns: u64,
     /// What was noted of the end of its connection.
     end: Option<End>,
+    /// By the direction in which a socket of this host sends.
+    roles: [Role; 2],
 }
 
 impl Coming {
+    /// In which directions a socket of this host sent it.
+    pub fn sockets(&self) -> [bool; 2] {
+        self.senders.tcp.map(|tcp| tcp.is_known())
+    }
+
+    /// The direction of the end that opened the connection, if a socket of this host shows it.
+    pub fn opener(&self) -> Option<u8> {
+        (0..2).find_map(|direction| match self.roles[usize::from(direction)] {
+            Role::Unknown => None,
+            Role::Opened => Some(direction),
+            Role::Accepted => Some(1 - direction),
+        })
+    }
+
     /// Takes over what is known of the same packets there and not here.
     pub fn unite(&mut self, other: &Self) {
         self.senders.unite(&other.senders);
         self.first_ns = self.first_ns.min(other.first_ns);
         self.end = self.end.or(other.end);
+        for (ours, theirs) in self.roles.iter_mut().zip(other.roles) {
+            if *ours == Role::Unknown {
+                *ours = theirs;
+            }
+        }
     }
 }
 
@@ -81,14 +105,34 @@ impl KnownSenders {
     }
 
     /// The same for the flow with this key, with what was noted of the end of its connection.
-    pub fn come_with(&mut self, key: &FlowKey, senders: Senders, first_ns: u64) {
+    pub fn come_with(&mut self, key: &FlowKey, mut senders: Senders, first_ns: u64) {
         self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
         self.comes = true;
         self.coming = Coming {
+            roles: senders.tcp.each_mut().map(TcpInfo::take_role),
             senders,
             first_ns,
             end: self.ends.of(key),
         };
+    }
+
+    /// In which directions a socket of this host has sent what comes.
+    #[inline]
+    pub fn coming_sockets(&self) -> [bool; 2] {
+        if !self.comes {
+            return [false; 2];
+        }
+        self.coming.sockets()
+    }
+
+    /// The end that opened the connection whose counters come, if a socket shows it.
+    #[inline]
+    pub fn coming_opener(&self) -> Option<u8> {
+        if self.comes {
+            self.coming.opener()
+        } else {
+            None
+        }
     }
 
     /// Takes back what the last `come` brought, if no flow has taken it.
@@ -218,13 +262,23 @@ impl KnownSenders {
         self.ends.note(ended);
     }
 
-    /// Has the flows that `slot_of` finds take in what was noted of their ends. That stays for the next scan, which may bring what the
-    /// flow asked before.
-    pub fn settle_ends(&mut self, slot_of: impl Fn(&FlowKey) -> Option<u32>) {
+    /// Has the flows that `slot_of` finds take in what was noted of their ends, and hands on the directions of the sockets that are gone.
+    /// That stays for the next scan, which may bring what the flow asked before.
+    pub fn settle_ends(
+        &mut self,
+        slot_of: impl Fn(&FlowKey) -> Option<u32>,
+        mut is_gone: impl FnMut(u32, usize),
+    ) {
         let connections = &mut self.connections;
         self.ends.by_flow.retain(|key, end| {
             if let Some(slot) = slot_of(key) {
-                connections.at(slot).end(end);
+                let connection = connections.at(slot);
+                connection.end(end);
+                for (direction, &asked_ns) in end.asked_ns.iter().enumerate() {
+                    if asked_ns != 0 && asked_ns >= connection.first_ns {
+                        is_gone(slot, direction);
+                    }
+                }
             }
             !std::mem::replace(&mut end.has_waited, true)
         });

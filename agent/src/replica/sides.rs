@@ -11,6 +11,7 @@ use super::{
     Replica,
     entry::{Entry, Sides},
     find::hash_of,
+    remembered::Initiator,
     senders::Coming,
     waiting::{self, merged, only_direction},
 };
@@ -38,6 +39,15 @@ impl Replica {
             return;
         }
         if !entry.is_told {
+            entry.note_sockets(self.senders.coming_sockets());
+            if let Some(direction) = self.senders.coming_opener()
+                && entry.is_tcp()
+            {
+                entry.give(Initiator {
+                    direction,
+                    is_known: true,
+                });
+            }
             entry.join(counters, self.clock);
             self.senders.note(known);
             self.note_age(known);
@@ -116,7 +126,7 @@ impl Replica {
     }
 
     /// Ends a flow and begins another one with the same endpoints.
-    fn replace(
+    pub(super) fn replace(
         &mut self,
         slot: u32,
         reason: EndReason,

@@ -2,13 +2,14 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{TcpListener, TcpStream},
+    net::{IpAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
 };
 
 use lab::{Host, Lab, privilege::is_root_or_skip};
 use serde_json::{Value, json};
 
-use crate::support::{Agent, Report, wait_until};
+use crate::support::{Agent, Report, as_the_service, wait_until};
 
 const PORT: u16 = 7000;
 const SYN: u8 = 0x02;
@@ -25,13 +26,25 @@ struct Talk {
 
 impl Talk {
     fn begin(client: &Host, server: &Host) -> Self {
+        let address = server.ipv4.into();
+        Self::with(client, server, address, |_| {})
+    }
+
+    /// `prepare` changes the listening socket.
+    fn with(
+        client: &Host,
+        server: &Host,
+        address: IpAddr,
+        prepare: impl FnOnce(&TcpListener),
+    ) -> Self {
         let listener = server
             .namespace
-            .enter(|| Ok(TcpListener::bind((server.ipv4, PORT))?))
+            .enter(|| Ok(TcpListener::bind((address, PORT))?))
             .unwrap();
+        prepare(&listener);
         let client = client
             .namespace
-            .enter(|| Ok(TcpStream::connect((server.ipv4, PORT))?))
+            .enter(|| Ok(TcpStream::connect((address, PORT))?))
             .unwrap();
         let (server, _) = listener.accept().unwrap();
         let mut talk = Self { client, server };
@@ -121,17 +134,24 @@ fn a_forged_rst_ends_no_flow_of_a_connection_that_goes_on() {
     if !is_root_or_skip(TEST) {
         return;
     }
+    // Within the linger, and, where the socket tells, also after it.
+    a_forged_rst(&[], [2, 20]);
+    a_forged_rst(&["--enrich", "tcp"], [20, 20]);
+}
+
+/// So many scans after a forged RST the client speaks, and after more scans the server.
+fn a_forged_rst(more: &[&str], scans: [u64; 2]) {
     let lab = Lab::addressed().unwrap();
-    let agent = Agent::start(&lab, SHORT_LINGER);
+    let settings = [SHORT_LINGER, more].concat();
+    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
     let mut talk = Talk::begin(&lab.agent, &lab.peer);
     agent.wait_for_scans(&lab.agent, 2);
     let forged = lab.peer.frame_v4(&lab.agent).tcp_numbers(0, 0);
     let forged = forged.tcp(PORT, talk.port(), RST, &[]).unwrap();
     lab.peer.frame_socket().unwrap().send(&forged).unwrap();
-    agent.wait_for_scans(&lab.agent, 2);
+    agent.wait_for_scans(&lab.agent, scans[0]);
     talk.ask();
-    // For longer than a closed flow lingers.
-    agent.wait_for_scans(&lab.agent, 20);
+    agent.wait_for_scans(&lab.agent, scans[1]);
     talk.tell();
     agent.wait_for_scans(&lab.agent, 2);
     let (port, report) = (talk.port(), agent.stop());
@@ -182,6 +202,53 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
         let report = younger.stop();
         for record in records(&report, port) {
             assert_eq!(initiator(record), json!([PORT, true]), "{record}");
+        }
+    }
+}
+
+#[test]
+fn a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent() {
+    const TEST: &str =
+        "agent::a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let of_the_peer = |address: IpAddr| match address {
+        IpAddr::V4(_) => lab.peer.ipv4.into(),
+        IpAddr::V6(_) => IpAddr::from(lab.peer.ipv6),
+    };
+    // Where the port has the room that it has by default, and where one connection may wait.
+    let usual = |_: &TcpListener| {};
+    let short = |listener: &TcpListener| {
+        // SAFETY: the descriptor is open.
+        let refused = unsafe { libc::listen(listener.as_raw_fd(), 0) };
+        assert_eq!(refused, 0);
+    };
+    for address in [IpAddr::from(lab.agent.ipv4), lab.agent.ipv6.into()] {
+        for is_short in [false, true] {
+            let prepare: fn(&TcpListener) = if is_short { short } else { usual };
+            for is_server in [true, false] {
+                let mut talk = if is_server {
+                    Talk::with(&lab.peer, &lab.agent, address, prepare)
+                } else {
+                    Talk::with(&lab.agent, &lab.peer, of_the_peer(address), prepare)
+                };
+                let settings = ["--enrich", "tcp", "--scan-interval", "100ms"];
+                let agent =
+                    Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
+                talk.tell();
+                let is_known = || {
+                    let flows = agent.flows(&lab.agent);
+                    flows.iter().any(|flow| flow["src_port"] == talk.port())
+                };
+                wait_until("the client is the initiator", is_known);
+                talk.tell();
+                let (port, report) = (talk.port(), agent.stop());
+                let last = *records(&report, port).last().unwrap();
+                let told = initiator(last);
+                assert_eq!(told, json!([port, false]), "{is_server} {is_short} {last}");
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Who opened a flow: what proves it, what is remembered of it, and when it is assumed.
 
+use agent_common::{TcpInfo, tcp::Role};
+
 use super::*;
 
 /// The initiator, and whether that is assumed.
@@ -185,5 +187,79 @@ fn an_answer_alone_proves_no_question() {
     let records = scan_keys(&mut replica, 100, &[(echo, reply)]);
     assert_eq!(initiators(&records), [(0, true)]);
     let records = scan_keys(&mut replica, 101, &[(echo, counters(101, &[0], &[0]))]);
+    assert_eq!(initiators(&records), [(0, false)]);
+}
+
+/// Takes in a flow with what the sockets of this host show, by direction.
+fn scan_roles(
+    replica: &mut Replica,
+    second: u64,
+    (key, counters): (FlowKey, FlowCounters),
+    roles: [Role; 2],
+) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut sink = |record: &Record| records.push(*record);
+    let tcp = roles.map(|role| {
+        let known = TcpInfo {
+            rtt_us: 7,
+            min_rtt_us: 1,
+            ..TcpInfo::default()
+        };
+        known.with_role(role)
+    });
+    let senders = Senders {
+        tcp,
+        ..Senders::default()
+    };
+    replica.begin_scan(clock(second));
+    replica.update_with(&[key], &[counters], &[senders], &mut sink);
+    replica.end_scan(&BTreeSet::new(), &mut sink);
+    records
+}
+
+#[test]
+fn a_socket_of_this_host_shows_who_opened_a_connection_that_is_older() {
+    const NONE: Role = Role::Unknown;
+    for (roles, expected) in [
+        ([NONE; 2], (1, true)),
+        ([Role::Opened, NONE], (0, false)),
+        ([Role::Accepted, NONE], (1, false)),
+        ([NONE, Role::Accepted], (0, false)),
+        ([NONE, Role::Opened], (1, false)),
+        ([Role::Opened, Role::Accepted], (0, false)),
+    ] {
+        let older = (key(1), first_by(counters(1, &[ACK], &[PSH | ACK]), 1));
+        let records = scan_roles(&mut replica(8), 1, older, roles);
+        assert_eq!(initiators(&records), [expected], "{roles:?}");
+        assert_eq!(records[0].tcp[0].rtt_us, 7);
+    }
+}
+
+#[test]
+fn a_socket_that_comes_later_confirms_the_initiator_or_begins_another_flow() {
+    const OPENED: [Role; 2] = [Role::Opened, Role::Unknown];
+    for first in [0, 1] {
+        let mut replica = replica(8);
+        let older = first_by(counters(1, &[ACK], &[PSH | ACK]), first);
+        scan(&mut replica, 1, &[(1, older)]);
+        let more = (key(1), counters(2, &[ACK], &[]));
+        let records = scan_roles(&mut replica, 2, more, OPENED);
+        if first == 0 {
+            assert_eq!(initiators(&records), [(0, false)]);
+        } else {
+            assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None]);
+            assert_eq!(initiators(&records), [(1, true), (0, false)]);
+            assert_eq!(records[1].delta[0].packets, 1);
+        }
+        let records = scan(&mut replica, 3, &[(1, counters(3, &[], &[ACK]))]);
+        assert_eq!(initiators(&records), [(0, false)]);
+        assert_eq!(replica.len(), 1);
+    }
+}
+
+#[test]
+fn a_handshake_goes_before_what_a_socket_shows() {
+    let opening = (key(1), counters(1, &[SYN, ACK], &[SYN | ACK]));
+    let records = scan_roles(&mut replica(8), 1, opening, [Role::Accepted, Role::Unknown]);
     assert_eq!(initiators(&records), [(0, false)]);
 }

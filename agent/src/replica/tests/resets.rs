@@ -1,5 +1,7 @@
 //! What an RST does to a flow, whose connection may ignore it.
 
+use agent_common::TcpInfo;
+
 use super::*;
 use crate::record::Failure;
 
@@ -65,4 +67,59 @@ fn a_connection_that_goes_on_much_later_keeps_its_ends() {
         (records[0].initiator, records[0].initiator_assumed),
         (0, false)
     );
+}
+
+/// A flow whose socket on this host, at b, has got an RST.
+fn reset_with_socket() -> (Replica, TcpInfo) {
+    let mut replica = replica(8);
+    let info = TcpInfo {
+        min_rtt_us: 1,
+        delivered: 1,
+        ..TcpInfo::default()
+    };
+    let senders = Senders {
+        tcp: [TcpInfo::default(), info],
+        ..Senders::default()
+    };
+    replica.begin_scan(clock(1));
+    replica.update_with(&[key(1)], &[opening()], &[senders], &mut |_| {});
+    replica.end_scan(&BTreeSet::new(), &mut |_| {});
+    scan(&mut replica, 2, &[(1, counters(2, &[RST], &[]))]);
+    (replica, info)
+}
+
+#[test]
+fn a_flow_waits_as_long_as_the_socket_that_got_an_rst_is_there() {
+    let (mut replica, _) = reset_with_socket();
+    // The linger is over.
+    assert!(scan(&mut replica, 20, &[]).is_empty());
+    for second in [21, 22] {
+        let records = scan(&mut replica, second, &[(1, both(second))]);
+        assert_eq!(reasons(&records), [None]);
+    }
+    let ended = scan(&mut replica, 52, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+    assert_eq!(ended[0].failure, None);
+}
+
+#[test]
+fn a_flow_ends_when_the_socket_that_got_an_rst_is_gone_or_at_the_idle_timeout() {
+    for is_told in [true, false] {
+        let (mut replica, info) = reset_with_socket();
+        replica.begin_scan(clock(10));
+        if is_told {
+            replica.note_end(&EndedConnection {
+                key: key(1),
+                direction: 1,
+                asked_ns: SECOND,
+                info,
+            });
+        }
+        let mut records = Vec::new();
+        replica.end_scan(&BTreeSet::new(), &mut |record| records.push(*record));
+        assert_eq!(records.len(), usize::from(is_told));
+        records.extend(scan(&mut replica, 32, &[]));
+        assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow)]);
+        assert_eq!(records[0].failure, Some(Failure::Reset));
+    }
 }
