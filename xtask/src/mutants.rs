@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use faults::{FAULTS, Fault, Target};
+use faults::{Fault, Target, faults};
 use parts::{FILES, PARTS, part_of};
 use tree::Tree;
 
@@ -121,7 +121,7 @@ fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
     let wanted = |fault: &&Fault| {
         words.is_empty() || words.iter().any(|word| fault.name.contains(word.as_str()))
     };
-    let faults: Vec<&Fault> = FAULTS.iter().filter(wanted).collect();
+    let faults: Vec<&Fault> = faults().filter(wanted).collect();
     ensure!(!faults.is_empty(), "no fault has such a name");
     let folder = target_dir()?.join("mutants");
     let tree = Tree::copy(&folder.join("tree"))?;
