@@ -205,7 +205,7 @@ impl Bench<'_> {
         drop(std::fs::remove_file(&self.skipped));
         let cargo = || {
             let mut test = cargo(&["test", "--quiet", "--package", target.package]);
-            test.args(["--test", target.binary])
+            test.args(target.binary.arguments())
                 .current_dir(self.tree.root())
                 .env("CARGO_TARGET_DIR", &self.target)
                 .env(lab::privilege::SKIP_LOG, &self.skipped);

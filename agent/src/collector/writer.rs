@@ -298,18 +298,28 @@ mod tests {
     use prost::Message as _;
     use tokio::sync::Semaphore;
 
-    use super::{super::incoming::Incoming, *};
+    use super::{
+        super::{incoming::Incoming, store::Form},
+        *,
+    };
     use crate::{
         hub::DEFAULT_QUEUED_BYTES,
         output::LostSoFar,
-        outputs::settings::{Wish, Wishes},
+        outputs::{
+            clickhouse,
+            settings::{Wish, Wishes},
+        },
         proto::{AgentIdentity, FlowBatch, FlowRecord},
     };
 
     /// A writer into folders, which may not be there.
     fn writer<const N: usize>(folders: [&Path; N]) -> (Writer, Streams) {
-        let store = |folder: &Path| {
-            let setting = format!("jsonl={}", folder.join("flows.jsonl").display());
+        writer_to(folders.map(|folder| format!("jsonl={}", folder.join("flows.jsonl").display())))
+    }
+
+    /// A writer into stores that are set so.
+    fn writer_to<const N: usize>(settings: [String; N]) -> (Writer, Streams) {
+        let store = |setting: String| {
             let Wishes(wishes) = setting.parse().unwrap();
             let Wish::Output(output) = &wishes[0] else {
                 panic!("no output");
@@ -318,7 +328,7 @@ mod tests {
         };
         let streams = Streams::default();
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
-        let stores = folders.map(store).into();
+        let stores = settings.map(store).into();
         let (_, none) = mpsc::channel(1);
         (
             Writer::new(stores, streams.clone(), hub, None, none),
@@ -342,6 +352,10 @@ mod tests {
     }
 
     async fn entry(call: &Arc<CallEnd>, seq: u64) -> Entry {
+        entry_as(Form::Jsonl, call, seq).await
+    }
+
+    async fn entry_as(form: Form, call: &Arc<CallEnd>, seq: u64) -> Entry {
         let batch = FlowBatch {
             agent: Some(AgentIdentity::default()),
             stream_id: 7,
@@ -354,11 +368,7 @@ mod tests {
         let room = Arc::new(Semaphore::new(1)).acquire_owned().await;
         Entry {
             facts: Facts::of(&incoming, seq, told),
-            pieces: vec![
-                super::super::store::Form::Jsonl
-                    .piece(&incoming, told)
-                    .unwrap(),
-            ],
+            pieces: vec![form.piece(&incoming, told).unwrap()],
             shared: None,
             sightings: None,
             call: Arc::clone(call),
@@ -403,6 +413,56 @@ mod tests {
         );
         let lines = fs::read_to_string(path.join("flows.jsonl")).unwrap();
         assert_eq!(lines.lines().count(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_batch_behind_one_that_a_store_refuses_is_stored_and_not_acknowledged() {
+        let port = clickhouse::tests::refuses(vec![2]).await;
+        let (mut writer, streams) = writer_to([format!("clickhouse=http://127.0.0.1:{port}/d/t")]);
+        let ((broken, mut told_broken), (other, mut told_other)) = (call(), call());
+        let mut entries = Vec::new();
+        for (call, seq) in [(&broken, 1), (&broken, 2), (&broken, 3), (&other, 4)] {
+            entries.push(entry_as(Form::Rows, call, seq).await);
+        }
+        writer.store(entries).await;
+        // An acknowledgement of 3 would stand for 2.
+        assert_eq!(told(&mut told_broken), [1, 0]);
+        assert_eq!(told(&mut told_other), [4]);
+        // Both are there: 3 is not stored again when it comes again.
+        let status = &streams.status()[0];
+        assert_eq!((status.batches, status.repeated_batches), (3, 0));
+        let (again, mut told_again) = call();
+        let entry = entry_as(Form::Rows, &again, 3).await;
+        writer.store(vec![entry]).await;
+        assert_eq!(told(&mut told_again), [3]);
+        assert_eq!(streams.status()[0].repeated_batches, 1);
+    }
+
+    #[tokio::test]
+    async fn what_a_store_did_not_take_those_behind_it_do_not_get_and_nobody_is_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let (later, here) = (folder.path().join("later"), folder.path().join("here"));
+        fs::create_dir(&here).unwrap();
+        let (mut writer, streams) = writer([&later, &here]);
+        let ((one, mut told_one), (other, mut told_other)) = (call(), call());
+        // The other call has the same batch.
+        let entries = [&one, &other].map(async |call| twice(entry(call, 1).await));
+        let [first, second] = entries;
+        writer.store(vec![first.await, second.await]).await;
+        assert_eq!(
+            (told(&mut told_one), told(&mut told_other)),
+            (vec![0], vec![0])
+        );
+        assert_eq!(stored_seq(&streams), 0);
+        assert!(!here.join("flows.jsonl").exists());
+        fs::create_dir(&later).unwrap();
+        let (call, mut outcomes) = call();
+        writer.store(vec![twice(entry(&call, 1).await)]).await;
+        assert_eq!((told(&mut outcomes), stored_seq(&streams)), (vec![1], 1));
+        for folder in [&later, &here] {
+            let lines = fs::read_to_string(folder.join("flows.jsonl")).unwrap();
+            assert_eq!(lines.lines().count(), 1);
+        }
     }
 
     #[tokio::test]

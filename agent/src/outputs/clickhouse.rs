@@ -27,7 +27,7 @@ mod answer;
 mod insert;
 mod size;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use answer::Fault;
 use insert::Insert;

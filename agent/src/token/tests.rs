@@ -44,6 +44,26 @@ fn a_call_is_admitted_with_any_of_the_tokens_and_with_nothing_else() {
     assert_eq!(refused, Err(Unknown::NotShown));
 }
 
+#[test]
+fn every_byte_of_a_token_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokens");
+    fs::write(&path, format!("{ONE}\n{OTHER}\n")).unwrap();
+    let in_force = InForce::new(Tokens::read(path).unwrap());
+    for ours in [ONE, OTHER] {
+        for place in 0..ours.len() {
+            let mut shown = ours.as_bytes().to_vec();
+            shown[place] = if shown[place] == b'0' { b'1' } else { b'0' };
+            let shown = String::from_utf8(shown).unwrap();
+            let refused = in_force.admits(&headers(&format!("Bearer {shown}")));
+            assert_eq!(refused, Err(Unknown::NotOurs), "{shown}");
+        }
+    }
+    // Of two tokens, the half of each.
+    let shown = format!("Bearer {}{}", &ONE[..8], &OTHER[8..16]);
+    assert_eq!(in_force.admits(&headers(&shown)), Err(Unknown::NotOurs));
+}
+
 #[tokio::test]
 async fn the_first_token_of_a_file_is_shown_and_no_log_has_it() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,10 @@
 //! The table of kept faults: each is one replacement in one file, with the test that must catch it.
 
 mod collector;
+mod delivery;
+mod doors;
 mod kernel;
+mod query;
 mod userspace;
 
 use std::fmt;
@@ -12,14 +15,33 @@ use anyhow::{Result, ensure};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub package: &'static str,
-    /// The program behind `--test`.
-    pub binary: &'static str,
+    pub binary: Binary,
     pub test: &'static str,
+}
+
+/// Which of a package's test programs has the test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Binary {
+    /// The library's own tests.
+    Lib,
+    /// The program of this name in `tests/`.
+    Test(&'static str),
+}
+
+impl Binary {
+    /// As arguments of `cargo test`.
+    pub fn arguments(self) -> Vec<&'static str> {
+        match self {
+            Self::Lib => vec!["--lib"],
+            Self::Test(name) => vec!["--test", name],
+        }
+    }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} {}", self.package, self.binary, self.test)
+        let binary = self.binary.arguments().join(" ");
+        write!(f, "{} {binary} {}", self.package, self.test)
     }
 }
 
@@ -50,7 +72,7 @@ impl Fault {
 const fn races(test: &'static str) -> Target {
     Target {
         package: "races",
-        binary: "races",
+        binary: Binary::Test("races"),
         test,
     }
 }
@@ -58,7 +80,7 @@ const fn races(test: &'static str) -> Target {
 const fn corpus(test: &'static str) -> Target {
     Target {
         package: "corpus",
-        binary: "host",
+        binary: Binary::Test("host"),
         test,
     }
 }
@@ -66,7 +88,15 @@ const fn corpus(test: &'static str) -> Target {
 const fn agent(test: &'static str) -> Target {
     Target {
         package: "agent",
-        binary: "agent",
+        binary: Binary::Test("agent"),
+        test,
+    }
+}
+
+const fn unit(test: &'static str) -> Target {
+    Target {
+        package: "agent",
+        binary: Binary::Lib,
         test,
     }
 }
@@ -75,9 +105,15 @@ const SHARED: Target = agent("accounts::cpus_that_share_counters_lose_nothing");
 const FLIPS: Target = races("every_account_closes_while_programs_are_on_their_way_at_each_flip");
 
 pub fn faults() -> impl Iterator<Item = &'static Fault> {
-    [kernel::FAULTS, userspace::FAULTS, collector::FAULTS]
-        .into_iter()
-        .flatten()
+    let tables = [
+        kernel::FAULTS,
+        userspace::FAULTS,
+        collector::FAULTS,
+        query::FAULTS,
+        delivery::FAULTS,
+        doors::FAULTS,
+    ];
+    tables.into_iter().flatten()
 }
 
 #[cfg(test)]
@@ -103,10 +139,23 @@ mod tests {
             .into_iter()
             .find(|package| package.ends_with(target.package))
             .unwrap();
-        let tests = root().join(package).join("tests");
-        let folder = tests.join(target.binary);
-        match target.test.rsplit_once("::") {
-            Some((module, _)) => folder.join(module.replace("::", "/")).with_extension("rs"),
+        let package = root().join(package);
+        let module = target.test.rsplit_once("::").map(|(module, _)| module);
+        let folder = match target.binary {
+            Binary::Lib => package.join("src"),
+            Binary::Test(name) => package.join("tests").join(name),
+        };
+        match module {
+            Some(module) => {
+                let file = folder.join(module.replace("::", "/")).with_extension("rs");
+                // A library's tests may be in the file that they test.
+                match module.strip_suffix("::tests") {
+                    Some(tested) if !file.is_file() => {
+                        folder.join(tested.replace("::", "/")).with_extension("rs")
+                    }
+                    _ => file,
+                }
+            }
             None if folder.is_dir() => folder.join("main.rs"),
             None => folder.with_extension("rs"),
         }

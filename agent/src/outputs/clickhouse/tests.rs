@@ -54,12 +54,36 @@ fn lock(server: &Shared) -> std::sync::MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
+/// Returns the port, too.
+async fn listen(server: Server) -> (u16, Shared) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let shared = Arc::new(Mutex::new(server));
+    let seen = Arc::clone(&shared);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(serve(BufStream::new(stream), Arc::clone(&seen)));
+        }
+    });
+    (port, shared)
+}
+
+/// The port of a server that takes all batches but those with these numbers.
+pub(crate) async fn refuses(seqs: Vec<u64>) -> u16 {
+    let server = Server {
+        refused: seqs,
+        ..Server::default()
+    };
+    listen(server).await.0
+}
+
+async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
+    let (port, shared) = listen(server).await;
     let settings = Settings {
         to: HostPort {
             host: "127.0.0.1".to_owned(),
-            port: listener.local_addr().unwrap().port(),
+            port,
         },
         database: "d".to_owned(),
         table: "t".to_owned(),
@@ -69,14 +93,6 @@ async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
         }),
         insert_every: Duration::from_secs(1),
     };
-    let shared = Arc::new(Mutex::new(server));
-    let seen = Arc::clone(&shared);
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(serve(BufStream::new(stream), Arc::clone(&seen)));
-        }
-    });
     let mut clickhouse = ClickHouse::new(settings, None);
     clickhouse.patience = patience;
     (clickhouse, shared)
