@@ -2,6 +2,7 @@ use std::{
     fs::{self, File},
     io::Write as _,
     net::IpAddr,
+    os::unix::fs::symlink,
     path::Path,
     process::Command,
     slice,
@@ -192,6 +193,7 @@ fn an_address_that_talks_to_itself_has_its_flow_once() {
         .ask(&everything(&[By::Address]));
     let sums = answer.groups[0].sums;
     assert_eq!((sums.packets, sums.records, sums.begun), ([6, 6], 1, 1));
+    assert_eq!(sums.bytes, [560, 560]);
 }
 
 #[test]
@@ -295,6 +297,10 @@ fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_en
     for folder in [&whole, &open] {
         let answer = folder.ask(&everything(&[By::Unit]));
         assert_eq!(packets(&answer), expected);
+        for by in [By::Unit, By::Process, By::Name] {
+            let db = folder.ask(&everything(&[by])).groups.remove(0).sums;
+            assert_eq!((db.records, db.begun), (3, 3), "one is with itself: {by:?}");
+        }
         let by_process = packets(&folder.ask(&everything(&[By::Process])));
         let named = expected.clone().map(|(parts, sums)| {
             let unit = parts.into_iter().next();
@@ -305,8 +311,6 @@ fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_en
         });
         assert_eq!(by_process, named);
         assert_eq!(packets(&folder.ask(&everything(&[By::Name]))), named);
-        let db = &answer.groups[0].sums;
-        assert_eq!((db.records, db.begun), (3, 3), "one of them is with itself");
         assert_eq!(answer.total.records, 6);
         // With addresses each end has its own unit, or none.
         let both = packets(&folder.ask(&everything(&[By::Address, By::Unit])));
@@ -361,6 +365,39 @@ fn rules_choose_records_as_elsewhere() {
         ("include ingress; exclude all", 12),
         ("exclude egress; exclude ingress", 0),
         ("exclude proto udp", 12),
+    ] {
+        let question = Question {
+            rules: rules.parse::<Rules>().unwrap().0,
+            ..everything(&[By::Address])
+        };
+        for folder in [&whole, &open] {
+            assert_eq!(folder.ask(&question).total.packets[0], expected, "{rules}");
+        }
+    }
+}
+
+#[test]
+fn rules_see_the_direction_of_what_was_sent() {
+    // Nothing came back.
+    let one_way = FlowRecord {
+        total_reverse_packets: 0,
+        delta_reverse_packets: 0,
+        ..record(1, 443, 5)
+    };
+    // Both ways arrived, as at a mirror port.
+    let mirrored = FlowRecord {
+        direction: Direction::Ingress.into(),
+        ..record(2, 443, 7)
+    };
+    let batches = [batch(1, vec![one_way, mirrored])];
+    let (whole, open) = (Folder::new(), Folder::new());
+    whole.complete("flows-1.parquet", MADE, &pieces(&batches));
+    open.in_the_making(&pieces(&batches));
+    for (rules, expected) in [
+        ("exclude egress", 7),
+        ("include egress; exclude all", 5),
+        ("exclude ingress", 5),
+        ("include ingress; exclude all", 7),
     ] {
         let question = Question {
             rules: rules.parse::<Rules>().unwrap().0,
@@ -534,6 +571,21 @@ fn one_of_many_flows_is_said_to_be_that() {
         assert_eq!(answer.sample_rates, BTreeSet::from([100]));
         assert!(answer.has_whole);
     }
+}
+
+#[test]
+fn one_of_one_flow_is_every_flow() {
+    let all = FlowBatch {
+        sample_rate: 1,
+        ..batch(1, vec![record(1, 443, 5)])
+    };
+    let answer = Folder::new()
+        .in_the_making(&pieces(&[all]))
+        .ask(&everything(&[By::Source]));
+    assert_eq!(
+        (answer.sample_rates, answer.has_whole),
+        (BTreeSet::new(), true)
+    );
 }
 
 #[test]
@@ -798,6 +850,13 @@ fn what_has_no_flows_is_refused_with_its_name() {
     );
     assert!(refused(&path).ends_with(".flows is no file"));
     fs::remove_file(fifo).unwrap();
+    // What cannot be opened is not taken for gone, and what has another name is not opened.
+    let (ours, other) = (path.join(".flows-1.part"), path.join("other"));
+    symlink(&ours, &ours).unwrap();
+    assert!(refused(&path).contains(".flows-1.part: Too many levels"));
+    fs::remove_file(&ours).unwrap();
+    symlink(&other, &other).unwrap();
+    assert!(refused(&path).contains("there is no Parquet file in"));
     // Complete by its name, and not by what is in it.
     fs::write(path.join("a.parquet"), "PAR1 and nothing else").unwrap();
     assert!(refused(&path).contains("a.parquet"), "{}", refused(&path));
