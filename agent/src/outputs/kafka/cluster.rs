@@ -87,6 +87,23 @@ impl Cluster {
         Err(Fault::passing(faults.join("; ")))
     }
 
+    /// One broker that leads so many partitions, at the other end of a connection.
+    #[cfg(test)]
+    pub(super) fn of_one_leader(
+        settings: Settings,
+        connection: Connection,
+        partitions: usize,
+    ) -> Self {
+        Self {
+            settings: Arc::new(settings),
+            tls: None,
+            brokers: BTreeMap::new(),
+            leaders: vec![Some(1); partitions],
+            connections: BTreeMap::from([(1, connection)]),
+            asked: Instant::now(),
+        }
+    }
+
     /// How many partitions the topic has; one at least.
     pub fn partitions(&self) -> usize {
         self.leaders.len()

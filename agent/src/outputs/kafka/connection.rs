@@ -182,12 +182,12 @@ impl Mechanism {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::HashMap;
 
     use rskafka::protocol::{
         api_version::ApiVersionRange,
-        messages::{SaslAuthenticateRequest, SaslHandshakeRequest},
+        messages::{ProduceRequest, SaslAuthenticateRequest, SaslHandshakeRequest},
     };
     use tokio::{
         io::AsyncReadExt as _,
@@ -197,13 +197,14 @@ mod tests {
     use super::*;
 
     /// A connection of which the peer has read nothing, and the peer's end.
-    async fn connected() -> (Connection, TcpStream) {
+    pub async fn connected() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let stream = TcpStream::connect(address).await.unwrap();
         let (peer, _) = listener.accept().await.unwrap();
         let mut connection = Connection::over(Box::new(stream), address.to_string());
         let ranges = [
+            range::<ProduceRequest>(),
             range::<SaslAuthenticateRequest>(),
             range::<SaslHandshakeRequest>(),
         ];

@@ -236,13 +236,4 @@ fn rest(throttle_time_ms: i32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_broker_asks_for_a_rest_of_days() {
-        assert_eq!(rest(-1), Duration::ZERO);
-        assert_eq!(rest(1500), Duration::from_millis(1500));
-        assert_eq!(rest(i32::MAX), LONGEST_REST);
-    }
-}
+mod tests;
