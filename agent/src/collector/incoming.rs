@@ -235,7 +235,45 @@ mod tests {
     #[test]
     fn no_number_is_too_large_to_be_added_up() {
         let incoming = Incoming::read(batch().encode_to_vec().into()).unwrap();
-        assert_eq!(incoming.volume().packets, 2);
+        let Volume {
+            batches, packets, ..
+        } = incoming.volume();
+        assert_eq!((batches, packets), (1, 2));
+        let sum = RecordSum {
+            records: 2,
+            packets: 3,
+            bytes: 4,
+        };
+        assert_eq!(incoming.lost(), (1, sum));
+    }
+
+    #[test]
+    fn what_is_of_no_stream_or_repeats_what_was_sent_is_refused() {
+        let is_taken = |batch: FlowBatch| Incoming::read(batch.encode_to_vec().into()).is_ok();
+        assert!(is_taken(batch()));
+        for (stream_id, stream_seq, snapshot) in [(0, 9, false), (7, 0, false), (7, 9, true)] {
+            assert!(!is_taken(FlowBatch {
+                stream_id,
+                stream_seq,
+                snapshot,
+                ..batch()
+            }));
+        }
+    }
+
+    #[test]
+    fn batches_with_one_number_have_digests_of_their_own() {
+        let digests = RandomState::new();
+        let digest = |batch: FlowBatch| {
+            let incoming = Incoming::read(batch.encode_to_vec().into());
+            incoming.unwrap().digest(&digests)
+        };
+        assert_eq!(digest(batch()), digest(batch()));
+        let other = FlowBatch {
+            scan_id: 99,
+            ..batch()
+        };
+        assert_ne!(digest(batch()), digest(other));
     }
 
     #[test]

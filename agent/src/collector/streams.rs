@@ -268,3 +268,6 @@ fn unix_now() -> Duration {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use prost::Message as _;
+
+use super::*;
+use crate::proto::{FlowBatch, FlowRecord};
+
+const STREAM: u64 = 7;
+
+fn batch(seq: u64) -> FlowBatch {
+    FlowBatch {
+        agent: Some(AgentIdentity {
+            hostname: "one".to_owned(),
+            ..AgentIdentity::default()
+        }),
+        stream_id: STREAM,
+        stream_seq: seq,
+        records: vec![FlowRecord::default()],
+        ..FlowBatch::default()
+    }
+}
+
+fn incoming(batch: &FlowBatch) -> Incoming {
+    Incoming::read(batch.encode_to_vec().into()).unwrap()
+}
+
+fn facts(batch: &FlowBatch, digest: u64) -> Facts {
+    Facts::of(&incoming(batch), digest, LostSoFar::default())
+}
+
+#[test]
+fn a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it() {
+    let streams = Streams::default();
+    let kept = |seq, digest| streams.kept(&facts(&batch(seq), digest));
+    for (seq, digest, stores) in [(1, 1, 1), (2, 1, 2), (1, 2, 3), (1, 1, 4)] {
+        streams.keeps_in_part(&facts(&batch(seq), digest), stores);
+    }
+    assert_eq!(
+        [kept(1, 1), kept(2, 1), kept(1, 2), kept(2, 2)],
+        [4, 2, 3, 0]
+    );
+    streams.stored(facts(&batch(2), 1), 5);
+    assert_eq!((kept(1, 1), kept(2, 1)), (4, 5));
+    // Of another stream nothing is known.
+    let other = FlowBatch {
+        stream_id: 8,
+        ..batch(1)
+    };
+    assert_eq!(streams.kept(&facts(&other, 1)), 0);
+    // One that is known takes no more room, so the oldest goes with the first beyond those that are remembered.
+    for seq in 3..3 + REMEMBERED as u64 - 3 {
+        streams.stored(facts(&batch(seq), 1), 5);
+        streams.stored(facts(&batch(seq), 1), 5);
+    }
+    assert_eq!(kept(1, 1), 4);
+    streams.stored(facts(&batch(u64::MAX), 1), 5);
+    assert_eq!((kept(1, 1), kept(2, 1)), (0, 5));
+}
+
+#[test]
+fn a_stream_is_connected_while_it_has_a_call_and_shows_its_last_batch() {
+    let streams = Streams::default();
+    let of_now = || streams.status().remove(0);
+    let (first, _) = streams.begin(&incoming(&batch(1)), "there");
+    let (second, _) = streams.begin(&incoming(&batch(1)), "there, too");
+    let told = of_now();
+    assert!(told.connected && told.since_unix_ns > 0);
+    assert_eq!(told.peer, "there, too");
+    let scanned = FlowBatch {
+        window_end_unix_ns: 9,
+        report_interval_ns: 8,
+        sample_rate: 7,
+        lost_batches: 1,
+        lost_packets: 5,
+        account: Some(Account::default()),
+        ..batch(1)
+    };
+    streams.stored(facts(&scanned, 1), 1);
+    // One that only tells of losses has no agent, no window and no account.
+    let telling = FlowBatch {
+        agent: None,
+        records: Vec::new(),
+        lost_batches: 2,
+        lost_packets: 6,
+        ..batch(2)
+    };
+    streams.stored(facts(&telling, 2), 1);
+    let told = of_now();
+    assert_eq!(told.agent, batch(1).agent);
+    assert_eq!(
+        (
+            told.window_end_unix_ns,
+            told.report_interval_ns,
+            told.sample_rate
+        ),
+        (9, 8, 7)
+    );
+    assert!(told.account.is_some());
+    assert_eq!((told.stored_seq, told.batches), (2, 2));
+    assert_eq!(told.stored.unwrap().records, 1);
+    assert_eq!((told.lost_batches, told.lost.unwrap().packets), (2, 6));
+    drop(first);
+    assert!(of_now().connected);
+    drop(second);
+    assert!(!of_now().connected);
+}
+
+#[test]
+fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() {
+    let stream = |last, calls| Stream {
+        calls,
+        last,
+        ..Stream::default()
+    };
+    let ids = |streams: &BTreeMap<u64, Stream>| streams.keys().copied().collect::<Vec<_>>();
+    let now = 10 * FORGOTTEN_AFTER;
+    let a_day_ago = now.checked_sub(FORGOTTEN_AFTER).unwrap();
+    let mut streams = BTreeMap::from([
+        (1, stream(a_day_ago, 0)),
+        (2, stream(a_day_ago, 1)),
+        (3, stream(a_day_ago + Duration::from_nanos(1), 0)),
+    ]);
+    forget(&mut streams, now);
+    assert_eq!(ids(&streams), [2, 3]);
+    // The first is the oldest, and has a call.
+    let age = |id| now.checked_sub(Duration::from_secs(MOST as u64 - id));
+    let all = 0..MOST as u64 - 1;
+    let mut streams: BTreeMap<_, _> = all
+        .clone()
+        .map(|id| (id, stream(age(id).unwrap(), usize::from(id == 0))))
+        .collect();
+    forget(&mut streams, now);
+    assert_eq!(streams.len(), MOST - 1);
+    streams.insert(MOST as u64, stream(now, 0));
+    forget(&mut streams, now);
+    let rest = all.filter(|&id| id != 1).chain([MOST as u64]);
+    assert_eq!(ids(&streams), rest.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_stream_that_has_sent_too_much_is_held_and_what_comes_again_is_counted() {
+    let streams = Streams::default();
+    let (_call, _) = streams.begin(&incoming(&batch(1)), "there");
+    assert_eq!(streams.is_held_until(STREAM), None);
+    let now = Instant::now();
+    streams.takes(STREAM, now, 1_000_000, 1_000);
+    let until = streams.is_held_until(STREAM).unwrap();
+    assert!(until > now + Duration::from_mins(15), "{until:?}");
+    assert_eq!(streams.is_held_until(8), None);
+    let a_second_ago = now.checked_sub(Duration::from_secs(1)).unwrap();
+    streams.goes(STREAM, a_second_ago);
+    streams.repeated(STREAM);
+    streams.repeated(STREAM);
+    let told = streams.status().remove(0);
+    assert!(told.held_back_ns >= 1_000_000_000, "{}", told.held_back_ns);
+    assert_eq!(told.repeated_batches, 2);
+    // A second call that was as long in coming.
+    streams.takes(STREAM, a_second_ago, 1, 1_000);
+    let told = streams.status().remove(0);
+    assert!(told.held_back_ns >= 2_000_000_000, "{}", told.held_back_ns);
+}
