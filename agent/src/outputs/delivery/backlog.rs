@@ -380,24 +380,4 @@ impl Backlog {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_disk_that_takes_short_batches_alone_stays_at_fault_until_it_has_room() {
-        let mut faults = Faults::default();
-        let full = || io::Error::from(io::ErrorKind::StorageFull);
-        faults.appended(1000, Err(full()));
-        faults.appended(100, Ok(()));
-        faults.synced(Ok(()), 999);
-        assert!(faults.takes_no_batch.is_some());
-        faults.synced(Err(full().into()), 5000);
-        assert!(faults.takes_no_batch.is_some() && faults.cannot_be_synced.is_some());
-        faults.synced(Ok(()), 1000);
-        assert!(faults.takes_no_batch.is_none() && faults.cannot_be_synced.is_none());
-        // With room, it may be read-only.
-        faults.appended(10, Err(full()));
-        faults.synced(Ok(()), 5000);
-        assert!(faults.takes_no_batch.is_some());
-    }
-}
+mod tests;

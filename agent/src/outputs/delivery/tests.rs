@@ -809,5 +809,11 @@ async fn a_spool_that_is_full_loses_the_oldest_and_says_so() {
     output.wait_until_sent(BATCHES - lost + 1).await;
     output.end().await;
     assert_eq!(store.sum(), sum_of_records(BATCHES - lost + 1));
-    assert_eq!(store.lost().last(), Some(&lost));
+    let newest = store.batches.lock().unwrap().values().last().cloned();
+    let newest = newest.unwrap();
+    let told = (newest.lost_batches, newest.lost_records);
+    assert_eq!(told, (lost, lost));
+    let of_lost = sum_of_records(lost);
+    let told = (newest.lost_packets, newest.lost_bytes);
+    assert_eq!(told, (of_lost.packets, of_lost.bytes));
 }

@@ -95,3 +95,31 @@ pub(super) fn larger(one: Volume, other: Volume) -> Volume {
         bytes: one.bytes.max(other.bytes),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_leads_from_the_number_before_it_to_its_own() {
+        let batch = Waiting {
+            seq: 7,
+            unix_ns: 1,
+            own: RecordSum {
+                packets: 5,
+                ..RecordSum::default()
+            },
+            before: Volume {
+                batches: 6,
+                packets: 60,
+                ..Volume::default()
+            },
+            parts: Default::default(),
+            is_on_disk: false,
+        };
+        let (before, behind) = (batch.preceding(), batch.through());
+        assert_eq!([before.seq, behind.seq], [6, 7]);
+        assert_eq!([before.sum.packets, behind.sum.packets], [60, 65]);
+        assert_eq!(behind.since(before).batches, 1);
+    }
+}

@@ -60,3 +60,30 @@ impl Losses {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_that_follow_each_other_are_one_and_others_are_told_for_good_alone() {
+        let at = |seq| Point {
+            seq,
+            ..Point::default()
+        };
+        let packets = |packets| Volume {
+            packets,
+            ..Volume::default()
+        };
+        let mut losses = Losses::new(Volume::default(), packets(100));
+        for (missing, from, to) in [(1, 1, 2), (2, 2, 4), (4, 6, 7), (0, 7, 9)] {
+            losses.meet(packets(missing), at(from), at(to));
+        }
+        assert_eq!(losses.all(), packets(100));
+        for (seq, done) in [(3, 0), (4, 3), (6, 3), (7, 7)] {
+            losses.acknowledge(seq);
+            assert_eq!(losses.done(), packets(done), "{seq}");
+        }
+        assert_eq!(losses.all(), packets(100));
+    }
+}

@@ -11,6 +11,7 @@ use lab::{
 };
 
 use super::*;
+use crate::proto::FlowBatch;
 
 const MOST_BYTES: u64 = 16 << 20;
 /// What the queue has lost.
@@ -368,7 +369,97 @@ fn what_was_acknowledged_before_a_kill_is_not_lost() {
     drop(stream);
     let mut stream = Stream::open(folder.path());
     assert_eq!(stream.beginning.lost, Volume::default());
+    // The last batch says it, since no mark was written after it.
+    assert_eq!(stream.beginning.lost_in_queue, IN_QUEUE);
     assert_eq!(stream.read(), ((1..=10).collect(), Volume::default()));
+}
+
+/// Else the next start would find it again.
+#[test]
+fn a_loss_that_is_met_is_in_the_mark_before_another_batch_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut stream = Stream::open(folder.path());
+    for _ in 0..6 {
+        stream.append(600_000);
+    }
+    stream.sync();
+    fs::remove_file(&files(folder.path())[1]).unwrap();
+    let (read, lost) = stream.read();
+    assert_eq!((read, lost.packets), (vec![1, 2, 5, 6], 3 + 4));
+    stream.sync();
+    drop(stream);
+    let stream = Stream::open(folder.path());
+    assert_eq!(stream.beginning.lost, Volume::default());
+    assert_eq!(stream.lost(), lost);
+}
+
+/// A number that comes again would be another batch under a number that a collector knows.
+#[test]
+fn batches_whose_numbers_do_not_rise_are_damage() {
+    let batch = |seq| FlowBatch {
+        stream_id: 7,
+        stream_seq: seq,
+        ..FlowBatch::default()
+    };
+    for second in [4, 5] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("00000000000000000005.spool");
+        fs::write(path, segment_of(&[batch(5), batch(second)])).unwrap();
+        let mut stream = Stream::open(folder.path());
+        assert_eq!(stream.beginning.faults.len(), 1);
+        let seqs = seqs(&mut stream);
+        assert_eq!(seqs, [5], "{second}");
+    }
+}
+
+#[test]
+fn a_mark_that_cannot_be_read_or_be_true_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |seq, packets| Point {
+        seq,
+        sum: Volume {
+            packets,
+            ..Volume::default()
+        },
+    };
+    for (done, last, is_sound) in [
+        (at(5, 5), at(5, 5), true),
+        (at(5, 5), at(4, 5), false),
+        (at(5, 5), at(6, 4), false),
+    ] {
+        let mark = Mark {
+            done,
+            last,
+            ..Mark::default()
+        };
+        mark.write(folder.path()).unwrap();
+        let read = Mark::read(folder.path()).unwrap().unwrap();
+        assert_eq!(read.is_ok(), is_sound);
+    }
+    // It may be readable the next time, so nothing is begun without it.
+    let mark = folder.path().join("mark.json");
+    fs::remove_file(&mark).unwrap();
+    fs::create_dir(&mark).unwrap();
+    assert!(Spool::open(folder.path().into(), MOST_BYTES, 7).is_err());
+}
+
+#[test]
+fn a_segment_is_a_file_with_a_number_and_has_a_part_of_the_room() {
+    for (name, is_one) in [
+        ("00000000000000000007.spool", true),
+        ("7.spool", true),
+        ("7.txt", false),
+        ("0.spool", false),
+        ("seven.spool", false),
+    ] {
+        assert_eq!(is_segment(Path::new(name)), is_one, "{name}");
+    }
+    for (most_mib, segment_mib) in [(1, 1), (320, 20), (4096, 64)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (spool, _) = Spool::open(folder.path().into(), most_mib << 20, 7).unwrap();
+        assert_eq!(spool.segment_bytes(), segment_mib << 20);
+        assert!(spool.room_bytes() > 1);
+    }
 }
 
 /// While it is in use.
