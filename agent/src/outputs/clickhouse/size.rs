@@ -104,7 +104,7 @@ pub(super) fn together(sizes: &[Size]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{FlowRecord, Interface};
+    use crate::proto::{AgentIdentity, Cgroup, FlowRecord, HostName, Interface, Process};
 
     fn raw(batch: &FlowBatch) -> Bytes {
         batch.encode_to_vec().into()
@@ -129,6 +129,45 @@ mod tests {
             records: vec![FlowRecord::default(); count],
             ..FlowBatch::default()
         }
+    }
+
+    #[test]
+    fn the_text_of_a_row_is_that_of_all_names_that_it_can_have() {
+        let name = |len| "n".repeat(len);
+        let batch = FlowBatch {
+            agent: Some(AgentIdentity {
+                agent_id: name(1),
+                hostname: name(2),
+                boot_id: name(4),
+                instance_id: name(8),
+                ..AgentIdentity::default()
+            }),
+            interfaces: vec![Interface {
+                name: name(16),
+                netns_name: name(32),
+                ..Interface::default()
+            }],
+            cgroups: vec![Cgroup {
+                path: name(64),
+                unit: name(128),
+                container_id: name(256),
+                ..Cgroup::default()
+            }],
+            processes: vec![Process {
+                name: name(512),
+                ..Process::default()
+            }],
+            hosts: vec![HostName {
+                name: name(1024),
+                ..HostName::default()
+            }],
+            records: vec![FlowRecord::default(); 3],
+            ..FlowBatch::default()
+        };
+        let size = Size::of(&raw(&batch)).unwrap();
+        // A cgroup, a process and a host may be at both ends.
+        let of_row = 15 + 48 + 2 * (448 + 512 + 1024) + OTHER_TEXT_BYTES;
+        assert_eq!((size.rows, size.text_bytes), (4, 3 * of_row));
     }
 
     #[test]

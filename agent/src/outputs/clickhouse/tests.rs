@@ -230,6 +230,28 @@ async fn records_come_before_their_batches_and_a_login_in_headers() {
 }
 
 #[tokio::test]
+async fn a_password_is_read_for_each_insert() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    let (mut clickhouse, server) = start(Server::default(), PATIENCE).await;
+    let login = Login {
+        user: "me".to_owned(),
+        password_file: Some(PasswordFile::new(&file)),
+    };
+    Arc::get_mut(&mut clickhouse.settings).unwrap().login = Some(login);
+    for (seq, password) in [(1, "open"), (2, "sesame")] {
+        std::fs::write(&file, password).unwrap();
+        assert_eq!(clickhouse.keep(&encoded([batch(seq)])).await, [Ok(())]);
+    }
+    let heads = &lock(&server).heads;
+    for (head, password) in heads.iter().zip(["open", "open", "sesame", "sesame"]) {
+        let header = format!("x-clickhouse-key: {password}\r\n");
+        assert!(head.contains(&header), "{head}");
+    }
+    assert_eq!(heads.len(), 4);
+}
+
+#[tokio::test]
 async fn what_passes_is_tried_again_until_it_is_stored() {
     const LATE: &str = "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 28\r\n\r\nCode: 241. DB::Exception: Too";
     for deed in [

@@ -313,9 +313,17 @@ mod tests {
         let records = [record("a", 1, 1, 1), record("a", 1, 2, 1)];
         let mut group = Group::of(&records);
         group.stored(&[0]);
+        // Of a topic without partitions nothing is known.
+        group.gives_up_in(0, &[(0, "nowhere".into())].into());
         assert!(group.waits());
         group.gives_up(&"away".into());
         assert_eq!(group.fates(), [Ok(()), Err("away".into())]);
+    }
+
+    #[test]
+    fn a_message_has_its_key_its_host_and_its_batch() {
+        let message = record("abc", 1, 1, 7);
+        assert_eq!(message.len_bytes(), FRAME_BYTES + 3 + 4 + 7);
     }
 
     #[test]
