@@ -439,6 +439,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_comes_while_a_store_waits_for_more_is_stored_with_it() {
+        let port = clickhouse::tests::refuses(Vec::new()).await;
+        let (mut writer, _) = writer_to([format!("clickhouse=http://127.0.0.1:{port}/d/t")]);
+        let (queue, entries) = mpsc::channel(4);
+        writer.entries = entries;
+        let (call, _told) = call();
+        writer
+            .store(vec![entry_as(Form::Rows, &call, 1).await])
+            .await;
+        for seq in [3, 4] {
+            let entry = entry_as(Form::Rows, &call, seq).await;
+            assert!(queue.try_send(entry).is_ok());
+        }
+        let mut waiting = Vec::new();
+        writer.gather(&mut waiting).await;
+        assert_eq!((waiting.len(), writer.entries.len()), (0, 2));
+        waiting.push(entry_as(Form::Rows, &call, 2).await);
+        writer.gather(&mut waiting).await;
+        let seqs: Vec<_> = waiting.iter().map(|entry| entry.facts.seq).collect();
+        assert_eq!(seqs, [2, 3, 4]);
+    }
+
+    #[tokio::test]
     async fn what_a_store_did_not_take_those_behind_it_do_not_get_and_nobody_is_told_of() {
         let folder = tempfile::tempdir().unwrap();
         let (later, here) = (folder.path().join("later"), folder.path().join("here"));

@@ -351,6 +351,43 @@ fn records_that_come_late_by_an_agents_setting_are_waited_for() {
 }
 
 #[test]
+fn records_of_before_a_shorter_interval_are_waited_for_and_those_behind_it_are_not() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let scan = |agent: &mut Agent, pairs: &mut Pairs, seconds, records| {
+        let mut batch = agent.batch(records);
+        batch.report_interval_ns = seconds * SECOND;
+        take(pairs, &batch);
+    };
+    for _ in 0..7 {
+        scan(&mut a, &mut pairs, 65, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    scan(&mut a, &mut pairs, 65, leaving([1, 0], Some(85), 85));
+    b.scan(&mut pairs, arriving([20, 0], Some(85), 89));
+    for _ in 0..5 {
+        scan(&mut a, &mut pairs, 0, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+        assert_eq!(due(&mut pairs), []);
+    }
+    scan(&mut a, &mut pairs, 0, leaving([20, 0], None, 89));
+    b.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    for _ in 0..2 {
+        scan(&mut a, &mut pairs, 0, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 21, 20, Ok(1))]);
+    scan(&mut a, &mut pairs, 0, leaving([5, 0], None, 179));
+    b.scan(&mut pairs, arriving([5, 0], None, 179));
+    assert_eq!(due(&mut pairs), []);
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 5, 5, Ok(0))]);
+}
+
+#[test]
 fn a_router_between_two_hosts_makes_three_paths_and_two_make_none_between_them() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
@@ -707,6 +744,8 @@ fn addresses_that_mean_another_host_on_each_link_are_left_out() {
         vec![169, 254, 1, 1],
         vec![255; 4],
         [&[0xfe, 0x80][..], &[0; 14]].concat(),
+        [&[0; 15][..], &[1]].concat(),
+        vec![0; 16],
     ] {
         let mut flow = leaving([1, 0], Some(13), 19);
         flow[0].dst_addr = addr.into();
