@@ -165,6 +165,21 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn an_answer_has_to_be_read_in_time_until_it_is() {
+        let doors = Doors::new(Limits::default().fixed());
+        let caller = Caller::new(Peer::Unknown);
+        assert_eq!(caller.unread_until(), None);
+        let first = caller.answer(&doors).await.unwrap();
+        let until = caller.unread_until().unwrap();
+        let second = caller.answer(&doors).await.unwrap();
+        assert_eq!(caller.unread_until(), Some(until));
+        drop(first);
+        assert!(caller.unread_until().unwrap() >= until);
+        drop(second);
+        assert_eq!(caller.unread_until(), None);
+    }
+
     #[test]
     fn a_connection_ends_where_nothing_is_open_and_soonest_before_its_first_request() {
         let doors = Doors::new(Limits::default().fixed());
