@@ -9,9 +9,10 @@ const SETS: usize = MOST / WAYS;
 /// Of a connection: the hash of its key, and what is remembered of it. All zero is no connection.
 type Place = [u64; 2];
 
-/// It takes 1 MiB, which the kernel hands out as it is used. A key is known by 64 bits of a hash whose seed nobody knows.
+/// It takes 1 MiB from the first connection on. A key is known by 64 bits of a hash whose seed nobody knows.
+#[derive(Default)]
 pub struct Remembered {
-    sets: Box<[[Place; WAYS]]>,
+    sets: Vec<[Place; WAYS]>,
     len: usize,
     forgotten: u64,
 }
@@ -42,21 +43,14 @@ impl Initiator {
     }
 }
 
-impl Default for Remembered {
-    fn default() -> Self {
-        Self {
-            sets: vec![[[0; 2]; WAYS]; SETS].into_boxed_slice(),
-            len: 0,
-            forgotten: 0,
-        }
-    }
-}
-
 impl Remembered {
     /// A connection has ended at this time since boot. If its set is full, the one in it that ended first is forgotten.
     pub fn put(&mut self, hash: u64, initiator: Initiator, ended_ns: u64) {
         // The lowest bit tells a connection that ended at 0 from none.
         let value = (ended_ns | 1 << Initiator::BITS) & !((1 << Initiator::BITS) - 1);
+        if self.sets.is_empty() {
+            self.sets = vec![[[0; 2]; WAYS]; SETS];
+        }
         let set = self.set_of(hash);
         let at = set
             .iter_mut()
