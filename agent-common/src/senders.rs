@@ -10,9 +10,10 @@ use crate::{Sample, TcpInfo, slots::SLOTS};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
-    /// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`).
+    /// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`), of the socket that was seen first; with [`Self::SHARED`] if
+    /// another one sent, too.
     pub cgroup_ids: [u64; 2],
-    /// See [`Process::key`](crate::Process::key).
+    /// See [`Process::key`](crate::Process::key). Likewise.
     pub process_keys: [u64; 2],
     /// What TCP knows on their side of the connection.
     pub tcp: [TcpInfo; 2],
@@ -90,17 +91,32 @@ impl Senders {
     /// refused, or over. So it says less than any other.
     pub const ROOT: u64 = 1;
 
+    /// Stands beside the id of a cgroup or the key of a process if a socket of another one has sent in the same direction. Neither has so
+    /// high a bit: the kernel numbers cgroups and processes from 1 on.
+    pub const SHARED: u64 = 1 << 63;
+
+    /// What is known of a direction, after `coming` was seen there. `other` stands for sockets that say less, or 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn after(known: u64, coming: u64, other: u64) -> u64 {
+        let shared = (known | coming) & Self::SHARED;
+        let (one, two) = (known & !Self::SHARED, coming & !Self::SHARED);
+        if one == 0 || one == other && two != 0 {
+            two | shared
+        } else if two == 0 || two == other || one == two {
+            one | shared
+        } else {
+            one | Self::SHARED
+        }
+    }
+
     /// Takes over what is known of the same packets there and not here.
     pub fn unite(&mut self, other: &Self) {
         for (ours, theirs) in self.cgroup_ids.iter_mut().zip(other.cgroup_ids) {
-            if *ours == 0 || *ours == Self::ROOT && theirs != 0 {
-                *ours = theirs;
-            }
+            *ours = Self::after(*ours, theirs, Self::ROOT);
         }
         for (ours, theirs) in self.process_keys.iter_mut().zip(other.process_keys) {
-            if *ours == 0 {
-                *ours = theirs;
-            }
+            *ours = Self::after(*ours, theirs, 0);
         }
         for (ours, theirs) in self.tcp.iter_mut().zip(&other.tcp) {
             ours.unite(theirs);
@@ -267,9 +283,12 @@ mod tests {
         };
         let mut senders = of([1, 0], [5, 0]);
         senders.unite(&of([2, 3], [6, 7]));
-        assert_eq!(senders, of([2, 3], [5, 7]), "the root gives way");
-        senders.unite(&of([4, 1], [8, 0]));
-        assert_eq!(senders, of([2, 3], [5, 7]));
+        let shared = Senders::SHARED;
+        assert_eq!(senders, of([2, 3], [5 | shared, 7]), "the root gives way");
+        senders.unite(&of([2, 1], [0, 7]));
+        assert_eq!(senders, of([2, 3], [5 | shared, 7]));
+        senders.unite(&of([4, 0], [5, 0]));
+        assert_eq!(senders, of([2 | shared, 3], [5 | shared, 7]));
     }
 
     #[test]

@@ -64,6 +64,15 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
     }
 }
 
+/// Whether each packet is asked that leaves, and not only the first one of a scan: a port of UDP may be handed over to a socket of
+/// another process at any time, while one of TCP begins another connection.
+#[inline(always)]
+pub fn asks_each(packet: &Packet) -> bool {
+    let who = Kinds::CGROUPS.and(Kinds::PROCESSES);
+    let leaves = packet.key.side() != packet.direction & 1;
+    kept().has(who) && leaves && packet.key.protocol != TCP
+}
+
 /// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
@@ -104,10 +113,13 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
         && let Some(noted) = place(question, Kinds::CGROUP_PLANE, window, slot)
     {
         // SAFETY: see `place`.
-        unsafe { note_cgroup(noted, cgroup_id) };
+        unsafe { note_who(noted, cgroup_id, Senders::ROOT) };
     }
-    if process_key != 0 {
-        note_in_plane(question, kinds.process_plane(), window, slot, process_key);
+    if process_key != 0
+        && let Some(noted) = place(question, kinds.process_plane(), window, slot)
+    {
+        // SAFETY: see `place`.
+        unsafe { note_who(noted, process_key, 0) };
     }
     if tcp.is_known() {
         let [first, second, third] = tcp.words();
@@ -125,11 +137,14 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
 ///
 /// It must point to a number in a live map value.
 #[inline(always)]
-unsafe fn note_cgroup(noted: *mut u64, id: u64) {
+unsafe fn note_who(noted: *mut u64, who: u64, other: u64) {
     // SAFETY: the caller's promise.
     unsafe {
-        if id != Senders::ROOT || noted.read_volatile() == 0 {
-            noted.write_volatile(id);
+        let before = noted.read_volatile();
+        let after = Senders::after(before, who, other);
+        // Usually it is the same, and nothing is written.
+        if after != before {
+            noted.write_volatile(after);
         }
     }
 }
@@ -207,11 +222,11 @@ fn note_behind(
     unsafe {
         if cgroup_id != 0 {
             let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();
-            note_cgroup(ids.add(direction), cgroup_id);
+            note_who(ids.add(direction), cgroup_id, Senders::ROOT);
         }
         if process_key != 0 {
             let keys = (&raw mut (*senders).process_keys).cast::<u64>();
-            keys.add(direction).write_volatile(process_key);
+            note_who(keys.add(direction), process_key, 0);
         }
         if tcp.is_known() {
             let sides = (&raw mut (*senders).tcp).cast::<[u64; TcpInfo::WORDS]>();

@@ -16,7 +16,7 @@ use aya_ebpf::{
 };
 
 use self::window::Visit;
-use crate::{atomic, bounds::masked, clock, fill, pause, round_trips, switches};
+use crate::{atomic, bounds::masked, clock, fill, pause, round_trips, senders, switches};
 
 type Page = Array<Window, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
@@ -87,7 +87,7 @@ impl<'a> Sought<'a> {
     #[inline(always)]
     fn question(&self, before: FlowBits, begun: FlowBits) -> Question {
         let mut asked = Question::NONE;
-        if !before.has(self.asked) {
+        if senders::asks_each(self.packet) || !before.has(self.asked) {
             asked = Question::SENDER;
         }
         if round_trips::are_wanted() && (before.is_measuring() || !before.has(begun)) {
@@ -276,7 +276,11 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
         let bits = sought.bits().and(begun);
         let before = (&raw const (*flow).bits).read_volatile();
         if before.has(bits) && !(round_trips::are_wanted() && before.is_measuring()) {
-            return Question::NONE;
+            return if senders::asks_each(sought.packet) {
+                Question::SENDER
+            } else {
+                Question::NONE
+            };
         }
         if !before.has(bits) {
             atomic::or(flow.cast(), FlowCounters::word(bits, 0));

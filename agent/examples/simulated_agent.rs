@@ -167,6 +167,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
         key,
         initiator: 0,
         initiator_assumed: false,
+        senders_shared: [false; 2],
         direction: Direction::Egress,
         reverse_direction: Direction::Ingress,
         delta: [delta, Counts::default()],

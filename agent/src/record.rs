@@ -95,6 +95,8 @@ pub struct Record {
     pub cgroup_ids: [u64; 2],
     /// The processes that made them: [`Process::key`](agent_common::Process::key); 0 where none is known.
     pub process_keys: [u64; 2],
+    /// Whether sockets of others have sent some of the packets.
+    pub senders_shared: [bool; 2],
     /// What the source and the destination are called.
     pub names: [Option<RecordName>; 2],
     pub failure: Option<Failure>,

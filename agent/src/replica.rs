@@ -610,6 +610,7 @@ impl Replica {
                     names: self.names.of(slot, entry.initiator),
                     round_trips: self.senders.round_trips_of(slot, entry.initiator),
                     dropped: self.dropped.of(slot, entry.initiator),
+                    senders_shared: self.senders.are_shared(slot, entry.initiator),
                     ..entry.record(
                         clock,
                         told,
@@ -746,6 +747,7 @@ impl Replica {
             names: self.names.of(slot, entry.initiator),
             round_trips: self.senders.round_trips_of(slot, entry.initiator),
             dropped: self.dropped.of(slot, entry.initiator),
+            senders_shared: self.senders.are_shared(slot, entry.initiator),
             ..entry.record(
                 self.clock,
                 delta,

@@ -75,6 +75,9 @@ CREATE TABLE IF NOT EXISTS flows
     -- The process that made the socket of each end, likewise (--enrich process).
     src_process LowCardinality(String),
     dst_process LowCardinality(String),
+    -- Whether others have sent some of the packets, too.
+    src_sender_shared Bool,
+    dst_sender_shared Bool,
     src_pid Nullable(UInt32),
     dst_pid Nullable(UInt32),
     src_uid Nullable(UInt32),
@@ -161,7 +164,9 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS dst_host String AFTER src_host,
     ADD COLUMN IF NOT EXISTS src_host_source LowCardinality(String) AFTER dst_host,
     ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source,
-    ADD COLUMN IF NOT EXISTS initiator_assumed Bool AFTER later_fragment;
+    ADD COLUMN IF NOT EXISTS initiator_assumed Bool AFTER later_fragment,
+    ADD COLUMN IF NOT EXISTS src_sender_shared Bool AFTER dst_process,
+    ADD COLUMN IF NOT EXISTS dst_sender_shared Bool AFTER src_sender_shared;
 
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches

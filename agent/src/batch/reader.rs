@@ -153,6 +153,8 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         69 => record.total_dropped_packets = value,
         70 => record.total_reverse_dropped_packets = value,
         71 => record.initiator_assumed = value != 0,
+        72 => record.src_sender_shared = value != 0,
+        73 => record.dst_sender_shared = value != 0,
         _ => return None,
     }
     Some(())

@@ -34,8 +34,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 579 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 588;
+    /// A record takes 585 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 594;
 
     pub(super) fn new() -> Self {
         Self {
@@ -174,6 +174,9 @@ impl Writer<'_> {
         self.count::<69>(source);
         self.count::<70>(destination);
         self.count::<71>(record.initiator_assumed.into());
+        let [source, destination] = record.senders_shared;
+        self.count::<72>(source.into());
+        self.count::<73>(destination.into());
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.

@@ -294,6 +294,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 outer: outer.filter(|_| key.encapsulation != 0),
                 cgroup_ids,
                 process_keys,
+                senders_shared: [directions.1, directions.2],
                 tcp,
                 names,
                 failure,
@@ -414,6 +415,8 @@ fn expected(record: &Record) -> FlowRecord {
         total_dropped_packets: record.dropped[0],
         total_reverse_dropped_packets: record.dropped[1],
         initiator_assumed: record.initiator_assumed,
+        src_sender_shared: record.senders_shared[0],
+        dst_sender_shared: record.senders_shared[1],
     }
 }
 
@@ -517,6 +520,7 @@ fn longest_record() -> Record {
         }),
         cgroup_ids: [u64::MAX; 2],
         process_keys: [u64::MAX; 2],
+        senders_shared: [true; 2],
         tcp: [TcpInfo {
             rtt_us: u32::MAX,
             min_rtt_us: u32::MAX - 1,

@@ -285,6 +285,11 @@ struct FlowLine<'a> {
     source_round_trip: RoundTripOfEnd,
     #[serde(flatten)]
     destination_round_trip: RoundTripOfEnd,
+    /// Only where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    src_sender_shared: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dst_sender_shared: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     total_dropped_packets: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -369,6 +374,8 @@ impl<'a> FlowLine<'a> {
             source_round_trip: RoundTripOfEnd(SOURCE_ROUND_TRIP, to_source),
             destination_round_trip: RoundTripOfEnd(DESTINATION_ROUND_TRIP, to_destination),
             total_dropped_packets: some(record.total_dropped_packets),
+            src_sender_shared: record.src_sender_shared.then_some(true),
+            dst_sender_shared: record.dst_sender_shared.then_some(true),
             total_reverse_dropped_packets: some(record.total_reverse_dropped_packets),
             sample_rate: batch.sample_rate,
         }

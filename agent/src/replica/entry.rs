@@ -426,6 +426,7 @@ impl Entry {
             tcp: [senders.tcp[forward], senders.tcp[reverse]],
             round_trips: Default::default(),
             dropped: [0; 2],
+            senders_shared: [false; 2],
         }
     }
 }

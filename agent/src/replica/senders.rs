@@ -30,12 +30,53 @@ struct Names {
     process_keys: [u64; 2],
 }
 
+/// Beside the id of a cgroup: sockets of others have sent in the last scan that saw any, too.
+const SHARED_NOW: u64 = Senders::SHARED >> 1;
+const MARKS: u64 = Senders::SHARED | SHARED_NOW;
+
 impl Names {
     fn of(senders: &Senders) -> Self {
         Self {
-            cgroup_ids: senders.cgroup_ids,
+            cgroup_ids: senders.cgroup_ids.map(with_now),
             process_keys: senders.process_keys,
         }
+    }
+
+    fn take_in(&mut self, coming: &Self) {
+        for (known, &coming) in self.cgroup_ids.iter_mut().zip(&coming.cgroup_ids) {
+            if coming != 0 {
+                let now = coming & SHARED_NOW;
+                let [one, other] = [*known, coming].map(|id| id & !SHARED_NOW);
+                *known = latest(one, other, Senders::ROOT) | now;
+            }
+        }
+        for (known, &coming) in self.process_keys.iter_mut().zip(&coming.process_keys) {
+            *known = latest(*known, coming, 0);
+        }
+    }
+
+    /// Whether sockets of more than one cgroup or process have sent, by direction.
+    fn are_shared(self) -> [bool; 2] {
+        [0, 1].map(|at| (self.cgroup_ids[at] | self.process_keys[at]) & Senders::SHARED != 0)
+    }
+}
+
+fn with_now(cgroup_id: u64) -> u64 {
+    if cgroup_id & Senders::SHARED == 0 {
+        cgroup_id
+    } else {
+        cgroup_id | SHARED_NOW
+    }
+}
+
+/// The one that was seen last, with a mark if there were others.
+fn latest(known: u64, coming: u64, other: u64) -> u64 {
+    let both = Senders::after(known, coming, other);
+    let [shared, last] = [both & Senders::SHARED, coming & !Senders::SHARED];
+    if last == 0 || last == other {
+        both
+    } else {
+        last | shared
     }
 }
 
@@ -201,18 +242,9 @@ impl KnownSenders {
     }
 
     fn take_in(&mut self, slot: u32, coming: &Senders) {
-        if Names::of(coming) != Names::default() {
-            let known = self.names.at(slot);
-            for (known, coming) in known.cgroup_ids.iter_mut().zip(coming.cgroup_ids) {
-                if coming != 0 && (coming != Senders::ROOT || *known == 0) {
-                    *known = coming;
-                }
-            }
-            for (known, coming) in known.process_keys.iter_mut().zip(coming.process_keys) {
-                if coming != 0 {
-                    *known = coming;
-                }
-            }
+        let names = Names::of(coming);
+        if names != Names::default() {
+            self.names.at(slot).take_in(&names);
         }
         if coming.tcp.iter().any(TcpInfo::is_known) {
             let known = self.connections.at(slot);
@@ -230,15 +262,24 @@ impl KnownSenders {
     pub fn of(&self, slot: u32) -> Senders {
         let names = self.names.of(slot);
         Senders {
-            cgroup_ids: names.cgroup_ids,
-            process_keys: names.process_keys,
+            cgroup_ids: names.cgroup_ids.map(|id| id & !MARKS),
+            process_keys: names.process_keys.map(|key| key & !Senders::SHARED),
             tcp: self.connections.of(slot).tcp,
             ..Senders::default()
         }
     }
 
+    /// To whom what the last scan counted belongs; 0 if it is not known, or belongs to several.
     pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
-        self.names.of(slot).cgroup_ids
+        let ids = self.names.of(slot).cgroup_ids;
+        ids.map(|id| if id & SHARED_NOW == 0 { id & !MARKS } else { 0 })
+    }
+
+    /// Whether others have sent the packets of the source, and of the destination, too, if `initiator` is the direction of the source's.
+    pub fn are_shared(&self, slot: u32, initiator: u8) -> [bool; 2] {
+        let by_direction = self.names.of(slot).are_shared();
+        let forward = usize::from(initiator & 1);
+        [by_direction[forward], by_direction[1 - forward]]
     }
 
     /// To the source, and to the destination, if `initiator` is the direction of the source's packets: these are acknowledged by the

@@ -3,6 +3,7 @@
 
 mod connections;
 mod everything;
+mod handed_over;
 mod processes;
 mod sockets;
 mod unit_traffic;

@@ -183,6 +183,7 @@ fn record(number: u32) -> Record {
         key,
         initiator: 0,
         initiator_assumed: false,
+        senders_shared: [false; 2],
         direction: Direction::Ingress,
         reverse_direction: Direction::Egress,
         delta: [counts; 2],

@@ -399,6 +399,7 @@ fn record(flow: u32, begin: u64) -> Record {
         key,
         initiator: 0,
         initiator_assumed: false,
+        senders_shared: [false; 2],
         direction: Direction::Egress,
         reverse_direction: Direction::Ingress,
         delta: [counts(packets), counts(2 * packets)],

@@ -40,12 +40,15 @@ const ACK_RTT_US: u16 = 1029;
 const FAILURE: Element = Element::of_enterprise(1031);
 const ICMP_ERROR_TYPE: Element = Element::of_enterprise(1032);
 const ICMP_ERROR_CODE: Element = Element::of_enterprise(1033);
+/// Of the source again, and of the destination behind it.
+const SENDER_SHARED: u16 = 1034;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct End<'a> {
     unit: &'a str,
     container_id: &'a str,
     process: &'a str,
+    is_shared: bool,
     pid: Option<u32>,
     uid: Option<u32>,
     host: &'a str,
@@ -79,6 +82,7 @@ impl<'a> Enriched<'a> {
                 unit: cut(sender.and_then(Sender::unit).unwrap_or_default()),
                 container_id: cut(sender.and_then(Sender::container_id).unwrap_or_default()),
                 process: cut(maker.and_then(Maker::name).unwrap_or_default()),
+                is_shared: [record.src_sender_shared, record.dst_sender_shared][number],
                 pid: maker.map(Maker::pid),
                 uid: maker.and_then(Maker::uid),
                 host: cut(host.map_or("", |host| host.name)),
@@ -122,6 +126,7 @@ impl<'a> Enriched<'a> {
             text(PROCESS_NAME, end.process);
             text(HOST_NAME, end.host);
             text(HOST_NAME_ORIGIN, end.host_origin);
+            out.u8(element(SENDER_SHARED), end.is_shared.into());
             let mut number = |number, value: Option<u32>| {
                 out.u32(element(number), value.unwrap_or(u32::MAX));
             };

@@ -83,6 +83,8 @@ pub(super) mod key {
         ICMP_IDENTIFIER = "flow.icmp.identifier";
         LATER_FRAGMENT = "flow.later_fragment";
         INITIATOR_ASSUMED = "flow.initiator_assumed";
+        SOURCE_SENDER_SHARED = "flow.source.sender_shared";
+        DESTINATION_SENDER_SHARED = "flow.destination.sender_shared";
         REVERSE_DIRECTION = "flow.reverse.direction";
         INTERFACE_INDEX = "flow.interface.index";
         NETNS = "flow.netns.id";
@@ -366,6 +368,12 @@ fn transport(attributes: &mut Attributes, flow: &FlowRecord) {
     }
     if flow.initiator_assumed {
         attributes.boolean(key::INITIATOR_ASSUMED, true);
+    }
+    if flow.src_sender_shared {
+        attributes.boolean(key::SOURCE_SENDER_SHARED, true);
+    }
+    if flow.dst_sender_shared {
+        attributes.boolean(key::DESTINATION_SENDER_SHARED, true);
     }
 }
 

@@ -183,10 +183,17 @@ fn no_attribute_comes_twice_and_none_is_empty() {
 fn an_initiator_that_is_assumed_is_said_to_be() {
     let assumed = FlowRecord {
         initiator_assumed: true,
+        dst_sender_shared: true,
         ..flows::tcp()
     };
     let (logs, _) = send(&mut encoder(plain()), &batch(), &[flows::tcp(), assumed]);
-    let said = records(&logs[0])
+    let records = records(&logs[0]);
+    let shared = ["source", "destination"].map(|end| {
+        let key = format!("flow.{end}.sender_shared");
+        value(&records[1].attributes, &key)
+    });
+    assert_eq!(shared, [None, Some(Value::BoolValue(true))]);
+    let said = records
         .into_iter()
         .map(|record| value(&record.attributes, "flow.initiator_assumed"));
     assert_eq!(

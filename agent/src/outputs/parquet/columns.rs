@@ -183,6 +183,14 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_process",
         Text(|row, text| push(text, maker(row, 1)?.name())),
     ),
+    column(
+        "src_sender_shared",
+        Boolean(|row| row.record.src_sender_shared),
+    ),
+    column(
+        "dst_sender_shared",
+        Boolean(|row| row.record.dst_sender_shared),
+    ),
     column("src_pid", Optional(32, |row| maker(row, 0).map(Maker::pid))),
     column("dst_pid", Optional(32, |row| maker(row, 1).map(Maker::pid))),
     column("src_uid", Optional(32, |row| maker(row, 0)?.uid())),

@@ -150,6 +150,28 @@ fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
 }
 
 #[test]
+fn what_sockets_of_several_have_sent_is_shared_and_belongs_to_none_of_them() {
+    let mut replica = replica(8).adding_up_cgroups();
+    let mut at = |second: u64, sender: u64| {
+        let sent = (key(1), counters(second, &[ACK], &[]), [sender, 0]);
+        let records = scan_sent(&mut replica, second, &[sent]);
+        let counted: BTreeSet<u64> = replica
+            .take_by_cgroup()
+            .filter(|(_, exchanged)| exchanged.sent.packets != 0)
+            .map(|(id, _)| id)
+            .collect();
+        (records[0].cgroup_ids[0], records[0].senders_shared, counted)
+    };
+    assert_eq!(at(1, 7), (7, [false; 2], [7].into()));
+    assert_eq!(at(2, Senders::ROOT), (7, [false; 2], [7].into()));
+    // In one scan, and then in two.
+    let both = 7 | Senders::SHARED;
+    assert_eq!(at(3, both), (7, [true, false], [0].into()));
+    assert_eq!(at(4, 8), (8, [true, false], [8].into()));
+    assert_eq!(at(5, 8), (8, [true, false], [8].into()));
+}
+
+#[test]
 fn a_half_that_begins_the_next_flow_takes_its_sender_along() {
     let mut replica = replica(8);
     let halves = |second: u64, flags: [&[u8]; 2], senders: [[u64; 2]; 2]| {

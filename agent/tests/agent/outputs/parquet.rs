@@ -121,7 +121,15 @@ const TYPES: &[(&str, &[&str])] = &[
         ],
     ),
     ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
-    ("BOOLEAN", &["later_fragment", "initiator_assumed"]),
+    (
+        "BOOLEAN",
+        &[
+            "later_fragment",
+            "initiator_assumed",
+            "src_sender_shared",
+            "dst_sender_shared",
+        ],
+    ),
 ];
 
 pub(super) fn table(folder: &Path, more: &str) -> String {
@@ -179,6 +187,9 @@ fn as_row(line: &Value) -> Value {
     }
     for column in ["total_dropped_packets", "total_reverse_dropped_packets"] {
         fields.entry(column).or_insert(json!(0));
+    }
+    for column in ["src_sender_shared", "dst_sender_shared"] {
+        fields.entry(column).or_insert(json!(false));
     }
     for column in ["failure", "icmp_error_type", "icmp_error_code"] {
         fields.entry(column).or_insert(Value::Null);

@@ -285,4 +285,22 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "u32::from(account > ACCOUNTS_PER_PAGE.load())",
         target: SHARED,
     },
+    Fault {
+        name: "only the first packet of a scan says who sends",
+        file: "agent-ebpf/src/senders.rs",
+        from: "kept().has(who) && leaves",
+        to: "false && kept().has(who) && leaves",
+        target: agent(
+            "senders::handed_over::packets_of_a_port_that_is_handed_over_are_marked_as_shared",
+        ),
+    },
+    Fault {
+        name: "no socket shows that it was accepted",
+        file: "agent-ebpf/src/connections.rs",
+        from: "if backlog | came_by != 0 {",
+        to: "if backlog & came_by & 0 != 0 {",
+        target: agent(
+            "initiator::a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent",
+        ),
+    },
 ];

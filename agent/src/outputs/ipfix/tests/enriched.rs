@@ -46,6 +46,7 @@ fn enriched() -> FlowRecord {
     FlowRecord {
         src_cgroup_id: Some(7),
         dst_cgroup_id: Some(8),
+        dst_sender_shared: true,
         src_process_key: Some(4711 << 32),
         dst_host_id: Some(5),
         dst_host_source: NameSource::Dns.into(),
@@ -102,6 +103,7 @@ fn a_record_has_what_was_found_out_from_its_source_on() {
             assert_eq!(tcp.map(other), [ALL_BITS; 6]);
             assert_eq!([1027, 1029].map(number), [ALL_BITS; 2]);
             assert_eq!([1027, 1029].map(other), [200, 300]);
+            assert_eq!((number(1034), other(1034)), (0, 1));
             assert_eq!(record.own_text(1031), Some("unreachable"));
             assert_eq!(
                 [1032, 1033].map(|number| record.own(number)),
