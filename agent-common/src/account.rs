@@ -156,6 +156,12 @@ reasons! {
     /// Beside the sum: packets at an XDP hook that may not have seen their VLAN tags. Their flow may lack
     /// the tags, and their bytes the four of each tag.
     TagsUnknown = "tags_unknown",
+    /// Beside the sum: packets that did not begin with the header that the type of their interface promises, since
+    /// something put them in its way (`tc`'s mirred between an Ethernet device and one without link headers).
+    OtherHeader = "other_header",
+    /// Outside of the sum, `seen` included: copies of broadcasts and multicasts of this host, which the kernel hands
+    /// back by the interface that they left by (`dev_loopback_xmit`). Each counts once, with the bytes that it has.
+    LoopedBack = "looped_back",
 }
 
 impl Reason {
@@ -207,7 +213,7 @@ impl Reason {
         Self::Refused,
     ];
 
-    /// Facts about packets that are already in the sum.
+    /// Facts about packets that are already in the sum, and [`Self::LoopedBack`], which are not.
     pub const BESIDE: &'static [Self] = &[
         Self::SuperFrames,
         Self::SuperFrameSegments,
@@ -220,6 +226,8 @@ impl Reason {
         Self::TunnelsUnopened,
         Self::TunnelDepth,
         Self::TagsUnknown,
+        Self::OtherHeader,
+        Self::LoopedBack,
     ];
 }
 

@@ -30,6 +30,8 @@ pub struct DropLayout {
     /// The index of the interface by which it came (`skb_iif`), and its interface (`dev`).
     pub arrived_by: u32,
     pub device: u32,
+    /// Its kind (`pkt_type`), with other bits in the same byte.
+    pub packet_type: u32,
     /// In `struct net_device`.
     pub device_ifindex: u32,
     pub device_netns: u32,
@@ -41,7 +43,7 @@ pub struct DropLayout {
     pub packet_socket: u32,
 }
 
-const _: () = assert!(size_of::<DropLayout>() == 40);
+const _: () = assert!(size_of::<DropLayout>() == 44);
 
 impl DropLayout {
     pub const UNKNOWN: Self = Self {
@@ -50,6 +52,7 @@ impl DropLayout {
         tail: 0,
         arrived_by: 0,
         device: 0,
+        packet_type: 0,
         device_ifindex: 0,
         device_netns: 0,
         netns_inode: 0,
@@ -77,7 +80,9 @@ pub mod beside {
     pub const NOT_FOR_US: u32 = 3;
     /// Its interface is not watched.
     pub const UNWATCHED: u32 = 4;
-    pub const KINDS: u32 = 5;
+    /// It is a copy of a broadcast or multicast of this host, which was never on the wire.
+    pub const LOOPED_BACK: u32 = 5;
+    pub const KINDS: u32 = 6;
 }
 
 #[cfg(feature = "user")]

@@ -5,6 +5,7 @@
 //! - [`frame`] gives access to the bytes of a frame.
 //! - [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s). Its [`FlowKey`]
 //!   names an entry of the flow table, whose value is a [`FlowCounters`].
+//! - [`link_header`] says whether a packet begins with another header than its interface promises.
 //! - [`slots`] is how programs on several CPUs share the entries of the table.
 //! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
@@ -33,6 +34,7 @@ pub mod interface;
 mod ip;
 pub mod kernel_call;
 mod link;
+pub mod link_header;
 pub mod pages;
 pub mod parse;
 pub mod process;

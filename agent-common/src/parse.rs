@@ -19,6 +19,17 @@ pub enum LinkType {
     Ip,
 }
 
+impl LinkType {
+    #[inline(always)]
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::Ethernet => Self::Ip,
+            Self::Ip => Self::Ethernet,
+        }
+    }
+}
+
 /// What the parser says about a packet. The caller fills in `netns` and `ifindex` of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packet {

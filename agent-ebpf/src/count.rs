@@ -1,7 +1,7 @@
 //! Counts a parsed packet: puts it into the flow table, and into the account with what became of it.
 
 use agent_common::{
-    Packet, Reason,
+    Direction, Packet, Reason,
     senders::Question,
     tunnel::outcome,
     wire_size::{Skb, TAG_LEN, WireSize, ip_bytes, wire_size},
@@ -18,6 +18,9 @@ use crate::{
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u32 = 60;
 
+/// A bit beside a [`Reason`]: the packet does not begin with the header that its interface promises.
+pub const OTHER_HEADER: u32 = 1 << 8;
+
 /// What is known about a packet beyond what the parser read from it. It has no padding, since the verifier
 /// refuses memory that was never written.
 #[repr(C)]
@@ -30,7 +33,8 @@ pub struct Arrival {
     pub direction: u16,
     pub ifindex: u32,
     pub skb: Skb,
-    /// What the parser came to, as a [`Reason`]: [`Reason::Flows`], or why the packet has no flow.
+    /// What the parser came to, as a [`Reason`]: [`Reason::Flows`], or why the packet has no flow. [`OTHER_HEADER`] may be
+    /// added: a number of its own would take stack that the programs do not have.
     pub reason: u32,
     /// Bits of [`outcome`].
     pub tunnel: u32,
@@ -62,6 +66,18 @@ pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u64 {
     count_on(page, packet, arrival).0
 }
 
+/// Counts a copy of what this host sent, outside of the sum. A global function, as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn count_looped_back(ifindex: u32, len_bytes: u32) -> u32 {
+    if let Some(page) = switches::current()
+        && let Some(account) = Account::of(page, account::hook(ifindex, Direction::Ingress as u32))
+    {
+        account.note(Reason::LoopedBack, 1, len_bytes.into());
+    }
+    0
+}
+
 /// `seen` is added before any branch on what the parser said.
 #[inline(always)]
 fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
@@ -70,7 +86,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
         return Question::NONE;
     };
     let reason = if hook.is_some() {
-        arrival.reason
+        arrival.reason & !OTHER_HEADER
     } else {
         Reason::UnknownInterface as u32
     };
@@ -87,6 +103,9 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
 
     if arrival.tunnel & outcome::TAG_UNKNOWN != 0 {
         account.note(Reason::TagsUnknown, size.packets, size.bytes);
+    }
+    if arrival.reason & OTHER_HEADER != 0 {
+        account.note(Reason::OtherHeader, size.packets, size.bytes);
     }
     let (reason, question) = if is_parsed {
         match place(page, &account, packet, arrival, size) {

@@ -22,7 +22,7 @@ use crate::{
     errno::EEXIST,
     kernel_memory::field,
     kernel_types::{at, fixed},
-    switches,
+    looped_back, switches,
 };
 
 /// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads.
@@ -57,6 +57,12 @@ pub fn note(skb: *mut c_void, reason: u32) {
         return;
     }
     // SAFETY: the kernel reads its own structures for the program.
+    let packet_type: u8 = unsafe { at(skb, &DROP_LAYOUT.packet_type) };
+    if looped_back::is_copy_by_byte(packet_type) {
+        note_beside(beside::LOOPED_BACK);
+        return;
+    }
+    // SAFETY: as above.
     let interface: u32 = unsafe { at(skb, &DROP_LAYOUT.arrived_by) };
     if interface == 0 {
         note_beside(beside::ELSEWHERE);

@@ -11,8 +11,10 @@ use aya_ebpf::{
 };
 
 use crate::{
-    count::{Arrival, count},
+    count::{Arrival, OTHER_HEADER, count, count_looped_back},
     dns, icmp_errors,
+    link_header::begins_otherwise,
+    looped_back,
     packet::{Fragmented, Linear, OneBuffer, Paged, Tagged},
     round_trips,
     segmentation::read_segmentation,
@@ -26,8 +28,20 @@ use crate::{
 #[inline(always)]
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     let paged = Paged(ctx.skb.skb);
+    if direction == Direction::Ingress && looped_back::is_copy(paged.0) {
+        // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
+        let (ifindex, len_bytes) = unsafe { ((*paged.0).ifindex, (*paged.0).len) };
+        count_looped_back(ifindex, len_bytes);
+        return;
+    }
     let mut packet = Packet::default();
-    let (reason, tunnel) = read(&paged, &paged.front(), link_type, paged.tci(), &mut packet);
+    let reason = if begins_otherwise(paged.0, u32::from(link_type == LinkType::Ip)) != 0 {
+        paged.parse_slowly(link_type.other(), &mut packet) | OTHER_HEADER
+    } else {
+        let tci = paged.tci();
+        parsed(&paged, &paged.front(), link_type, tci, &mut packet)
+    };
+    let tunnel = opened(&paged, reason, &mut packet);
 
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
     let skb = unsafe { &*paged.0 };
@@ -37,7 +51,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         gso_segs: skb.gso_segs,
         lacking_len_bytes: if paged.lacks_tag() { TAG_LEN } else { 0 },
     };
-    if one.gso_size_bytes != 0 && reason == Reason::Flows as u32 {
+    if one.gso_size_bytes != 0 && reason & !OTHER_HEADER == Reason::Flows as u32 {
         let is_opened = tunnel & outcome::DECAPSULATED;
         if !packet.tells_what_repeats(is_opened != 0) {
             one.lacking_len_bytes += read_segmentation(paged.0, &raw mut packet, is_opened);
@@ -115,9 +129,7 @@ pub fn xdp_tagged(ctx: &XdpContext) {
     count_frame(ctx.ctx, skb, &mut packet, reason, tunnel);
 }
 
-/// Parses a packet: first from `front`, which is read in place, then step by step if that may find more, and
-/// opens tunnels. Returns the number of the packet's [`Reason`] ([`Reason::Flows`] if it has a flow) and the
-/// bits of [`outcome`].
+/// Parses a packet and opens what it carries. Returns what [`parsed`] and [`opened`] do.
 #[inline(always)]
 fn read<S: Steps>(
     steps: &S,
@@ -126,18 +138,37 @@ fn read<S: Steps>(
     tci: Option<u16>,
     packet: &mut Packet,
 ) -> (u32, u32) {
+    let reason = parsed(steps, front, link_type, tci, packet);
+    let tunnel = opened(steps, reason, packet);
+    (reason, tunnel)
+}
+
+/// Parses a packet: first from `front`, which is read in place, then step by step if that may find more. Returns the number
+/// of its [`Reason`] ([`Reason::Flows`] if it has a flow).
+#[inline(always)]
+fn parsed<S: Steps>(
+    steps: &S,
+    front: &impl Frame,
+    link_type: LinkType,
+    tci: Option<u16>,
+    packet: &mut Packet,
+) -> u32 {
     let parsed = parse(front, link_type, tci, packet);
-    let reason = if parsed.is_err_and(|reason| steps.may_find_more(reason)) {
+    if parsed.is_err_and(|reason| steps.may_find_more(reason)) {
         steps.parse_slowly(link_type, packet)
     } else {
         reason(parsed)
-    };
-    let tunnel = if reason == Reason::Flows as u32 {
+    }
+}
+
+/// Opens tunnels, if the packet has a flow. Returns the bits of [`outcome`].
+#[inline(always)]
+fn opened<S: Steps>(steps: &S, reason: u32, packet: &mut Packet) -> u32 {
+    if reason & !OTHER_HEADER == Reason::Flows as u32 {
         tunnels::open(steps, packet)
     } else {
         0
-    };
-    (reason, tunnel)
+    }
 }
 
 /// A frame as it came.

@@ -3,8 +3,8 @@
 //!
 //! A packet takes this way:
 //!
-//! - A program here names the hook and the link type.
-//! - [`hook`] parses the packet through a reader of [`packet`]. Some packets need further [`steps`] (slow
+//! - A program here names the hook and the link type. Copies that the host made of what it sent are [`looped_back`].
+//! - [`hook`] parses the packet through a reader of [`packet`], unless it begins with another [`link_header`]. Some packets need further [`steps`] (slow
 //!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
 //! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
@@ -43,6 +43,8 @@ mod hook;
 mod icmp_errors;
 mod kernel_memory;
 mod kernel_types;
+mod link_header;
+mod looped_back;
 mod namespace;
 mod packet;
 mod pause;

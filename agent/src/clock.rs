@@ -1,7 +1,10 @@
 //! The clocks of a scan: the kernel's tick counter and `CLOCK_BOOTTIME`, with which the programs stamp
 //! packets, and the offset to Unix time.
+//!
+//! In a time namespace a process reads these clocks with an offset that the programs do not have. It
+//! is taken off wherever a clock is read.
 
-use std::time::Duration;
+use std::{fs, sync::LazyLock, time::Duration};
 
 use agent_common::{Clocks, FlowCounters};
 use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
@@ -163,7 +166,37 @@ pub fn nanos(time: Duration) -> u64 {
 }
 
 fn read_ns(clock: ClockId) -> u64 {
-    nanoseconds(clock_gettime(clock))
+    let time_ns = nanoseconds(clock_gettime(clock));
+    let name = if clock == ClockId::Monotonic {
+        "monotonic"
+    } else if clock == ClockId::Boottime {
+        "boottime"
+    } else {
+        return time_ns;
+    };
+    time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name))
+}
+
+static TIME_NAMESPACE: LazyLock<TimeNamespace> = LazyLock::new(TimeNamespace::of_this_process);
+
+/// What this process's time namespace adds to clocks: a line with name, seconds and nanoseconds for each. Empty in a kernel
+/// that has none (`CONFIG_TIME_NS`).
+struct TimeNamespace(String);
+
+impl TimeNamespace {
+    fn of_this_process() -> Self {
+        Self(fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default())
+    }
+
+    fn offset_ns(&self, clock: &str) -> i64 {
+        let mut lines = self.0.lines().map(str::split_whitespace);
+        let offset = lines.find_map(|mut words| {
+            let is_its = words.next()? == clock;
+            let mut number = || words.next()?.parse::<i64>().ok();
+            is_its.then(|| Some(number()? * 1_000_000_000 + number()?))?
+        });
+        offset.unwrap_or_default()
+    }
 }
 
 fn nanoseconds(time: Timespec) -> u64 {
@@ -259,6 +292,15 @@ mod tests {
             ..at(4600, 52 * second)
         };
         assert_eq!(set_by_ns(earlier, woken), 2 * second);
+    }
+
+    #[test]
+    fn a_time_namespace_has_an_offset_for_each_clock() {
+        let offsets = "monotonic   0         0\nboottime  -12 500000000\n";
+        let namespace = TimeNamespace(offsets.to_owned());
+        let of = ["monotonic", "boottime", "other"].map(|clock| namespace.offset_ns(clock));
+        assert_eq!(of, [0, -11_500_000_000, 0]);
+        assert_eq!(TimeNamespace(String::new()).offset_ns("boottime"), 0);
     }
 
     #[test]

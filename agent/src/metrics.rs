@@ -232,7 +232,7 @@ impl Shown {
         )?;
         families.by_reason(
             ["flow_agent_noted_packets", "flow_agent_noted_bytes"],
-            "about which there is something to know; they are part of the others",
+            "about which there is something to know; all but looped_back are part of the others",
             account.beside,
         )
     }

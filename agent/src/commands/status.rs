@@ -8,6 +8,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use agent_common::Reason;
 use anyhow::Result;
 
 use super::{
@@ -181,6 +182,12 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
         seen.packets,
         human::bytes(seen.bytes)
     ));
+    let copies = account.beside(Reason::LoopedBack).packets;
+    if copies > 0 {
+        lines.push(format!(
+            "  {copies} packets of this host's own came back (broadcast, multicast), and are not counted"
+        ));
+    }
 }
 
 fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {

@@ -39,6 +39,7 @@ const BESIDE: [&str; beside::KINDS as usize] = [
     "no_room",
     "not_for_us",
     "unwatched",
+    "looped_back",
 ];
 
 /// The programs' maps.

@@ -81,6 +81,7 @@ fn drops(btf: &Btf) -> Result<DropLayout> {
         tail: of_skb("tail")?,
         arrived_by: of_skb("skb_iif")?,
         device: device.skb_device,
+        packet_type: of_skb("pkt_type")?,
         device_ifindex: btf.offset_of("net_device", "ifindex")?,
         device_netns: device.device_netns,
         netns_inode: device.netns_inode,

@@ -28,6 +28,7 @@ use lab::{
 
 mod clock;
 mod netns;
+mod time_namespace;
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;

@@ -26,7 +26,13 @@ pub struct FrameSocket {
 
 impl FrameSocket {
     pub fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
-        let fd = open_packet_socket(namespace, interface)?;
+        Self::with_protocol(namespace, interface, 0)
+    }
+
+    /// The same for frames that the kernel is told to be of a protocol (an EtherType), whatever they say themselves. With 0
+    /// it reads that from the frame.
+    pub fn with_protocol(namespace: &Namespace, interface: &str, protocol: u16) -> Result<Self> {
+        let fd = open_packet_socket(namespace, interface, protocol)?;
         Ok(Self {
             fd,
             interface: interface.to_owned(),
@@ -104,11 +110,16 @@ impl FrameSocket {
     }
 }
 
-/// A socket in the namespace that sends raw frames out of the interface and receives nothing.
-pub(crate) fn open_packet_socket(namespace: &Namespace, interface: &str) -> Result<OwnedFd> {
+/// A socket in the namespace that sends raw frames out of the interface. With protocol 0 it receives nothing.
+pub(crate) fn open_packet_socket(
+    namespace: &Namespace,
+    interface: &str,
+    protocol: u16,
+) -> Result<OwnedFd> {
     let name = CString::new(interface).context("an interface name has no zero byte")?;
-    namespace
-        .enter(|| open_bound(&name).with_context(|| format!("open a packet socket on {interface}")))
+    namespace.enter(|| {
+        open_bound(&name, protocol).with_context(|| format!("open a packet socket on {interface}"))
+    })
 }
 
 /// Switches an option of packet sockets on.
@@ -132,7 +143,7 @@ pub(crate) fn set_packet_option(socket: &OwnedFd, option: libc::c_int) -> io::Re
     }
 }
 
-fn open_bound(interface: &CString) -> io::Result<OwnedFd> {
+fn open_bound(interface: &CString, protocol: u16) -> io::Result<OwnedFd> {
     // SAFETY: no pointers are passed. Protocol 0 receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
@@ -148,6 +159,7 @@ fn open_bound(interface: &CString) -> io::Result<OwnedFd> {
     // SAFETY: all zeros is an address without interface.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;
+    address.sll_protocol = protocol.to_be();
     address.sll_ifindex = ifindex.cast_signed();
     let len = size_of_val(&address) as libc::socklen_t;
     // SAFETY: the address is a sockaddr_ll that outlives the call, and its length is given.

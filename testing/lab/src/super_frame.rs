@@ -33,7 +33,7 @@ pub struct SuperFrameSocket {
 
 impl SuperFrameSocket {
     pub fn new(namespace: &Namespace, interface: &str) -> Result<Self> {
-        let fd = open_packet_socket(namespace, interface)?;
+        let fd = open_packet_socket(namespace, interface, 0)?;
         set_packet_option(&fd, libc::PACKET_VNET_HDR).context("set PACKET_VNET_HDR")?;
         Ok(Self {
             fd,

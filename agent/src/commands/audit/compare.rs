@@ -106,6 +106,12 @@ pub fn compare(status: &HookStatus) -> Comparison {
     let found = explain(seen, &theirs, &causes);
     let names = found.causes.iter().map(|cause| cause.text.clone());
     comparison.explanations.extend(names);
+    let copies = account.beside(Reason::LoopedBack).packets;
+    if copies > 0 {
+        comparison.explanations.push(format!(
+            "{copies} broadcasts and multicasts of this host were looped back to it, which neither counts"
+        ));
+    }
     comparison.unexplained = Some(found.rest);
     comparison.verdict = match (found.rest == Figures::default(), found.causes.is_empty()) {
         (true, true) => Verdict::Exact,
@@ -260,8 +266,28 @@ fn departed(account: &Account) -> Option<Cause> {
     })
 }
 
+/// Packets that something put in the way of the interface, which counts only what it receives itself.
+fn redirected(account: &Account, is_egress: bool) -> Option<Cause> {
+    let redirected = account.beside(Reason::OtherHeader);
+    let lacks = |ours: u64| Range::exactly(-i128::from(ours));
+    (redirected.packets > 0 && !is_egress).then(|| Cause {
+        adds: Counted {
+            packets: lacks(redirected.packets),
+            bytes: lacks(redirected.bytes),
+        },
+        text: format!(
+            "{} packets with another link header were put here by something (tc mirred), which the interface does \
+             not count",
+            redirected.packets
+        ),
+    })
+}
+
 fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bool) -> Vec<Cause> {
-    let mut causes = Vec::from_iter(departed(account));
+    let mut causes = departed(account)
+        .into_iter()
+        .chain(redirected(account, is_egress))
+        .collect::<Vec<_>>();
     let mut cause = |packets: Range, bytes: Range, text: String| {
         causes.push(Cause {
             adds: Counted { packets, bytes },

@@ -62,6 +62,8 @@ pub enum NotRun {
     SeveralBuffers,
     /// An skb so short that some kernels refuse it.
     ShortSkb,
+    /// The call takes every skb for an Ethernet frame, and so do the programs, where one without a link header could be one.
+    TakenForEthernet,
     /// The kernel has no such programs.
     NoFrags,
     /// The call cannot set `skb->vlan_tci`, and XDP has no such field.
@@ -80,6 +82,11 @@ impl Hook {
             Some(NotRun::OffloadedTag)
         } else if frame.is_super_frame && !self.takes_skbs() {
             Some(NotRun::SuperFrame)
+        } else if self.takes_skbs()
+            && frame.link_type == LinkType::Ip
+            && matches!(frame.bytes.get(12..14), Some([0x08, 0x00] | [0x86, 0xdd]))
+        {
+            Some(NotRun::TakenForEthernet)
         } else if !self.is_known() {
             Some(NotRun::NoFrags)
         } else if frame.bytes.len() < SHORTEST_FRAME {

@@ -74,6 +74,40 @@ pub(super) const FAULTS: &[Fault] = &[
         target: agent("failures::what_icmp_says_cannot_be_reached_is_unreachable"),
     },
     Fault {
+        name: "copies of this host's own broadcasts count as packets that arrive",
+        file: "agent-ebpf/src/hook.rs",
+        from: "if direction == Direction::Ingress && looped_back::is_copy(paged.0) {",
+        to: "if direction == Direction::Ingress && looped_back::is_copy(paged.0) && paged.0.is_null() {",
+        target: agent(
+            "looped_back::what_a_host_sends_to_everybody_is_counted_as_it_leaves_and_not_as_it_comes_back",
+        ),
+    },
+    Fault {
+        name: "drops of copies of this host's own broadcasts are drops of the flow that left",
+        file: "agent-ebpf/src/dropped_flows.rs",
+        from: "if looped_back::is_copy_by_byte(packet_type) {",
+        to: "if looped_back::is_copy_by_byte(packet_type) && skb.is_null() {",
+        target: agent("looped_back::a_device_without_link_headers_counts_no_copy_either"),
+    },
+    Fault {
+        name: "a bare packet at an Ethernet device is read as an Ethernet frame",
+        file: "agent-ebpf/src/link_header.rs",
+        from: "u32::from(is_other)",
+        to: "u32::from(is_other && link_type == LinkType::Ip)",
+        target: agent(
+            "link_headers::a_bare_packet_that_tc_puts_in_the_way_of_an_ethernet_device_is_in_its_own_flow",
+        ),
+    },
+    Fault {
+        name: "an Ethernet frame at a device without link headers is read as an IP packet",
+        file: "agent-ebpf/src/link_header.rs",
+        from: "u32::from(is_other)",
+        to: "u32::from(is_other && link_type == LinkType::Ethernet)",
+        target: agent(
+            "link_headers::an_ethernet_frame_that_tc_puts_in_the_way_of_a_bare_device_is_in_its_own_flow",
+        ),
+    },
+    Fault {
         name: "a drop is counted for the next reason",
         file: "agent-ebpf/src/drops.rs",
         from: "DROPS.get_ptr_mut(place(reason))",
