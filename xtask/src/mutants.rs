@@ -32,7 +32,7 @@ const VERSION: &str = "27.1.0";
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Try the kept table of faults instead: in the kernel's programs, the flip, the end
+    /// Try the kept table of faults instead: in the kernel's programs, the scan, the collector, its stores
     #[arg(long)]
     faults: bool,
     /// With --faults, how often each test has to catch its fault: one that catches it by chance misses it some day

@@ -62,6 +62,9 @@ mod tests {
         assert_eq!(debt.waited(at(10), at(11)), Duration::from_secs(1));
         debt.grows(1000, 1000, at(12));
         assert_eq!(debt.is_owed_until(at(12)), Some(at(13)));
+        // Whatever it did before, no more than a second is saved.
+        debt.grows(2000, 1000, at(30));
+        assert_eq!(debt.is_owed_until(at(30)), Some(at(31)));
     }
 
     #[test]

@@ -337,3 +337,48 @@ async fn write(file: &mut Rotated, parts: &[Part<'_>]) -> Result<()> {
     while file.write_all(&pieces).await? == Written::Anew {}
     file.sync().await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use crate::outputs::settings::{Wish, Wishes};
+
+    fn prepared(setting: &str) -> Prepared {
+        let Wishes(wishes) = setting.parse().unwrap();
+        let Wish::Output(output) = &wishes[0] else {
+            panic!("no output");
+        };
+        output.clone().prepare().unwrap()
+    }
+
+    #[test]
+    fn only_what_says_when_flows_are_stored_and_takes_all_of_them_is_a_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = format!("jsonl={}", folder.path().join("flows.jsonl").display());
+        let store = Store::of(&prepared(&lines)).unwrap();
+        let told = store.status().get();
+        assert_eq!((store.kind(), told.kind), ("jsonl".into(), "jsonl".into()));
+        assert_eq!(store.address(), told.address);
+        assert!(lines.ends_with(&told.address), "{}", told.address);
+        assert_eq!(told.stored, Some(RecordSum::default()));
+        let address = told.address;
+        let chosen = format!(r#"{{"kind": "jsonl", "address": "{address}", "only_ended": true}}"#);
+        for refused in ["ipfix=udp://127.0.0.1:4739", &chosen] {
+            assert!(Store::of(&prepared(refused)).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_piece_has_as_much_as_it_may_and_no_more() {
+        let mut piece = Bounded(Vec::new());
+        let half = vec![0; MOST_PIECE_BYTES / 2];
+        for _ in 0..2 {
+            piece.write_all(&half).unwrap();
+        }
+        piece.flush().unwrap();
+        assert!(piece.write_all(&[0]).is_err());
+        assert_eq!(piece.0.len(), MOST_PIECE_BYTES);
+    }
+}

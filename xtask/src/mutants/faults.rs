@@ -5,6 +5,7 @@ mod delivery;
 mod doors;
 mod kernel;
 mod query;
+mod stores;
 mod userspace;
 
 use std::fmt;
@@ -109,6 +110,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         kernel::FAULTS,
         userspace::FAULTS,
         collector::FAULTS,
+        stores::FAULTS,
         query::FAULTS,
         delivery::FAULTS,
         doors::FAULTS,
@@ -178,8 +180,12 @@ mod tests {
 
     /// How many tests of this name the source has that are not ignored.
     fn runs(source: &str, name: &str) -> usize {
-        let heads = ["", "async "].map(|kind| format!("{kind}fn {name}() {{"));
-        let lines: Vec<&str> = source.lines().map(str::trim).collect();
+        let heads = ["", "async "].map(|kind| format!("{kind}fn {name}()"));
+        // A long head has its brace on the next line.
+        let lines = source
+            .lines()
+            .map(|line| line.trim().trim_end_matches(" {"));
+        let lines: Vec<&str> = lines.collect();
         let places =
             (0..lines.len()).filter(|&place| heads.iter().any(|head| head == lines[place]));
         let are_run = places.filter(|&place| {
@@ -205,5 +211,7 @@ mod tests {
             let source = format!("use super::*;\n\n{above}fn it_holds() {{\n}}\n");
             assert_eq!(runs(&source, "it_holds"), times, "{source}");
         }
+        let long = "#[test]\nfn it_holds()\n{\n}\n";
+        assert_eq!(runs(long, "it_holds"), 1);
     }
 }

@@ -210,6 +210,39 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
 }
 
 #[test]
+fn a_call_ends_where_a_batch_cannot_be_stored_and_nothing_behind_it_is_acknowledged() {
+    const TEST: &str =
+        "agent::a_call_ends_where_a_batch_cannot_be_stored_and_nothing_behind_it_is_acknowledged";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let (folder, small) = (tempfile::tempdir().unwrap(), SmallDisk::mount("size=1m"));
+    let socket = format!("unix:{}", folder.path().join("socket").display());
+    let settings = ["--output", &jsonl(small.path()), "--listen", &socket];
+    let collector = Collector::start(&lab.agent, 0, &settings);
+    runtime().block_on(async {
+        let mut client = connect(&socket).await;
+        let (acks, ended) = call(&mut client, vec![batch(1, 1)]).await;
+        assert_eq!((acks, ended.is_ok()), (vec![1], true));
+        // Several times what the disk has. The last one would fit.
+        let batches = vec![batch(2, 16_000), batch(3, 1)];
+        let (acks, ended) = call(&mut client, batches).await;
+        assert!(acks.is_empty(), "{acks:?}");
+        assert_eq!(ended.unwrap_err().code(), Code::Unavailable);
+        let (acks, ended) = call(&mut client, vec![batch(3, 1)]).await;
+        assert_eq!((acks, ended.is_ok()), (vec![3], true));
+    });
+    collector.stop();
+    let lines = outputs::jsonl::lines(small.path());
+    let seqs: Vec<_> = lines
+        .iter()
+        .map(|line| line["stream_seq"].as_u64())
+        .collect();
+    assert_eq!(seqs, [Some(1), Some(3)]);
+}
+
+#[test]
 fn whoever_reads_nothing_does_not_hold_up_the_end() {
     if !is_root_or_skip("agent::whoever_reads_nothing_does_not_hold_up_the_end") {
         return;

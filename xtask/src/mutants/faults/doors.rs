@@ -1,6 +1,6 @@
 //! Faults in who is let in.
 
-use super::{Fault, unit};
+use super::{Fault, agent, unit};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -11,12 +11,96 @@ pub(super) const FAULTS: &[Fault] = &[
         target: unit("token::tests::every_byte_of_a_token_counts"),
     },
     Fault {
+        name: "the first byte of a token is not looked at",
+        file: "agent/src/token.rs",
+        from: "token.as_bytes().ct_eq(shown.as_bytes())",
+        to: "token.as_bytes()[1..].ct_eq(shown.as_bytes().get(1..).unwrap_or_default())",
+        target: unit("token::tests::every_byte_of_a_token_counts"),
+    },
+    Fault {
         name: "a call without a token is admitted",
         file: "agent/src/token.rs",
         from: "headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;",
         to: "headers.get(AUTHORIZATION); let Some(shown) = shown else { return Ok(()) };",
         target: unit(
             "token::tests::a_call_is_admitted_with_any_of_the_tokens_and_with_nothing_else",
+        ),
+    },
+    Fault {
+        name: "a token is shown in any way",
+        file: "agent/src/token.rs",
+        from: "scheme.eq_ignore_ascii_case(SCHEME) && self",
+        to: "!scheme.is_empty() && self",
+        target: unit(
+            "token::tests::a_call_is_admitted_with_any_of_the_tokens_and_with_nothing_else",
+        ),
+    },
+    Fault {
+        name: "a token that was taken out of the file stays in force",
+        file: "agent/src/in_force.rs",
+        from: "                    state.held = held;\n",
+        to: "                    drop(held);\n",
+        target: unit(
+            "token::tests::tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_not",
+        ),
+    },
+    Fault {
+        name: "over TCP nobody needs a token",
+        file: "agent/src/server/peer.rs",
+        from: "matches!(self, Self::Unix { .. })",
+        to: "!matches!(self, Self::Unknown)",
+        target: agent(
+            "collect::tokens::over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_restart",
+        ),
+    },
+    Fault {
+        name: "clients need no certificate",
+        file: "agent/src/tls/server.rs",
+        from: "builder.with_client_cert_verifier(verifier)",
+        to: "{\n                    drop(verifier);\n                    builder.with_no_client_auth()\n                }",
+        target: unit(
+            "tls::client::tests::a_client_is_served_if_its_certificate_is_of_the_ca_that_is_asked_for",
+        ),
+    },
+    Fault {
+        name: "a connection is resumed without a look at the certificate",
+        file: "agent/src/tls/server.rs",
+        from: "config.session_storage = Arc::new(NoServerSessionStorage {});\n        config.send_tls13_tickets = 0;",
+        to: "",
+        target: unit(
+            "tls::server::tests::no_connection_is_resumed_without_a_look_at_the_clients_certificate",
+        ),
+    },
+    Fault {
+        name: "a server is trusted by the system's CAs beside the file's",
+        file: "agent/src/tls/client.rs",
+        from: "Some(path) => pem::roots(path)?,",
+        to: "Some(path) => pem::roots(path).and_then(|_| of_the_system())?,",
+        target: unit("tls::client::tests::a_server_is_trusted_by_its_ca_and_its_name"),
+    },
+    Fault {
+        name: "a silent connection keeps its place",
+        file: "agent/src/server/guarded.rs",
+        from: "(self.caller.ends_at(), Refusal::Silent),",
+        to: "(self.caller.ends_at().filter(|_| false), Refusal::Silent),",
+        target: unit(
+            "server::guarded::tests::an_idle_connection_ends_whatever_is_polled_and_is_counted_once",
+        ),
+    },
+    Fault {
+        name: "an answer that nobody reads keeps its place",
+        file: "agent/src/server/guarded.rs",
+        from: "(self.caller.unread_until(), Refusal::Unread),",
+        to: "(self.caller.unread_until().filter(|_| false), Refusal::Unread),",
+        target: unit("server::guarded::tests::a_connection_with_an_answer_that_is_not_read_ends"),
+    },
+    Fault {
+        name: "a connection has a request more than it may",
+        file: "agent/src/server/caller.rs",
+        from: "if activity.open < most {",
+        to: "if activity.open <= most {",
+        target: unit(
+            "server::caller::tests::a_connection_has_as_many_open_requests_as_it_may_and_no_more",
         ),
     },
 ];
