@@ -30,10 +30,11 @@ use crate::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
     },
     tls::server::{InForce, ServerTls},
-    token::{self, Tokens},
+    token::{self, Known},
 };
 
 mod addresses;
+mod claims;
 mod export;
 mod incoming;
 pub(crate) mod pairs;
@@ -45,6 +46,7 @@ mod writer;
 pub use incoming::MOST_BATCH_BYTES;
 
 use addresses::Addresses;
+use claims::Claims;
 use pairs::PairFile;
 pub use pairs::PairSettings;
 use store::{Form, Store, StoreStatuses};
@@ -79,7 +81,7 @@ pub struct Config {
     pub tls: Option<ServerTls>,
     pub limits: Limits,
     /// Those that callers over TCP need, if they need one.
-    pub tokens: Option<Tokens>,
+    pub tokens: Option<Known>,
     pub agents: AgentLimits,
     /// What agents are asked for.
     pub asks: Relief,
@@ -155,6 +157,7 @@ impl Collector {
         let intake = Arc::new(Intake {
             hub: hub.clone(),
             streams: Streams::default(),
+            claims: Claims::default(),
             forms: stores.iter().map(Store::form).collect(),
             stores: stores.iter().map(Store::status).collect(),
             pairs: pairs.as_ref().map(PairFile::status),
@@ -224,6 +227,7 @@ impl Collector {
 pub(crate) struct Intake {
     hub: Hub,
     streams: Streams,
+    claims: Claims,
     /// Of the stores, in their order.
     forms: Vec<Form>,
     stores: Vec<StoreStatuses>,

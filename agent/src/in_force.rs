@@ -68,6 +68,11 @@ impl<T: FromFiles> InForce<T> {
         self.0.borrow()
     }
 
+    /// Tells of each change.
+    pub(crate) fn changes(&self) -> watch::Receiver<State<T>> {
+        self.0.subscribe()
+    }
+
     /// Takes over what was read at a reload of the settings. Does nothing if the settings name other files: these take
     /// a restart.
     pub fn replace(&self, held: T) {

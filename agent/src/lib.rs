@@ -29,6 +29,7 @@ pub mod fault;
 pub mod filter;
 pub mod freed_memory;
 pub mod hub;
+pub mod identity;
 pub mod in_force;
 pub mod interfaces;
 pub mod journal;

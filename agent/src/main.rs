@@ -58,6 +58,7 @@ enum Command {
     Status(commands::status::Args),
     Audit(commands::audit::Args),
     Filter(commands::filter::Args),
+    Token(commands::token::Args),
     Config(commands::config::Args),
     Check(commands::check::Args),
     /// Write the manual pages, one for each command, into a directory such as /usr/local/share/man/man1. It is
@@ -207,6 +208,9 @@ fn execute(
     if let Command::Check(args) = command {
         return commands::check::run(args);
     }
+    if let Command::Token(args) = &command {
+        return commands::token::run(args);
+    }
     if let Command::Config(args) = command {
         return commands::config::run(args);
     }
@@ -245,6 +249,7 @@ fn execute(
             Command::Audit(args) => commands::audit::run(args).await,
             Command::Filter(args) => commands::filter::run(args).await,
             Command::Check(_)
+            | Command::Token(_)
             | Command::Config(_)
             | Command::Query(_)
             | Command::Man { .. }

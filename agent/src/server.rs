@@ -22,6 +22,7 @@ use crate::{
 };
 
 pub mod address;
+mod admission;
 mod answer;
 mod authority;
 mod caller;
@@ -39,12 +40,14 @@ mod limits;
 mod list;
 pub mod listen;
 mod live_status;
+mod local_user;
 mod passed;
 mod peer;
 mod request;
 mod service;
 mod socket_file;
 mod standard;
+mod withdrawn;
 
 pub use address::{ListenAddr, ListenError};
 pub(crate) use collector::CollectorServer;

@@ -86,6 +86,7 @@ impl Default for UserSpace {
             boot_id: "8c5d1c2e-5c5e-4c57-9d52-2f6f2a4a1b9e".into(),
             instance_id: "1f0e8a52-6a0b-4f3c-8d43-2f0d8b9a7c11".into(),
             version: env!("CARGO_PKG_VERSION").into(),
+            ..Identity::default()
         };
         Self {
             replica: Replica::new(ReplicaSettings {

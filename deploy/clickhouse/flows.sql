@@ -9,6 +9,8 @@
 -- A row for each record of a flow.
 CREATE TABLE IF NOT EXISTS flows
 (
+    -- Who sent it. Numbers count within it.
+    identity LowCardinality(String),
     agent_id LowCardinality(String),
     hostname LowCardinality(String),
     boot_id LowCardinality(String),
@@ -120,7 +122,7 @@ CREATE TABLE IF NOT EXISTS flows
 ENGINE = ReplacingMergeTree
 -- Of the flow's window and not of the insert, so that what comes again is in the same partition.
 PARTITION BY toDate(window_end)
-ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq, record)
+ORDER BY (identity, agent_id, boot_id, instance_id, stream_id, stream_seq, record)
 -- TTL toDateTime(window_end) + INTERVAL 90 DAY
 -- A batch is acknowledged, and forgotten by its agent, when the insert is answered. So it should be on the disk by then.
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
@@ -171,6 +173,7 @@ ALTER TABLE flows
 -- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
 CREATE TABLE IF NOT EXISTS flows_batches
 (
+    identity LowCardinality(String),
     agent_id LowCardinality(String),
     hostname LowCardinality(String),
     boot_id LowCardinality(String),
@@ -209,7 +212,7 @@ CREATE TABLE IF NOT EXISTS flows_batches
 )
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(window_end)
-ORDER BY (agent_id, boot_id, instance_id, stream_id, stream_seq)
+ORDER BY (identity, agent_id, boot_id, instance_id, stream_id, stream_seq)
 -- A batch that only tells what was lost at the end has no window.
 -- TTL toDateTime(window_end) + INTERVAL 90 DAY DELETE WHERE scan_id != 0
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
@@ -221,6 +224,7 @@ CREATE OR REPLACE VIEW flows_once AS SELECT *, src, dst FROM flows FINAL;
 -- here, say that a sum is not whole.
 CREATE VIEW IF NOT EXISTS flows_streams AS
 SELECT
+    identity,
     agent_id,
     argMax(hostname, stream_seq) AS hostname,
     stream_id,
@@ -239,4 +243,4 @@ SELECT
     max(left_out_bytes) AS left_out_bytes,
     countIf(refused_in_window) AS batches_with_refusals
 FROM flows_batches FINAL
-GROUP BY agent_id, stream_id;
+GROUP BY identity, agent_id, stream_id;

@@ -30,11 +30,11 @@ LONGEST_PAUSE_SECONDS = 15
 
 
 def named(message):
-    """The stream and the number of the batch in a message."""
+    """The stream, which is that of its sender, and the number of the batch in a message."""
     headers = dict(message.headers() or [])
     try:
         if message.value():
-            return int(headers["stream_id"], 16), int(headers["stream_seq"])
+            return (headers["identity"], int(headers["stream_id"], 16)), int(headers["stream_seq"])
     except (KeyError, TypeError, ValueError):
         pass
     sys.exit(f"{place(message)}: no flow-agent wrote this message; {PASS_OVER}")
@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--tls-ca", metavar="FILE", help="CAs in PEM, of which the collector's certificate is")
     parser.add_argument("--tls-certificate", metavar="FILE", help="what to show to the collector, in PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its key in PEM")
-    parser.add_argument("--token-file", metavar="FILE", help="a file with a token of the collector, read for each call")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with a token of the collector that has the role relay, read for each call")
     arguments = parser.parse_args()
     settings = json.loads(Path(arguments.kafka_settings).read_text()) if arguments.kafka_settings else {}
     consumer = Consumer(

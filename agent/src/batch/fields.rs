@@ -8,6 +8,8 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
+/// The number of `FlowBatch.agent`.
+pub const AGENT: u32 = 1;
 /// The number of `FlowBatch.records`.
 pub const RECORDS: u32 = 15;
 /// That of `FlowBatch.cgroups`, which come behind the records that name them.

@@ -23,6 +23,7 @@ fn identity() -> Arc<Identity> {
         boot_id: "boot".into(),
         instance_id: "instance".into(),
         version: "0.0.0".into(),
+        identity: String::new(),
     })
 }
 

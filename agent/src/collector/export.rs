@@ -16,12 +16,15 @@ use tonic::{Status, Streaming};
 use super::{
     Intake, ROOM_KIB,
     addresses::AddressPlace,
+    claims::Claim,
     incoming::Incoming,
     pairs::Sightings,
-    streams::{Facts, OpenCall},
+    streams::{Facts, Key, OpenCall},
     writer::{CallEnd, Entry, Outcome},
 };
-use crate::{batch::Batch, clock, output::LostSoFar, proto::ExportAck, server::Peer};
+use crate::{
+    batch::Batch, clock, identity::Grant, output::LostSoFar, proto::ExportAck, server::Peer,
+};
 
 /// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
 const MOST_WAITING: usize = 64;
@@ -33,6 +36,7 @@ const FIRST_BATCH: Duration = Duration::from_secs(30);
 pub(crate) struct Call {
     intake: Arc<Intake>,
     peer: String,
+    caller: Grant,
     end: Arc<CallEnd>,
     outcomes: mpsc::UnboundedReceiver<Outcome>,
     stream: Option<Stream>,
@@ -40,7 +44,9 @@ pub(crate) struct Call {
     /// Stored, and not acknowledged yet.
     stored_seq: Option<u64>,
     /// The stream that the call is known to be about.
-    stream_id: Option<u64>,
+    key: Option<Key>,
+    /// What the agent calls itself, once that was found to be true.
+    claimed: Claimed,
     /// What has come and was not taken yet.
     next: Option<Next>,
     _place: OwnedSemaphorePermit,
@@ -50,6 +56,14 @@ pub(crate) struct Call {
 struct Next {
     raw: Bytes,
     came_at: Instant,
+}
+
+/// As a batch says it: the host's name and the machine.
+#[derive(Default)]
+struct Claimed {
+    hostname: String,
+    agent_id: String,
+    _claim: Option<Claim>,
 }
 
 /// The stream that the call is about.
@@ -62,7 +76,7 @@ struct Stream {
 
 impl Intake {
     /// A place for a call, if there is one.
-    pub(crate) fn call(self: &Arc<Self>, peer: &Peer) -> Result<Call, Status> {
+    pub(crate) fn call(self: &Arc<Self>, peer: &Peer, caller: Grant) -> Result<Call, Status> {
         if self.stopping.has_changed().is_err() {
             return Err(stops());
         }
@@ -89,6 +103,7 @@ impl Intake {
         Ok(Call {
             intake: Arc::clone(self),
             peer: peer.to_string(),
+            caller,
             end: Arc::new(CallEnd {
                 outcomes: told,
                 is_broken: AtomicBool::new(false),
@@ -97,7 +112,8 @@ impl Intake {
             stream: None,
             waiting: 0,
             stored_seq: None,
-            stream_id: None,
+            key: None,
+            claimed: Claimed::default(),
             next: None,
             _place: place,
             _place_of_address: place_of_address,
@@ -114,8 +130,8 @@ impl Call {
         acks: &mpsc::Sender<ExportAck>,
     ) -> Result<(), Status> {
         let ended = self.exchange(messages, acks).await;
-        if let (Some(next), Some(id)) = (&self.next, self.stream_id) {
-            self.intake.streams.goes(id, next.came_at);
+        if let (Some(next), Some(key)) = (&self.next, &self.key) {
+            self.intake.streams.goes(key, next.came_at);
         }
         ended
     }
@@ -151,7 +167,7 @@ impl Call {
                     }
                 }
                 _ = stopping.changed(), if ended.is_none() => ended = Some(Err(stops())),
-                () = &mut first, if ended.is_none() && self.stream_id.is_none() => {
+                () = &mut first, if ended.is_none() && self.key.is_none() => {
                     let seconds = FIRST_BATCH.as_secs();
                     let late = format!("no batch came within {seconds} s");
                     ended = Some(Err(Status::deadline_exceeded(late)));
@@ -182,7 +198,7 @@ impl Call {
     /// When the next batch may be taken, if that is not now.
     fn is_held_until(&self) -> Option<Instant> {
         self.intake.limits.records_per_second?;
-        self.intake.streams.is_held_until(self.stream_id?)
+        self.intake.streams.is_held_until(self.key.as_ref()?)
     }
 
     fn learn(&mut self, outcome: Option<Outcome>) -> Result<(), Status> {
@@ -213,13 +229,13 @@ impl Call {
         let decoding = Arc::clone(&intake.decoding).acquire_owned().await;
         let decoding = decoding.map_err(|error| unexpected(&error))?;
         // A thread goes on when the call is gone, so it has the permit.
-        let again = raw.clone();
-        let read = spawn_blocking(|| (Incoming::read(raw), decoding)).await;
+        let (again, caller) = (raw.clone(), self.caller.clone());
+        let read = spawn_blocking(move || (Incoming::read(&raw, &caller), decoding)).await;
         let (incoming, decoding) = read.map_err(|error| unexpected(&error))?;
         let incoming = incoming.map_err(|error| refused(&error))?;
-        let id = incoming.batch.stream_id;
-        if self.stream_id.is_none() {
-            self.stream_id = Some(id);
+        let key = incoming.stream();
+        if self.key.is_none() {
+            self.key = Some(key.clone());
             if self.is_held_until().is_some() {
                 // An earlier call has brought too much.
                 self.next = Some(Next {
@@ -229,6 +245,7 @@ impl Call {
                 return Ok(());
             }
         }
+        self.claim(&incoming)?;
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
@@ -248,7 +265,7 @@ impl Call {
         }
         if let Some(most) = intake.limits.records_per_second {
             let records = facts.volume.records;
-            intake.streams.takes(id, came_at, records, most);
+            intake.streams.takes(&key, came_at, records, most);
         }
         let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
         let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
@@ -272,6 +289,26 @@ impl Call {
         Ok(())
     }
 
+    /// Checks that the sender may have this agent's name. A spool has batches of before the host was installed anew.
+    fn claim(&mut self, incoming: &Incoming) -> Result<(), Status> {
+        let Some(agent) = incoming.named_agent() else {
+            return Ok(());
+        };
+        let claimed = &mut self.claimed;
+        if claimed.hostname == agent.hostname && claimed.agent_id == agent.agent_id {
+            return Ok(());
+        }
+        // What it was before is no reason against what it is.
+        *claimed = Claimed::default();
+        let claim = self.intake.claims.claim(&incoming.sender, agent);
+        *claimed = Claimed {
+            hostname: agent.hostname.clone(),
+            agent_id: agent.agent_id.clone(),
+            _claim: claim.map_err(|refused| Status::permission_denied(refused.to_string()))?,
+        };
+        Ok(())
+    }
+
     /// Checks that the batch follows those before it. Returns what was told of losses on its stream.
     fn follow(&mut self, incoming: &Incoming) -> Result<LostSoFar, Status> {
         let seq = incoming.batch.stream_seq;
@@ -284,8 +321,10 @@ impl Call {
             });
             return Ok(told);
         };
-        if self.stream_id != Some(incoming.batch.stream_id) {
-            return Err(Status::invalid_argument("a call has batches of one stream"));
+        if self.key.as_ref() != Some(&incoming.stream()) {
+            return Err(Status::invalid_argument(
+                "stream_id: a call has batches of one stream",
+            ));
         }
         if seq <= stream.last_seq {
             return Err(Status::invalid_argument(format!(

@@ -7,15 +7,20 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use prost::Message as _;
+use prost::{
+    Message as _,
+    encoding::{WireType, encode_key, encode_varint},
+};
 
+use super::streams::Key;
 use crate::{
     batch::{
         self,
-        fields::{RECORDS, each_field},
+        fields::{AGENT, RECORDS, each_field},
     },
     cgroups, dns,
     hub::Volume,
+    identity::{Grant, Identity, Role},
     processes,
     proto::{AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum},
 };
@@ -37,15 +42,17 @@ const MOST_REASON_BYTES: usize = 64;
 const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
 
 pub(super) struct Incoming {
+    /// With the sender's identity.
     pub raw: Bytes,
     pub batch: FlowBatch,
+    pub sender: Identity,
 }
 
 impl Incoming {
-    /// Fails with what is wrong with the batch.
-    pub(super) fn read(raw: Bytes) -> Result<Self> {
+    /// Reads a batch from this caller, and puts the caller's identity into it. Fails with what is wrong with the batch.
+    pub(super) fn read(raw: &Bytes, caller: &Grant) -> Result<Self> {
         let (mut records, mut others) = (0, 0);
-        let counted = each_field(&raw, |field| {
+        let counted = each_field(raw, |field| {
             *(if field.tag == RECORDS {
                 &mut records
             } else {
@@ -58,7 +65,15 @@ impl Incoming {
             records <= MOST_RECORDS && others <= MOST_OTHER_FIELDS,
             "a batch has at most {MOST_RECORDS} records and {MOST_OTHER_FIELDS} other fields"
         );
-        let batch = batch::read(&raw).context("this is no batch")?;
+        let mut batch = batch::read(raw).context("this is no batch")?;
+        let is_relayed = !given(&batch).is_empty();
+        let sender = sender(&batch, caller)?;
+        batch.agent.get_or_insert_default().identity = sender.to_string();
+        let raw = if is_relayed {
+            raw.clone()
+        } else {
+            with_identity(raw, &sender)
+        };
         ensure!(
             batch.stream_id != 0 && batch.stream_seq != 0,
             "a batch for a collector has a stream_id and a stream_seq"
@@ -67,7 +82,7 @@ impl Incoming {
             !batch.snapshot,
             "a snapshot repeats what was sent, so it is not collected"
         );
-        let incoming = Self { raw, batch };
+        let incoming = Self { raw, batch, sender };
         let agent = incoming.agent();
         let names = [
             &agent.agent_id,
@@ -138,14 +153,24 @@ impl Incoming {
         Ok(incoming)
     }
 
+    pub(super) fn stream(&self) -> Key {
+        (self.sender.clone(), self.batch.stream_id)
+    }
+
     /// Tells it from any other batch with the same number.
     pub(super) fn digest(&self, digests: &RandomState) -> u64 {
         digests.hash_one(&self.raw)
     }
 
-    /// A batch that only tells losses may come without.
+    /// A batch that only tells losses may come without any name.
     pub(super) fn agent(&self) -> AgentIdentity {
         self.batch.agent.clone().unwrap_or_default()
+    }
+
+    /// The agent, if it has a name.
+    pub(super) fn named_agent(&self) -> Option<&AgentIdentity> {
+        let agent = self.batch.agent.as_ref();
+        agent.filter(|agent| is_named(agent))
     }
 
     /// What its records report. Wraps like the counters.
@@ -185,9 +210,60 @@ impl Incoming {
     }
 }
 
+/// Whether an agent says anything of itself.
+pub(super) fn is_named(agent: &AgentIdentity) -> bool {
+    let names = [&agent.agent_id, &agent.hostname, &agent.instance_id];
+    names.into_iter().any(|name| !name.is_empty())
+}
+
+/// What a batch says of its sender's identity.
+fn given(batch: &FlowBatch) -> &str {
+    batch.agent.as_ref().map_or("", |agent| &agent.identity)
+}
+
+/// Who sends a batch: the caller, or whom a collector had it from that the caller brings it from.
+fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
+    let given = given(batch);
+    if given.is_empty() {
+        return Ok(caller.identity.clone());
+    }
+    ensure!(
+        caller.roles.has(Role::Relay),
+        "agent.identity: only a collector sets it"
+    );
+    Identity::read(given).context("agent.identity: it is none of a collector")
+}
+
+/// The batch with its sender's identity behind all else that it says of its agent.
+fn with_identity(raw: &Bytes, sender: &Identity) -> Bytes {
+    let mut agent = Vec::new();
+    let mut rest = Vec::with_capacity(raw.len() + MOST_NAME_BYTES);
+    each_field(raw, |field| {
+        if field.tag == AGENT {
+            agent.extend_from_slice(&field.message);
+        } else {
+            rest.extend_from_slice(&raw[field.whole]);
+        }
+        Ok(())
+    })
+    .expect("it was read before");
+    let identity = AgentIdentity {
+        identity: sender.to_string(),
+        ..AgentIdentity::default()
+    };
+    agent.extend(identity.encode_to_vec());
+    let mut whole = Vec::with_capacity(agent.len() + rest.len() + MOST_NAME_BYTES);
+    encode_key(AGENT, WireType::LengthDelimited, &mut whole);
+    encode_varint(agent.len() as u64, &mut whole);
+    whole.extend(agent);
+    whole.extend(rest);
+    whole.into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Roles;
     use crate::proto::{Account, FlowRecord, Process};
 
     fn batch() -> FlowBatch {
@@ -214,9 +290,13 @@ mod tests {
         }
     }
 
+    fn read(raw: Vec<u8>) -> Result<Incoming> {
+        read_from(raw, "send")
+    }
+
     #[test]
     fn consumers_share_all_but_what_each_has_of_its_own() {
-        let incoming = Incoming::read(batch().encode_to_vec().into()).unwrap();
+        let incoming = read(batch().encode_to_vec()).unwrap();
         let shared = FlowBatch::decode(incoming.shared()).unwrap();
         let expected = FlowBatch {
             stream_seq: 0,
@@ -227,14 +307,58 @@ mod tests {
             left_out_records: 0,
             left_out_packets: 0,
             left_out_bytes: 0,
+            agent: Some(AgentIdentity {
+                identity: "uid:7".to_owned(),
+                ..AgentIdentity::default()
+            }),
             ..batch()
         };
         assert_eq!(shared, expected);
     }
 
+    fn read_from(raw: Vec<u8>, roles: &str) -> Result<Incoming> {
+        let caller = Grant {
+            identity: Identity::User(7),
+            roles: Roles::read(roles).unwrap(),
+        };
+        Incoming::read(&raw.into(), &caller)
+    }
+
+    #[test]
+    fn only_who_brings_batches_of_another_collector_may_say_whose_they_are() {
+        let mut batch = batch();
+        batch.agent.as_mut().unwrap().identity = "web01".to_owned();
+        let raw = batch.encode_to_vec();
+        assert!(read_from(raw.clone(), "send,observe,status").is_err());
+        let incoming = read_from(raw, "relay").unwrap();
+        assert_eq!(incoming.sender, Identity::named("web01").unwrap());
+        assert_eq!(FlowBatch::decode(incoming.raw).unwrap(), batch);
+        batch.agent.as_mut().unwrap().identity = "who:1".to_owned();
+        assert!(read_from(batch.encode_to_vec(), "relay").is_err());
+    }
+
+    #[test]
+    fn a_batch_has_the_identity_of_its_sender_and_keeps_what_a_later_agent_says_of_itself() {
+        let unknown = [0x7a, 1, b'x'];
+        let agent = [&[10, 4][..], b"here", &unknown].concat();
+        let parts = [
+            &[10, agent.len() as u8][..],
+            &agent,
+            &batch().encode_to_vec(),
+        ]
+        .concat();
+        let incoming = read(parts).unwrap();
+        assert_eq!(incoming.agent().agent_id, "here");
+        assert_eq!(incoming.agent().identity, "uid:7");
+        let has = |part: &[u8]| incoming.raw.windows(part.len()).any(|one| one == part);
+        assert!(has(&unknown));
+        let decoded = FlowBatch::decode(incoming.raw.clone()).unwrap();
+        assert_eq!(decoded, incoming.batch);
+    }
+
     #[test]
     fn no_number_is_too_large_to_be_added_up() {
-        let incoming = Incoming::read(batch().encode_to_vec().into()).unwrap();
+        let incoming = read(batch().encode_to_vec()).unwrap();
         let Volume {
             batches, packets, ..
         } = incoming.volume();
@@ -249,7 +373,7 @@ mod tests {
 
     #[test]
     fn what_is_of_no_stream_or_repeats_what_was_sent_is_refused() {
-        let is_taken = |batch: FlowBatch| Incoming::read(batch.encode_to_vec().into()).is_ok();
+        let is_taken = |batch: FlowBatch| read(batch.encode_to_vec()).is_ok();
         assert!(is_taken(batch()));
         for (stream_id, stream_seq, snapshot) in [(0, 9, false), (7, 0, false), (7, 9, true)] {
             assert!(!is_taken(FlowBatch {
@@ -265,7 +389,7 @@ mod tests {
     fn batches_with_one_number_have_digests_of_their_own() {
         let digests = RandomState::new();
         let digest = |batch: FlowBatch| {
-            let incoming = Incoming::read(batch.encode_to_vec().into());
+            let incoming = read(batch.encode_to_vec());
             incoming.unwrap().digest(&digests)
         };
         assert_eq!(digest(batch()), digest(batch()));
@@ -335,7 +459,7 @@ mod tests {
             (vec![15 << 3 | 2, 200], false),
             (Vec::new(), false),
         ] {
-            assert_eq!(Incoming::read(raw.into()).is_ok(), is_taken);
+            assert_eq!(read(raw).is_ok(), is_taken);
         }
     }
 }

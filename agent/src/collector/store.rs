@@ -313,13 +313,14 @@ impl Part<'_> {
     fn record(&self) -> Record<'_> {
         let Facts {
             agent,
-            stream_id,
+            stream: (identity, stream_id),
             seq,
             ..
         } = self.facts;
         Record {
             agent_id: &agent.agent_id,
             hostname: &agent.hostname,
+            identity: identity.to_string(),
             stream_id: *stream_id,
             stream_seq: *seq,
             batch: self.piece.clone(),

@@ -8,10 +8,14 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{incoming::Incoming, rate::Debt};
+use super::{
+    incoming::{Incoming, is_named},
+    rate::Debt,
+};
 use crate::{
     clock,
     hub::Volume,
+    identity::Identity,
     output::LostSoFar,
     proto::{Account, AgentIdentity, CollectedStream, RecordSum},
 };
@@ -25,7 +29,10 @@ const REMEMBERED: usize = 1024;
 
 /// Clones share the streams.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<Mutex<BTreeMap<u64, Stream>>>);
+pub(super) struct Streams(Arc<Mutex<BTreeMap<Key, Stream>>>);
+
+/// A stream's number is that of its sender: whoever else uses it has another stream.
+pub(super) type Key = (Identity, u64);
 
 #[derive(Default)]
 struct Stream {
@@ -50,9 +57,9 @@ struct Kept {
 
 /// What the table takes of a batch.
 pub(super) struct Facts {
-    pub stream_id: u64,
+    pub stream: Key,
     pub seq: u64,
-    /// Whoever knows a stream's number could else keep others' batches from being stored.
+    /// Without it, an agent that is cloned with its spool would keep the other one's batches from being stored.
     pub digest: u64,
     pub volume: Volume,
     pub agent: AgentIdentity,
@@ -71,7 +78,7 @@ impl Facts {
         let batch = &incoming.batch;
         told.growth(batch);
         Self {
-            stream_id: batch.stream_id,
+            stream: incoming.stream(),
             seq: batch.stream_seq,
             digest,
             volume: incoming.volume(),
@@ -93,30 +100,31 @@ impl Facts {
 /// A call on a stream, which is open until this is dropped.
 pub(super) struct OpenCall {
     streams: Streams,
-    stream_id: u64,
+    stream: Key,
 }
 
 impl Streams {
     /// Notes a call that begins. Also returns what was told of losses on its stream.
     pub(super) fn begin(&self, incoming: &Incoming, peer: &str) -> (OpenCall, LostSoFar) {
-        let stream_id = incoming.batch.stream_id;
+        let key = incoming.stream();
         let now = unix_now();
         let mut streams = self.streams();
-        if !streams.contains_key(&stream_id) {
+        if !streams.contains_key(&key) {
             forget(&mut streams, now);
         }
-        let stream = streams.entry(stream_id).or_default();
+        let stream = streams.entry(key.clone()).or_default();
         stream.calls += 1;
         stream.last = now;
-        stream.told.stream_id = stream_id;
-        if let Some(agent) = &incoming.batch.agent {
+        stream.told.stream_id = key.1;
+        stream.told.identity = key.0.to_string();
+        if let Some(agent) = incoming.named_agent() {
             stream.told.agent = Some(agent.clone());
         }
         peer.clone_into(&mut stream.told.peer);
         stream.told.since_unix_ns = clock::nanos(now);
         let call = OpenCall {
             streams: self.clone(),
-            stream_id,
+            stream: key,
         };
         (call, stream.lost)
     }
@@ -124,7 +132,7 @@ impl Streams {
     /// How many of the stores have the batch.
     pub(super) fn kept(&self, facts: &Facts) -> usize {
         let streams = self.streams();
-        let known = streams.get(&facts.stream_id).and_then(|stream| {
+        let known = streams.get(&facts.stream).and_then(|stream| {
             let is_it = |kept: &&Kept| kept.seq == facts.seq && kept.digest == facts.digest;
             stream.kept.iter().rev().find(is_it)
         });
@@ -134,7 +142,7 @@ impl Streams {
     /// Notes a batch that so many of the stores have, and not all.
     pub(super) fn keeps_in_part(&self, facts: &Facts, stores: usize) {
         let mut streams = self.streams();
-        let stream = streams.entry(facts.stream_id).or_default();
+        let stream = streams.entry(facts.stream.clone()).or_default();
         stream.remember(facts, stores);
     }
 
@@ -142,13 +150,14 @@ impl Streams {
     pub(super) fn stored(&self, facts: Facts, stores: usize) {
         let now = unix_now();
         let mut streams = self.streams();
-        let stream = streams.entry(facts.stream_id).or_default();
+        let stream = streams.entry(facts.stream.clone()).or_default();
         stream.remember(&facts, stores);
         stream.last = now;
         stream.lost = facts.told;
         let told = &mut stream.told;
-        told.stream_id = facts.stream_id;
-        if facts.agent != AgentIdentity::default() {
+        told.stream_id = facts.stream.1;
+        told.identity = facts.stream.0.to_string();
+        if is_named(&facts.agent) {
             told.agent = Some(facts.agent);
         }
         told.stored_seq = facts.seq;
@@ -168,14 +177,14 @@ impl Streams {
     }
 
     /// When more of a stream may be taken, if that is not now.
-    pub(super) fn is_held_until(&self, stream_id: u64) -> Option<Instant> {
+    pub(super) fn is_held_until(&self, stream: &Key) -> Option<Instant> {
         let streams = self.streams();
-        streams.get(&stream_id)?.debt.is_owed_until(Instant::now())
+        streams.get(stream)?.debt.is_owed_until(Instant::now())
     }
 
     /// Notes a batch that came at this moment and is taken, of a stream that has a limit.
-    pub(super) fn takes(&self, stream_id: u64, came_at: Instant, records: u64, most: u32) {
-        if let Some(stream) = self.streams().get_mut(&stream_id) {
+    pub(super) fn takes(&self, stream: &Key, came_at: Instant, records: u64, most: u32) {
+        if let Some(stream) = self.streams().get_mut(stream) {
             let now = Instant::now();
             stream.has_waited(came_at, now);
             stream.debt.grows(records, most, now);
@@ -183,15 +192,15 @@ impl Streams {
     }
 
     /// Notes a batch that came at this moment and is not taken.
-    pub(super) fn goes(&self, stream_id: u64, came_at: Instant) {
-        if let Some(stream) = self.streams().get_mut(&stream_id) {
+    pub(super) fn goes(&self, stream: &Key, came_at: Instant) {
+        if let Some(stream) = self.streams().get_mut(stream) {
             stream.has_waited(came_at, Instant::now());
         }
     }
 
     /// Notes a batch that was stored before.
-    pub(super) fn repeated(&self, stream_id: u64) {
-        if let Some(stream) = self.streams().get_mut(&stream_id) {
+    pub(super) fn repeated(&self, stream: &Key) {
+        if let Some(stream) = self.streams().get_mut(stream) {
             stream.told.repeated_batches += 1;
         }
     }
@@ -208,12 +217,12 @@ impl Streams {
         drop(streams);
         all.sort_by_cached_key(|stream| {
             let hostname = stream.agent.as_ref().map(|agent| agent.hostname.clone());
-            (hostname, stream.stream_id)
+            (hostname, stream.identity.clone(), stream.stream_id)
         });
         all
     }
 
-    fn streams(&self) -> MutexGuard<'_, BTreeMap<u64, Stream>> {
+    fn streams(&self) -> MutexGuard<'_, BTreeMap<Key, Stream>> {
         // Nothing under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -243,7 +252,7 @@ impl Stream {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        if let Some(stream) = self.streams.streams().get_mut(&self.stream_id) {
+        if let Some(stream) = self.streams.streams().get_mut(&self.stream) {
             stream.calls -= 1;
             stream.last = unix_now();
         }
@@ -251,7 +260,7 @@ impl Drop for OpenCall {
 }
 
 /// Makes room for another stream.
-fn forget(streams: &mut BTreeMap<u64, Stream>, now: Duration) {
+fn forget(streams: &mut BTreeMap<Key, Stream>, now: Duration) {
     streams
         .retain(|_, stream| stream.calls > 0 || now.saturating_sub(stream.last) < FORGOTTEN_AFTER);
     if streams.len() < MOST {
@@ -259,7 +268,7 @@ fn forget(streams: &mut BTreeMap<u64, Stream>, now: Duration) {
     }
     let away = streams.iter().filter(|(_, stream)| stream.calls == 0);
     let oldest = away.min_by_key(|(_, stream)| stream.last);
-    if let Some(oldest) = oldest.map(|(&id, _)| id) {
+    if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
         streams.remove(&oldest);
     }
 }

@@ -155,13 +155,14 @@ impl Writer {
                 continue;
             }
             let Facts {
-                stream_id,
+                stream,
                 seq,
                 digest,
                 ..
-            } = entry.facts;
+            } = &entry.facts;
             let place = waiting.len();
-            let first = *first.entry((stream_id, seq, digest)).or_insert(place);
+            let name = (stream.clone(), *seq, *digest);
+            let first = *first.entry(name).or_insert(place);
             // What another call has in this very group is in no store yet.
             let kept = if first == place {
                 self.streams.kept(&entry.facts)
@@ -196,7 +197,7 @@ impl Writer {
                         pairs.take(sightings);
                     }
                 }
-                None => self.streams.repeated(facts.stream_id),
+                None => self.streams.repeated(&facts.stream),
                 Some(_) if is_first && *kept > one.kept => {
                     self.streams.keeps_in_part(&facts, *kept);
                 }
@@ -304,6 +305,7 @@ mod tests {
     };
     use crate::{
         hub::DEFAULT_QUEUED_BYTES,
+        identity::{Grant, Identity, Roles},
         output::LostSoFar,
         outputs::{
             clickhouse,
@@ -363,7 +365,11 @@ mod tests {
             records: vec![FlowRecord::default()],
             ..FlowBatch::default()
         };
-        let incoming = Incoming::read(batch.encode_to_vec().into()).unwrap();
+        let caller = Grant {
+            identity: Identity::User(0),
+            roles: Roles::all(),
+        };
+        let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
         let told = LostSoFar::default();
         let room = Arc::new(Semaphore::new(1)).acquire_owned().await;
         Entry {

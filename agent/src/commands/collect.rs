@@ -22,7 +22,7 @@ use crate::{
         settings::{Wish, Wishes},
     },
     server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
-    token::Tokens,
+    token::Known,
 };
 
 const DEFAULT_MAX_AGENTS: u32 = 1000;
@@ -161,7 +161,7 @@ impl Args {
             Some(pairs) => Some(self.compared(pairs)?),
             None => None,
         };
-        let tokens = self.token_file.map(Tokens::read).transpose();
+        let tokens = self.token_file.map(Known::read).transpose();
         let tokens = tokens.context("--token-file")?;
         Ok(Config {
             tls,

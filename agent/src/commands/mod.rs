@@ -21,6 +21,7 @@ pub mod query;
 pub mod run;
 pub mod settings;
 pub mod status;
+pub mod token;
 pub mod top;
 pub mod watch;
 

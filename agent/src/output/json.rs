@@ -158,6 +158,9 @@ fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize)
 /// Where a batch comes from that went through a collector. Others are of one agent, which whoever reads them knows.
 #[derive(Clone, Copy, Serialize)]
 struct Origin<'a> {
+    /// Absent in files of an earlier collector.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    identity: &'a str,
     agent_id: &'a str,
     hostname: &'a str,
     boot_id: &'a str,
@@ -172,9 +175,11 @@ impl<'a> Origin<'a> {
             hostname,
             boot_id,
             instance_id,
+            identity,
             ..
         } = batch.agent.as_ref()?;
         (batch.stream_id != 0).then_some(Self {
+            identity,
             agent_id,
             hostname,
             boot_id,

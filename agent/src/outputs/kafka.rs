@@ -71,6 +71,8 @@ pub struct Record<'a> {
     /// Empty if the batch does not name its agent.
     pub agent_id: &'a str,
     pub hostname: &'a str,
+    /// Who sent it.
+    pub identity: String,
     pub stream_id: u64,
     pub stream_seq: u64,
     pub batch: Bytes,

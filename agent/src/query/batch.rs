@@ -33,10 +33,11 @@ pub(super) fn add(
     let is_on_stream = batch.stream_id != 0;
     // Who counts the records, and who tells of losses.
     let [id, teller] = if is_on_stream {
-        let counts = of_an_agent(&agent.instance_id, batch.stream_id);
-        [counts, batch.stream_id]
+        let instances = [&*agent.instance_id, ""];
+        instances.map(|instance| of_an_agent([&agent.identity, instance], batch.stream_id))
     } else {
-        [batch.scan_id, 0].map(|scan_id| of_an_agent(&agent.instance_id, scan_id))
+        let of_scan = |scan_id| of_an_agent(["", &agent.instance_id], scan_id);
+        [batch.scan_id, 0].map(of_scan)
     };
     let stream = (place, id);
     sum.note_told(
@@ -126,9 +127,10 @@ fn micros(unix_ns: u64) -> i64 {
 
 /// What stands for the stream of an agent's own output, which has no number. A scan has one of its own, since batches are
 /// counted anew when a reload changes the output. A stream of a collector has its id: a machine that is cloned with its spool
-/// goes on with the numbers of the other one, so each start of an agent counts for itself.
-pub(super) fn of_an_agent(instance_id: &str, number: u64) -> u64 {
+/// goes on with the numbers of the other one, so each start of an agent counts for itself. `names` are the identity of its sender,
+/// whose numbers they are, and the agent's start.
+pub(super) fn of_an_agent(names: [&str; 2], number: u64) -> u64 {
     static HASHER: OnceLock<RandomState> = OnceLock::new();
     let hasher = HASHER.get_or_init(RandomState::new);
-    hasher.hash_one((instance_id, number))
+    hasher.hash_one((names, number))
 }

@@ -94,6 +94,8 @@ impl Complete {
         {
             let id = stream["stream_id"].as_str().and_then(stream_id);
             if let Some(id) = id {
+                let identity = stream["identity"].as_str().unwrap_or_default();
+                let id = of_an_agent([identity, ""], id);
                 let told = Told {
                     lost: read(&stream["lost"]),
                     ..Told::default()
@@ -124,7 +126,7 @@ impl Complete {
             rows.add(self.place, &instance_id, &hostname, question, sum)?;
         }
         if is_counted {
-            self.note_told((self.place, of_an_agent(&instance_id, 0)), sum);
+            self.note_told((self.place, of_an_agent(["", &instance_id], 0)), sum);
             let dropped = self.fact("dropped_bytes").and_then(|bytes| bytes.as_u64());
             sum.answer
                 .damaged
@@ -164,6 +166,8 @@ struct Rows {
 }
 
 struct OfStreams {
+    /// Files of an earlier collector have none.
+    identity: Option<Vec<Option<ByteArray>>>,
     instance_id: Vec<Option<ByteArray>>,
     hostname: Vec<Option<ByteArray>>,
     stream_id: Vec<Option<ByteArray>>,
@@ -178,7 +182,10 @@ impl Rows {
             is_there.then(|| columns.texts(name)).transpose()
         };
         let of_streams = if columns.places.contains_key("stream_id") {
+            let has_identity = columns.places.contains_key("identity");
+            let identity = has_identity.then(|| columns.texts("identity"));
             Some(OfStreams {
+                identity: identity.transpose()?,
                 instance_id: columns.texts("instance_id")?,
                 hostname: columns.texts("hostname")?,
                 stream_id: columns.texts("stream_id")?,
@@ -242,11 +249,13 @@ impl Rows {
                 let id = stream_id(text(of.stream_id[row].as_ref())?);
                 let id = id.context("it has a row without a stream_id")?;
                 let number = number(seq, of.number[row].cast_unsigned());
-                let stream = of_an_agent(text(of.instance_id[row].as_ref())?, id);
+                let identity = of.identity.as_ref().and_then(|all| all[row].as_ref());
+                let names = [text(identity)?, text(of.instance_id[row].as_ref())?];
+                let stream = of_an_agent(names, id);
                 let is_new = sum.once.is_new((place, stream), number);
                 (is_new, text(of.hostname[row].as_ref())?)
             } else {
-                let stream = (place, of_an_agent(instance_id, self.scan_id[row]));
+                let stream = (place, of_an_agent(["", instance_id], self.scan_id[row]));
                 (!sum.once.has(stream, seq.into()), hostname)
             };
             if is_new {

@@ -2,7 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -11,8 +12,10 @@ use tonic::Status;
 
 use super::{
     limits::{Doors, Place, Refusal},
+    local_user,
     peer::Peer,
 };
+use crate::identity::Identity;
 
 /// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +28,20 @@ pub(super) const UNREAD_TIMEOUT: Duration = Duration::from_secs(90);
 #[derive(Clone)]
 pub struct Caller {
     pub(super) peer: Peer,
+    /// Of its client certificate, which is known after the handshake, if it has one with a name.
+    pub(super) certificate: CertificateName,
+    ends: Ends,
     activity: Arc<Mutex<Activity>>,
+}
+
+/// Set once the handshake is done.
+pub(super) type CertificateName = Arc<OnceLock<Identity>>;
+
+/// Both ends of a TCP connection, and who is at the other one, once somebody has asked.
+#[derive(Clone, Default)]
+struct Ends {
+    own: Option<SocketAddr>,
+    local_user: Arc<OnceLock<Option<u32>>>,
 }
 
 struct Activity {
@@ -53,8 +69,35 @@ impl Caller {
         };
         Self {
             peer,
+            certificate: CertificateName::default(),
+            ends: Ends::default(),
             activity: Arc::new(Mutex::new(activity)),
         }
+    }
+
+    /// Of a connection that was accepted at this address, and whose handshake finds the certificate's name.
+    pub(super) fn accepted(self, own: Option<SocketAddr>, certificate: CertificateName) -> Self {
+        Self {
+            certificate,
+            ends: Ends {
+                own,
+                ..Ends::default()
+            },
+            ..self
+        }
+    }
+
+    /// The user of this host whose socket is at the other end of a TCP connection, if it is one of this host.
+    pub(super) fn local_user(&self) -> Option<u32> {
+        let Peer::Tcp(peer) = &self.peer else {
+            return None;
+        };
+        let own = self.ends.own?;
+        let known = self
+            .ends
+            .local_user
+            .get_or_init(|| local_user::of(*peer, own));
+        *known
     }
 
     /// Opens a request, which stays open until it is dropped.

@@ -29,12 +29,16 @@ use super::{
     drained_or_given_up,
     grpc_only::GrpcOnly,
     limits::Doors,
-    log_undelivered,
-    peer::Peer,
-    request,
+    log_undelivered, request,
     standard::StandardServices,
+    withdrawn,
 };
-use crate::{hub::Hub, in_force::followed};
+use crate::{
+    hub::Hub,
+    identity::Grant,
+    in_force::followed,
+    token::{self, known::Shown},
+};
 
 /// An unanswered ping shows that a peer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -52,18 +56,34 @@ pub(super) trait Calls: Send + Sync + 'static {
 
     fn standard(&self) -> &StandardServices;
 
-    /// Whether the caller may call at all, also gRPC's own services.
-    fn admit(&self, _headers: &HeaderMap, _peer: &Peer) -> Result<(), Status> {
-        Ok(())
+    /// Whether the caller may call at all, also gRPC's own services, and what else it may do.
+    fn admit(&self, _headers: &HeaderMap, _caller: &Caller) -> Result<Option<Admitted>, Status> {
+        Ok(None)
     }
 
-    /// Answers one that is none of gRPC's own.
+    /// Answers one that is none of gRPC's own. Its extensions have the [`Grant`] of one that was admitted.
     fn answer(
         &self,
         request: Request<Body>,
         caller: &Caller,
         open: OpenRequest,
     ) -> impl Future<Output = Result<Response<Body>, Status>> + Send;
+}
+
+/// Whoever calls a server that asks who that is.
+pub(super) struct Admitted {
+    pub(super) grant: Grant,
+    /// Where the grant comes from, if it can be withdrawn.
+    pub(super) tokens: Option<(token::InForce, Shown)>,
+}
+
+impl Admitted {
+    pub(super) fn for_good(grant: Grant) -> Self {
+        Self {
+            grant,
+            tokens: None,
+        }
+    }
 }
 
 /// Answers requests. Clones serve the same process.
@@ -93,15 +113,31 @@ impl<C: Calls> Service<Request<Body>> for Services<C> {
     }
 }
 
-async fn answer(calls: &impl Calls, request: Request<Body>) -> Result<Response<Body>, Status> {
+async fn answer(calls: &impl Calls, mut request: Request<Body>) -> Result<Response<Body>, Status> {
     let caller = request.extensions().get::<Caller>().cloned();
     let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
     // A connection whose calls are all refused loses its place as one without calls does.
-    calls.admit(request.headers(), &caller.peer)?;
+    let admitted = calls.admit(request.headers(), &caller)?;
+    let tokens = admitted.and_then(|admitted| {
+        request.extensions_mut().insert(admitted.grant);
+        admitted.tokens
+    });
+    let answered = answer_admitted(calls, request, &caller).await?;
+    Ok(match tokens {
+        Some((tokens, shown)) => withdrawn::ended_with(answered, tokens, shown),
+        None => answered,
+    })
+}
+
+async fn answer_admitted(
+    calls: &impl Calls,
+    request: Request<Body>,
+    caller: &Caller,
+) -> Result<Response<Body>, Status> {
     let doors = calls.doors();
     let open = caller.open(doors)?;
     let Some(call) = calls.standard().find(request.uri().path()) else {
-        return calls.answer(request, &caller, open).await;
+        return calls.answer(request, caller, open).await;
     };
     let (place, unread) = if call.is_stream {
         (Some(doors.consumer(&caller.peer)?), None)

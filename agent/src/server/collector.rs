@@ -16,14 +16,14 @@ use tonic::{
 
 use super::{
     Limits, Listeners,
+    admission::{Admission, must},
     answer::{self, Form},
     caller::{Caller, OpenRequest},
-    calls::{Calls, Serving, place_for},
+    calls::{Admitted, Calls, Serving, place_for},
     encoding::Compressor,
     limits::{Doors, Refusal},
     listen::Listening,
     live_status::server_status,
-    peer::Peer,
     request,
     service::consumer_name,
     standard::StandardServices,
@@ -32,6 +32,7 @@ use super::{
 use crate::{
     collector::{Intake, MOST_BATCH_BYTES},
     hub::Hub,
+    identity::{Grant, Role},
     metrics::{MetricsListener, collector::CollectorSite},
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
     token::InForce,
@@ -91,7 +92,10 @@ impl CollectorServer {
             doors,
             listening: listeners.told(),
             compressor: Arc::default(),
-            tokens,
+            admission: Admission {
+                tokens,
+                asks_for_certificates: listeners.asks_for_certificates(),
+            },
             standard: StandardServices::new(SERVICES, ready, not_serving).await?,
         });
         let metrics = metrics.map(|listener| {
@@ -128,7 +132,7 @@ struct CollectorCalls {
     listening: Vec<Listening>,
     compressor: Arc<Compressor>,
     standard: StandardServices,
-    tokens: Option<InForce>,
+    admission: Admission,
 }
 
 impl Calls for CollectorCalls {
@@ -140,18 +144,8 @@ impl Calls for CollectorCalls {
         &self.standard
     }
 
-    /// Whoever reaches a Unix socket may use it: its owner and group.
-    fn admit(&self, headers: &HeaderMap, peer: &Peer) -> Result<(), Status> {
-        let Some(tokens) = &self.tokens else {
-            return Ok(());
-        };
-        if peer.is_on_a_unix_socket() {
-            return Ok(());
-        }
-        tokens.admits(headers).map_err(|unknown| {
-            self.doors.refuse(Refusal::Token, peer);
-            Status::unauthenticated(unknown.to_string())
-        })
+    fn admit(&self, headers: &HeaderMap, caller: &Caller) -> Result<Option<Admitted>, Status> {
+        self.admission.admit(headers, caller, &self.doors).map(Some)
     }
 
     async fn answer(
@@ -160,12 +154,25 @@ impl Calls for CollectorCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
+        let grant = request.extensions().get::<Grant>().cloned();
+        let grant = grant.ok_or_else(|| Status::internal("nobody was admitted"))?;
+        let must = |role| must(&grant, role, caller, &self.doors);
         match request.uri().path() {
-            "/flow.v1.FlowCollector/Export" => self.export(request, caller, open),
+            "/flow.v1.FlowCollector/Export" => {
+                // Who brings others' batches sends none of its own.
+                if !grant.roles.has(Role::Relay) {
+                    must(Role::Send)?;
+                }
+                self.export(request, caller, grant, open)
+            }
             "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
+                must(Role::Status)?;
                 self.get_status(request, caller, open).await
             }
-            "/flow.v1.FlowAgent/Observe" => self.observe(request, caller, open).await,
+            "/flow.v1.FlowAgent/Observe" => {
+                must(Role::Observe)?;
+                self.observe(request, caller, open).await
+            }
             path => Err(unknown(path)),
         }
     }
@@ -176,19 +183,29 @@ impl CollectorCalls {
         &self,
         request: Request<Body>,
         caller: &Caller,
+        grant: Grant,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let messages = request::messages(&head.headers, body, MOST_BATCH_BYTES)?;
-        let call = self.intake.call(&caller.peer).inspect_err(|refused| {
-            if refused.code() == Code::ResourceExhausted {
-                self.doors.refuse(Refusal::Agent, &caller.peer);
-            }
-        })?;
+        let call = self
+            .intake
+            .call(&caller.peer, grant)
+            .inspect_err(|refused| {
+                if refused.code() == Code::ResourceExhausted {
+                    self.doors.refuse(Refusal::Agent, &caller.peer);
+                }
+            })?;
         let (acks, told) = mpsc::channel(UNREAD_ACKS);
         let (ended, end) = oneshot::channel();
+        let (doors, peer) = (Arc::clone(&self.doors), caller.peer.clone());
         tokio::spawn(async move {
             let outcome = call.run(messages, &acks).await;
+            if let Err(status) = &outcome
+                && status.code() == Code::PermissionDenied
+            {
+                doors.refuse_because(Refusal::Identity, &peer, &status.message());
+            }
             // The connection may be gone.
             let _ = ended.send(outcome);
         });
@@ -200,6 +217,7 @@ impl CollectorCalls {
             consumers: self.hub.status(),
             server: Some(server_status(&self.hub, &self.doors, &self.listening)),
             tokens_reload_error: self
+                .admission
                 .tokens
                 .as_ref()
                 .and_then(InForce::fault)

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -33,6 +34,14 @@ impl Connection {
             }
             Self::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
             Self::Tls(handshake) => handshake.peer(),
+        }
+    }
+
+    /// Where a connection of TCP was accepted, before its handshake.
+    pub(super) fn own_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr().ok(),
+            Self::Unix(..) | Self::Tls(_) => None,
         }
     }
 }

@@ -14,12 +14,14 @@ use tokio::{
 };
 use tokio_rustls::{FallibleAccept, TlsAcceptor, server::TlsStream};
 
-use super::{limits::Doors, peer::Peer};
-use crate::tls;
+use super::{caller::CertificateName, limits::Doors, peer::Peer};
+use crate::tls::{self, server::name_of_client};
 
 pub struct Handshake {
     state: State,
     peer: Peer,
+    /// Set when the handshake is done.
+    name: CertificateName,
     doors: Arc<Doors>,
 }
 
@@ -33,12 +35,13 @@ impl Handshake {
     pub(super) fn new(
         acceptor: &TlsAcceptor,
         stream: TcpStream,
-        peer: Peer,
+        (peer, name): (Peer, CertificateName),
         doors: Arc<Doors>,
     ) -> Self {
         Self {
             state: State::Going(acceptor.accept(stream).into_fallible()),
             peer,
+            name,
             doors,
         }
     }
@@ -50,7 +53,13 @@ impl Handshake {
     ) -> Poll<io::Result<Pin<&mut TlsStream<TcpStream>>>> {
         if let State::Going(accept) = &mut self.state {
             self.state = match ready!(Pin::new(accept).poll(context)) {
-                Ok(stream) => State::Done(stream),
+                Ok(stream) => {
+                    if let Some(name) = name_of_client(stream.get_ref().1) {
+                        // It is set here alone.
+                        let _ = self.name.set(name);
+                    }
+                    State::Done(stream)
+                }
                 Err((error, mut stream)) => {
                     // Who only looks whether the port is open has done nothing wrong.
                     if tls::of_tls(&error).is_some() {

@@ -148,13 +148,15 @@ pub(super) enum Refusal {
     Caller,
     Handshake,
     Token,
+    Role,
+    Identity,
     Agent,
     Unread,
     Copies,
 }
 
 impl Refusal {
-    const COUNT: usize = 11;
+    const COUNT: usize = 13;
 
     fn text(self) -> &'static str {
         match self {
@@ -169,7 +171,9 @@ impl Refusal {
             Self::Answer => "a request was refused: too many answers wait to be read",
             Self::Caller => "a caller was refused who may not see or change the filter rules",
             Self::Handshake => "a TLS handshake failed",
-            Self::Token => "a call was refused: it showed none of the collector's tokens",
+            Self::Token => "a call was refused: it showed no credential of this collector",
+            Self::Role => "a call was refused: its caller does not have the role for it",
+            Self::Identity => "an agent was refused: it sent in the name of another one",
             Self::Agent => {
                 "an agent was refused: there are as many as --max-agents or --max-agents-per-address allows"
             }
@@ -226,12 +230,16 @@ impl Doors {
         }
     }
 
-    /// Counts it, and logs one with its reason once in a while.
     pub(super) fn handshake_failed(&self, peer: &Peer, error: &dyn Display) {
-        let refused = &self.refusals[Refusal::Handshake as usize];
+        self.refuse_because(Refusal::Handshake, peer, error);
+    }
+
+    /// Counts a refusal, and logs one with its reason once in a while.
+    pub(super) fn refuse_because(&self, refusal: Refusal, peer: &Peer, error: &dyn Display) {
+        let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
         if let Some(times) = event(&refused.log) {
-            warn!(%peer, times, %error, "{}", Refusal::Handshake.text());
+            warn!(%peer, times, %error, "{}", refusal.text());
         }
     }
 
@@ -288,7 +296,9 @@ impl Doors {
             refused_streams: count(Refusal::Stream),
             refused_consumers: count(Refusal::Consumer) + count(Refusal::Copies),
             refused_answers: count(Refusal::Answer),
-            refused_callers: count(Refusal::Caller),
+            refused_callers: count(Refusal::Caller)
+                + count(Refusal::Role)
+                + count(Refusal::Identity),
             refused_handshakes: count(Refusal::Handshake),
             refused_tokens: count(Refusal::Token),
             refused_agents: count(Refusal::Agent),

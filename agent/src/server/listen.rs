@@ -9,7 +9,7 @@ use tracing::info;
 use super::{
     address::{ListenAddr, ListenError},
     authority::Filter,
-    caller::Caller,
+    caller::{Caller, CertificateName},
     connection::Connection,
     farewell::Farewells,
     guarded::Guarded,
@@ -134,6 +134,12 @@ impl Listeners {
         self.all.iter().map(tell).collect()
     }
 
+    /// Whether every client over TCP has a certificate.
+    pub(super) fn asks_for_certificates(&self) -> bool {
+        let tls = self.tls.as_ref();
+        tls.is_some_and(|tls| tls.told().asks_for_certificates)
+    }
+
     pub(super) fn tls(&self) -> Option<InForce> {
         self.tls.clone()
     }
@@ -188,8 +194,10 @@ impl Gate {
             let peer = connection.peer();
             let most = self.doors.limits().max_connections;
             if let Some(place) = self.places.take_of(most, &peer) {
-                let connection = self.behind_tls(connection);
-                let caller = Caller::new(peer);
+                let certificate = CertificateName::default();
+                let own = connection.own_address();
+                let connection = self.behind_tls(connection, &certificate);
+                let caller = Caller::new(peer).accepted(own, certificate);
                 return Guarded::new(connection, caller, place, Arc::clone(&self.doors));
             }
             self.doors.refuse(Refusal::Connection, &peer);
@@ -197,12 +205,13 @@ impl Gate {
         }
     }
 
-    fn behind_tls(&self, connection: Connection) -> Connection {
+    fn behind_tls(&self, connection: Connection, name: &CertificateName) -> Connection {
         match (&self.tls, connection) {
             (Some(tls), Connection::Tcp(stream)) => {
                 let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
                 let doors = Arc::clone(&self.doors);
-                let handshake = Handshake::new(&tls.acceptor(), stream, peer, doors);
+                let name = Arc::clone(name);
+                let handshake = Handshake::new(&tls.acceptor(), stream, (peer, name), doors);
                 Connection::Tls(Box::new(handshake))
             }
             (_, connection) => connection,

@@ -16,15 +16,20 @@ impl Peer {
     /// Whether it is root or the agent's own user, on the same machine.
     pub(super) fn runs_the_agent(&self) -> bool {
         match self {
-            Self::Unix { uid, .. } => runs(*uid, geteuid().as_raw()),
+            Self::Unix { uid, .. } => runs_this_process(*uid),
             Self::Tcp(_) | Self::Unknown => false,
         }
     }
 
-    /// Whether the rights of a file let it in, so that it may see the filter rules and needs no token.
+    /// Whether the rights of a file let it in, so that it may see the filter rules.
     pub(super) fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
+}
+
+/// Whether it is root or the user of this process.
+pub(super) fn runs_this_process(uid: u32) -> bool {
+    runs(uid, geteuid().as_raw())
 }
 
 /// Whether this user runs an agent whose own user is `agent_uid`.

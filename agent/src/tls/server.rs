@@ -3,19 +3,23 @@
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use rustls::{
-    ServerConfig,
+    ServerConfig, ServerConnection,
     server::{NoServerSessionStorage, WebPkiClientVerifier},
     sign::SingleCertAndKey,
 };
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
+use webpki::EndEntityCert;
 
 use super::{
     ALPN_H2, VERSIONS,
     pem::{self, FileFault, Identity, Use, Validity, expired_instead},
     provider,
 };
-use crate::in_force::{self, FromFiles, Stamps};
+use crate::{
+    identity,
+    in_force::{self, FromFiles, Stamps},
+};
 
 /// Where the settings say that they are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +88,16 @@ impl ServerFiles {
             warnings: identity.warnings,
         })
     }
+}
+
+/// Who a client is whose certificate was verified: the first DNS name among its subject alternative names that can be that of a
+/// host. The common name counts for nothing (RFC 9525, 2).
+pub fn name_of_client(connection: &ServerConnection) -> Option<identity::Identity> {
+    let certificate = connection.peer_certificates()?.first()?;
+    let certificate = EndEntityCert::try_from(certificate).ok()?;
+    certificate
+        .valid_dns_names()
+        .find_map(identity::Identity::named)
 }
 
 /// What is in force on all TCP listeners.

@@ -27,6 +27,7 @@ mod calls;
 mod clickhouse;
 mod consumers;
 mod delivery;
+mod identities;
 mod kafka;
 mod limits;
 mod pairs;

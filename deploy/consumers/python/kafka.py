@@ -22,8 +22,9 @@ seen = OrderedDict()
 
 def add(message):
     batch = flow_pb2.FlowBatch.FromString(message.value())
-    # The name of the batch, for ever. Machines that were cloned with a spool share the stream.
-    name = batch.agent.instance_id, batch.stream_id, batch.stream_seq
+    # The name of the batch, for ever: the sender as the collector knows it, and the sender's own numbers. Machines that were
+    # cloned with a spool share the stream.
+    name = batch.agent.identity, batch.agent.instance_id, batch.stream_id, batch.stream_seq
     if name in seen:
         sums["repeated"] += 1
         return

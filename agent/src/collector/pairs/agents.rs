@@ -59,8 +59,8 @@ pub(super) type Index = u32;
 #[derive(Default)]
 pub(super) struct Agents {
     all: HashMap<Index, Agent>,
-    /// By machine, boot and start.
-    by_name: HashMap<[String; 3], Index>,
+    /// By sender, machine, boot and start.
+    by_name: HashMap<[String; 4], Index>,
     next: Index,
 }
 
@@ -111,9 +111,10 @@ impl Agents {
             agent_id,
             boot_id,
             instance_id,
+            identity,
             ..
         } = &batch.agent;
-        let name = [agent_id, boot_id, instance_id].map(Clone::clone);
+        let name = [identity, agent_id, boot_id, instance_id].map(Clone::clone);
         if let Some(&index) = self.by_name.get(&name) {
             let agent = self.all.get_mut(&index);
             let agent = agent.expect("what has a name is there");

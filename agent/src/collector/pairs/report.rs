@@ -147,6 +147,7 @@ struct Line<'a> {
 
 #[derive(Serialize)]
 struct Name<'a> {
+    identity: &'a str,
     hostname: &'a str,
     agent_id: &'a str,
     instance_id: &'a str,
@@ -155,6 +156,7 @@ struct Name<'a> {
 impl<'a> Name<'a> {
     fn of(agent: &'a AgentIdentity) -> Self {
         Self {
+            identity: &agent.identity,
             hostname: &agent.hostname,
             agent_id: &agent.agent_id,
             instance_id: &agent.instance_id,

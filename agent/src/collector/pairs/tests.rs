@@ -3,7 +3,10 @@
 use prost::Message as _;
 
 use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
-use crate::proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord, Interface};
+use crate::{
+    identity::{Grant, Identity, Roles},
+    proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord, Interface},
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -67,7 +70,11 @@ fn interface(ifindex: u32) -> Interface {
 }
 
 fn take(pairs: &mut Pairs, batch: &FlowBatch) {
-    let incoming = Incoming::read(batch.encode_to_vec().into()).unwrap();
+    let caller = Grant {
+        identity: Identity::User(0),
+        roles: Roles::all(),
+    };
+    let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
     pairs.take(&Sightings::of(&incoming), Instant::now());
 }
 

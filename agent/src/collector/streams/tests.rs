@@ -1,7 +1,10 @@
 use prost::Message as _;
 
 use super::*;
-use crate::proto::{FlowBatch, FlowRecord};
+use crate::{
+    identity::{Grant, Roles},
+    proto::{FlowBatch, FlowRecord},
+};
 
 const STREAM: u64 = 7;
 
@@ -19,7 +22,19 @@ fn batch(seq: u64) -> FlowBatch {
 }
 
 fn incoming(batch: &FlowBatch) -> Incoming {
-    Incoming::read(batch.encode_to_vec().into()).unwrap()
+    from(batch, Identity::User(0))
+}
+
+fn from(batch: &FlowBatch, identity: Identity) -> Incoming {
+    let caller = Grant {
+        identity,
+        roles: Roles::all(),
+    };
+    Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap()
+}
+
+fn key(id: u64) -> Key {
+    (Identity::User(0), id)
 }
 
 fn facts(batch: &FlowBatch, digest: u64) -> Facts {
@@ -45,6 +60,9 @@ fn a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it() 
         ..batch(1)
     };
     assert_eq!(streams.kept(&facts(&other, 1)), 0);
+    // Nor of the same one of another sender.
+    let other = from(&batch(1), Identity::named("other").unwrap());
+    assert_eq!(streams.kept(&Facts::of(&other, 1, LostSoFar::default())), 0);
     // One that is known takes no more room, so the oldest goes with the first beyond those that are remembered.
     for seq in 3..3 + REMEMBERED as u64 - 3 {
         streams.stored(facts(&batch(seq), 1), 5);
@@ -84,7 +102,11 @@ fn a_stream_is_connected_while_it_has_a_call_and_shows_its_last_batch() {
     };
     streams.stored(facts(&telling, 2), 1);
     let told = of_now();
-    assert_eq!(told.agent, batch(1).agent);
+    let told_agent = told.agent.clone().unwrap();
+    assert_eq!(
+        (&*told_agent.hostname, &*told_agent.identity),
+        ("one", "uid:0")
+    );
     assert_eq!(
         (
             told.window_end_unix_ns,
@@ -110,13 +132,16 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
         last,
         ..Stream::default()
     };
-    let ids = |streams: &BTreeMap<u64, Stream>| streams.keys().copied().collect::<Vec<_>>();
+    let ids = |streams: &BTreeMap<Key, Stream>| {
+        let ids = streams.keys().map(|(_, id)| *id);
+        ids.collect::<Vec<_>>()
+    };
     let now = 10 * FORGOTTEN_AFTER;
     let a_day_ago = now.checked_sub(FORGOTTEN_AFTER).unwrap();
     let mut streams = BTreeMap::from([
-        (1, stream(a_day_ago, 0)),
-        (2, stream(a_day_ago, 1)),
-        (3, stream(a_day_ago + Duration::from_nanos(1), 0)),
+        (key(1), stream(a_day_ago, 0)),
+        (key(2), stream(a_day_ago, 1)),
+        (key(3), stream(a_day_ago + Duration::from_nanos(1), 0)),
     ]);
     forget(&mut streams, now);
     assert_eq!(ids(&streams), [2, 3]);
@@ -125,11 +150,11 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
     let all = 0..MOST as u64 - 1;
     let mut streams: BTreeMap<_, _> = all
         .clone()
-        .map(|id| (id, stream(age(id).unwrap(), usize::from(id == 0))))
+        .map(|id| (key(id), stream(age(id).unwrap(), usize::from(id == 0))))
         .collect();
     forget(&mut streams, now);
     assert_eq!(streams.len(), MOST - 1);
-    streams.insert(MOST as u64, stream(now, 0));
+    streams.insert(key(MOST as u64), stream(now, 0));
     forget(&mut streams, now);
     let rest = all.filter(|&id| id != 1).chain([MOST as u64]);
     assert_eq!(ids(&streams), rest.collect::<Vec<_>>());
@@ -139,21 +164,21 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
 fn a_stream_that_has_sent_too_much_is_held_and_what_comes_again_is_counted() {
     let streams = Streams::default();
     let (_call, _) = streams.begin(&incoming(&batch(1)), "there");
-    assert_eq!(streams.is_held_until(STREAM), None);
+    assert_eq!(streams.is_held_until(&key(STREAM)), None);
     let now = Instant::now();
-    streams.takes(STREAM, now, 1_000_000, 1_000);
-    let until = streams.is_held_until(STREAM).unwrap();
+    streams.takes(&key(STREAM), now, 1_000_000, 1_000);
+    let until = streams.is_held_until(&key(STREAM)).unwrap();
     assert!(until > now + Duration::from_mins(15), "{until:?}");
-    assert_eq!(streams.is_held_until(8), None);
+    assert_eq!(streams.is_held_until(&key(8)), None);
     let a_second_ago = now.checked_sub(Duration::from_secs(1)).unwrap();
-    streams.goes(STREAM, a_second_ago);
-    streams.repeated(STREAM);
-    streams.repeated(STREAM);
+    streams.goes(&key(STREAM), a_second_ago);
+    streams.repeated(&key(STREAM));
+    streams.repeated(&key(STREAM));
     let told = streams.status().remove(0);
     assert!(told.held_back_ns >= 1_000_000_000, "{}", told.held_back_ns);
     assert_eq!(told.repeated_batches, 2);
     // A second call that was as long in coming.
-    streams.takes(STREAM, a_second_ago, 1, 1_000);
+    streams.takes(&key(STREAM), a_second_ago, 1, 1_000);
     let told = streams.status().remove(0);
     assert!(told.held_back_ns >= 2_000_000_000, "{}", told.held_back_ns);
 }

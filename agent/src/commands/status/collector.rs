@@ -57,8 +57,12 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
 fn turned_away(status: &CollectorStatus) -> Option<String> {
     let server = status.server.as_ref()?;
     let (tokens, agents) = (server.refused_tokens, server.refused_agents);
-    (tokens > 0 || agents > 0).then(|| {
-        format!("refused: {tokens} calls without a token of this collector, {agents} calls of agents for want of a place")
+    let roles = server.refused_callers;
+    (tokens > 0 || agents > 0 || roles > 0).then(|| {
+        format!(
+            "refused: {tokens} calls without a credential of this collector, {roles} beyond their role or in the name of another \
+             agent, {agents} calls of agents for want of a place"
+        )
     })
 }
 
@@ -318,6 +322,7 @@ mod tests {
         let refusing = CollectorStatus {
             server: Some(ServerStatus {
                 refused_tokens: 3,
+                refused_callers: 5,
                 refused_agents: 4,
                 ..ServerStatus::default()
             }),
@@ -334,7 +339,8 @@ mod tests {
         assert_eq!(
             lines[5..],
             [
-                "refused: 3 calls without a token of this collector, 4 calls of agents for want of a place",
+                "refused: 3 calls without a credential of this collector, 5 beyond their role or in the name of another agent, \
+                 4 calls of agents for want of a place",
                 "held back to --max-agent-records: 1 of the streams, most of all that of faster, for 2s in all",
             ]
         );

@@ -52,6 +52,7 @@ impl Size {
                 &agent.hostname,
                 &agent.boot_id,
                 &agent.instance_id,
+                &agent.identity,
             ];
             names.into_iter().map(String::len).sum::<usize>()
         };

@@ -99,6 +99,7 @@ impl<'a> Group<'a> {
                 key: Some(record.key()),
                 value: Some(record.batch.to_vec()),
                 headers: vec![
+                    header("identity", record.identity.clone()),
                     header("hostname", record.hostname.to_owned()),
                     header("stream_id", format!("{:016x}", record.stream_id)),
                     header("stream_seq", record.stream_seq.to_string()),
@@ -153,7 +154,9 @@ impl<'a> Group<'a> {
         )
         .into();
         for (later, state) in self.records.iter().zip(&mut self.states).skip(place) {
-            if later.stream_id == record.stream_id && state.waits() {
+            let is_behind =
+                later.stream_id == record.stream_id && later.identity == record.identity;
+            if is_behind && state.waits() {
                 *state = State::NotStored(Arc::clone(&why));
             }
         }
@@ -211,7 +214,8 @@ impl Record<'_> {
     }
 
     fn len_bytes(&self) -> usize {
-        FRAME_BYTES + self.agent_id.len() + self.hostname.len() + self.batch.len()
+        let names = self.agent_id.len() + self.hostname.len() + self.identity.len();
+        FRAME_BYTES + names + self.batch.len()
     }
 }
 
@@ -223,6 +227,7 @@ mod tests {
         Record {
             agent_id,
             hostname: "host",
+            identity: "uid:0".to_owned(),
             stream_id,
             stream_seq,
             batch: vec![7; bytes].into(),

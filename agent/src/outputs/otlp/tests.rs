@@ -41,6 +41,7 @@ fn batch() -> FlowBatch {
             boot_id: "boot".to_owned(),
             instance_id: "instance".to_owned(),
             version: "0.1.0".to_owned(),
+            ..AgentIdentity::default()
         }),
         window_end_unix_ns: 1_700_000_002_000_000_000,
         interfaces: vec![flows::interface(7, "eth0")],
@@ -236,6 +237,7 @@ fn a_name_that_a_person_gave_and_that_is_long_is_cut() {
         boot_id: long.clone(),
         instance_id: long.clone(),
         version: long,
+        ..AgentIdentity::default()
     });
     let (logs, _) = send(&mut encoder(plain()), &batch, &[flows::in_vxlan()]);
     let record = &records(&logs[0])[0];

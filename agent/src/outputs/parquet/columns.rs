@@ -30,6 +30,10 @@ pub(super) struct Row<'a> {
 /// In front of the others in what a collector stores, which comes from many agents, and may come again.
 pub(super) const OF_A_COLLECTOR: &[Column] = &[
     column(
+        "identity",
+        Text(|row, text| agent(row, text, |one| &one.identity)),
+    ),
+    column(
         "agent_id",
         Text(|row, text| agent(row, text, |one| &one.agent_id)),
     ),

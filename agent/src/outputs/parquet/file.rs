@@ -188,11 +188,14 @@ pub(super) struct Facts {
 enum Of {
     Agent(Box<Told>),
     Many {
-        told: BTreeMap<u64, Told>,
+        told: BTreeMap<Stream, Told>,
         /// What others lost, without those that lost nothing.
-        lost_of_others: BTreeMap<u64, Lost>,
+        lost_of_others: BTreeMap<Stream, Lost>,
     },
 }
+
+/// Whose it is, and its number.
+type Stream = (String, u64);
 
 #[derive(Default)]
 struct Told {
@@ -229,7 +232,9 @@ impl Facts {
                 told,
                 lost_of_others,
             } => {
-                let id = batch.stream_id;
+                let agent = batch.agent.as_ref();
+                let identity = agent.map_or_else(String::new, |agent| agent.identity.clone());
+                let id = (identity, batch.stream_id);
                 if told.len() < MOST_STREAMS || told.contains_key(&id) {
                     return told.entry(id).or_default().note(batch);
                 }
@@ -261,19 +266,24 @@ impl Facts {
                 told,
                 lost_of_others,
             } => {
-                let told = told.into_iter().map(|(id, told)| {
+                let told = told.into_iter().map(|((identity, id), told)| {
                     let [agent, lost, _] = told.facts();
                     let account = told.account.as_deref().map(serde_json::from_str::<Value>);
                     json!({
+                        "identity": identity,
                         "stream_id": StreamId(id).to_string(),
                         "agent": agent,
                         "lost": lost,
                         "account": account.and_then(Result::ok),
                     })
                 });
-                let others = lost_of_others
-                    .into_iter()
-                    .map(|(id, lost)| json!({"stream_id": StreamId(id).to_string(), "lost": lost.json()}));
+                let others = lost_of_others.into_iter().map(|((identity, id), lost)| {
+                    json!({
+                        "identity": identity,
+                        "stream_id": StreamId(id).to_string(),
+                        "lost": lost.json(),
+                    })
+                });
                 // Each as text at once, since values take ten times as much.
                 let streams = told.chain(others).map(|stream| stream.to_string());
                 let streams = streams.collect::<Vec<_>>().join(",");

@@ -78,7 +78,12 @@ async fn over_tls(patience: Duration, doors: &Arc<Doors>) -> (Guarded, TlsStream
     };
     let acceptor = InForce::new(server.read().unwrap()).acceptor();
     let ours = accepted.unwrap().0;
-    let handshake = Handshake::new(&acceptor, ours, Peer::Unknown, Arc::clone(doors));
+    let handshake = Handshake::new(
+        &acceptor,
+        ours,
+        (Peer::Unknown, Arc::default()),
+        Arc::clone(doors),
+    );
     let connection = Connection::Tls(Box::new(handshake));
     let mut guarded = patient(connection, patience, doors);
     let client = ClientFiles {

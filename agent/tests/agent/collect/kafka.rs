@@ -280,7 +280,8 @@ fn check_layout(messages: &[Value]) {
         assert_eq!(headers["stream_id"], stream_text);
         assert_eq!(headers["stream_seq"], batch["stream_seq"]);
         assert_eq!(headers["hostname"], batch["agent"]["hostname"]);
-        assert_eq!(headers.as_object().unwrap().len(), 3);
+        assert_eq!(headers["identity"], batch["agent"]["identity"]);
+        assert_eq!(headers.as_object().unwrap().len(), 4);
         // CreateTime, in milliseconds.
         assert_eq!(message["timestamp"][0], 1);
         let age = now.as_millis() - u128::from(message["timestamp"][1].as_u64().unwrap());

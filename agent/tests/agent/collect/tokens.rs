@@ -12,11 +12,27 @@ use super::{
     *,
 };
 
-const FIRST: &str = "first-0123456789abcdef";
-const SECOND: &str = "second-0123456789abcdef";
+/// Adds a token to a file, and returns it.
+pub(super) fn new_token(file: &Path, name: &str, roles: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+    command.args(["token", "new", name, "--role", roles, "--file"]);
+    let output = command.arg(file).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let token = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+    let known = fs::read_to_string(file).unwrap();
+    assert!(!known.contains(&token), "{known}");
+    token
+}
+
+/// What agents of this machine call their host.
+pub(super) fn hostname() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    name.trim().to_owned()
+}
 
 /// A file with this token.
-fn token(folder: &TempDir, name: &str, token: &str) -> PathBuf {
+pub(super) fn token(folder: &TempDir, name: &str, token: &str) -> PathBuf {
     let path = folder.path().join(name);
     replace(&path, &format!("{token}\n")).unwrap();
     path
@@ -55,7 +71,7 @@ fn readers(
     let address = collector.address.to_string();
     for (token, words) in [
         (None, "name a file with one (token_file"),
-        (Some(other), "the token is none of this collector's"),
+        (Some(other), "unknown token"),
         (Some(missing), "(--token-file)"),
     ] {
         let refused = status_with(host, &address, token);
@@ -92,9 +108,14 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     }
     let lab = Lab::quiet().unwrap();
     let [folder, stored_in] = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let tokens = token(&folder, "tokens", FIRST);
-    let [known, other] =
-        [("known", FIRST), ("other", SECOND)].map(|(name, text)| token(&folder, name, text));
+    let tokens = folder.path().join("tokens");
+    let first = new_token(&tokens, &hostname(), "send");
+    let reader = new_token(&tokens, "reader", "status,observe");
+    // Another one of the same host, which is not handed to the collector yet.
+    let later = folder.path().join("later");
+    let second = new_token(&later, &hostname(), "send");
+    let texts = [("known", &first), ("other", &second), ("reader", &reader)];
+    let [known, other, reads] = texts.map(|(name, text)| token(&folder, name, text));
     let socket = format!("unix:{}", folder.path().join("socket").display());
     let output = jsonl(stored_in.path());
     let settings = [
@@ -116,7 +137,7 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     for (refused, words) in [
         (&without, "name a file with one (token_file"),
         (&lost, "there is no token for it (token_file): "),
-        (&stranger, "the token is none of this collector's"),
+        (&stranger, "unknown token"),
     ] {
         wait_until("it is refused", || error_of(refused, &lab).contains(words));
     }
@@ -124,7 +145,7 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     assert!(!agent.stderr().contains("the token is sent as it is"));
 
     let stream_of = |status: &Value| status["streams"].as_array().unwrap().len();
-    for status in readers(&lab.agent, &collector, &socket, [&known, &other, &missing]) {
+    for status in readers(&lab.agent, &collector, &socket, [&reads, &other, &missing]) {
         assert_eq!(stream_of(&status), 1, "{status}");
         let refused = &status["server"]["refused_tokens"];
         assert!(refused.as_u64() >= Some(4), "{status}");
@@ -136,23 +157,25 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     });
 
     // Another token is handed out, and the stranger turns out to have it.
-    replace(&tokens, &format!("{FIRST}\n{SECOND}\n")).unwrap();
+    let both = [&tokens, &later].map(|path| fs::read_to_string(path).unwrap());
+    replace(&tokens, &both.concat()).unwrap();
     collector.wait_until_logged("the tokens have been read again");
     sent += send(&lab, 20, 1);
     wait_until_acknowledged(&stranger, &lab, sent);
     // An agent reads its own again for each call.
-    replace(&missing, SECOND).unwrap();
+    replace(&missing, &second).unwrap();
     wait_until_acknowledged(&lost, &lab, sent);
     wait_until_acknowledged(&agent, &lab, sent);
     for agent in [agent, stranger, lost, without] {
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
-        assert!(!report.log.contains("0123456789abcdef"), "{}", report.log);
+        let is_told = [&first, &second].map(|token| report.log.contains(&**token));
+        assert_eq!(is_told, [false; 2], "{}", report.log);
     }
     let log = collector.stop();
-    assert!(!log.contains(FIRST) && !log.contains(SECOND), "{log}");
+    assert!(!log.contains(&first) && !log.contains(&second), "{log}");
     assert!(
-        log.contains("it showed none of the collector's tokens"),
+        log.contains("it showed no credential of this collector"),
         "{log}"
     );
     let sums: Vec<_> = stored(&[stored_in.path()]).into_values().collect();

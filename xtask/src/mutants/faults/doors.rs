@@ -1,14 +1,14 @@
-//! Faults in who is let in.
+//! Faults in who is let in, and as whom.
 
 use super::{Fault, agent, unit};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
-        name: "any token of the right length is ours",
-        file: "agent/src/token.rs",
-        from: "token.as_bytes().ct_eq(shown.as_bytes())",
-        to: "token.len().ct_eq(&shown.len())",
-        target: unit("token::tests::every_byte_of_a_token_counts"),
+        name: "any token is ours",
+        file: "agent/src/token/known.rs",
+        from: "let (known, grant) = self.all.get_key_value(hash)?;",
+        to: "let (known, grant) = self.all.iter().next()?; let hash = known;",
+        target: unit("token::known::tests::every_byte_of_a_token_counts"),
     },
     Fault {
         name: "the first byte of a token is not looked at",
@@ -19,11 +19,58 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a call without a token is admitted",
-        file: "agent/src/token.rs",
+        file: "agent/src/token/known.rs",
         from: "headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;",
-        to: "headers.get(AUTHORIZATION); let Some(shown) = shown else { return Ok(()) };",
+        to: "headers.get(AUTHORIZATION); let Some(shown) = shown else { \
+             let all = Arc::clone(&self.state().held.all); let (hash, grant) = all.iter().next().ok_or(Unknown::NotShown)?; \
+             return Ok(Shown { hash: *hash, grant: grant.clone() }) };",
         target: unit(
-            "token::tests::a_call_is_admitted_with_any_of_the_tokens_and_with_nothing_else",
+            "token::known::tests::a_token_is_known_by_its_hash_alone_with_its_name_and_roles",
+        ),
+    },
+    Fault {
+        name: "a token that is withdrawn goes on",
+        file: "agent/src/token/known.rs",
+        from: "state.held.find(&shown.hash) != Some(&shown.grant)",
+        to: "state.held.all.is_empty() && shown.hash[0] == 0",
+        target: unit(
+            "token::known::tests::tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_not",
+        ),
+    },
+    Fault {
+        name: "a credential sends for any host",
+        file: "agent/src/collector/claims.rs",
+        from: "if !hostname.is_empty() && !identity.may_be_host(hostname) {",
+        to: "if hostname.is_empty() && !identity.may_be_host(hostname) && agent_id.is_empty() {",
+        target: unit(
+            "collector::claims::tests::a_machine_is_that_of_the_credential_that_had_it_first",
+        ),
+    },
+    Fault {
+        name: "a credential sends as another's machine",
+        file: "agent/src/collector/claims.rs",
+        from: "&& owner != identity",
+        to: "&& owner != identity && owner == identity",
+        target: unit(
+            "collector::claims::tests::a_machine_is_that_of_the_credential_that_had_it_first",
+        ),
+    },
+    Fault {
+        name: "a stream is that of all who name it",
+        file: "agent/src/collector/incoming.rs",
+        from: "(self.sender.clone(), self.batch.stream_id)",
+        to: "(Identity::User(0), self.batch.stream_id)",
+        target: unit(
+            "collector::streams::tests::a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it",
+        ),
+    },
+    Fault {
+        name: "whoever may call reads the status",
+        file: "agent/src/server/collector.rs",
+        from: "must(Role::Status)?;",
+        to: "",
+        target: agent(
+            "collect::identities::a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others",
         ),
     },
     Fault {

@@ -11,6 +11,13 @@ pub(super) const FAULTS: &[Fault] = &[
         target: unit("query::tests::what_a_collector_has_twice_counts_once"),
     },
     Fault {
+        name: "query: a number of a stream counts for one sender alone",
+        file: "agent/src/query/complete.rs",
+        from: "let names = [text(identity)?, ",
+        to: "let names = [text(identity).map(|_| \"\")?, ",
+        target: unit("query::tests::a_number_of_a_stream_is_counted_once_for_each_sender"),
+    },
+    Fault {
         name: "query: a batch in the making that was completed counts twice",
         file: "agent/src/query/complete.rs",
         from: "(!sum.once.has(stream, seq.into()), hostname)",

@@ -2,7 +2,10 @@
 
 use lab::{Broker, BrokerOptions};
 
-use super::{super::kafka::TOPIC, *};
+use super::{
+    super::{kafka::TOPIC, tokens::new_token},
+    *,
+};
 
 const GROUP: &str = "flow-agent-clickhouse";
 
@@ -114,7 +117,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     let to_clickhouse = output("");
     // This one wants a token, which the program gets late.
     let [tokens, token] = ["tokens", "token"].map(|name| folder.path().join(name));
-    fs::write(&tokens, "first-0123456789abcdef\n").unwrap();
+    let known = new_token(&tokens, "bringer", "relay");
     fs::write(&token, "other-0123456789abcdef\n").unwrap();
     let settings = ["--output", &to_clickhouse, "--listen", &socket];
     let wants = ["--token-file", tokens.to_str().unwrap()];
@@ -123,11 +126,9 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     let mut program = bringer.start_with(&lab.agent, &broker, port, &shows);
     wait_until("it is told that the token is another one", || {
         assert!(program.exited().unwrap().is_none());
-        fs::read_to_string(&log)
-            .unwrap()
-            .contains("the token is none of this collector's")
+        fs::read_to_string(&log).unwrap().contains("unknown token")
     });
-    fs::copy(&tokens, &token).unwrap();
+    fs::write(&token, known).unwrap();
     assert_eq!(agent.stop().seen(), sent);
     // What comes again with a number that was there before is behind others.
     runtime().block_on(async {

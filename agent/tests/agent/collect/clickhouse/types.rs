@@ -86,6 +86,7 @@ fn whole() -> FlowBatch {
             boot_id: "boot".into(),
             instance_id: "instance".into(),
             version: "1".into(),
+            identity: String::new(),
         }),
         scan_id: 8,
         batch_index: 2,
@@ -156,7 +157,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     collector.stop();
     let rows = clickhouse.ask("SELECT * FROM flows_once ORDER BY record");
     let agent = json!({
-        "agent_id": "machine", "hostname": "there", "boot_id": "boot", "instance_id": "instance",
+        "identity": "uid:0", "agent_id": "machine", "hostname": "there", "boot_id": "boot", "instance_id": "instance",
         "stream_id": "123456789abcdef0", "stream_seq": 7, "scan_id": 8, "sample_rate": 16,
         "window_start": "2023-11-14 22:13:20.000000000", "window_end": "2023-11-14 22:13:21.000000005",
     });

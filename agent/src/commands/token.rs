@@ -1,0 +1,86 @@
+//! `flow-agent token`: makes the tokens by which a collector knows who calls.
+
+use std::{
+    fs::OpenOptions,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+
+use super::answer;
+use crate::{
+    identity::{Identity, Role, Roles},
+    regular_file,
+    token::{self, known},
+};
+
+/// Whoever reads the file has no token, so every user may, and the collector among them.
+const MODE: u32 = 0o644;
+
+/// Make the tokens by which a collector knows who calls.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    New(NewArgs),
+}
+
+/// Print a token on stdout, and add its name, what it is good for and its hash to a collector's file.
+///
+/// The token is nowhere but in what this prints. The collector takes the file over within ten seconds. To replace a token, make
+/// another one of the same name, hand it out, and remove the line of the first. To withdraw one, remove its line: calls that it
+/// began end, too.
+#[derive(Clone, Debug, clap::Args)]
+struct NewArgs {
+    /// Whose it is. To send, the name of the agent's host.
+    #[arg(value_name = "NAME", value_parser = name)]
+    name: Identity,
+
+    /// The collector's --token-file. It is made if it does not exist.
+    #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE")]
+    file: PathBuf,
+
+    /// What it is good for; repeatable.
+    #[arg(
+        long,
+        value_name = "ROLE",
+        value_enum,
+        value_delimiter = ',',
+        default_value = "send"
+    )]
+    role: Vec<Role>,
+}
+
+fn name(text: &str) -> Result<Identity, String> {
+    let named = Identity::named(text);
+    named.ok_or_else(|| "expected a name of letters, digits and . - _, such as a host's".to_owned())
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let Command::New(new) = &args.command;
+    let token = token::made().map_err(|_| anyhow!("the kernel gives no random numbers"))?;
+    let roles: Roles = new.role.iter().copied().collect();
+    append(&new.file, &known::line(&new.name, roles, &token))
+        .with_context(|| format!("add a token to {}", new.file.display()))?;
+    answer::print(&format!("{token}\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// In one piece, so that several may do it at the same time.
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let options = options.append(true).create(true).mode(MODE);
+    let mut file = options.custom_flags(libc::O_NONBLOCK).open(path)?;
+    let (text, _) = regular_file::read(path, known::MOST_FILE_BYTES)?;
+    let is_cut = text.last().is_some_and(|&last| last != b'\n');
+    let before = if is_cut { "\n" } else { "" };
+    file.write_all(format!("{before}{line}").as_bytes())?;
+    file.sync_all()
+}

@@ -1,0 +1,96 @@
+//! Which user of this host is at the other end of a TCP connection, as the kernel knows it (`sock_diag`, inet_diag.h).
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+};
+
+use netlink_sys::{Socket, SocketAddr as KernelAddr, protocols::NETLINK_SOCK_DIAG};
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const IPPROTO_TCP: u8 = 6;
+const NLMSG_HEADER_BYTES: usize = 16;
+/// `struct inet_diag_req_v2`.
+const REQUEST_BYTES: usize = 56;
+/// Where `struct inet_diag_msg` has `idiag_uid`.
+const UID_AT: usize = 64;
+/// `INET_DIAG_NOCOOKIE`.
+const ANY_COOKIE: [u8; 8] = [0xff; 8];
+
+/// The user whose socket is at `peer` and connected to `own`, if it is a socket of this network namespace.
+pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+    // A kernel without it is one that knows nobody.
+    asked(&request(peer, own)).ok().flatten()
+}
+
+fn asked(request: &[u8]) -> io::Result<Option<u32>> {
+    let socket = Socket::new(NETLINK_SOCK_DIAG)?;
+    socket.connect(&KernelAddr::new(0, 0))?;
+    socket.send(request, 0)?;
+    // The kernel answers while the request is sent.
+    let (answer, _) = socket.recv_from_full()?;
+    let word = |at: usize| answer.get(at..)?.first_chunk().copied();
+    let kind = answer.get(4..).and_then(|rest| rest.first_chunk().copied());
+    let is_socket = kind.map(u16::from_ne_bytes) == Some(SOCK_DIAG_BY_FAMILY);
+    let uid = word(NLMSG_HEADER_BYTES + UID_AT).map(u32::from_ne_bytes);
+    Ok(uid.filter(|_| is_socket))
+}
+
+fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
+    let [from, to] = [peer, own].map(|address| address.ip().to_canonical());
+    let family = match from {
+        IpAddr::V4(_) => libc::AF_INET,
+        IpAddr::V6(_) => libc::AF_INET6,
+    };
+    let len = NLMSG_HEADER_BYTES + REQUEST_BYTES;
+    let mut request = Vec::with_capacity(len);
+    request.extend((len as u32).to_ne_bytes());
+    request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    request.extend(NLM_F_REQUEST.to_ne_bytes());
+    // The number of the request, and whose it is, which the kernel fills in.
+    request.extend([0; 8]);
+    // No extensions, and any state.
+    request.extend([family as u8, IPPROTO_TCP, 0, 0]);
+    request.extend(u32::MAX.to_ne_bytes());
+    request.extend(peer.port().to_be_bytes());
+    request.extend(own.port().to_be_bytes());
+    for address in [from, to] {
+        let mut bytes = [0; 16];
+        match address {
+            IpAddr::V4(v4) => bytes[..4].copy_from_slice(&v4.octets()),
+            IpAddr::V6(v6) => bytes.copy_from_slice(&v6.octets()),
+        }
+        request.extend(bytes);
+    }
+    // At any interface.
+    request.extend([0; 4]);
+    request.extend(ANY_COOKIE);
+    request
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    #[test]
+    fn the_kernel_knows_whose_the_other_end_of_a_connection_is_and_of_none_says_nothing() {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
+            let own = listener.local_addr().unwrap();
+            let client = TcpStream::connect(own).unwrap();
+            let (_accepted, peer) = listener.accept().unwrap();
+            assert_eq!(of(peer, own), Some(geteuid().as_raw()), "{address}");
+            let mut other = peer;
+            other.set_ip("192.0.2.1".parse().unwrap());
+            assert_eq!(of(other, own), None, "{address}");
+            drop(client);
+        }
+    }
+}
