@@ -6,6 +6,8 @@
 -- Rows come at least once. What came again has the same sorting key and the same partition, so ReplacingMergeTree makes one row
 -- of them, when it merges the parts, and before that in each query that says FINAL. So a sum is right if it says FINAL.
 
+-- A table of an earlier version without `identity` has another sorting key: rename it, and make this one.
+
 -- A row for each record of a flow.
 CREATE TABLE IF NOT EXISTS flows
 (

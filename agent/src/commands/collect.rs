@@ -88,17 +88,18 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_KEY", help_heading = AGENTS)]
     pub tls_key: Option<PathBuf>,
 
-    /// CAs in PEM. Over TCP, only agents and consumers with a certificate of one of them are served (mutual TLS).
+    /// CAs in PEM. Over TCP, only those with a certificate of one of them are served (mutual TLS). It is good for sending the flows
+    /// of the host that it names.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_CLIENT_CA", help_heading = AGENTS)]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can read all flows, and send
-    /// what he likes.
+    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can send what they like, and whoever
+    /// is on the way can read it.
     #[arg(long, env = "FLOW_AGENT_COLLECT_INSECURE_LISTEN", help_heading = AGENTS)]
     pub insecure_listen: bool,
 
-    /// Tokens, one in each line: over TCP, only agents and consumers that show one of them are served. Agents have a file, too, in
-    /// their output, and commands --token-file. This one is read again when it changes.
+    /// The tokens of those who may call over TCP, as `flow-agent token new` adds them: whose each is, and what it is good for.
+    /// Agents show theirs by token_file of their output, and commands by --token-file. It is read again when it changes.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE", help_heading = AGENTS)]
     pub token_file: Option<PathBuf>,
 
