@@ -113,7 +113,8 @@ impl Pairs {
                 .flows
                 .entry(sighting.flow)
                 .or_insert_with(|| Flow::new(sighting, forgotten_to, now));
-            if !flow.take(sighting, agent, batch.window, now) {
+            let has_room = self.agents.has_room_in(flow.agents(), agent);
+            if !has_room || !flow.take(sighting, agent, batch.window, now) {
                 self.not_followed += 1;
             }
         }

@@ -375,6 +375,8 @@ mod tests {
             Refusal::Agent,
             Refusal::Unread,
             Refusal::Copies,
+            Refusal::Role,
+            Refusal::Identity,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -391,7 +393,7 @@ mod tests {
             // For want of places, and of memory for copies.
             refused_consumers: 4 + 11,
             refused_answers: 5,
-            refused_callers: 6,
+            refused_callers: 6 + 12 + 13,
             refused_handshakes: 7,
             refused_tokens: 8,
             refused_agents: 9,
@@ -415,7 +417,9 @@ mod tests {
             (Refusal::Consumer, "--max-consumers"),
             (Refusal::Answer, "too many answers"),
             (Refusal::Caller, "the filter rules"),
-            (Refusal::Token, "none of the collector's tokens"),
+            (Refusal::Token, "no credential of this collector"),
+            (Refusal::Role, "the role for it"),
+            (Refusal::Identity, "in the name of another"),
             (Refusal::Agent, "--max-agents-per-address"),
             (Refusal::Copies, "consumers with filters"),
         ] {

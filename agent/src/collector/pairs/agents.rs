@@ -9,11 +9,13 @@ use std::{
 use serde::Serialize;
 
 use super::sighting::{Gaps, Sightings};
-use crate::proto::AgentIdentity;
+use crate::{identity::Identity, proto::AgentIdentity};
 
 /// Starts of agents that are known at the same time.
 const MOST: usize = 10_000;
 const MOST_INTERFACES: usize = 4096;
+/// Those of a credential that see one flow: an agent that starts anew in the middle of it is two.
+const MOST_OF_A_CREDENTIAL: usize = 2;
 /// When another stream of an agent is read instead. An agent may have two outputs to this collector.
 const SILENT_STREAM: Duration = Duration::from_secs(30);
 
@@ -104,6 +106,17 @@ pub(super) struct Agent {
 impl Agents {
     pub(super) fn get(&self, index: Index) -> &Agent {
         &self.all[&index]
+    }
+
+    /// Whether a flow that these have seen may have this one, too: starts of agents that show one credential leave room for others.
+    pub(super) fn has_room_in(&self, all: impl Iterator<Item = Index>, agent: Index) -> bool {
+        let identity = &self.get(agent).name.identity;
+        if !matches!(Identity::read(identity), Some(Identity::Named(_))) {
+            return true;
+        }
+        let others = all.filter(|&other| other != agent);
+        let of_it = others.filter(|&other| self.get(other).name.identity == *identity);
+        of_it.count() < MOST_OF_A_CREDENTIAL
     }
 
     pub(super) fn note(&mut self, batch: &Sightings, settle_ns: u64, now: Instant) -> Noted {

@@ -70,8 +70,12 @@ fn interface(ifindex: u32) -> Interface {
 }
 
 fn take(pairs: &mut Pairs, batch: &FlowBatch) {
+    take_from(pairs, batch, Identity::User(0));
+}
+
+fn take_from(pairs: &mut Pairs, batch: &FlowBatch, identity: Identity) {
     let caller = Grant {
-        identity: Identity::User(0),
+        identity,
         roles: Roles::all(),
     };
     let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
@@ -540,7 +544,7 @@ fn a_report_is_a_line_whose_source_sent_the_packets() {
     }
     let reports = due(&mut pairs);
     let line: serde_json::Value = serde_json::from_slice(&reports[1].line()).unwrap();
-    let name = |name| serde_json::json!({"hostname": name, "agent_id": name, "instance_id": format!("{name} 1")});
+    let name = |name| serde_json::json!({"identity": "uid:0", "hostname": name, "agent_id": name, "instance_id": format!("{name} 1")});
     let expected = serde_json::json!({
         "type": "pair", "community_id": "1:BwcHBwcHBwcHBwcHBwcHBwcHBwc=", "protocol": 17,
         "src_addr": "10.0.0.2", "src_port": 53, "dst_addr": "10.0.0.1", "dst_port": 4000,
@@ -798,4 +802,26 @@ fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
     a.scan(&mut pairs, Vec::new());
     next(&mut again, &mut pairs, Vec::new());
     assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 8, Ok(2))]);
+}
+
+#[test]
+fn a_credential_does_not_take_all_the_room_in_which_agents_see_a_flow() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    for number in 0..8 {
+        let mut forger = Agent::new("x", 100 + number);
+        for records in [Vec::new(), leaving([1, 0], Some(12), 19)] {
+            let mut forged = forger.batch(records);
+            forged.agent.as_mut().unwrap().instance_id = number.to_string();
+            take_from(&mut pairs, &forged, Identity::named("x").unwrap());
+        }
+    }
+    a.scan(&mut pairs, leaving([100, 0], Some(12), 19));
+    b.scan(&mut pairs, arriving([93, 0], Some(12), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let reports = told(&pairs.due(Instant::now() + WAIT));
+    assert!(
+        reports.contains(&path("a", "b", 100, 93, Ok(7))),
+        "{reports:?}"
+    );
 }

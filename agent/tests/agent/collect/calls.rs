@@ -15,7 +15,7 @@ use tokio::{
     sync::mpsc,
 };
 use tonic::{
-    Code, Status, Streaming,
+    Code, IntoStreamingRequest, Request, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
@@ -72,7 +72,15 @@ pub(super) async fn call(
     client: &mut FlowCollectorClient<Channel>,
     batches: Vec<FlowBatch>,
 ) -> (Vec<u64>, Result<(), Status>) {
-    let answers = client.export(stream::iter(batches)).await;
+    exchange(client, Request::new(stream::iter(batches))).await
+}
+
+/// The same of a request.
+pub(super) async fn exchange(
+    client: &mut FlowCollectorClient<Channel>,
+    request: impl IntoStreamingRequest<Message = FlowBatch>,
+) -> (Vec<u64>, Result<(), Status>) {
+    let answers = client.export(request).await;
     let mut answers: Streaming<ExportAck> = match answers {
         Ok(answers) => answers.into_inner(),
         Err(status) => return (Vec::new(), Err(status)),

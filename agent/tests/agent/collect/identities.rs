@@ -1,6 +1,6 @@
 //! A host's credential is good for that host's flows alone, and shows nobody else's.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use agent::proto::{
     CollectorStatus, FlowBatch, GetCollectorStatusRequest, ObserveRequest,
@@ -10,51 +10,59 @@ use agent::proto::{
 use lab::certificates::replace;
 use tokio::sync::mpsc;
 use tonic::{
-    Code, Request, Status,
+    Code, Request, Response, Status, Streaming,
     metadata::MetadataValue,
-    service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
 
 use super::{
-    calls::{batch, call, runtime},
+    calls::{batch, exchange, runtime},
     tokens::new_token,
     *,
 };
 
 const NOBODY: libc::uid_t = 65534;
 
-type Shows = Box<dyn FnMut(Request<()>) -> Result<Request<()>, Status>>;
-type Shown = InterceptedService<Channel, Shows>;
+/// A caller with a token, or without one.
+struct Shown {
+    channel: Channel,
+    token: Option<String>,
+}
 
-/// Shows this token with each call, if there is one.
-fn shows(channel: &Channel, token: Option<&str>) -> Shown {
-    let value = token.map(|token| MetadataValue::try_from(format!("Bearer {token}")).unwrap());
-    let show = move |mut request: Request<()>| {
-        if let Some(value) = &value {
-            request
-                .metadata_mut()
-                .insert("authorization", value.clone());
+impl Shown {
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(token) = &self.token {
+            let value = MetadataValue::try_from(format!("Bearer {token}")).unwrap();
+            request.metadata_mut().insert("authorization", value);
         }
-        Ok(request)
-    };
-    InterceptedService::new(channel.clone(), Box::new(show))
+        request
+    }
+}
+
+fn shows(channel: &Channel, token: Option<&str>) -> Shown {
+    Shown {
+        channel: channel.clone(),
+        token: token.map(str::to_owned),
+    }
 }
 
 async fn send(shown: Shown, batches: Vec<FlowBatch>) -> (Vec<u64>, Result<(), Status>) {
-    call(&mut FlowCollectorClient::new(shown), batches).await
+    let request = shown.request(futures_util::stream::iter(batches));
+    exchange(&mut FlowCollectorClient::new(shown.channel), request).await
 }
 
 async fn status(shown: Shown) -> Result<CollectorStatus, Status> {
-    let mut client = FlowCollectorControlClient::new(shown);
-    let answer = client.get_collector_status(GetCollectorStatusRequest::default());
-    answer.await.map(tonic::Response::into_inner)
+    let request = shown.request(GetCollectorStatusRequest::default());
+    let mut client = FlowCollectorControlClient::new(shown.channel);
+    let answer = client.get_collector_status(request).await;
+    answer.map(Response::into_inner)
 }
 
-async fn observe(shown: Shown) -> Result<tonic::Streaming<FlowBatch>, Status> {
-    let mut client = FlowAgentClient::new(shown);
-    let answer = client.observe(ObserveRequest::default()).await;
-    answer.map(tonic::Response::into_inner)
+async fn observe(shown: Shown) -> Result<Streaming<FlowBatch>, Status> {
+    let request = shown.request(ObserveRequest::default());
+    let answer = FlowAgentClient::new(shown.channel).observe(request).await;
+    answer.map(Response::into_inner)
 }
 
 /// A batch of this host and machine, on the stream of all batches by hand.
@@ -71,15 +79,36 @@ fn code(ended: &Result<(), Status>) -> Code {
 }
 
 /// Does this on the collector's host, with a connection to it.
-fn with_channel<T>(host: &Host, collector: &Collector, work: impl AsyncFnOnce(Channel) -> T) -> T {
+fn with_channel<T: Send>(
+    host: &Host,
+    collector: &Collector,
+    work: impl AsyncFnOnce(Channel) -> T + Send,
+) -> T {
+    with_channel_as(host, collector, 0, work)
+}
+
+/// The same as another user, which a thread of its own becomes.
+fn with_channel_as<T: Send>(
+    host: &Host,
+    collector: &Collector,
+    uid: libc::uid_t,
+    work: impl AsyncFnOnce(Channel) -> T + Send,
+) -> T {
     let address = format!("http://{}", collector.address);
-    let done = host.namespace.enter(|| {
-        Ok(runtime().block_on(async {
+    let ask = || {
+        // SAFETY: no pointers. Unlike libc's function the system call changes this thread only.
+        let result = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+        runtime().block_on(async {
             let endpoint = Endpoint::from_shared(address).unwrap();
             work(endpoint.connect().await.unwrap()).await
-        }))
-    });
-    done.unwrap()
+        })
+    };
+    // A thread begins in the network namespace of the one that starts it.
+    let entered = host
+        .namespace
+        .enter(|| Ok(thread::scope(|scope| scope.spawn(ask).join().unwrap())));
+    entered.unwrap()
 }
 
 #[test]
@@ -219,8 +248,10 @@ fn a_token_that_is_withdrawn_ends_what_it_began() {
         for (token, name) in [(&one, "one"), (&kept, "kept")] {
             let (batches, mut to_send) = mpsc::channel(4);
             let sent = futures_util::stream::poll_fn(move |context| to_send.poll_recv(context));
-            let mut client = FlowCollectorClient::new(shown(token));
-            let mut answers = client.export(sent).await.unwrap().into_inner();
+            let caller = shown(token);
+            let request = caller.request(sent);
+            let mut client = FlowCollectorClient::new(caller.channel);
+            let mut answers = client.export(request).await.unwrap().into_inner();
             batches.send(of(name, name, 1, 1)).await.unwrap();
             assert_eq!(answers.message().await.unwrap().unwrap().last_seq, 1);
             open.push((batches, answers));
@@ -289,36 +320,4 @@ fn without_credentials_another_user_of_the_host_reads_nothing_and_has_numbers_of
     stored.sort_unstable();
     assert_eq!(stored, [("uid:0", 5), ("uid:65534", 1)]);
     collector.stop();
-}
-
-/// The same as another user, which a thread of its own becomes.
-fn with_channel_as<T: Send>(
-    host: &Host,
-    collector: &Collector,
-    uid: libc::uid_t,
-    work: impl AsyncFnOnce(Channel) -> T + Send,
-) -> T {
-    let address = format!("http://{}", collector.address);
-    let become_user = || {
-        // SAFETY: no pointers. Unlike libc's function the system call changes this thread only.
-        let result = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-        assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
-    };
-    let ask = || {
-        let entered = host.namespace.enter(|| {
-            // It would have to come back as this user.
-            Ok(std::thread::scope(|scope| {
-                let asking = scope.spawn(|| {
-                    become_user();
-                    runtime().block_on(async {
-                        let endpoint = Endpoint::from_shared(address).unwrap();
-                        work(endpoint.connect().await.unwrap()).await
-                    })
-                });
-                asking.join().unwrap()
-            }))
-        });
-        entered.unwrap()
-    };
-    ask()
 }
