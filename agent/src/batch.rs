@@ -23,6 +23,7 @@ use crate::{
 pub mod fields;
 mod reader;
 mod record_buffer;
+pub mod validity;
 
 use fields::{CGROUPS, HOSTS, PROCESSES};
 pub use reader::read;

@@ -73,6 +73,8 @@ pub struct Answer {
     pub has_whole: bool,
     /// Files that cannot be read to their end, and the bytes there.
     pub damaged: Vec<(PathBuf, u64)>,
+    /// Left out: no agent would have sent them, or sums have no room for them. A file of an earlier collector may have such.
+    pub unsound_records: u64,
     /// Files that were removed before they could be read.
     pub gone_files: usize,
     /// Files of spools of which is not known what was acknowledged.
@@ -218,7 +220,7 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
         Kind::InTheMaking => {
             let mut pieces = Pieces::new(&mut file)?;
             while let Some(batch) = pieces.next()? {
-                batch::add(&batch, place, question, sum)?;
+                batch::add(&batch, place, question, sum);
             }
             pieces.rest_bytes()
         }
@@ -226,7 +228,7 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
             sum.answer.unmarked_files += usize::from(acknowledged.is_none());
             let mut stored = Stored::in_file(file, acknowledged.unwrap_or_default())?;
             while let Some(batch) = stored.next()? {
-                batch::add(&batch, place, question, sum)?;
+                batch::add(&batch, place, question, sum);
             }
             stored.unread_bytes()
         }

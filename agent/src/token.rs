@@ -5,7 +5,8 @@
 //! is and what it is good for, but not what it is.
 
 use std::{
-    fmt, io,
+    fmt::{self, Write as _},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -83,7 +84,12 @@ pub fn made() -> Result<String, GetRandomFailed> {
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut digits = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        // A string takes all.
+        let _ = write!(digits, "{byte:02x}");
+    }
+    digits
 }
 
 /// The first token of a file. Empty lines and those that begin with `#` say nothing.

@@ -230,7 +230,11 @@ impl Call {
         let decoding = decoding.map_err(|error| unexpected(&error))?;
         // A thread goes on when the call is gone, so it has the permit.
         let (again, caller) = (raw.clone(), self.caller.clone());
-        let read = spawn_blocking(move || (Incoming::read(&raw, &caller), decoding)).await;
+        let read = spawn_blocking(move || {
+            let incoming = Incoming::read(&raw, &caller);
+            (incoming.and_then(Incoming::checked), decoding)
+        })
+        .await;
         let (incoming, decoding) = read.map_err(|error| unexpected(&error))?;
         let incoming = incoming.map_err(|error| refused(&error))?;
         let key = incoming.stream();

@@ -12,13 +12,14 @@ use prost::{
     encoding::{WireType, encode_key, encode_varint},
 };
 
-use super::streams::Key;
+use super::streams::{Key, unix_now};
 use crate::{
     batch::{
         self,
         fields::{AGENT, RECORDS, each_field},
+        validity,
     },
-    cgroups, dns,
+    cgroups, clock, dns,
     hub::Volume,
     identity::{Grant, Identity, Role},
     processes,
@@ -155,6 +156,12 @@ impl Incoming {
 
     pub(super) fn stream(&self) -> Key {
         (self.sender.clone(), self.batch.stream_id)
+    }
+
+    /// Fails if no agent could have made it.
+    pub(super) fn checked(self) -> Result<Self> {
+        validity::check(&self.batch, clock::nanos(unix_now()))?;
+        Ok(self)
     }
 
     /// Tells it from any other batch with the same number.

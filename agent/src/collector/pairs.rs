@@ -32,6 +32,8 @@ use crate::{
 
 /// How long a flow waits at least for the batches of an agent that is late, and is remembered when it is quiet.
 const WAIT: Duration = Duration::from_mins(5);
+/// An agent that says it reports less often is waited for no longer.
+const MOST_LATE: Duration = Duration::from_hours(1);
 /// Paths that have sums of their own.
 const MOST_PATHS: usize = 1000;
 
@@ -49,8 +51,6 @@ pub(super) struct Pairs {
     flows: HashMap<FlowId, Flow>,
     /// Of what was seen until then, a part may be forgotten, or never have been followed.
     forgotten_to: u64,
-    /// The longest that records were late by an agent's setting.
-    latest: Duration,
     paths: BTreeMap<[String; 2], PathStatus>,
     not_followed: u64,
     unpaired: u64,
@@ -63,7 +63,6 @@ impl Pairs {
             agents: Agents::default(),
             flows: HashMap::new(),
             forgotten_to: 0,
-            latest: Duration::ZERO,
             paths: BTreeMap::new(),
             not_followed: 0,
             unpaired: 0,
@@ -74,8 +73,9 @@ impl Pairs {
         clock::nanos(self.settings.settle)
     }
 
-    fn wait(&self) -> Duration {
-        let slowest = self.settings.settle.saturating_add(self.latest);
+    fn wait(&self, now: Instant) -> Duration {
+        let latest = self.agents.latest(WAIT, now).min(MOST_LATE);
+        let slowest = self.settings.settle.saturating_add(latest);
         WAIT.max(slowest.saturating_mul(3))
     }
 
@@ -86,7 +86,7 @@ impl Pairs {
         if noted == Noted::Nowhere {
             let flows = self.flows.values();
             let named: HashSet<_> = flows.flat_map(Flow::agents).collect();
-            let silent_for = self.wait();
+            let silent_for = self.wait(now);
             self.agents.forget(&named, silent_for, now);
             noted = self.agents.note(batch, settle_ns, now);
         }
@@ -98,9 +98,6 @@ impl Pairs {
                 return;
             }
         };
-        self.latest = self
-            .latest
-            .max(Duration::from_nanos(batch.report_interval_ns));
         for sighting in &batch.flows {
             let is_full = self.flows.len() >= self.settings.max_flows;
             if is_full && !self.flows.contains_key(&sighting.flow) {
@@ -126,7 +123,7 @@ impl Pairs {
         let now = Now {
             at: now,
             settle_ns: self.settle_ns(),
-            wait: self.wait(),
+            wait: self.wait(now),
         };
         let Self {
             agents,

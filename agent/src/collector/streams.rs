@@ -273,7 +273,7 @@ fn forget(streams: &mut BTreeMap<Key, Stream>, now: Duration) {
     }
 }
 
-fn unix_now() -> Duration {
+pub(super) fn unix_now() -> Duration {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default()
 }

@@ -99,7 +99,7 @@ pub struct Args {
     pub insecure_listen: bool,
 
     /// The tokens of those who may call over TCP, as `flow-agent token new` adds them: whose each is, and what it is good for.
-    /// Agents show theirs by token_file of their output, and commands by --token-file. It is read again when it changes.
+    /// Agents show theirs by `token_file` of their output, and commands by --token-file. It is read again when it changes.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE", help_heading = AGENTS)]
     pub token_file: Option<PathBuf>,
 

@@ -50,6 +50,8 @@ const METHOD: &str = "/flow.v1.FlowCollector/Export";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// A call that breaks before is followed by a pause, whatever it has brought.
 const SHORT: Duration = Duration::from_secs(5);
+/// How often each collector is asked to take a batch that cannot be, as they say.
+const TRIES: usize = 2;
 /// How long to wait for what a collector may have said of a call that broke.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long the disk may take at the end for what was in the queue, and to have all for sure.
@@ -89,6 +91,8 @@ struct Sender {
     handed_seq: u64,
     /// How many failed one after the other.
     failed: usize,
+    /// The oldest batch, and how often it was called one that cannot be.
+    called_invalid: (u64, usize),
     /// The call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
@@ -132,6 +136,7 @@ impl Delivery {
             at: 0,
             handed_seq: 0,
             failed: 0,
+            called_invalid: (0, 0),
             has_progressed: false,
             backoff: Backoff::default(),
             asked,
@@ -232,6 +237,7 @@ impl Sender {
             };
             self.telling
                 .failed(&self.address(), &failure, RecordSum::default());
+            self.judge(&failure).await;
             if self.has_progressed {
                 self.failed = 0;
                 self.backoff.reset();
@@ -248,6 +254,35 @@ impl Sender {
             } else if self.has_progressed && begun.elapsed() < SHORT {
                 self.rest(None).await;
             }
+        }
+    }
+
+    /// Gives the oldest batch up if all collectors have said again and again that no agent would send it: it would be in the way
+    /// of all others for ever.
+    async fn judge(&mut self, failure: &Failure) {
+        let Failure::Refused {
+            why,
+            is_invalid: true,
+            ..
+        } = failure
+        else {
+            return;
+        };
+        // Those before it are acknowledged.
+        let Some(seq) = self.backlog.after(0).map(|oldest| oldest.seq) else {
+            return;
+        };
+        let (last, times) = self.called_invalid;
+        let times = if last == seq { times + 1 } else { 1 };
+        self.called_invalid = (seq, times);
+        if times < TRIES * self.collectors.len() {
+            return;
+        }
+        if let Some((flows, done)) = self.backlog.give_up(seq) {
+            self.tally.refuses_known(flows, why);
+            self.telling.gives_up(seq, why, flows);
+            self.backlog.forget(done).await;
+            self.look();
         }
     }
 

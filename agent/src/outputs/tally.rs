@@ -195,6 +195,19 @@ impl Tally {
         !std::mem::replace(&mut self.health().told_refused, true)
     }
 
+    /// Notes that no receiver takes these flows, which were doubted.
+    pub(super) fn refuses_known(&self, flows: RecordSum, error: &str) {
+        self.learns(Receipts {
+            arrived: RecordSum::default(),
+            lost: flows,
+        });
+        let mut fates = self.fates();
+        fates.lost -= flows;
+        fates.refused += flows;
+        drop(fates);
+        self.health().fails(error);
+    }
+
     /// Notes that the receiver takes a message, but not these flows of it.
     pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
         let mut fates = self.fates();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{spell::Spell, tally::Tally, transport::Failure};
-use crate::proto::RecordSum;
+use crate::{log_limit::LogLimit, proto::RecordSum};
 
 pub(super) struct Telling {
     output: String,
@@ -11,6 +11,7 @@ pub(super) struct Telling {
     /// What has been told to be wrong with the disk.
     told_spool: String,
     spool_losses: Spell,
+    given_up: LogLimit,
 }
 
 impl Telling {
@@ -20,6 +21,7 @@ impl Telling {
             tally: Arc::clone(tally),
             told_spool: String::new(),
             spool_losses: Spell::default(),
+            given_up: LogLimit::default(),
         }
     }
 
@@ -33,6 +35,21 @@ impl Telling {
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
                 "flows do not get to {address}: {error}; it is tried again, and further flows wait as long as there is room",
+            );
+        }
+    }
+
+    /// A batch that no collector takes is in the way of no other one.
+    pub(super) fn gives_up(&mut self, seq: u64, why: &str, flows: RecordSum) {
+        if let Some(times) = self.given_up.event() {
+            tracing::warn!(
+                output = self.output,
+                stream_seq = seq,
+                times,
+                refused_records = flows.records,
+                refused_packets = flows.packets,
+                refused_bytes = flows.bytes,
+                "a batch is given up, since no collector takes it: {why}",
             );
         }
     }

@@ -38,7 +38,7 @@ fn a_secret_that_everybody_can_read_is_worth_a_look() {
     for (settings, what) in [
         (
             r#""kind": "collector", "address": "http://127.0.0.1:1", "token_file""#,
-            "the tokens",
+            "the token",
         ),
         (
             r#""kind": "kafka", "address": "tcp://127.0.0.1:1/t", "sasl": "scram-sha-512", "user": "me", "password_file""#,

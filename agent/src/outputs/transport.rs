@@ -79,6 +79,8 @@ pub(super) enum Failure {
         why: String,
         /// The receiver does not know the method.
         is_unknown: bool,
+        /// What the message says cannot be.
+        is_invalid: bool,
     },
     /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
     #[error("it begins anew")]

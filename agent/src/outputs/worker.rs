@@ -280,6 +280,7 @@ impl Worker {
                 Failure::Refused {
                     ref why,
                     is_unknown,
+                    ..
                 } => {
                     if is_unknown && let Some(without) = self.encoder.unknown() {
                         self.does_without(without, why);

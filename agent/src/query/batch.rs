@@ -5,10 +5,9 @@ use std::{
     sync::OnceLock,
 };
 
-use anyhow::Result;
-
 use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
+    batch::validity,
     cgroups::Sender,
     dns::Host,
     filter::Facts,
@@ -18,14 +17,9 @@ use crate::{
 };
 
 /// Counts the records of a batch that are asked for. `place` is the number of the folder that it is in.
-pub(super) fn add(
-    batch: &FlowBatch,
-    place: usize,
-    question: &Question,
-    sum: &mut Sum<'_>,
-) -> Result<()> {
+pub(super) fn add(batch: &FlowBatch, place: usize, question: &Question, sum: &mut Sum<'_>) {
     if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
-        return Ok(());
+        return;
     }
     let nobody = AgentIdentity::default();
     let agent = batch.agent.as_ref().unwrap_or(&nobody);
@@ -57,7 +51,7 @@ pub(super) fn add(
     );
     if !is_on_stream && !sum.once.is_new(stream, batch.stream_seq.into()) {
         sum.answer.repeated_records += batch.records.len() as u64;
-        return Ok(());
+        return;
     }
     // A batch names all interfaces of its records.
     let mut interfaces = KnownInterfaces::default();
@@ -69,6 +63,10 @@ pub(super) fn add(
                 .is_new(stream, self::number(batch.stream_seq, number))
         {
             sum.answer.repeated_records += 1;
+            continue;
+        }
+        if !validity::is_sound(record) {
+            sum.answer.unsound_records += 1;
             continue;
         }
         let interface = interfaces.of(record);
@@ -95,9 +93,9 @@ pub(super) fn add(
             },
             ..of_a_record(batch, record)
         };
-        sum.row(question, &row)?;
+        let counted = sum.row(question, &row);
+        sum.answer.unsound_records += u64::from(counted.is_err());
     }
-    Ok(())
 }
 
 /// Without names.

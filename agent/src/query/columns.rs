@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use parquet::{
     basic::{LogicalType, TimeUnit},
     column::reader::get_typed_column_reader,
-    data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type},
+    data_type::{ByteArray, ByteArrayType, DataType, Int64Type},
     file::reader::RowGroupReader,
 };
 
@@ -53,7 +53,7 @@ impl Columns<'_> {
     }
 
     /// A value for each row.
-    fn optional<T: DataType>(&self, name: &str) -> Result<Vec<Option<T::T>>> {
+    pub fn optional<T: DataType>(&self, name: &str) -> Result<Vec<Option<T::T>>> {
         let (values, levels) = self.values::<T>(name)?;
         let mut values = values.into_iter();
         let each = levels.into_iter();
@@ -79,19 +79,6 @@ impl Columns<'_> {
     /// As many as there are rows.
     pub fn texts(&self, name: &str) -> Result<Vec<Option<ByteArray>>> {
         self.optional::<ByteArrayType>(name)
-    }
-
-    pub fn ports(&self, name: &str) -> Result<Vec<Option<u16>>> {
-        let values = self.optional::<Int32Type>(name)?.into_iter();
-        let ports = values.map(|value| value.map(u16::try_from).transpose());
-        let ports: Result<_, _> = ports.collect();
-        ports.with_context(|| format!("its column {name} has what is no port"))
-    }
-
-    pub fn protocols(&self) -> Result<Vec<u8>> {
-        let values = self.required::<Int32Type>("protocol")?.into_iter();
-        let protocols: Result<_, _> = values.map(u8::try_from).collect();
-        protocols.context("its column protocol has what is no protocol")
     }
 
     /// Unix time in microseconds.

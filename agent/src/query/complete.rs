@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs::File, net::IpAddr, path::PathBuf};
 
 use agent_common::Direction;
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use parquet::{
     data_type::{ByteArray, Int32Type},
     file::{
@@ -21,7 +21,7 @@ use super::{
     once::{Stream, number},
     row::Row,
 };
-use crate::filter::Facts;
+use crate::{batch::validity::MOST_DELTA, filter::Facts};
 
 pub(super) struct Complete {
     file: SerializedFileReader<File>,
@@ -155,9 +155,9 @@ struct Rows {
     processes: [Option<Vec<Option<ByteArray>>>; 2],
     names: [Option<Vec<Option<ByteArray>>>; 2],
     directions: [Vec<Option<ByteArray>>; 2],
-    protocol: Vec<u8>,
+    protocol: Vec<i32>,
     addresses: [Vec<Option<ByteArray>>; 2],
-    ports: [Vec<Option<u16>>; 2],
+    ports: [Vec<Option<i32>>; 2],
     packets: [Vec<u64>; 2],
     bytes: [Vec<u64>; 2],
     totals: [Vec<u64>; 2],
@@ -212,9 +212,12 @@ impl Rows {
                 columns.texts("direction")?,
                 columns.texts("reverse_direction")?,
             ],
-            protocol: columns.protocols()?,
+            protocol: columns.required::<Int32Type>("protocol")?,
             addresses: [columns.texts("src_addr")?, columns.texts("dst_addr")?],
-            ports: [columns.ports("src_port")?, columns.ports("dst_port")?],
+            ports: [
+                columns.optional::<Int32Type>("src_port")?,
+                columns.optional::<Int32Type>("dst_port")?,
+            ],
             packets: [
                 columns.counters("packets")?,
                 columns.counters("reverse_packets")?,
@@ -259,7 +262,11 @@ impl Rows {
                 (!sum.once.has(stream, seq.into()), hostname)
             };
             if is_new {
-                sum.row(question, &self.row(row, hostname)?)?;
+                // A file of an earlier collector may have what no agent would have sent.
+                let counted = self
+                    .row(row, hostname)
+                    .and_then(|row| sum.row(question, &row));
+                sum.answer.unsound_records += u64::from(counted.is_err());
             } else {
                 sum.answer.repeated_records += 1;
             }
@@ -290,7 +297,13 @@ impl Rows {
         let forward = direction(forward)?.unwrap_or(Direction::Ingress);
         let reverse = direction(reverse)?.unwrap_or(forward.opposite());
         let totals = both(&self.totals);
-        let packets = both(&self.packets);
+        let (packets, bytes) = (both(&self.packets), both(&self.bytes));
+        let mut deltas = packets.into_iter().chain(bytes);
+        ensure!(
+            deltas.all(|delta| delta <= MOST_DELTA),
+            "no flow has so much in one record"
+        );
+        let port = |value: Option<i32>| value.map(u16::try_from).transpose();
         let name = |column: &'a Option<Vec<Option<ByteArray>>>| {
             let column = column.as_ref();
             text(column.and_then(|column| column[row].as_ref()))
@@ -309,16 +322,18 @@ impl Rows {
             processes: [name(source_process)?, name(destination_process)?],
             names: [name(source_name)?, name(destination_name)?],
             facts: Facts {
-                protocol: self.protocol[row],
+                protocol: u8::try_from(self.protocol[row])?,
                 addresses: [address(source)?, address(destination)?],
-                ports: from[row].zip(to[row]).map(|(from, to)| [from, to]),
+                ports: port(from[row])?
+                    .zip(port(to[row])?)
+                    .map(|(from, to)| [from, to]),
                 sent: [
                     (totals[0] != 0).then_some(forward),
                     (totals[1] != 0).then_some(reverse),
                 ],
             },
             packets,
-            bytes: both(&self.bytes),
+            bytes,
             begins: packets == totals,
             ends: self.end_reason[row].is_some(),
             sample_rate: self.sample_rate[row].cast_unsigned(),

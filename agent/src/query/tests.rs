@@ -599,17 +599,46 @@ fn what_ends_in_damage_before_it_became_a_file_is_told() {
 }
 
 #[test]
-fn sums_that_no_number_can_have_are_an_error() {
-    let folder = Folder::new();
-    let batches = [batch(
-        1,
-        vec![
-            record(1, 443, u64::MAX / 100),
-            record(1, 443, u64::MAX / 100),
-        ],
-    )];
-    folder.in_the_making(&pieces(&batches));
-    assert!(refused(&folder.path()).contains("add up to more than"));
+fn records_that_no_agent_sends_are_left_out_and_counted() {
+    let mut protocol = record(1, 443, 7);
+    protocol.protocol = 300;
+    let records = vec![
+        record(1, 443, 5),
+        protocol,
+        record(1, 70_000, 7),
+        record(1, 443, u64::MAX / 100),
+    ];
+    let batches = [on_stream(1, batch(1, records))];
+    let (open, whole) = (Folder::new(), Folder::new());
+    open.in_the_making(&pieces_of_many(&batches));
+    whole.complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&batches));
+    for folder in [open, whole] {
+        let answer = folder.ask(&everything(&[By::Source]));
+        assert_eq!((answer.total.packets, answer.unsound_records), ([5, 1], 3));
+        assert_eq!(packets(&answer)[0].1, [5, 1]);
+    }
+}
+
+#[test]
+fn a_number_of_a_stream_is_counted_once_for_each_sender() {
+    let of = |identity: &str| {
+        let mut batch = on_stream(1, batch(1, vec![record(1, 443, 5)]));
+        batch.agent.as_mut().unwrap().identity = identity.to_owned();
+        batch.lost_packets = 3;
+        batch
+    };
+    let batches = ["one", "two", "one"].map(of);
+    let (open, whole) = (Folder::new(), Folder::new());
+    open.in_the_making(&pieces_of_many(&batches));
+    whole.complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&batches));
+    for folder in [open, whole] {
+        let answer = folder.ask(&everything(&[By::Source]));
+        assert_eq!(
+            (answer.total.packets, answer.repeated_records),
+            ([10, 2], 1)
+        );
+        assert_eq!(answer.missing.lost.packets, 6);
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which user of this host is at the other end of a TCP connection, as the kernel knows it (`sock_diag`, inet_diag.h).
+//! Which user of this host is at the other end of a TCP connection, as the kernel knows it (`sock_diag`, `inet_diag.h`).
 
 use std::{
     io,
@@ -10,6 +10,8 @@ use netlink_sys::{Socket, SocketAddr as KernelAddr, protocols::NETLINK_SOCK_DIAG
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const IPPROTO_TCP: u8 = 6;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
 const NLMSG_HEADER_BYTES: usize = 16;
 /// `struct inet_diag_req_v2`.
 const REQUEST_BYTES: usize = 56;
@@ -40,8 +42,8 @@ fn asked(request: &[u8]) -> io::Result<Option<u32>> {
 fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
     let [from, to] = [peer, own].map(|address| address.ip().to_canonical());
     let family = match from {
-        IpAddr::V4(_) => libc::AF_INET,
-        IpAddr::V6(_) => libc::AF_INET6,
+        IpAddr::V4(_) => AF_INET,
+        IpAddr::V6(_) => AF_INET6,
     };
     let len = NLMSG_HEADER_BYTES + REQUEST_BYTES;
     let mut request = Vec::with_capacity(len);
@@ -51,7 +53,7 @@ fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
     // The number of the request, and whose it is, which the kernel fills in.
     request.extend([0; 8]);
     // No extensions, and any state.
-    request.extend([family as u8, IPPROTO_TCP, 0, 0]);
+    request.extend([family, IPPROTO_TCP, 0, 0]);
     request.extend(u32::MAX.to_ne_bytes());
     request.extend(peer.port().to_be_bytes());
     request.extend(own.port().to_be_bytes());

@@ -35,6 +35,7 @@ mod reports;
 mod samples;
 mod secured;
 mod tokens;
+mod validity;
 
 /// Whether all that it warns of is that its store was slow, as one is on a busy machine.
 fn warns_of_slowness_alone(log: &str) -> bool {

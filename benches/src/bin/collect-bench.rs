@@ -15,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use agent::{
@@ -350,7 +350,9 @@ fn scan(number: usize, flows: u32) -> Vec<Batch> {
         ..Identity::default()
     };
     let mut encoder = BatchEncoder::new(Arc::new(identity));
-    let begin = 1_800_000_000_000_000_000;
+    // A collector takes no others.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let begin = now.unwrap_or_default().as_nanos() as u64;
     let header = ScanHeader {
         scan_id: 1,
         window_start_unix_ns: begin,

@@ -119,6 +119,17 @@ impl Agents {
         of_it.count() < MOST_OF_A_CREDENTIAL
     }
 
+    /// How late records may be, by the settings of the agents that were heard within this time.
+    pub(super) fn latest(&self, within: Duration, now: Instant) -> Duration {
+        let heard = self.all.values().filter(|agent| {
+            let interval = Duration::from_nanos(agent.report_interval_ns);
+            let silent_for = now.duration_since(agent.heard);
+            !agent.has_ended && silent_for < within.max(interval.min(super::MOST_LATE))
+        });
+        let latest = heard.map(|agent| agent.report_interval_ns).max();
+        Duration::from_nanos(latest.unwrap_or_default())
+    }
+
     pub(super) fn note(&mut self, batch: &Sightings, settle_ns: u64, now: Instant) -> Noted {
         let AgentIdentity {
             agent_id,

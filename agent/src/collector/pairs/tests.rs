@@ -811,9 +811,9 @@ fn a_credential_does_not_take_all_the_room_in_which_agents_see_a_flow() {
     for number in 0..8 {
         let mut forger = Agent::new("x", 100 + number);
         for records in [Vec::new(), leaving([1, 0], Some(12), 19)] {
-            let mut forged = forger.batch(records);
-            forged.agent.as_mut().unwrap().instance_id = number.to_string();
-            take_from(&mut pairs, &forged, Identity::named("x").unwrap());
+            let mut batch = forger.batch(records);
+            batch.agent.as_mut().unwrap().instance_id = number.to_string();
+            take_from(&mut pairs, &batch, Identity::named("x").unwrap());
         }
     }
     a.scan(&mut pairs, leaving([100, 0], Some(12), 19));

@@ -80,6 +80,12 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
             path.display()
         ));
     }
+    if answer.unsound_records > 0 {
+        texts.push(format!(
+            "{} records are LEFT OUT: no agent would have sent them, or the sums have no room for them",
+            answer.unsound_records
+        ));
+    }
     if answer.gone_files > 0 {
         texts.push(format!(
             "{} files were removed before they could be read",
@@ -176,6 +182,7 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
         ("window_end_us", json!(windows.map(|windows| windows.end))),
         ("files", json!(answer.files)),
         ("gone_files", json!(answer.gone_files)),
+        ("unsound_records", json!(answer.unsound_records)),
         ("unmarked_files", json!(answer.unmarked_files)),
         ("unread_bytes", json!(damaged)),
         ("repeated_records", json!(answer.repeated_records)),

@@ -283,6 +283,13 @@ impl Backlog {
         sum.map(|sum| (sum, done))
     }
 
+    /// Takes the oldest batch out of memory, which no collector takes. The batches that come say that it is lost.
+    pub(super) fn give_up(&mut self, seq: u64) -> Option<(RecordSum, Point)> {
+        let given_up = self.acknowledge(seq)?;
+        self.lost_before += Point::default().with(seq, given_up.0).sum;
+        Some(given_up)
+    }
+
     /// Batches up to here are not needed on disk.
     pub(super) async fn forget(&mut self, done: Point) {
         self.is_synced = false;

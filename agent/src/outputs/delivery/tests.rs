@@ -58,6 +58,8 @@ struct Store {
     scripts: Arc<Mutex<Vec<Script>>>,
     /// It refuses all calls, and asks to be left alone for a minute.
     asks: bool,
+    /// A scan of which it says that no agent has it.
+    invalid_scan: Option<u64>,
 }
 
 impl Store {
@@ -125,6 +127,10 @@ impl FlowCollector for Store {
                     return Some((Some(Err(broken)), (batches, u64::MAX)));
                 }
                 let batch = batches.next().await?.ok()?;
+                if store.invalid_scan == Some(batch.scan_id) {
+                    let refused = Status::invalid_argument("scan_id: nobody has it");
+                    return Some((Some(Err(refused)), (batches, u64::MAX)));
+                }
                 store.store(call, &batch);
                 let ack = (stored < script.acknowledges).then_some(Ok(ExportAck {
                     last_seq: batch.stream_seq + script.too_much,
@@ -816,4 +822,35 @@ async fn a_spool_that_is_full_loses_the_oldest_and_says_so() {
     let of_lost = sum_of_records(lost);
     let told = (newest.lost_packets, newest.lost_bytes);
     assert_eq!(told, (of_lost.packets, of_lost.bytes));
+}
+
+#[tokio::test]
+async fn a_batch_that_no_collector_takes_is_refused_told_and_in_the_way_of_no_other() {
+    for has_spool in [false, true] {
+        let store = Store {
+            invalid_scan: Some(2),
+            ..Store::default()
+        };
+        let (hosts, _tasks): (Vec<_>, Vec<_>) =
+            [(); 2].map(|()| listen(&store)).into_iter().unzip();
+        let folder = tempfile::tempdir().unwrap();
+        let spooling = has_spool.then(|| Spooling {
+            folder: folder.path().to_owned(),
+            most_bytes: 32 << 20,
+        });
+        let hub = roomy_hub();
+        let output = Output::spooled(hub.clone(), hosts, spooling);
+        for scan_id in 1..=4 {
+            hub.publish(&batch(scan_id, scan_id as u32));
+        }
+        output.wait_until_sent(1 + 3 + 4).await;
+        hub.publish(&batch(5, 5));
+        output.wait_until_sent(1 + 3 + 4 + 5).await;
+        let status = output.tally.status();
+        assert_eq!(status.refused.unwrap().records, 2);
+        assert_eq!(output.fates()[1..], [0, 0]);
+        // Whoever adds up what is stored knows of it.
+        assert_eq!(store.lost().last(), Some(&2));
+        output.end().await;
+    }
 }

@@ -328,7 +328,7 @@ mod tests {
     #[test]
     fn a_message_has_its_key_its_host_and_its_batch() {
         let message = record("abc", 1, 1, 7);
-        assert_eq!(message.len_bytes(), FRAME_BYTES + 3 + 4 + 7);
+        assert_eq!(message.len_bytes(), FRAME_BYTES + 3 + 4 + 5 + 7);
     }
 
     #[test]

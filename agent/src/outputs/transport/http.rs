@@ -87,6 +87,7 @@ fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes,
         _ => Err(Failure::Refused {
             why,
             is_unknown: status == StatusCode::NOT_FOUND,
+            is_invalid: false,
         }),
     }
 }

@@ -1,8 +1,9 @@
 //! Calls that no agent of ours makes.
 
 use std::{
+    sync::LazyLock,
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use agent::proto::{
@@ -20,6 +21,11 @@ use tonic::{
 };
 
 use super::*;
+
+static NOW_NS: LazyLock<u64> = LazyLock::new(|| {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    now.as_nanos().try_into().unwrap()
+});
 
 const STREAM: u64 = 0x1234_5678_9abc_def0;
 
@@ -46,7 +52,12 @@ pub(super) async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
 }
 
 pub(super) fn batch(seq: u64, records: usize) -> FlowBatch {
+    // The same each time, since what comes again is known by its content.
+    let now = *NOW_NS;
     let record = FlowRecord {
+        ip_version: 4,
+        first_seen_unix_ns: now,
+        last_seen_unix_ns: now,
         protocol: 17,
         src_addr: vec![10, 0, 0, 1].into(),
         dst_addr: vec![10, 0, 0, 2].into(),
@@ -62,6 +73,8 @@ pub(super) fn batch(seq: u64, records: usize) -> FlowBatch {
         stream_id: STREAM,
         stream_seq: seq,
         scan_id: seq,
+        window_start_unix_ns: now - 1_000_000_000,
+        window_end_unix_ns: now,
         records: vec![record; records],
         ..FlowBatch::default()
     }

@@ -34,6 +34,7 @@ async fn only_what_a_leader_says_that_all_replicas_have_is_stored() {
     let records = [Record {
         agent_id: "a",
         hostname: "host",
+        identity: "uid:0".to_owned(),
         stream_id: 1,
         stream_seq: 1,
         batch: vec![7].into(),

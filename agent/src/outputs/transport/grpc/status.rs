@@ -118,6 +118,7 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
         Failure::Refused {
             why,
             is_unknown: code == Code::Unimplemented,
+            is_invalid: code == Code::InvalidArgument,
         }
     })
 }

@@ -189,7 +189,10 @@ async fn other_failures_do_not_pass() {
         ("301 Moved Permanently", false),
     ] {
         let failure = failure(Deed::Answer(answer(status, "", "<html>"))).await;
-        let Failure::Refused { why, is_unknown } = failure else {
+        let Failure::Refused {
+            why, is_unknown, ..
+        } = failure
+        else {
             panic!("{status}: {failure}")
         };
         assert_eq!((why, is_unknown), (format!("HTTP {status}"), unknown));

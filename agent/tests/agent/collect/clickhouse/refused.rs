@@ -119,8 +119,10 @@ fn a_batch_that_the_table_does_not_take_is_refused_alone() {
         futures_util::future::join_all(calls).await;
     });
     // And days of agents whose clocks are wrong, of which an insert takes a hundred.
+    let today = batch(1, 1).window_end_unix_ns;
     let days = (2..=150).map(|seq| FlowBatch {
-        window_end_unix_ns: seq * 24 * 3600 * 1_000_000_000,
+        window_start_unix_ns: today - seq * 24 * 3600 * 1_000_000_000,
+        window_end_unix_ns: today - seq * 24 * 3600 * 1_000_000_000,
         ..batch(seq, 1)
     });
     let (acks, ended) = export(&socket, days.collect());

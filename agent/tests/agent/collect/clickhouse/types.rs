@@ -1,6 +1,10 @@
 //! Each value is in ClickHouse as it was counted, in a type of its own; and what the documentation asks can be asked.
 
-use std::net::Ipv6Addr;
+use std::{
+    net::Ipv6Addr,
+    sync::OnceLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use agent::proto::{
     Account, Cgroup, Count, Direction, Encapsulation, EndReason, Failure, FlowRecord, HostName,
@@ -20,7 +24,7 @@ fn records() -> Vec<FlowRecord> {
         dst_addr: vec![192, 0, 2, 2].into(),
         src_port: Some(65535),
         dst_port: Some(0),
-        delta_packets: u64::MAX,
+        delta_packets: 1 << 48,
         delta_bytes: 2,
         delta_reverse_packets: 3,
         delta_reverse_bytes: 4,
@@ -28,8 +32,8 @@ fn records() -> Vec<FlowRecord> {
         total_bytes: 6,
         total_reverse_packets: 7,
         total_reverse_bytes: 8,
-        first_seen_unix_ns: 1_700_000_000 * SECOND_NS + 123_456_789,
-        last_seen_unix_ns: 1_700_000_001 * SECOND_NS + 1,
+        first_seen_unix_ns: began_s() * SECOND_NS + 123_456_789,
+        last_seen_unix_ns: (began_s() + 1) * SECOND_NS + 1,
         ip_version: 4,
         ifindex: 2,
         netns: u32::MAX,
@@ -53,7 +57,7 @@ fn records() -> Vec<FlowRecord> {
         src_tcp_delivered_ce: Some(1),
         src_tcp_data_segs_out: Some(2),
         dst_handshake_rtt_us: Some(90),
-        total_dropped_packets: u64::MAX,
+        total_dropped_packets: i64::MAX as u64,
         src_ack_rtt_us: Some(u32::MAX),
         failure: Some(Failure::Reset.into()),
         dst_host_id: Some(5),
@@ -65,17 +69,34 @@ fn records() -> Vec<FlowRecord> {
     let sparse = FlowRecord {
         protocol: 58,
         src_addr: v6.octets().to_vec().into(),
+        dst_addr: vec![0; 16].into(),
         icmp_type: Some(128),
         icmp_code: Some(0),
         icmp_identifier: Some(65535),
         ip_version: 6,
         later_fragment: true,
         initiator_assumed: true,
-        // Later than a column can say.
-        last_seen_unix_ns: u64::MAX,
+        first_seen_unix_ns: began_s() * SECOND_NS,
+        last_seen_unix_ns: began_s() * SECOND_NS,
         ..FlowRecord::default()
     };
     vec![full, sparse]
+}
+
+/// Of the window, which is near now.
+fn began_s() -> u64 {
+    static BEGAN_S: OnceLock<u64> = OnceLock::new();
+    *BEGAN_S.get_or_init(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+        now.as_secs() - 60
+    })
+}
+
+/// As ClickHouse writes so long after that.
+fn shown(seconds: u64, nanos: u32) -> String {
+    let time = UNIX_EPOCH + Duration::new(began_s() + seconds, nanos);
+    let text = humantime::format_rfc3339_nanos(time).to_string();
+    text.replace('T', " ").replace('Z', "")
 }
 
 fn whole() -> FlowBatch {
@@ -91,8 +112,8 @@ fn whole() -> FlowBatch {
         scan_id: 8,
         batch_index: 2,
         last_of_scan: true,
-        window_start_unix_ns: 1_700_000_000 * SECOND_NS,
-        window_end_unix_ns: 1_700_000_001 * SECOND_NS + 5,
+        window_start_unix_ns: began_s() * SECOND_NS,
+        window_end_unix_ns: (began_s() + 1) * SECOND_NS + 5,
         interfaces: vec![Interface {
             ifindex: 2,
             netns: u32::MAX,
@@ -159,16 +180,16 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     let agent = json!({
         "identity": "uid:0", "agent_id": "machine", "hostname": "there", "boot_id": "boot", "instance_id": "instance",
         "stream_id": "123456789abcdef0", "stream_seq": 7, "scan_id": 8, "sample_rate": 16,
-        "window_start": "2023-11-14 22:13:20.000000000", "window_end": "2023-11-14 22:13:21.000000005",
+        "window_start": shown(0, 0), "window_end": shown(1, 5),
     });
     let mut full = json!({
         "record": 0, "interface": "eth0", "ifindex": 2, "netns": u32::MAX, "netns_name": "blue",
         "direction": "ingress", "vlan_ids": [1, 4095], "ip_version": 4, "protocol": 6,
         "src_addr": "::ffff:192.0.2.1", "dst_addr": "::ffff:192.0.2.2", "src": "192.0.2.1", "dst": "192.0.2.2",
         "src_port": 65535, "dst_port": 0, "icmp_type": null, "icmp_code": null, "icmp_identifier": null,
-        "later_fragment": false, "initiator_assumed": false, "packets": u64::MAX, "bytes": 2, "reverse_packets": 3, "reverse_bytes": 4,
+        "later_fragment": false, "initiator_assumed": false, "packets": 1_u64 << 48, "bytes": 2, "reverse_packets": 3, "reverse_bytes": 4,
         "total_packets": 5, "total_bytes": 6, "total_reverse_packets": 7, "total_reverse_bytes": 8,
-        "first_seen": "2023-11-14 22:13:20.123456789", "last_seen": "2023-11-14 22:13:21.000000001",
+        "first_seen": shown(0, 123_456_789), "last_seen": shown(1, 1),
         "tcp_flags": 255, "reverse_tcp_flags": 0, "dscp": 46, "end_reason": "end_of_flow",
         "encapsulation": "vxlan", "tunnel_id": u32::MAX, "outer_src_addr": "::ffff:10.0.0.1",
         "outer_dst_addr": "::ffff:10.0.0.2", "outer_vlan_ids": [7], "outer_pppoe_session": null,
@@ -182,7 +203,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "failure": "reset", "icmp_error_type": null, "icmp_error_code": null, "src_host": "", "src_host_source": "", "dst_host": "www.example", "dst_host_source": "dns_of_another",
         "src_tcp_delivered_ce": 1, "src_tcp_data_segs_out": 2, "dst_tcp_rtt_us": null, "dst_tcp_delivered": null,
         "src_handshake_rtt_us": null, "dst_handshake_rtt_us": 90, "src_ack_rtt_us": u32::MAX, "dst_ack_rtt_us": null,
-        "total_dropped_packets": u64::MAX, "total_reverse_dropped_packets": 0,
+        "total_dropped_packets": i64::MAX, "total_reverse_dropped_packets": 0,
     });
     full.as_object_mut()
         .unwrap()
@@ -191,7 +212,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "record": 1, "interface": "", "netns_name": "", "direction": "", "vlan_ids": [], "ip_version": 6,
         "protocol": 58, "src_addr": "2001:db8::ffff:1:2", "dst_addr": "::", "src": "2001:db8::ffff:1:2", "src_port": null, "dst_port": null,
         "icmp_type": 128, "icmp_code": 0, "icmp_identifier": 65535, "later_fragment": true, "initiator_assumed": true, "packets": 0,
-        "first_seen": "1970-01-01 00:00:00.000000000", "last_seen": "2262-04-11 23:47:16.854775807",
+        "first_seen": shown(0, 0), "last_seen": shown(0, 0),
         "tcp_flags": null, "dscp": null, "end_reason": "", "community_id": "", "encapsulation": "", "tunnel_id": null,
         "outer_src_addr": null, "outer_vlan_ids": [],
     });
@@ -205,7 +226,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
     }
     let of_batches = clickhouse.ask("SELECT * FROM flows_batches FINAL");
     let expected = json!({
-        "version": "1", "batch_index": 2, "last_of_scan": true, "records": 2, "packets": 2, "bytes": 6,
+        "version": "1", "batch_index": 2, "last_of_scan": true, "records": 2, "packets": (1_u64 << 48) + 3, "bytes": 6,
         "lost_batches": 1, "lost_records": 2, "lost_packets": 3, "lost_bytes": 4, "refused_in_window": true,
         "left_out_records": 5, "left_out_packets": 6, "left_out_bytes": 7,
         "tracked_flows": 9, "final": true, "seen_packets": 10, "seen_bytes": 11, "flows_packets": 12,
