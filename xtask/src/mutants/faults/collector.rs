@@ -94,8 +94,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a call may go on with another stream",
         file: "agent/src/collector/export.rs",
-        from: "if self.stream_id != Some(incoming.batch.stream_id) {",
-        to: "if self.stream_id.is_none() {",
+        from: "if self.key.as_ref() != Some(&incoming.stream()) {",
+        to: "if self.key.is_none() {",
         target: agent(
             "collect::calls::what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stored",
         ),

@@ -50,8 +50,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "query: two starts of an agent are one",
         file: "agent/src/query/batch.rs",
-        from: "hasher.hash_one((instance_id, number))",
-        to: "hasher.hash_one((instance_id.is_empty(), number))",
+        from: "hasher.hash_one((names, number))",
+        to: "hasher.hash_one((names[0], number))",
         target: unit("query::tests::two_starts_that_gave_a_batch_the_same_number_are_told_apart"),
     },
     Fault {

@@ -33,8 +33,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "kafka: what follows one that is too long goes on",
         file: "agent/src/outputs/kafka/group.rs",
-        from: "if later.stream_id == record.stream_id && state.waits() {",
-        to: "if later.stream_seq == record.stream_seq && later.stream_id == record.stream_id {",
+        from: "if is_behind && state.waits() {",
+        to: "if is_behind && later.stream_seq == record.stream_seq {",
         target: unit(
             "outputs::kafka::group::tests::one_that_is_too_long_holds_up_its_own_stream_alone",
         ),
