@@ -12,7 +12,9 @@ pub struct Accounts {
     pub since_unix_ns: u64,
     pub until_unix_ns: u64,
     pub hooks: Vec<AccountOfHook>,
-    /// Interfaces that have left, and what our programs saw at those that are not watched.
+    /// Of interfaces that have left. An interface's whole account comes here when it leaves.
+    pub departed: HookAccount,
+    /// What our programs saw at interfaces that are not watched.
     pub others: HookAccount,
 }
 
@@ -20,18 +22,20 @@ pub struct Accounts {
 pub struct AccountOfHook {
     pub interface: Interface,
     pub direction: Direction,
+    /// When this account began: an interface that is watched again begins another one. Unix time in nanoseconds, as it was then.
+    pub since_unix_ns: u64,
     pub account: HookAccount,
 }
 
 impl Accounts {
-    /// Puts into `others` what the hooks lack of `sum`. `departed_flows` are those of interfaces that have left.
-    pub fn complete(&mut self, sum: &HookAccount, departed_flows: Pair) {
-        let mut listed = HookAccount::default();
+    /// Puts into `others` what the hooks and those that have left lack of `sum`. There are no flows of others.
+    pub fn complete(&mut self, sum: &HookAccount) {
+        let mut listed = self.departed;
         for hook in &self.hooks {
             listed.merge(&hook.account);
         }
         self.others = sum.since(&listed);
-        self.others.counters[Reason::Flows as usize] = departed_flows;
+        self.others.counters[Reason::Flows as usize] = Pair::default();
     }
 }
 
@@ -40,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_hook_has_is_with_the_others() {
+    fn what_no_hook_has_and_none_had_is_with_the_others() {
         let account = |seen, flows| {
             let mut account = HookAccount::default();
             account.add(Reason::Seen, seen, 60 * seen);
@@ -51,13 +55,14 @@ mod tests {
             hooks: vec![AccountOfHook {
                 interface: Interface::default(),
                 direction: Direction::Egress,
+                since_unix_ns: 0,
                 account: account(5, 5),
             }],
+            departed: account(3, 2),
             ..Accounts::default()
         };
         // One that was reported has not been drained.
-        let departed = account(3, 2).get(Reason::Flows);
-        accounts.complete(&account(8, 6), departed);
-        assert_eq!(accounts.others, account(3, 2));
+        accounts.complete(&account(9, 6));
+        assert_eq!(accounts.others, account(1, 0));
     }
 }

@@ -74,6 +74,8 @@ pub struct ScanStats {
 pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
+    /// The beginning of the first window that it can have counted in.
+    since_unix_ns: u64,
     pub before_attach: Counters,
     /// `None` until it is attached. It may count before that.
     pub after_attach: Option<Counters>,
@@ -378,6 +380,7 @@ impl Scanner {
                 None => self.hooks.push(HookState {
                     hook: attached.hook,
                     account: HookAccount::default(),
+                    since_unix_ns: self.window_start_unix_ns,
                     before_attach: attached.before_attach,
                     after_attach: attached.after_attach,
                     traffic: ByProtocol::default(),
@@ -563,6 +566,7 @@ impl Scanner {
             Some(AccountOfHook {
                 interface: self.interfaces.message(watched),
                 direction: state.hook.direction,
+                since_unix_ns: state.since_unix_ns,
                 account: state.account,
             })
         });
@@ -570,9 +574,10 @@ impl Scanner {
             since_unix_ns: self.started_unix_ns,
             until_unix_ns,
             hooks: hooks.collect(),
+            departed: self.departed.account,
             others: HookAccount::default(),
         };
-        accounts.complete(&self.account, self.departed.account.get(Reason::Flows));
+        accounts.complete(&self.account);
         accounts
     }
 

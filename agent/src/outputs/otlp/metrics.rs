@@ -1,4 +1,4 @@
-//! The agent's account and the output's losses as metrics: cumulative sums since the agent started.
+//! The agent's account and the output's losses as metrics: cumulative sums, each series since it began.
 
 use std::sync::Arc;
 
@@ -40,6 +40,7 @@ pub(super) struct Telling {
 /// Packets and bytes with the attributes that tell them apart.
 struct Point {
     attributes: Vec<KeyValue>,
+    since_unix_ns: u64,
     count: Pair,
 }
 
@@ -72,10 +73,13 @@ impl Telling {
         self.is_last = rest.len() <= HOOKS_IN_A_REQUEST;
         let (mut seen, mut fates) = (Vec::new(), Vec::new());
         for hook in rest.iter().take(HOOKS_IN_A_REQUEST) {
-            tell(&of_hook(hook), &hook.account, &mut seen, &mut fates);
+            let since = hook.since_unix_ns;
+            tell(&of_hook(hook), since, &hook.account, &mut seen, &mut fates);
         }
+        let since = self.accounts.since_unix_ns;
         if self.is_last {
-            tell(&[], &self.accounts.others, &mut seen, &mut fates);
+            let others = &self.accounts.others;
+            tell(&[], since, others, &mut seen, &mut fates);
         }
         let mut metrics = Vec::new();
         let seen_by_hooks = "What the programs saw.";
@@ -83,6 +87,7 @@ impl Telling {
         let fate = "What became of what was seen. The sum of all fates is what was seen.";
         metrics.extend(self.both("flow.account.fate", fate, fates));
         if self.is_last {
+            metrics.extend(self.departed(since));
             metrics.extend(self.losses());
         }
         ExportMetricsServiceRequest {
@@ -112,15 +117,29 @@ impl Telling {
     fn both(&self, name: &str, description: &str, points: Vec<Point>) -> [Metric; 2] {
         let (packets, bytes) = points
             .into_iter()
-            .map(|Point { attributes, count }| {
-                let packets = self.point(attributes.clone(), count.packets);
-                (packets, self.point(attributes, count.bytes))
+            .map(|one| {
+                let packets =
+                    self.point(one.attributes.clone(), one.since_unix_ns, one.count.packets);
+                let bytes = self.point(one.attributes, one.since_unix_ns, one.count.bytes);
+                (packets, bytes)
             })
             .unzip();
         [
             sum(&format!("{name}.packets"), description, "{packet}", packets),
             sum(&format!("{name}.bytes"), description, "By", bytes),
         ]
+    }
+
+    /// What interfaces that have left had counted until then. In the series of those that are watched it would count twice.
+    fn departed(&self, since_unix_ns: u64) -> impl Iterator<Item = Metric> {
+        let (mut seen, mut fates) = (Vec::new(), Vec::new());
+        let departed = &self.accounts.departed;
+        tell(&[], since_unix_ns, departed, &mut seen, &mut fates);
+        let description = "What the programs saw at interfaces that have left.";
+        let seen = self.both("flow.account.departed.seen", description, seen);
+        let description = "What became of what was seen at interfaces that have left.";
+        let fates = self.both("flow.account.departed.fate", description, fates);
+        seen.into_iter().chain(fates)
     }
 
     fn losses(&self) -> [Metric; 3] {
@@ -136,7 +155,7 @@ impl Telling {
                 &name,
                 description,
                 unit,
-                vec![self.point(Vec::new(), value)],
+                vec![self.point(Vec::new(), self.accounts.since_unix_ns, value)],
             )
         };
         [
@@ -146,12 +165,8 @@ impl Telling {
         ]
     }
 
-    fn point(&self, attributes: Vec<KeyValue>, value: u64) -> NumberDataPoint {
-        let Accounts {
-            since_unix_ns,
-            until_unix_ns,
-            ..
-        } = *self.accounts;
+    fn point(&self, attributes: Vec<KeyValue>, since_unix_ns: u64, value: u64) -> NumberDataPoint {
+        let until_unix_ns = self.accounts.until_unix_ns;
         NumberDataPoint {
             attributes,
             // The clock may have been set back.
@@ -202,9 +217,16 @@ fn number(key: &str, value: u32) -> KeyValue {
 }
 
 /// Adds the points of one account. Fates other than `flows` have none until they count something.
-fn tell(of: &[KeyValue], account: &HookAccount, seen: &mut Vec<Point>, fates: &mut Vec<Point>) {
+fn tell(
+    of: &[KeyValue],
+    since_unix_ns: u64,
+    account: &HookAccount,
+    seen: &mut Vec<Point>,
+    fates: &mut Vec<Point>,
+) {
     seen.push(Point {
         attributes: of.to_vec(),
+        since_unix_ns,
         count: account.get(Reason::Seen),
     });
     let mut fate = |fate: &str, reason: Reason, of_a_kind: bool| {
@@ -217,7 +239,11 @@ fn tell(of: &[KeyValue], account: &HookAccount, seen: &mut Vec<Point>, fates: &m
         if of_a_kind {
             attributes.push(text("flow.reason", reason.name()));
         }
-        fates.push(Point { attributes, count });
+        fates.push(Point {
+            attributes,
+            since_unix_ns,
+            count,
+        });
     };
     fate("flows", Reason::Flows, false);
     fate("filtered", Reason::Filtered, false);

@@ -71,12 +71,14 @@ fn accounts(hooks: u32) -> Arc<Accounts> {
     let hooks = (7..7 + hooks).map(|index| AccountOfHook {
         interface: flows::interface(index, "eth0"),
         direction: Direction::Egress,
+        since_unix_ns: 1_700_000_001_000_000_000,
         account: account(10),
     });
     Arc::new(Accounts {
         since_unix_ns: 1_700_000_000_000_000_000,
         until_unix_ns: 1_700_000_002_000_000_000,
         hooks: hooks.collect(),
+        departed: account(7),
         others: account(5),
     })
 }
@@ -432,6 +434,11 @@ fn the_account_closes_and_losses_come_once_however_many_interfaces_there_are() {
         assert_eq!(sum(&metrics, "flow.account.fate.packets"), seen);
         assert_eq!(sum(&metrics, "flow.account.seen.bytes"), 100 * seen);
         assert_eq!(sum(&metrics, "flow.account.fate.bytes"), 100 * seen);
+        for metric in ["seen", "fate"] {
+            let departed =
+                |unit: &str| sum(&metrics, &format!("flow.account.departed.{metric}.{unit}"));
+            assert_eq!((departed("packets"), departed("bytes")), (7, 700));
+        }
         assert_eq!(sum(&metrics, "flow.output.lost.records"), 4);
         assert_eq!(sum(&metrics, "flow.output.lost.packets"), 50);
         assert_eq!(sum(&metrics, "flow.output.lost.bytes"), 6_000);

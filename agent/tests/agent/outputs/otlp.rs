@@ -21,6 +21,7 @@ use crate::support::Report;
 
 mod collector;
 pub mod receiver;
+mod series;
 
 fn number(attributes: &[KeyValue], key: &str) -> u64 {
     let found = attributes.iter().find(|one| one.key == key);
