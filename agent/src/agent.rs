@@ -248,7 +248,7 @@ impl Agent {
             forward_logs(&mut kernel)?;
         }
         // Before the first scan, so that they have every batch.
-        let outputs = Outputs::start(&hub, config.outputs.clone());
+        let outputs = Outputs::start_beside(&hub, &config.listen, config.outputs.clone());
         Ok(Self {
             config,
             identity,

@@ -16,7 +16,7 @@ use crate::{
     clock,
     hub::Hub,
     proto::{DepartedOutputs, OutputStatus, OutputTlsStatus},
-    server::DEFAULT_DRAIN_TIMEOUT,
+    server::{DEFAULT_DRAIN_TIMEOUT, ListenAddr},
     tls::output::InForce,
 };
 
@@ -55,6 +55,8 @@ use worker::Worker;
 #[derive(Clone)]
 pub struct Outputs {
     hub: Hub,
+    /// Where the agent listens.
+    listeners: Arc<str>,
     asked: AskedByAll,
     all: Arc<Mutex<All>>,
 }
@@ -81,8 +83,15 @@ struct Running {
 impl Outputs {
     /// Starts these outputs, which send every batch that is published from now on.
     pub fn start(hub: &Hub, outputs: Vec<Prepared>) -> Self {
+        Self::start_beside(hub, &[], outputs)
+    }
+
+    /// The same of an agent that listens there, where no other agent of this host does.
+    pub fn start_beside(hub: &Hub, listeners: &[ListenAddr], outputs: Vec<Prepared>) -> Self {
+        let listeners: Vec<_> = listeners.iter().map(ToString::to_string).collect();
         let started = Self {
             hub: hub.clone(),
+            listeners: listeners.join(" ").into(),
             asked: AskedByAll::default(),
             all: Arc::default(),
         };
@@ -147,7 +156,8 @@ impl Outputs {
             "flows go to this output"
         );
         let tls = tls.map(|read| InForce::new(read.named(&name)));
-        let parts = output.parts(&self.hub, tls.clone());
+        let place = format!("{} {name}", self.listeners);
+        let parts = output.parts(&self.hub, &place, tls.clone());
         let (files, fates) = (tls.clone(), Arc::clone(&tally));
         let task = match parts {
             Parts::Messages(encoder, transport) => {

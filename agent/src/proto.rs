@@ -137,6 +137,31 @@ impl FlowRecord {
         self.delta_reverse_bytes = self.total_reverse_bytes;
         self.delta_ip_bytes = self.total_ip_bytes;
         self.delta_reverse_ip_bytes = self.total_reverse_ip_bytes;
+        self.delta_duration_ns = match self.total().packets {
+            0 | 1 => 0,
+            _ => self
+                .last_seen_unix_ns
+                .saturating_sub(self.first_seen_unix_ns),
+        };
+    }
+
+    /// When the first and the last packet came that the deltas count, Unix time in nanoseconds. The bytes of the deltas, divided by the
+    /// time between the two, are a rate.
+    pub fn delta_times(&self) -> [u64; 2] {
+        let (first, last) = (self.first_seen_unix_ns, self.last_seen_unix_ns);
+        let is_whole = self.delta() == self.total() && self.total().packets != 0;
+        let start = if is_whole {
+            first
+        } else {
+            last.saturating_sub(self.delta_duration_ns).max(first)
+        };
+        // The last packet's time is exact to a tick, and that of a single packet, if it is the flow's first, to the nanosecond.
+        let end = if self.delta_duration_ns == 0 {
+            start
+        } else {
+            last
+        };
+        [start, end]
     }
 }
 
@@ -304,6 +329,29 @@ mod tests {
             ..total
         };
         assert_eq!(record, all);
+    }
+
+    #[test]
+    fn the_times_of_a_record_are_those_of_the_packets_that_it_counts() {
+        let record = |packets: [u64; 2], delta_duration_ns| FlowRecord {
+            delta_packets: packets[0],
+            total_packets: packets[1],
+            first_seen_unix_ns: 1_000,
+            last_seen_unix_ns: 9_000,
+            delta_duration_ns,
+            ..FlowRecord::default()
+        };
+        assert_eq!(record([5, 9], 2_000).delta_times(), [7_000, 9_000]);
+        assert_eq!(record([9, 9], 8_000).delta_times(), [1_000, 9_000]);
+        // Of a single packet, the first one's time is the exact one.
+        assert_eq!(record([1, 1], 0).delta_times(), [1_000, 1_000]);
+        assert_eq!(record([1, 9], 0).delta_times(), [9_000, 9_000]);
+        assert_eq!(record([0, 9], 0).delta_times(), [9_000, 9_000]);
+        // The clock was set meanwhile.
+        assert_eq!(record([5, 9], 8_500).delta_times(), [1_000, 9_000]);
+        let mut total = record([0, 9], 0);
+        total.report_total();
+        assert_eq!(total.delta_times(), [1_000, 9_000]);
     }
 
     #[test]

@@ -75,6 +75,8 @@ pub struct Record {
     pub reverse_direction: Direction,
     /// Since the last record of this flow.
     pub delta: [Counts; 2],
+    /// From the first to the last packet that `delta` counts; 0 of a single one.
+    pub delta_duration_ns: u64,
     /// Since the first packet of this flow.
     pub total: [Counts; 2],
     /// Unix time in nanoseconds.
@@ -87,6 +89,8 @@ pub struct Record {
     pub dscp: u8,
     /// Absent while the flow lives.
     pub end_reason: Option<EndReason>,
+    /// The connection was closed, and the flow waits for late packets.
+    pub is_closing: bool,
     /// Community ID version 1 with seed 0: the SHA-1 digest, without the `1:` and base64.
     pub community_id: [u8; 20],
     /// The endpoints of the tunnel that the flow came through.

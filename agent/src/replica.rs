@@ -25,7 +25,7 @@ mod waiting;
 
 use std::{collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, time::Duration};
 
-use agent_common::{Counts, Encapsulation, FlowCounters, FlowKey, Senders, tcp::EndedConnection};
+use agent_common::{Encapsulation, FlowCounters, FlowKey, Senders, tcp::EndedConnection};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -41,7 +41,7 @@ use self::{
     order::Order,
     outers::Outers,
     remembered::{Initiator, Remembered},
-    reports::Reports,
+    reports::{Reports, Unreported},
     senders::KnownSenders,
     slab::Slab,
     waiting::Waiting,
@@ -413,7 +413,11 @@ impl Replica {
         self.senders.note_after(slot, syns_before);
         self.note_age(slot);
         if is_told {
-            self.report(slot, delta, sink);
+            let unreported = Unreported {
+                counts: delta,
+                began_boot_ns: counters.first_seen_ns,
+            };
+            self.report(slot, unreported, sink);
         }
     }
 
@@ -458,12 +462,13 @@ impl Replica {
     }
 
     /// Emits what the flow counted, now or when its time has come.
-    fn report(&mut self, slot: u32, delta: [Counts; 2], sink: &mut impl FnMut(&Record)) {
+    fn report(&mut self, slot: u32, unreported: Unreported, sink: &mut impl FnMut(&Record)) {
         if self.by_cgroup.is_wanted() {
-            self.by_cgroup.note(self.senders.cgroup_ids(slot), delta);
+            self.by_cgroup
+                .note(self.senders.cgroup_ids(slot), unreported.counts);
         }
-        if let Some(delta) = self.reports.add(slot, delta, self.clock.boot_ns) {
-            sink(&self.record(slot, delta, None));
+        if let Some(due) = self.reports.add(slot, unreported, self.clock.boot_ns) {
+            sink(&self.record(slot, due, None));
         } else if let Some(due_ns) = self.reports.due_ns(slot) {
             self.slab.note_due(slot, due_ns);
         }
@@ -519,8 +524,8 @@ impl Replica {
             self.settle_outers();
             return;
         }
-        if let Some(delta) = self.reports.due(slot, self.clock.boot_ns) {
-            sink(&self.record(slot, delta, None));
+        if let Some(due) = self.reports.due(slot, self.clock.boot_ns) {
+            sink(&self.record(slot, due, None));
         }
         let end_ns = self.slab[slot].end_ns(self.lifetimes);
         let report_ns = self.reports.due_ns(slot).unwrap_or(u64::MAX);
@@ -604,7 +609,10 @@ impl Replica {
             if let Some(entry) = self.slab.get(slot) {
                 let is_joined = entry.sides == Sides::Joined;
                 let held = self.reports.held(slot);
-                let told = [0, 1].map(|side| entry.total[side] - held[side]);
+                let told = Unreported {
+                    counts: [0, 1].map(|side| entry.total[side] - held[side]),
+                    began_boot_ns: entry.began_ns(clock),
+                };
                 sink(&Record {
                     outer: self.outers.of(&entry.key, is_joined),
                     names: self.names.of(slot, entry.initiator),
@@ -730,8 +738,11 @@ impl Replica {
         }
         if !entry.is_told {
             entry.is_told = true;
-            let delta = entry.total;
-            self.report(slot, delta, sink);
+            let unreported = Unreported {
+                counts: entry.total,
+                began_boot_ns: entry.began_ns(self.clock),
+            };
+            self.report(slot, unreported, sink);
         }
         if let Some((half, coming)) = self.take_waiting(slot) {
             self.senders.come(coming);
@@ -739,7 +750,7 @@ impl Replica {
         }
     }
 
-    fn record(&self, slot: u32, delta: [Counts; 2], end_reason: Option<EndReason>) -> Record {
+    fn record(&self, slot: u32, unreported: Unreported, end_reason: Option<EndReason>) -> Record {
         let entry = &self.slab[slot];
         let is_joined = entry.sides == Sides::Joined;
         Record {
@@ -750,7 +761,7 @@ impl Replica {
             senders_shared: self.senders.are_shared(slot, entry.initiator),
             ..entry.record(
                 self.clock,
-                delta,
+                unreported,
                 self.senders.of(slot),
                 self.errors.of(slot, entry.initiator),
                 end_reason,

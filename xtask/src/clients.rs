@@ -32,6 +32,10 @@ const DUCKDB: &str = "duckdb==2.0.0";
 /// ClickHouse's engine. All that it asks for would be pandas and pyarrow, several hundred megabytes, which it needs only for
 /// their own types.
 const CHDB: [&str; 2] = ["--no-deps", "chdb-core==26.9.0"];
+/// A reader of IPFIX.
+const NETFLOW: &str = "netflow==0.12.2";
+/// Another one, a crate.
+const NETFLOW_PARSER: &str = "=1.0.6";
 const PANDAS: [&str; 2] = ["pandas==3.1.1", "pyarrow==26.0.1"];
 
 const CPP_PACKAGES: &[&str] = &[
@@ -47,7 +51,7 @@ const CPP_PACKAGES: &[&str] = &[
 const MARK: &str = "installed";
 
 pub fn set_up() {
-    let clients: [(&str, Install); 13] = [
+    let clients: [(&str, Install); 15] = [
         ("gRPC for C++", cpp),
         ("gRPC and DuckDB for Python", python),
         ("grpcurl", grpcurl),
@@ -56,6 +60,8 @@ pub fn set_up() {
         ("pmacct", pmacct),
         ("ipfixDump", ipfix_dump),
         ("goflow2", goflow2),
+        ("netflow for Python", netflow),
+        ("netflow_parser", netflow_parser),
         ("buf", buf),
         ("the consumer in Go", go_consumer),
         ("a broker of Kafka", broker::install),
@@ -172,6 +178,48 @@ fn grpcurl(apt: Option<&Apt>) -> Result<()> {
 fn goflow2(apt: Option<&Apt>) -> Result<()> {
     let what = format!("{GOFLOW2}@{GOFLOW2_VERSION}");
     compiled_by_go(apt, "goflow2", &what, 23, "it reads an agent's IPFIX")
+}
+
+fn netflow(apt: Option<&Apt>) -> Result<()> {
+    python_packages(apt, "netflow", &[NETFLOW])
+}
+
+/// A program of the tests with a crate that nothing else needs.
+fn netflow_parser(_: Option<&Apt>) -> Result<()> {
+    let source = root().join("agent/tests/agent/clients/rust/netflow_parser.rs");
+    let program =
+        fs::read_to_string(&source).with_context(|| format!("read {}", source.display()))?;
+    let manifest = format!(
+        "[package]\n\
+         name = \"netflow-parser\"\n\
+         version = \"0.0.0\"\n\
+         edition = \"2024\"\n\
+         [workspace]\n\
+         [dependencies]\n\
+         netflow_parser = \"{NETFLOW_PARSER}\"\n"
+    );
+    let what = format!("{manifest}{program}");
+    let folder = folder("netflow-parser")?;
+    if is_marked(&folder, &what) {
+        return Ok(());
+    }
+    eprintln!("setup: compiling netflow_parser {NETFLOW_PARSER} (it reads an agent's IPFIX)");
+    let sources = folder.join("src");
+    fs::create_dir_all(&sources).with_context(|| format!("make {}", sources.display()))?;
+    for (file, text) in [
+        (folder.join("Cargo.toml"), manifest),
+        (sources.join("main.rs"), program),
+    ] {
+        fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
+    }
+    // What cargo tells an xtask about its own workspace is not about this one.
+    run(Command::new("cargo")
+        .args(["build", "--quiet", "--manifest-path"])
+        .arg(folder.join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(folder.join("target"))
+        .current_dir(&folder))?;
+    mark(&folder, &what)
 }
 
 /// The consumer in `deploy/consumers/go`, generated and compiled as it says.

@@ -155,6 +155,8 @@ fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
         71 => record.initiator_assumed = value != 0,
         72 => record.src_sender_shared = value != 0,
         73 => record.dst_sender_shared = value != 0,
+        75 => record.delta_duration_ns = value,
+        76 => record.closing = value != 0,
         _ => return None,
     }
     Some(())
@@ -265,7 +267,7 @@ mod tests {
     prop_compose! {
         /// A field of any number and wire type, sound or not.
         fn field()(
-            number in 0_u64..68,
+            number in 0_u64..80,
             wire_type in 0_u32..8,
             value: u64,
             shift in 0_u32..64,

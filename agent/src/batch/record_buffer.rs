@@ -34,8 +34,8 @@ pub(super) struct RecordBuffer {
 type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
-    /// A record takes 585 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 594;
+    /// A record takes 600 bytes with its prefix if every field is at its longest.
+    pub(super) const LEN_BYTES: usize = 612;
 
     pub(super) fn new() -> Self {
         Self {
@@ -177,6 +177,8 @@ impl Writer<'_> {
         let [source, destination] = record.senders_shared;
         self.count::<72>(source.into());
         self.count::<73>(destination.into());
+        self.count::<75>(record.delta_duration_ns);
+        self.count::<76>(record.is_closing.into());
     }
 
     /// In the order of the field numbers, in which those of both ends take turns.

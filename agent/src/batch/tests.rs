@@ -278,6 +278,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                 direction: Direction::from_bit(directions.0.into()),
                 reverse_direction: Direction::from_bit(directions.1.into()),
                 delta,
+                delta_duration_ns: last >> 1,
                 total,
                 first_seen_unix_ns: first,
                 last_seen_unix_ns: last,
@@ -291,6 +292,7 @@ pub(super) fn record() -> impl Strategy<Value = Record> {
                     5 => Some(EndReason::LackOfResources),
                     _ => None,
                 },
+                is_closing: first % 2 == 1,
                 community_id,
                 outer: outer.filter(|_| key.encapsulation != 0),
                 cgroup_ids,
@@ -418,6 +420,8 @@ fn expected(record: &Record) -> FlowRecord {
         initiator_assumed: record.initiator_assumed,
         src_sender_shared: record.senders_shared[0],
         dst_sender_shared: record.senders_shared[1],
+        delta_duration_ns: record.delta_duration_ns,
+        closing: record.is_closing,
     }
 }
 
@@ -504,12 +508,14 @@ fn longest_record() -> Record {
         direction: Direction::Egress,
         reverse_direction: Direction::Egress,
         delta: [most; 2],
+        delta_duration_ns: u64::MAX,
         total: [most; 2],
         first_seen_unix_ns: u64::MAX,
         last_seen_unix_ns: u64::MAX,
         tcp_flags: [u8::MAX; 2],
         dscp: 63,
         end_reason: Some(EndReason::LackOfResources),
+        is_closing: true,
         community_id: [0xff; 20],
         outer: Some(Outer {
             addr_a: [0xff; 16],
@@ -754,6 +760,7 @@ fn an_encoder_starts_every_scan_anew() {
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
     (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
+    (record.delta_duration_ns, record.is_closing) = (0, false);
     record.tcp = [TcpInfo::default(); 2];
     record.names = [None; 2];
     record.failure = None;

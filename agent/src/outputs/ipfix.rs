@@ -10,18 +10,21 @@ use crate::{
     log_limit::LogLimit,
     proto::{FlowBatch, FlowRecord, Interface},
 };
+use domain::Domains;
 use enriched::Enriched;
 use fields::{Length, Specifiers};
-use flow::{Flow, Lengths, Shape};
+use flow::{Flow, Form, Lengths, Shape};
 use message::{Header, Writer};
 use options::{About, Exporting, Metering};
 
+mod domain;
 mod elements;
 mod enriched;
 mod fields;
 mod flow;
 mod message;
 mod options;
+mod template;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -35,15 +38,8 @@ pub const DATAGRAM_LEN_BYTES: usize = 1_400;
 pub const STREAM_LEN_BYTES: usize = 16 << 10;
 pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
 
-/// Options about interfaces are told again with every so many templates.
-const OPTIONS_REFRESH: u32 = 10;
-
 /// A template and the longest records of one flow fit into this.
 const LEAST_LEN_BYTES: usize = 512;
-/// The number of the first template of flows; the others follow by shape.
-const FIRST_TEMPLATE: u16 = 256;
-/// The same of those with elements of an enterprise.
-const FIRST_ENRICHED: u16 = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -54,10 +50,15 @@ pub struct Settings {
     pub template_refresh: Option<Duration>,
     /// At most 65,535.
     pub message_len_bytes: usize,
-    pub observation_domain: u32,
+    /// That of flows; by default a number that other agents do not have.
+    pub observation_domain: Option<u32>,
+    /// Tells this output from others of the same host and agent.
+    pub place: String,
     /// Another connection starts a sequence of its own. Datagrams from another socket go on with the old one, since
     /// collectors know an exporter by its address.
     pub sequence_by_connection: bool,
+    /// A record without packets for a flow that ended while it was quiet.
+    pub end_records: bool,
     /// Under which number records have what was found out about flows beyond their packets; without one they have not.
     pub enterprise: Option<u32>,
 }
@@ -69,8 +70,10 @@ impl Settings {
             octets: Octets::default(),
             template_refresh: Some(DEFAULT_TEMPLATE_REFRESH),
             message_len_bytes: DATAGRAM_LEN_BYTES,
-            observation_domain: 1,
+            observation_domain: None,
+            place: String::new(),
             sequence_by_connection: false,
+            end_records: false,
             enterprise: None,
         }
     }
@@ -84,11 +87,19 @@ impl Settings {
             ..Self::datagrams()
         }
     }
+
+    fn form(&self) -> Form {
+        Form {
+            is_biflow: self.is_biflow,
+            has_enterprise: self.enterprise.is_some(),
+        }
+    }
 }
 
 /// Makes IPFIX messages. A template goes right before the first record that needs it.
 pub struct Ipfix {
     settings: Settings,
+    domains: Option<Domains>,
     lengths: Lengths,
     buffer: BytesMut,
     /// What the receiver has.
@@ -97,9 +108,6 @@ pub struct Ipfix {
     telling: Told,
     batch: BatchFacts,
     refreshed: Option<Instant>,
-    refreshes: u32,
-    /// Receivers have been told to scale. One that misses when that ends is told again, like one that misses the rate.
-    has_sampled: bool,
     /// Records that no message holds with all that was found out.
     too_long: LogLimit,
     process_id: u32,
@@ -126,15 +134,10 @@ struct Told {
 }
 
 impl Told {
-    /// As a receiver that lost all templates.
-    fn forget_templates(&mut self) {
-        self.templates = [0; 2];
-        self.options_templates = 0;
-    }
-
     /// As a receiver that lost all templates, and options with them.
     fn forget(&mut self) {
-        self.forget_templates();
+        self.templates = [0; 2];
+        self.options_templates = 0;
         self.interfaces = 0;
         self.sampling = None;
     }
@@ -163,23 +166,21 @@ impl BatchFacts {
 impl Ipfix {
     pub fn new(settings: Settings) -> Self {
         Self {
-            lengths: Lengths::new(settings.is_biflow),
+            lengths: Lengths::new(settings.form()),
             settings,
+            domains: None,
             buffer: BytesMut::new(),
             told: Told::default(),
             telling: Told::default(),
             batch: BatchFacts::default(),
             refreshed: None,
-            refreshes: 0,
-            has_sampled: false,
             too_long: LogLimit::default(),
             process_id: std::process::id(),
             export_time_s: unix_time_s,
         }
     }
 
-    /// Datagrams may get lost, so everything is told again after a time. Options about interfaces come less often:
-    /// nfcapd does not count records of options in the sequence, and reports a gap behind each message with some.
+    /// Datagrams may get lost, and a collector that has restarted knows nothing, so everything is told again after a time.
     fn refresh(&mut self) {
         let Some(every) = self.settings.template_refresh else {
             return;
@@ -188,18 +189,13 @@ impl Ipfix {
             return;
         }
         self.refreshed = Some(Instant::now());
-        self.told.forget_templates();
-        self.refreshes += 1;
-        if self.refreshes.is_multiple_of(OPTIONS_REFRESH) || self.has_sampled {
-            self.told.forget();
-        }
+        self.told.forget();
     }
 
     /// The account and what was lost, at the end of a scan or of a stream. `None` if that was told, or is not due.
     ///
-    /// It is about the process and not about flows, so it has the observation domain 0 (RFC 7011, section 3.1), with a
-    /// sequence of its own.
-    fn account(&mut self, batch: &FlowBatch, most_bytes: usize) -> Option<Message> {
+    /// It is about the process and not about flows, so it has an observation domain and a sequence of its own.
+    fn account(&mut self, batch: &FlowBatch, domain: u32, most_bytes: usize) -> Option<Message> {
         let place = Some((batch.scan_id, batch.batch_index));
         let closes = batch.last_of_scan || batch.scan_id == 0;
         if !closes || self.told.account == place {
@@ -210,7 +206,7 @@ impl Ipfix {
         let (messages, flows) = (telling.messages, telling.flow_records);
         let exporting = Exporting::of(batch, self.process_id, messages, flows);
         tell(About::Exporting(exporting), &mut telling, &mut writer);
-        if let Some(metering) = Metering::of(batch, self.settings.observation_domain) {
+        if let Some(metering) = Metering::of(batch, domain) {
             tell(About::Metering(metering), &mut telling, &mut writer);
         }
         telling.account = place;
@@ -222,7 +218,7 @@ impl Ipfix {
     /// The sampling and the names of interfaces, as many as fit. `None` if the receiver knows them.
     ///
     /// They have messages of their own, for the sake of nfcapd: it finds no gap as long as no flow came before them.
-    fn options(&mut self, rate: u32, most_bytes: usize) -> Option<Message> {
+    fn options(&mut self, rate: u32, domain: u32, most_bytes: usize) -> Option<Message> {
         let mut telling = self.told;
         let facts = &self.batch;
         let unknown = &facts.interfaces[telling.interfaces..];
@@ -230,11 +226,9 @@ impl Ipfix {
             return None;
         }
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
-        let domain = self.settings.observation_domain;
         if telling.sampling != Some(rate) {
             tell(About::Sampling { domain, rate }, &mut telling, &mut writer);
             telling.sampling = Some(rate);
-            self.has_sampled |= rate > 1;
         }
         for interface in unknown {
             let about = if facts.has_netns {
@@ -260,9 +254,10 @@ impl Ipfix {
         let header = Header {
             export_time_s: (self.export_time_s)(),
             sequence: self.told.sequences[domain as usize],
-            domain: match domain {
-                Domain::Flows => self.settings.observation_domain,
-                Domain::Process => 0,
+            domain: match (domain, &self.domains) {
+                (_, None) => 0,
+                (Domain::Flows, Some(domains)) => domains.flows,
+                (Domain::Process, Some(domains)) => domains.process,
             },
         };
         let bytes = message::finish(&mut self.buffer, &header);
@@ -285,13 +280,18 @@ impl Encoder for Ipfix {
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
         self.refresh();
         let most_bytes = self.settings.message_len_bytes;
-        if let Some(account) = self.account(batch, most_bytes) {
+        let domains = self.domains.get_or_insert_with(|| {
+            let wished = self.settings.observation_domain;
+            Domains::claim(batch.agent.as_ref(), &self.settings.place, wished)
+        });
+        let domain = domains.flows;
+        if let Some(account) = self.account(batch, domain, most_bytes) {
             return account;
         }
         if self.batch.update(batch) {
             self.told.interfaces = 0;
         }
-        if let Some(options) = self.options(batch.sample_rate.max(1), most_bytes) {
+        if let Some(options) = self.options(batch.sample_rate.max(1), domain, most_bytes) {
             return options;
         }
         let mut telling = self.told;
@@ -300,6 +300,10 @@ impl Encoder for Ipfix {
         let settings = &self.settings;
         let mut taken = 0;
         for record in flows {
+            if record.delta().packets == 0 && !settings.end_records {
+                taken += 1;
+                continue;
+            }
             let shape = Shape::of(record, facts.has_netns);
             let len = self.lengths.of(shape);
             let flow = Flow::new(record, settings.octets);
@@ -367,13 +371,12 @@ fn write(
     telling: &mut Told,
     writer: &mut Writer,
 ) -> bool {
-    let is_biflow = settings.is_biflow;
-    let (template, told, bit) = place(shape, telling);
-    let answers = (!is_biflow)
+    let form = settings.form();
+    let (template, told, bit) = place(shape, settings, telling);
+    let answers = (!form.is_biflow)
         .then(|| flow.answers())
         .filter(Flow::has_packets);
-    // A flow that ended while it was quiet has a record without packets.
-    let has_forward = is_biflow || flow.has_packets() || answers.is_none();
+    let has_forward = form.is_biflow || flow.has_packets() || answers.is_none();
     let records = usize::from(has_forward) + usize::from(answers.is_some());
     let specifiers = (*told & bit == 0).then(|| specifiers(&flow, shape, settings));
     if !writer.has_room(template, records * len_bytes, specifiers.as_ref()) {
@@ -384,10 +387,10 @@ fn write(
         *told |= bit;
     }
     if has_forward {
-        flow.walk(shape, is_biflow, &mut writer.record(template));
+        flow.walk(shape, form, &mut writer.record(template));
     }
     if let Some(answers) = answers {
-        answers.walk(shape, is_biflow, &mut writer.record(template));
+        answers.walk(shape, form, &mut writer.record(template));
     }
     telling.flow_records += records as u64;
     true
@@ -400,7 +403,7 @@ fn announce(
     telling: &mut Told,
     writer: &mut Writer,
 ) -> bool {
-    let (template, told, bit) = place(shape, telling);
+    let (template, told, bit) = place(shape, settings, telling);
     if *told & bit != 0 {
         return false;
     }
@@ -416,19 +419,22 @@ fn announce(
 /// What the template of a flow's record consists of.
 fn specifiers(flow: &Flow, shape: Shape, settings: &Settings) -> Specifiers {
     let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
-    flow.walk(shape, settings.is_biflow, &mut specifiers);
+    flow.walk(shape, settings.form(), &mut specifiers);
     specifiers
 }
 
 /// The number of a shape's template, and where it is noted that it was told, by which bit.
-fn place(shape: Shape, telling: &mut Told) -> (u16, &mut u128, u128) {
-    let number = shape.plain_number();
-    let (first, told) = if shape.is_enriched() {
-        (FIRST_ENRICHED, &mut telling.templates[1])
-    } else {
-        (FIRST_TEMPLATE, &mut telling.templates[0])
-    };
-    (first + u16::from(number), told, 1 << number)
+fn place<'a>(
+    shape: Shape,
+    settings: &Settings,
+    telling: &'a mut Told,
+) -> (u16, &'a mut u128, u128) {
+    let told = &mut telling.templates[usize::from(shape.is_enriched())];
+    (
+        template::number(shape, settings),
+        told,
+        1 << shape.plain_number(),
+    )
 }
 
 /// Writes a record of options. Returns false if it has no room.

@@ -124,7 +124,7 @@ pub struct Output {
 enum Target {
     ClickHouse(Box<clickhouse::Target>),
     Collector(collector::Target),
-    Ipfix(ipfix::Target),
+    Ipfix(Box<ipfix::Target>),
     Jsonl { path: PathBuf, rotation: Rotation },
     Kafka(Box<kafka::Target>),
     Otlp(otlp::Target),
@@ -328,12 +328,13 @@ impl Output {
     }
 
     /// What it consists of.
-    pub(super) fn parts(&self, hub: &Hub, tls: Option<InForce>) -> Parts {
+    /// `place` tells it from other outputs, also of other agents on this host.
+    pub(super) fn parts(&self, hub: &Hub, place: &str, tls: Option<InForce>) -> Parts {
         let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
             Target::Collector(target) => {
                 return Parts::Batches(target.collectors(tls.as_ref()));
             }
-            Target::Ipfix(target) => target.parts(),
+            Target::Ipfix(target) => target.parts(place),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
@@ -411,7 +412,7 @@ impl Output {
                 Target::ClickHouse(clickhouse::Target::read(table, &address)?.into())
             }
             Kind::Collector => Target::Collector(collector::Target::read(table, &address)?),
-            Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?),
+            Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?.into()),
             Kind::Jsonl => Target::Jsonl {
                 path: address.into(),
                 rotation: table.rotation()?,

@@ -197,7 +197,7 @@ async fn last_piece(has_begun: bool) {
     let tally = Arc::new(Tally::new(subscription.backlog()));
     let (deadline, until) = watch::channel(None);
     let mine = Arc::clone(&tally);
-    let Parts::Messages(encoder, transport) = output.parts(&hub, None) else {
+    let Parts::Messages(encoder, transport) = output.parts(&hub, "", None) else {
         panic!("a file is one")
     };
     let parts = (encoder, transport);

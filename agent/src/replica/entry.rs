@@ -8,6 +8,7 @@ use super::{
     Lifetimes,
     handshake::{Handshake, opens},
     remembered::Initiator,
+    reports::Unreported,
     segments::Segments,
     waiting::{self, only_direction},
 };
@@ -390,7 +391,7 @@ impl Entry {
     pub fn record(
         &self,
         clock: ScanClock,
-        delta: [Counts; 2],
+        unreported: Unreported,
         senders: Senders,
         error: Option<IcmpError>,
         end_reason: Option<EndReason>,
@@ -398,6 +399,7 @@ impl Entry {
         let forward = usize::from(self.initiator);
         let reverse = 1 - forward;
         let direction = Direction::from_bit(self.key.side() ^ self.initiator);
+        let delta = unreported.counts;
         Record {
             key: self.key,
             initiator: self.initiator,
@@ -408,6 +410,7 @@ impl Entry {
                 Sides::One | Sides::Apart => direction.opposite(),
             },
             delta: [delta[forward], delta[reverse]],
+            delta_duration_ns: unreported.duration_ns(self.last_seen_boot_ns),
             total: [self.total[forward], self.total[reverse]],
             first_seen_unix_ns: self.first_seen_unix_ns,
             // Unix time may have been set back, and two readings of it never agree to the nanosecond.
@@ -417,6 +420,7 @@ impl Entry {
             tcp_flags: [self.tcp_flags[forward], self.tcp_flags[reverse]],
             dscp: self.dscp,
             end_reason,
+            is_closing: end_reason.is_none() && self.state == State::Closing,
             community_id: self.community_id,
             outer: None,
             names: [None, None],

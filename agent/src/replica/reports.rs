@@ -16,9 +16,43 @@ pub struct Reports {
     waiting: Vec<Waiting>,
 }
 
+/// What a flow has counted since its last record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unreported {
+    pub counts: [Counts; 2],
+    /// When the first of these packets came. Without packets it says nothing.
+    pub began_boot_ns: u64,
+}
+
+impl Unreported {
+    fn is_empty(&self) -> bool {
+        self.counts == [Counts::default(); 2]
+    }
+
+    fn add(&mut self, more: Self) {
+        if self.is_empty() {
+            *self = more;
+            return;
+        }
+        for (sum, added) in self.counts.iter_mut().zip(more.counts) {
+            *sum += added;
+        }
+        self.began_boot_ns = self.began_boot_ns.min(more.began_boot_ns);
+    }
+
+    /// Up to the last packet. Its time is that of a tick, which a single packet does not need.
+    pub fn duration_ns(&self, last_seen_boot_ns: u64) -> u64 {
+        let [forward, reverse] = self.counts.map(|counts| counts.packets);
+        match forward.saturating_add(reverse) {
+            0 | 1 => 0,
+            _ => last_seen_boot_ns.saturating_sub(self.began_boot_ns),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct Waiting {
-    delta: [Counts; 2],
+    unreported: Unreported,
     /// When the flow was reported last, or when it began.
     since_boot_ns: u64,
 }
@@ -49,25 +83,23 @@ impl Reports {
         }
     }
 
-    /// What to report of a flow that has counted `delta`, if its time has come.
-    pub fn add(&mut self, slot: u32, delta: [Counts; 2], now_boot_ns: u64) -> Option<[Counts; 2]> {
+    /// What to report of a flow that has counted `more`, if its time has come.
+    pub fn add(&mut self, slot: u32, more: Unreported, now_boot_ns: u64) -> Option<Unreported> {
         if !self.is_in_use() {
-            return Some(delta);
+            return Some(more);
         }
-        for (sum, added) in self.at(slot).delta.iter_mut().zip(delta) {
-            *sum += added;
-        }
+        self.at(slot).unreported.add(more);
         self.due(slot, now_boot_ns)
     }
 
     /// What to report of a flow that has counted nothing more, if there is something and its time has come.
-    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<[Counts; 2]> {
+    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<Unreported> {
         if self.due_ns(slot)? > now_boot_ns {
             return None;
         }
         let waiting = self.at(slot);
         waiting.since_boot_ns = now_boot_ns;
-        Some(std::mem::take(&mut waiting.delta))
+        Some(std::mem::take(&mut waiting.unreported))
     }
 
     /// The boot time from which on what waits of a flow is reported, if something does.
@@ -75,8 +107,7 @@ impl Reports {
         // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
         let tolerance_ns = self.interval_ns / 20;
         let waiting = self.waiting.get(slot as usize)?;
-        let waits = waiting.delta != [Counts::default(); 2];
-        waits.then(|| {
+        (!waiting.unreported.is_empty()).then(|| {
             if self.is_over {
                 return 0;
             }
@@ -89,20 +120,20 @@ impl Reports {
     /// What was not reported of a flow so far.
     pub fn held(&self, slot: u32) -> [Counts; 2] {
         let waiting = self.waiting.get(slot as usize);
-        waiting.map_or_else(Default::default, |waiting| waiting.delta)
+        waiting.map_or_else(Default::default, |waiting| waiting.unreported.counts)
     }
 
     /// What was not reported of a flow that ends.
-    pub fn take(&mut self, slot: u32) -> [Counts; 2] {
+    pub fn take(&mut self, slot: u32) -> Unreported {
         let waiting = self.waiting.get_mut(slot as usize);
         waiting.map_or_else(Default::default, |waiting| {
-            std::mem::take(&mut waiting.delta)
+            std::mem::take(&mut waiting.unreported)
         })
     }
 
     /// No slot from this one on has a flow.
     pub fn shrink(&mut self, slots: u32) {
-        let waits = |waiting: &Waiting| waiting.delta != [Counts::default(); 2];
+        let waits = |waiting: &Waiting| !waiting.unreported.is_empty();
         if self.interval_ns == 0 && !self.waiting.iter().any(waits) {
             self.waiting = Vec::new();
         }

@@ -1,5 +1,5 @@
 use agent_common::{
-    Direction,
+    Counts, Direction,
     flow::{FlowBits, tcp_flags::*},
 };
 

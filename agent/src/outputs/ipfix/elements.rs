@@ -93,3 +93,5 @@ pub(super) const SAMPLING_PROBABILITY: Element = Element::new(311);
 pub(super) const LAYER2_SEGMENT_ID: Element = Element::new(351);
 pub(super) const LAYER2_OCTET_DELTA_COUNT: Element = Element::new(352);
 pub(super) const FLOW_SELECTOR_ALGORITHM: Element = Element::new(390);
+/// `flowStartMilliseconds` is the start of what a record counts. No element of IANA is the start of the flow that it is a part of.
+pub(super) const FLOW_FIRST_SEEN_MILLISECONDS: Element = Element::of_enterprise(1036);

@@ -101,16 +101,25 @@ impl Shape {
     }
 }
 
+/// What the settings say about the fields of all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// One record for both directions.
+    pub is_biflow: bool,
+    /// There is an enterprise number for elements that are not IANA's.
+    pub has_enterprise: bool,
+}
+
 /// The lengths of records by shape, without what was found out about a flow.
 pub(super) struct Lengths([u16; Shape::COUNT]);
 
 impl Lengths {
-    pub fn new(is_biflow: bool) -> Self {
+    pub fn new(form: Form) -> Self {
         let mut lengths = [0; Shape::COUNT];
         for (length, number) in lengths.iter_mut().zip(0..) {
             let mut sum = Length::default();
             let none = FlowRecord::default();
-            Flow::new(&none, Octets::Layer2).walk(Shape(number), is_biflow, &mut sum);
+            Flow::new(&none, Octets::Layer2).walk(Shape(number), form, &mut sum);
             *length = sum.0 as u16;
         }
         Self(lengths)
@@ -216,8 +225,9 @@ impl<'a> Flow<'a> {
     /// nfdump takes reverse elements that it does not know as if they were the forward ones, and the last of two wins.
     /// So the reverse ones come first.
     #[inline]
-    pub fn walk(&self, shape: Shape, is_biflow: bool, out: &mut impl Fields) {
+    pub fn walk(&self, shape: Shape, form: Form, out: &mut impl Fields) {
         let record = self.record;
+        let is_biflow = form.is_biflow;
         let transport = shape.transport();
         if is_biflow {
             out.u64(ie::PACKET_DELTA_COUNT.reverse(), self.reverse.packets);
@@ -259,13 +269,18 @@ impl<'a> Flow<'a> {
         let dscp = record.dscp.unwrap_or_default() as u8;
         out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);
         out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp);
-        // A living flow has none.
+        // A living flow has none. The record without packets that tells a closed flow's end is usually not sent.
         let reason = match record.end_reason() as u8 {
+            0 if record.closing => EndReason::EndOfFlow as u8,
             0 => EndReason::ActiveTimeout as u8,
             reason => reason,
         };
         out.u8(ie::FLOW_END_REASON, reason);
         self.times(out);
+        if form.has_enterprise {
+            let first_seen = record.first_seen_unix_ns;
+            out.u64(ie::FLOW_FIRST_SEEN_MILLISECONDS, first_seen / 1_000_000);
+        }
         self.layer2(shape, out);
         if shape.is_enriched()
             && let Some(enriched) = self.enriched
@@ -327,10 +342,7 @@ impl<'a> Flow<'a> {
 
     #[inline]
     fn times(&self, out: &mut impl Fields) {
-        let (first, last) = (
-            self.record.first_seen_unix_ns,
-            self.record.last_seen_unix_ns,
-        );
+        let [first, last] = self.record.delta_times();
         out.u64(ie::FLOW_START_MILLISECONDS, first / 1_000_000);
         out.u64(ie::FLOW_END_MILLISECONDS, last / 1_000_000);
         out.u64(ie::FLOW_START_NANOSECONDS, ntp(first));

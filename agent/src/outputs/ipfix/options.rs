@@ -5,6 +5,8 @@ use crate::proto::{FlowBatch, Interface};
 
 /// `flowSelectorAlgorithm`: uniform probabilistic sampling.
 const UNIFORM_PROBABILISTIC: u16 = 4;
+/// `IFNAMSIZ`.
+const NAME_LEN_BYTES: usize = 16;
 
 /// The kinds of records, with the numbers of their templates. Those of flows are below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,9 +14,9 @@ pub(super) enum Kind {
     Metering = 400,
     Exporting = 401,
     Sampling = 402,
-    Interface = 403,
+    Interface = 405,
     /// With the network namespace, where there are several.
-    InterfaceInNetns = 404,
+    InterfaceInNetns = 406,
 }
 
 impl Kind {
@@ -128,18 +130,22 @@ impl About<'_> {
             }
             Self::Interface(interface) => {
                 out.u32(ie::INGRESS_INTERFACE, interface.ifindex);
-                out.text(ie::INTERFACE_NAME, short(&interface.name));
+                out.field(ie::INTERFACE_NAME, padded(&interface.name));
             }
             Self::InterfaceInNetns(interface) => {
                 out.u32(ie::INGRESS_INTERFACE, interface.ifindex);
                 out.u32(ie::INGRESS_VRFID, interface.netns);
-                out.text(ie::INTERFACE_NAME, short(&interface.name));
+                out.field(ie::INTERFACE_NAME, padded(&interface.name));
             }
         }
     }
 }
 
-/// The kernel's names have at most 15 bytes.
-fn short(name: &str) -> &str {
-    &name[..name.floor_char_boundary(64)]
+/// The kernel's names have at most 15 bytes. Their field has one length, since some readers give up messages with a field that tells its
+/// own.
+fn padded(name: &str) -> [u8; NAME_LEN_BYTES] {
+    let mut padded = [0; NAME_LEN_BYTES];
+    let name = &name[..name.floor_char_boundary(NAME_LEN_BYTES)];
+    padded[..name.len()].copy_from_slice(name.as_bytes());
+    padded
 }

@@ -70,6 +70,7 @@ pub(super) mod key {
         TOTAL_REVERSE_IP_BYTES = "flow.total.reverse.ip_bytes";
         FIRST_SEEN = "flow.first_seen";
         LAST_SEEN = "flow.last_seen";
+        DURATION = "flow.duration";
         END_REASON = "flow.end_reason";
         FAILURE = "flow.failure";
         ICMP_ERROR_TYPE = "flow.icmp_error.type";
@@ -346,6 +347,7 @@ fn counts(attributes: &mut Attributes, flow: &FlowRecord) {
     attributes.number(key::TOTAL_REVERSE_IP_BYTES, flow.total_reverse_ip_bytes);
     attributes.number(key::FIRST_SEEN, flow.first_seen_unix_ns);
     attributes.number(key::LAST_SEEN, flow.last_seen_unix_ns);
+    attributes.number(key::DURATION, flow.delta_duration_ns);
 }
 
 #[inline]

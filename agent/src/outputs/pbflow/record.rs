@@ -48,8 +48,9 @@ impl Head {
             _ => ETHERTYPE_IPV4,
         });
         head.number::<2>(number_of(direction));
-        head.message::<3>(|head| head.time(flow.first_seen_unix_ns));
-        head.message::<4>(|head| head.time(flow.last_seen_unix_ns));
+        let [start, end] = flow.delta_times();
+        head.message::<3>(|head| head.time(start));
+        head.message::<4>(|head| head.time(end));
         // Their decoder reads these two messages without asking whether they are there.
         head.message::<6>(|head| {
             let addresses = [&flow.src_addr[..], &flow.dst_addr[..]];

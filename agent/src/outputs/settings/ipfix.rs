@@ -6,7 +6,7 @@ use super::{FILE_KEYS, HostPort, Kind, Refused, Table};
 use crate::outputs::{
     encoder::Encoder,
     files::{Rotated, Rotation, whole},
-    ipfix::{Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
+    ipfix::{DEFAULT_TEMPLATE_REFRESH, Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
     transport::{Tcp, Transport, Udp},
 };
 
@@ -39,15 +39,24 @@ impl Target {
         }
     }
 
-    pub fn parts(&self) -> (Box<dyn Encoder>, Transport) {
+    /// `place` tells it from other outputs, also of other agents on this host.
+    pub fn parts(&self, place: &str) -> (Box<dyn Encoder>, Transport) {
         let transport = match &self.to {
-            To::Udp(to) => Transport::Udp(Udp::new(to.clone())),
+            To::Udp(to) => {
+                let every = self.settings.template_refresh;
+                let every = every.unwrap_or(DEFAULT_TEMPLATE_REFRESH);
+                Transport::Udp(Udp::new(to.clone(), every))
+            }
             To::Tcp(to) => Transport::Tcp(Tcp::new(to.clone())),
             To::File { path, rotation } => {
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::ipfix))
             }
         };
-        (Box::new(Ipfix::new(self.settings.clone())), transport)
+        let settings = Settings {
+            place: place.to_owned(),
+            ..self.settings.clone()
+        };
+        (Box::new(Ipfix::new(settings)), transport)
     }
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
@@ -75,6 +84,7 @@ impl Target {
             To::Tcp(_) | To::File { .. } => Settings::stream(),
         };
         settings.is_biflow = !table.boolean("uniflow")?.unwrap_or_default();
+        settings.end_records = table.boolean("end_records")?.unwrap_or_default();
         settings.octets = match table.text("octets")?.as_deref() {
             None | Some("ip") => Octets::Ip,
             Some("layer2") => Octets::Layer2,
@@ -99,8 +109,8 @@ impl Target {
         if let Some(domain) = table.integer("observation_domain")? {
             let most = "expected a number, 4294967295 or less, without quotes";
             let domain = u32::try_from(domain);
-            settings.observation_domain =
-                domain.map_err(|_| Refused::at("observation_domain", most))?;
+            let domain = domain.map_err(|_| Refused::at("observation_domain", most))?;
+            settings.observation_domain = Some(domain);
         }
         if let Some(number) = table.integer("enterprise_number")? {
             let most = "expected a number, 4294967295 or less, without quotes";

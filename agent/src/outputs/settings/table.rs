@@ -166,6 +166,12 @@ const KEYS: &[Key] = &[
         help: "One record for each direction, for collectors that ignore the answers in a biflow's record.",
     },
     Key {
+        name: "end_records",
+        kinds: IPFIX,
+        value: ValueType::Boolean,
+        help: "A record without packets for each flow that ended while it was quiet, which tells why.",
+    },
+    Key {
         name: "octets",
         kinds: IPFIX,
         value: ValueType::Choice(&["ip", "layer2"]),
@@ -175,7 +181,7 @@ const KEYS: &[Key] = &[
         name: "template_refresh",
         kinds: IPFIX,
         value: ValueType::Time,
-        help: "How often templates are sent again over UDP; by default a minute.",
+        help: "How often templates and options are sent again over UDP, and the name of the host is looked up; by default a minute.",
     },
     Key {
         name: "message_bytes",
@@ -189,7 +195,7 @@ const KEYS: &[Key] = &[
         name: "observation_domain",
         kinds: IPFIX,
         value: ValueType::Integer { least: 1 },
-        help: "The number of the flows' observation domain; by default 1.",
+        help: "The number of the flows' observation domain; by default one that no other agent and output has.",
     },
     Key {
         name: "enterprise_number",

@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, ErrorKind},
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -14,6 +15,7 @@ use rustix::{
 use tokio::{
     io::Interest,
     net::{UdpSocket, lookup_host},
+    task::JoinHandle,
     time::timeout,
 };
 
@@ -29,6 +31,10 @@ const DOUBT: Duration = Duration::from_millis(200);
 pub(in crate::outputs) struct Udp {
     pub(super) to: HostPort,
     socket: Option<UdpSocket>,
+    /// How often to look whether the host has moved. Its old address need not answer anything.
+    every: Duration,
+    looked_up: Instant,
+    looking_up: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
     /// How many connections were made: the addresses of the host take turns.
     connections: usize,
     /// When the last datagram was handed over, until it counts as sent.
@@ -38,10 +44,14 @@ pub(in crate::outputs) struct Udp {
 }
 
 impl Udp {
-    pub(in crate::outputs) fn new(to: HostPort) -> Self {
+    /// `every`: how often the host's name is looked up again.
+    pub(in crate::outputs) fn new(to: HostPort, every: Duration) -> Self {
         Self {
             to,
             socket: None,
+            every,
+            looked_up: Instant::now(),
+            looking_up: None,
             connections: 0,
             doubted_since: None,
             has_left: false,
@@ -53,6 +63,11 @@ impl Udp {
         // Before the send, whose own errors are about this message.
         if let Some(error) = self.socket.as_ref().and_then(answer) {
             return Err(self.last_refused(&error));
+        }
+        if self.has_moved().await {
+            self.socket = None;
+            // Whoever is there knows no template.
+            return Err(Failure::Anew);
         }
         let (socket, is_first) = match self.socket.take() {
             Some(socket) => (socket, false),
@@ -80,6 +95,34 @@ impl Udp {
             return Err(anyhow!(in_words(&error)).into());
         }
         Ok(())
+    }
+
+    /// Whether the name of the host has other addresses than the one that datagrams go to. A lookup takes its time beside what is sent.
+    /// One that fails changes nothing.
+    async fn has_moved(&mut self) -> bool {
+        let Some(socket) = &self.socket else {
+            return false;
+        };
+        if let Some(looking_up) = self.looking_up.take_if(|lookup| lookup.is_finished()) {
+            self.looked_up = Instant::now();
+            let found = looking_up.await.ok().and_then(Result::ok);
+            let (found, peer) = (found.unwrap_or_default(), socket.peer_addr());
+            let Some(other) = found
+                .first()
+                .filter(|_| peer.is_ok_and(|peer| !found.contains(&peer)))
+            else {
+                return false;
+            };
+            tracing::info!(host = self.to.host, address = %other, "the host has another address: datagrams go there");
+            return true;
+        }
+        let is_due = self.looking_up.is_none() && self.looked_up.elapsed() >= self.every;
+        if is_due && self.to.host.parse::<IpAddr>().is_err() {
+            let HostPort { host, port } = self.to.clone();
+            let looking_up = async move { Ok(lookup_host((host, port)).await?.collect()) };
+            self.looking_up = Some(tokio::spawn(looking_up));
+        }
+        false
     }
 
     /// Whether the datagram that nobody waits for any more has left, and nobody has refused it.
@@ -129,6 +172,8 @@ impl Udp {
             .context("nobody tells the address of the host")?
             .context("look up the host")?;
         let found: Vec<_> = found.collect();
+        self.looked_up = Instant::now();
+        self.looking_up = None;
         let turn = self.connections.checked_rem(found.len());
         let to = found[turn.context("the host has no address")?];
         self.connections = self.connections.wrapping_add(1);
@@ -196,10 +241,11 @@ mod tests {
     async fn a_receiver_that_goes_refuses_the_last_message_and_one_that_is_not_there_the_first() {
         let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = receiver.local_addr().unwrap();
-        let mut udp = Udp::new(HostPort {
+        let to = HostPort {
             host: address.ip().to_string(),
             port: address.port(),
-        });
+        };
+        let mut udp = Udp::new(to, Duration::MAX);
         udp.send(&[1]).await.unwrap();
         drop(receiver);
         // Nothing is known when it is handed over.
@@ -246,10 +292,11 @@ mod tests {
                 .enable_all()
                 .build()?;
             let failures = runtime.block_on(async {
-                let mut udp = Udp::new(HostPort {
+                let to = HostPort {
                     host: BEHIND.to_owned(),
                     port,
-                });
+                };
+                let mut udp = Udp::new(to, Duration::MAX);
                 udp.send(&[1]).await.unwrap();
                 assert!(udp.has_taken());
                 ip(router, &format!("address del {BEHIND}/32 dev lo"));

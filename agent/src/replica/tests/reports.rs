@@ -74,6 +74,63 @@ fn all_that_waits_is_reported_where_a_scan_is_the_last_of_its_kind_and_the_next_
 }
 
 #[test]
+fn a_record_lasts_from_the_first_to_the_last_packet_that_it_counts() {
+    // What a scan at this second drains, by the seconds of its first and its last packet.
+    let between = |first: u64, last: u64| {
+        let mut both = counters(first, &[ACK], &[]);
+        both.unite(&counters(last, &[ACK], &[ACK]));
+        (1, both)
+    };
+    let durations = |records: &[Record]| -> Vec<_> {
+        let seconds = records
+            .iter()
+            .map(|record| record.delta_duration_ns / SECOND);
+        seconds.collect()
+    };
+    for (interval, expected) in [
+        (0, [vec![3], vec![2], vec![0], vec![0]]),
+        (60, [vec![], vec![], vec![], vec![24]]),
+    ] {
+        let mut replica = replica(8);
+        replica.report_every(Duration::from_secs(interval));
+        let told = [
+            scan(&mut replica, 5, &[between(2, 5)]),
+            scan(&mut replica, 15, &[between(12, 14)]),
+            // A single packet.
+            scan(&mut replica, 40, &[(1, counters(26, &[ACK], &[]))]),
+            scan(&mut replica, 90, &[]),
+        ];
+        assert_eq!(told.each_ref().map(|records| durations(records)), expected);
+        assert_eq!(told[3][0].end_reason, Some(EndReason::IdleTimeout));
+    }
+    // Both halves of a flow at a mirror port, of which the second one came first.
+    let mut replica = replica(8);
+    let [mut there, mut back] = [counters(3, &[ACK], &[]), counters(1, &[], &[ACK])];
+    began(&mut there, 0, 0);
+    began(&mut back, 1, 0);
+    let keys = [key(1).with_side(0), key(1).with_side(1)];
+    let records = scan_keys(&mut replica, 5, &[(keys[0], there), (keys[1], back)]);
+    assert_eq!(durations(&records), [2]);
+}
+
+#[test]
+fn a_closed_flow_says_so_until_its_end() {
+    let mut replica = replica(8);
+    let closing = |records: &[Record]| -> Vec<_> {
+        let all = records.iter();
+        all.map(|record| (record.is_closing, record.end_reason))
+            .collect()
+    };
+    let open = scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[ACK]))]);
+    assert_eq!(closing(&open), [(false, None)]);
+    let closed = counters(2, &[FIN | ACK], &[FIN | ACK]);
+    let closed = scan(&mut replica, 2, &[(1, closed)]);
+    assert_eq!(closing(&closed), [(true, None)]);
+    let ended = scan(&mut replica, 20, &[]);
+    assert_eq!(closing(&ended), [(false, Some(EndReason::EndOfFlow))]);
+}
+
+#[test]
 fn the_next_flow_with_the_same_ports_begins_with_nothing_of_the_last() {
     let mut replica = replica(8);
     replica.report_every(Duration::from_mins(1));

@@ -212,6 +212,26 @@ pub fn goflow2_or_skip(test: &str) -> Option<PathBuf> {
     goflow2
 }
 
+/// A Python with the package netflow.
+pub fn netflow_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/netflow/bin/python");
+    let imports = ["-c", "import netflow"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(test, &format!("no Python with netflow; {SET_UP}"));
+    }
+    python
+}
+
+/// The program that reads with the crate `netflow_parser`.
+pub fn netflow_parser_or_skip(test: &str) -> Option<PathBuf> {
+    let parser = installed("clients/netflow-parser/target/debug/netflow-parser");
+    if parser.is_none() {
+        skip(test, &format!("no program with netflow_parser; {SET_UP}"));
+    }
+    parser
+}
+
 /// An OpenTelemetry Collector.
 pub fn collector_or_skip(test: &str) -> Option<PathBuf> {
     let collector = installed("clients/otelcol/built/otelcol");

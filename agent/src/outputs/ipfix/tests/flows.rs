@@ -40,6 +40,7 @@ pub fn flow(protocol: u32) -> FlowRecord {
         total_reverse_bytes: 20000,
         first_seen_unix_ns: FIRST_NS,
         last_seen_unix_ns: LAST_NS,
+        delta_duration_ns: 500_000_000,
         ip_version: 4,
         ifindex: 7,
         netns: 4_026_531_840,
@@ -117,6 +118,7 @@ pub fn quiet() -> FlowRecord {
         delta_reverse_bytes: 0,
         delta_ip_bytes: 0,
         delta_reverse_ip_bytes: 0,
+        delta_duration_ns: 0,
         end_reason: Some(EndReason::IdleTimeout.into()),
         ..udp_with_tags()
     }

@@ -66,6 +66,7 @@ fn flows_are_as_written() {
 fn one_direction_each_is_as_written() {
     let uniflow = Settings {
         is_biflow: false,
+        end_records: true,
         octets: Octets::Layer2,
         ..settings()
     };

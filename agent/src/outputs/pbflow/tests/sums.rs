@@ -26,6 +26,7 @@ prop_compose! {
         ifindex in 6u32..9,
         dscp in 0u32..64,
         times in [number(), number()],
+        delta_duration_ns in number(),
         direction in 1i32..=2,
     ) -> FlowRecord {
         FlowRecord {
@@ -39,6 +40,7 @@ prop_compose! {
             dscp: Some(dscp),
             first_seen_unix_ns: times[0],
             last_seen_unix_ns: times[1],
+            delta_duration_ns,
             direction,
             ..base
         }
@@ -97,8 +99,8 @@ proptest! {
                     time.seconds.cast_unsigned() * 1_000_000_000
                         + u64::from(time.nanos.cast_unsigned())
                 };
-                prop_assert_eq!(ns(record.time_flow_start), flow.first_seen_unix_ns);
-                prop_assert_eq!(ns(record.time_flow_end), flow.last_seen_unix_ns);
+                let times = [record.time_flow_start, record.time_flow_end].map(ns);
+                prop_assert_eq!(times, flow.delta_times());
                 prop_assert_eq!(record.network.as_ref().unwrap().dscp, flow.dscp.unwrap());
                 prop_assert_eq!(record.transport.unwrap().protocol, flow.protocol);
                 let ethertype = if flow.ip_version == 4 { 0x800 } else { 0x86dd };
