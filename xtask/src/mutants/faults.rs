@@ -4,6 +4,7 @@ mod collector;
 mod delivery;
 mod doors;
 mod kernel;
+mod outputs;
 mod query;
 mod stores;
 mod userspace;
@@ -113,6 +114,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         stores::FAULTS,
         query::FAULTS,
         delivery::FAULTS,
+        outputs::FAULTS,
         doors::FAULTS,
     ];
     tables.into_iter().flatten()
