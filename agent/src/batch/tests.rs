@@ -370,11 +370,7 @@ fn expected(record: &Record) -> FlowRecord {
             7 => Some(5),
             known => Some(known.into()),
         },
-        tunnel_id: match key.encapsulation {
-            1 | 3 | 4 | 5 => Some(key.tunnel_id),
-            7 => Some(0),
-            _ => None,
-        },
+        tunnel_id: tunnel_id(key),
         outer_src_addr: outer_addr(record, 0),
         outer_dst_addr: outer_addr(record, 1),
         direction: side(record.direction),
@@ -422,6 +418,14 @@ fn expected(record: &Record) -> FlowRecord {
         dst_sender_shared: record.senders_shared[1],
         delta_duration_ns: record.delta_duration_ns,
         closing: record.is_closing,
+    }
+}
+
+fn tunnel_id(key: &FlowKey) -> Option<u32> {
+    match key.encapsulation {
+        1 | 3 | 4 | 5 => Some(key.tunnel_id),
+        7 => Some(0),
+        _ => None,
     }
 }
 
