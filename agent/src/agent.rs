@@ -232,7 +232,7 @@ impl Agent {
         let all = selected.iter().enumerate();
         let all = all.flat_map(|(netns, (_, links))| links.iter().map(move |link| (netns, link)));
         for (slot, (netns, link)) in (0..).zip(all) {
-            kernel.register(netns, link.ifindex, &link.name, slot)?;
+            kernel.register(netns, link.ifindex, link.names(), slot)?;
         }
         let mut maps = kernel.take_rule_maps()?;
         let staged = maps.stage(&config.rules, Networks::of(&config.rules)?)?;
@@ -472,10 +472,10 @@ pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: u3
 
 /// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
 fn name_interface(rules: RunningRules) -> NameInterface {
-    Arc::new(move |slot, name| match rules.name_interface(slot, name) {
+    Arc::new(move |slot, names| match rules.name_interface(slot, names) {
         Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
         Err(error @ ReplaceError::Refused(_)) => {
-            Err(error).with_context(|| format!("apply the filter rules to {name}"))
+            Err(error).with_context(|| format!("apply the filter rules to {}", names.name))
         }
     })
 }

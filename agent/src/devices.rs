@@ -357,6 +357,7 @@ pub(crate) mod tests {
         Link {
             ifindex,
             name: name.to_owned(),
+            altnames: Vec::new(),
             hardware_type: 1,
             is_up: true,
             is_loopback: false,

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, ensure};
 use tracing::{info, warn};
 
-use crate::{kernel::links::Link, pattern::Pattern, similar};
+use crate::{kernel::links::Link, link_names::LinkNames, pattern::Pattern, similar};
 
 mod choice;
 pub mod everywhere;
@@ -37,9 +37,10 @@ impl Selection {
         self.choice(link, uplinks).is_counted()
     }
 
-    /// Whether patterns choose an interface with this name, if the programs can read its frames.
-    pub fn takes_name(&self, name: &str) -> bool {
-        any_matches(&self.include, name) && !any_matches(&self.exclude, name)
+    /// Whether patterns choose an interface with these names, if the programs can read its frames.
+    pub fn takes_names(&self, names: &LinkNames) -> bool {
+        let is_meant = |pattern: &Pattern| pattern.matches_any(names);
+        self.include.iter().any(is_meant) && !self.exclude.iter().any(is_meant)
     }
 
     /// The exact names of interfaces that are to be counted.
@@ -56,7 +57,7 @@ impl Selection {
     /// Whether it names the link exactly.
     fn names(&self, link: &Link) -> bool {
         let mut include = self.include.iter();
-        include.any(|pattern| matches!(pattern, Pattern::Name(name) if *name == link.name))
+        include.any(|pattern| matches!(pattern, Pattern::Name(name) if link.is_called(name)))
     }
 
     /// Whether to start without an interface, since one that comes may be meant.
@@ -97,7 +98,7 @@ fn absent(links: &[Link], selection: &Selection, default_route: &BTreeSet<u32>) 
         }];
     }
     let name_of = |name: &String| {
-        let hint = similar::hint(name, each_name(links));
+        let hint = similar::hint(name, links.iter().flat_map(Link::each_name));
         Absent {
             what: name.clone(),
             fault: format!("there is no interface '{name}'{hint}; interfaces here: {here}"),
@@ -114,7 +115,7 @@ fn absent_names<'a>(
         .include
         .iter()
         .filter_map(|pattern| match pattern {
-            Pattern::Name(name) if links.iter().all(|link| link.name != *name) => Some(name),
+            Pattern::Name(name) if !links.iter().any(|link| link.is_called(name)) => Some(name),
             Pattern::Name(_) | Pattern::Glob(_) | Pattern::Regex(_) => None,
         })
 }
@@ -218,13 +219,13 @@ fn leave_out_uppers(selected: &mut Vec<Link>, links: &[Link], uplinks: &Uplinks)
 fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Vec<&'a Link> {
     for pattern in include {
         let is_name = matches!(pattern, Pattern::Name(_));
-        if !is_name && !links.iter().any(|link| pattern.matches(&link.name)) {
+        if !is_name && !links.iter().any(|link| link.is_meant(pattern)) {
             let here = names(links);
             warn!("no interface matches '{pattern}' yet; interfaces here: {here}");
         }
     }
-    let included = links.iter().filter(|link| any_matches(include, &link.name));
-    included.collect()
+    let is_included = |link: &&Link| include.iter().any(|pattern| link.is_meant(pattern));
+    links.iter().filter(is_included).collect()
 }
 
 /// Warns only about names. A glob often excludes interfaces that may appear later, but a name that matches
@@ -232,9 +233,9 @@ fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Vec<&'a Link> {
 fn warn_of_idle_exclusions(links: &[Link], exclude: &[Pattern]) {
     for pattern in exclude {
         if let Pattern::Name(name) = pattern
-            && !links.iter().any(|link| link.name == *name)
+            && !links.iter().any(|link| link.is_called(name))
         {
-            let hint = similar::hint(name, each_name(links));
+            let hint = similar::hint(name, links.iter().flat_map(Link::each_name));
             warn!(
                 interface = name,
                 "excluded, but there is no such interface{hint}"
@@ -371,6 +372,46 @@ mod tests {
             selected(&["veth?", "/^t.n/", "eth0", "[e]th*"], &[], &[]).unwrap(),
             ["eth0", "tun0", "veth1"]
         );
+    }
+
+    #[test]
+    fn an_interface_is_meant_by_each_of_its_names() {
+        let mut links = links();
+        links[2].altnames = vec!["uplink-of-the-rack".to_owned(), "enp0s3".to_owned()];
+        let chosen = |include: &[&str], exclude: &[&str]| {
+            let selection = Selection {
+                include: patterns(include),
+                exclude: patterns(exclude),
+                ..Selection::default()
+            };
+            let selected = select(&links, &selection, &BTreeSet::new())?;
+            let names = selected.iter().map(|link| link.name.clone());
+            let names: Vec<_> = names.collect();
+            let takes = |link: &&Link| selection.takes(link, &Uplinks::default());
+            let later = links.iter().filter(takes).map(|link| link.name.clone());
+            let heard = |link: &&Link| selection.takes_names(&link.names());
+            let heard = links.iter().filter(heard).map(|link| link.name.clone());
+            assert!(later.collect::<BTreeSet<_>>() == names.iter().cloned().collect());
+            assert!(
+                heard
+                    .collect::<BTreeSet<_>>()
+                    .is_superset(&names.iter().cloned().collect())
+            );
+            Ok::<_, anyhow::Error>(names)
+        };
+        for include in [
+            &["uplink-of-the-rack"][..],
+            &["enp0s3", "eth0"],
+            &["enp*"],
+            &["/rack$/"],
+        ] {
+            assert_eq!(chosen(include, &[]).unwrap(), ["eth0"], "{include:?}");
+        }
+        assert_eq!(chosen(&["*"], &["enp*"]).unwrap(), ["lo", "tun0", "veth1"]);
+        let refusal = chosen(&["enp0s3"], &["uplink-of-the-rack"]).unwrap_err();
+        assert!(refusal.to_string().contains("excluded (eth0)"), "{refusal}");
+        let refusal = chosen(&["enp0s4"], &[]).unwrap_err().to_string();
+        assert!(refusal.contains("did you mean enp0s3?"), "{refusal}");
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod kept;
 pub mod kernel;
 pub mod known_interfaces;
 pub mod limits;
+pub mod link_names;
 pub mod log_filter;
 pub mod log_limit;
 pub mod log_queue;

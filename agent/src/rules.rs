@@ -18,6 +18,7 @@ use crate::{
     changes::{Change, Changes, Stopping},
     filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
     kernel::rule_maps::{Networks, RuleMaps},
+    link_names::LinkNames,
     proto::Filters,
 };
 
@@ -127,11 +128,11 @@ impl RunningRules {
         outcome.await.map_err(failed)?
     }
 
-    /// Gives the interface at a slot a name. Returns when the programs apply the rules to it by this name. To be called on
+    /// Gives the interface at a slot its names. Returns when the programs apply the rules to it by these. To be called on
     /// a thread that may wait.
-    pub fn name_interface(&self, slot: u32, name: &str) -> Result<(), ReplaceError> {
+    pub fn name_interface(&self, slot: u32, names: &LinkNames) -> Result<(), ReplaceError> {
         self.with_maps(|maps| {
-            maps.name_interface(slot, name);
+            maps.name_interface(slot, names);
             let rules = &self.in_force().by_interface;
             match maps.networks() {
                 Some(networks) if !rules.is_empty() => {

@@ -16,9 +16,10 @@ use agent_common::{
 use thiserror::Error;
 
 use super::{Action, MAX_NETWORKS, Net, Ports, Rule};
+use crate::link_names::LinkNames;
 
 /// The names of the interfaces by slot; `None` for a slot without an interface.
-pub type HookNames = [Option<String>];
+pub type HookNames = [Option<LinkNames>];
 
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CompileError {
@@ -208,13 +209,13 @@ impl Tables {
     }
 
     fn hooks(&mut self, rules: &[Rule], interfaces: &HookNames) -> Result<(), CompileError> {
-        let hooks = (0..).zip(interfaces).flat_map(|(slot, name)| {
-            Direction::BOTH.map(|direction| (hook_number(slot, direction as u32), name, direction))
+        let hooks = (0..).zip(interfaces).flat_map(|(slot, names)| {
+            Direction::BOTH.map(|direction| (hook_number(slot, direction as u32), names, direction))
         });
-        let runs = hooks.map(|(hook, name, direction)| {
+        let runs = hooks.map(|(hook, names, direction)| {
             let row = row_of(rules, |rule| {
-                let is_on = |name| rule.interfaces.iter().any(|known| known.matches(name));
-                (rule.interfaces.is_empty() || name.as_deref().is_some_and(is_on))
+                let is_on = |names| rule.interfaces.iter().any(|known| known.matches_any(names));
+                (rule.interfaces.is_empty() || names.as_ref().is_some_and(is_on))
                     && rule.direction.is_none_or(|known| known == direction)
             });
             (hook + 1, row)

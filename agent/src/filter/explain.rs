@@ -30,7 +30,7 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
 pub fn not_watched(rules: &[Rule], interfaces: &HookNames) -> Vec<String> {
     let is_here = |pattern: &Pattern| {
         let mut names = interfaces.iter().flatten();
-        names.any(|name| pattern.matches(name))
+        names.any(|names| pattern.matches_any(names))
     };
     let missing = rules.iter().zip(1..).filter_map(|(rule, number)| {
         let mut patterns = rule.interfaces.iter();

@@ -15,7 +15,7 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::{CompileError, Compiled, Rule};
-use crate::{pattern::Pattern, protocols};
+use crate::{link_names::LinkNames, pattern::Pattern, protocols};
 
 const FORM: &str = "as in '192.0.2.1:1234 > [2001:db8::1]:53 udp on eth0 ingress', ports, interface \
                     and direction where they matter";
@@ -160,14 +160,14 @@ impl Probe {
             interfaces = named(rules);
         }
         let is_one = interfaces.is_empty();
-        let mut names: Vec<Option<String>> = interfaces
+        let mut names: Vec<Option<LinkNames>> = interfaces
             .iter()
             .map(|pattern| match pattern {
-                Pattern::Name(name) => Some(name.clone()),
+                Pattern::Name(name) => Some(name.as_str().into()),
                 Pattern::Glob(_) | Pattern::Regex(_) => None,
             })
             .collect();
-        names.push(self.interface.clone());
+        names.push(self.interface.as_deref().map(Into::into));
         let compiled = Compiled::new(rules, &names)?;
         let directions = match self.direction {
             Some(direction) => vec![direction],

@@ -6,6 +6,7 @@ use agent_common::filter::{FIRST_FREE_ROW, Match, ROW_ENTRIES, first_match};
 use proptest::{prelude::*, sample::select};
 
 use super::*;
+use crate::link_names::LinkNames;
 
 mod told;
 
@@ -138,10 +139,11 @@ proptest! {
         rules in prop::collection::vec(rule(), 0..150),
         probes in prop::collection::vec(probe(), 50),
     ) {
-        let names = ["eth0", "eth1", "wg0", "lo"].map(|name| Some(name.to_owned()));
+        let names = ["eth0", "eth1", "wg0", "lo"].map(|name| Some(name.into()));
         let compiled = Compiled::new(&rules, &names).unwrap();
         for probe in probes {
-            let slot = names.iter().position(|name| *name == probe.interface).unwrap() as u32;
+            let slot = names.iter().position(|known| known.as_ref().map(|one: &LinkNames| &one.name) == probe.interface.as_ref());
+            let slot = slot.unwrap() as u32;
             let direction = probe.direction.unwrap_or(Direction::Ingress);
             let hook = agent_common::direction::hook_number(slot, direction as u32);
             prop_assert_eq!(
@@ -162,7 +164,7 @@ proptest! {
             direction: if is_mirrored { probe.direction } else { probe.answer().direction },
             ..probe.answer()
         };
-        let names = [probe.interface.clone()];
+        let names = [probe.interface.clone().map(Into::into)];
         let compiled = Compiled::new(&rules, &names).unwrap();
         let is_counted = |packet: &Probe| {
             let hook = agent_common::direction::hook_number(0, packet.direction.unwrap() as u32);
@@ -275,8 +277,28 @@ fn a_set_has_no_more_rows_than_its_tables_and_different_bitmaps() {
 }
 
 #[test]
+fn a_rule_holds_for_each_name_of_an_interface() {
+    let altnames = vec!["enp0s3".to_owned(), "uplink-of-the-rack".to_owned()];
+    let names = LinkNames {
+        name: "eth0".to_owned(),
+        altnames,
+    };
+    let names = [Some("lo".into()), Some(names)];
+    let packet = "10.0.0.1:1 > 10.0.0.2:2 udp".parse::<Probe>().unwrap();
+    for on in ["eth0", "enp0s3", "uplink-of-the-rack", "enp*"] {
+        let rules = rules(&format!("exclude on {on}"));
+        let set = Compiled::new(&rules, &names).unwrap();
+        let excluded = (0..4).filter(|&hook| first_match(&set, &packet.packet(), hook).is_some());
+        assert_eq!(excluded.collect::<Vec<_>>(), [2, 3], "{on}");
+        assert!(not_watched(&rules, &names).is_empty(), "{on}");
+    }
+}
+
+#[test]
 fn rules_for_the_last_of_many_interfaces_hold_there() {
-    let names: Vec<_> = (0..40).map(|number| Some(format!("eth{number}"))).collect();
+    let names: Vec<_> = (0..40)
+        .map(|number| Some(format!("eth{number}").into()))
+        .collect();
     let set = Compiled::new(&rules("exclude on eth39 egress"), &names).unwrap();
     let packet = "10.0.0.1:1 > 10.0.0.2:2 udp".parse::<Probe>().unwrap();
     let excluded = (0..80).filter(|&hook| first_match(&set, &packet.packet(), hook).is_some());

@@ -140,7 +140,7 @@ impl Selection {
             }
         } else {
             let mut include = self.include.iter();
-            let matching = include.find(|pattern| pattern.matches(&link.name));
+            let matching = include.find(|pattern| link.is_meant(pattern));
             matching.map_or(Choice::NoMatch, Choice::Matches)
         };
         if included.is_counted() && link.link_type().is_none() && !self.names(link) {
@@ -152,7 +152,7 @@ impl Selection {
     /// The pattern that leaves a link out.
     pub fn excluding(&self, link: &Link) -> Option<&Pattern> {
         let mut exclude = self.exclude.iter();
-        exclude.find(|pattern| pattern.matches(&link.name))
+        exclude.find(|pattern| link.is_meant(pattern))
     }
 }
 

@@ -27,7 +27,7 @@ impl Here {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.links.iter().any(|link| link.name == name)
+        self.links.iter().any(|link| link.is_called(name))
     }
 }
 

@@ -426,7 +426,7 @@ pub fn first_slots(max_interfaces: u32, selected: &[(Namespace, Vec<Link>)]) -> 
     for (namespace, links) in selected {
         let slots = slots.in_netns(namespace.number());
         for (link, slot) in links.iter().zip(&mut next) {
-            let place = slots.take(link.ifindex, &link.name);
+            let place = slots.take(link.ifindex, link.names());
             ensure!(place == Place::Slot(slot), "{} is listed twice", link.name);
         }
     }

@@ -16,10 +16,13 @@ use agent_common::LinkType;
 use anyhow::{Context as _, Result};
 use libc::{
     ARPHRD_ETHER, ARPHRD_IPGRE, ARPHRD_LOOPBACK, ARPHRD_NONE, ARPHRD_PPP, ARPHRD_SIT,
-    ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND, IFLA_LINK,
-    IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_STATS64, IFLA_XDP,
+    ARPHRD_TUNNEL, ARPHRD_TUNNEL6, IFLA_ALT_IFNAME, IFLA_IFNAME, IFLA_INFO_DATA, IFLA_INFO_KIND,
+    IFLA_LINK, IFLA_LINK_NETNSID, IFLA_LINKINFO, IFLA_MASTER, IFLA_MTU, IFLA_PROP_LIST,
+    IFLA_STATS64, IFLA_XDP,
 };
 use netlink_sys::protocols::NETLINK_ROUTE;
+
+use crate::{link_names::LinkNames, pattern::Pattern};
 
 pub mod driver;
 pub(crate) mod events;
@@ -58,6 +61,8 @@ const ARPHRD_IP6GRE: u16 = 823;
 pub struct Link {
     pub ifindex: u32,
     pub name: String,
+    /// Names that it has besides.
+    pub altnames: Vec<String>,
     /// `ARPHRD_*` of `linux/if_arp.h`.
     pub hardware_type: u16,
     pub is_up: bool,
@@ -110,6 +115,30 @@ pub struct Counters {
 }
 
 impl Link {
+    pub fn names(&self) -> LinkNames {
+        LinkNames {
+            name: self.name.clone(),
+            altnames: self.altnames.clone(),
+        }
+    }
+
+    /// Its name, and those that it has besides.
+    pub fn each_name(&self) -> impl Iterator<Item = &str> {
+        let altnames = self.altnames.iter();
+        std::iter::once(&self.name)
+            .chain(altnames)
+            .map(String::as_str)
+    }
+
+    pub fn is_called(&self, name: &str) -> bool {
+        self.each_name().any(|one| one == name)
+    }
+
+    /// Whether the pattern matches one of its names.
+    pub fn is_meant(&self, pattern: &Pattern) -> bool {
+        self.each_name().any(|name| pattern.matches(name))
+    }
+
     /// Whether it is an end of a virtual cable.
     pub fn is_cable(&self) -> bool {
         matches!(self.kind.as_str(), "veth" | "netkit")
@@ -241,6 +270,7 @@ fn link(body: &[u8]) -> Result<Link> {
     let mut link = Link {
         ifindex: u32::from_ne_bytes(field(body, 4)?),
         name: String::new(),
+        altnames: Vec::new(),
         hardware_type: u16::from_ne_bytes(field(body, 2)?),
         is_up: flags & libc::IFF_UP as u32 != 0,
         is_loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
@@ -259,6 +289,7 @@ fn link(body: &[u8]) -> Result<Link> {
     for (kind, value) in attributes(&body[IFINFOMSG_LEN_BYTES.min(body.len())..]) {
         match kind {
             IFLA_IFNAME => link.name = text(value),
+            IFLA_PROP_LIST => link.altnames = altnames(value),
             IFLA_MTU => link.mtu_bytes = u32::from_ne_bytes(field(value, 0)?),
             IFLA_LINK => linked_ifindex = u32::from_ne_bytes(field(value, 0)?),
             IFLA_LINK_NETNSID => linked_netns = Some(i32::from_ne_bytes(field(value, 0)?)),
@@ -291,6 +322,13 @@ fn link(body: &[u8]) -> Result<Link> {
 fn text(value: &[u8]) -> String {
     let text = value.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(text).into_owned()
+}
+
+/// The alternative names in a list of properties.
+fn altnames(properties: &[u8]) -> Vec<String> {
+    let all = attributes(properties);
+    let altnames = all.filter(|(kind, _)| *kind == IFLA_ALT_IFNAME);
+    altnames.map(|(_, name)| text(name)).collect()
 }
 
 fn info_kind(info: &[u8]) -> String {
@@ -445,6 +483,25 @@ pub(super) mod tests {
             assert_eq!(link_of(kind, &attributes).elsewhere, Some((6, ifindex)));
             assert_eq!(both(kind, &attributes), (None, None), "{kind}");
         }
+    }
+
+    #[test]
+    fn a_link_has_the_names_that_it_was_given_besides() {
+        if !is_root_or_skip("links::a_link_has_the_names_that_it_was_given_besides") {
+            return;
+        }
+        let namespace = Namespace::new("altname").unwrap();
+        namespace.add_wire(["near0", "far0"]).unwrap();
+        let long = "l".repeat(127);
+        for name in ["uplink", &long] {
+            let add = ["link", "property", "add", "dev", "near0", "altname", name];
+            namespace.ip(&add).unwrap();
+        }
+        let near = |links: Vec<Link>| links.into_iter().find(|link| link.name == "near0");
+        let all = near(namespace.enter(links).unwrap()).unwrap();
+        assert_eq!(all.altnames, ["uplink", &long]);
+        let one = || LinkSocket::open()?.link(all.ifindex);
+        assert_eq!(namespace.enter(one).unwrap().names(), all.names());
     }
 
     #[test]

@@ -40,6 +40,7 @@ use super::{
     shared_maps::SharedMaps,
     signals,
 };
+use crate::link_names::LinkNames;
 
 /// The programs, compiled by the build script.
 pub static OBJECT: &[u8] =
@@ -154,7 +155,7 @@ pub struct Kernel {
     /// By network namespace.
     interfaces: Vec<InterfaceTable>,
     /// The names of the registered interfaces, by slot.
-    interface_names: Vec<Option<String>>,
+    interface_names: Vec<Option<LinkNames>>,
     pub fragments: Fragments,
     pub outers: Outers,
     process_names: ProcessNames,
@@ -291,10 +292,17 @@ impl Kernel {
     /// Lets the programs of a network namespace, given by its place in the settings, count packets of `ifindex` in
     /// the accounts of `slot`. Rules can name the interface only if this happens before
     /// [`Kernel::take_rule_maps`].
-    pub fn register(&mut self, netns: usize, ifindex: u32, name: &str, slot: u32) -> Result<()> {
-        let names = &mut self.interface_names;
-        if let Some(known) = names.get_mut(slot as usize) {
-            *known = Some(name.to_owned());
+    pub fn register(
+        &mut self,
+        netns: usize,
+        ifindex: u32,
+        names: impl Into<LinkNames>,
+        slot: u32,
+    ) -> Result<()> {
+        let names = names.into();
+        let name = names.name.clone();
+        if let Some(known) = self.interface_names.get_mut(slot as usize) {
+            *known = Some(names);
         }
         ensure!(
             self.interfaces[netns].enter(ifindex, slot),

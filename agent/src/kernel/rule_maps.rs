@@ -26,7 +26,10 @@ use super::{
     inner_map,
     memory::map_memory_bytes,
 };
-use crate::filter::{self, Compiled, Rule};
+use crate::{
+    filter::{self, Compiled, Rule},
+    link_names::LinkNames,
+};
 
 /// The outer maps and the set in force.
 pub struct RuleMaps {
@@ -34,7 +37,7 @@ pub struct RuleMaps {
     nets_v4: MapData,
     nets_v6: MapData,
     /// The interfaces' names by slot, as rules name them.
-    interfaces: Vec<Option<String>>,
+    interfaces: Vec<Option<LinkNames>>,
     active: Option<Active>,
 }
 
@@ -95,7 +98,7 @@ impl RuleMaps {
         rows: MapData,
         nets_v4: MapData,
         nets_v6: MapData,
-        interfaces: Vec<Option<String>>,
+        interfaces: Vec<Option<LinkNames>>,
     ) -> Self {
         Self {
             rows,
@@ -106,10 +109,10 @@ impl RuleMaps {
         }
     }
 
-    /// Changes the name of the interface at a slot for the sets that are staged from here on.
-    pub fn name_interface(&mut self, slot: u32, name: &str) {
+    /// Changes the names of the interface at a slot for the sets that are staged from here on.
+    pub fn name_interface(&mut self, slot: u32, names: &LinkNames) {
         if let Some(known) = self.interfaces.get_mut(slot as usize) {
-            *known = Some(name.to_owned());
+            *known = Some(names.clone());
         }
     }
 

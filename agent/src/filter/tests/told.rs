@@ -180,7 +180,7 @@ fn a_rule_is_covered_by_one_that_asks_for_no_more() {
 
 #[test]
 fn rules_on_interfaces_that_are_not_watched_are_told() {
-    let interfaces = ["eth0", "veth1"].map(|name| Some(name.to_owned()));
+    let interfaces = ["eth0", "veth1"].map(|name| Some(name.into()));
     let told = |text: &str| not_watched(&rules(text), &interfaces);
     assert_eq!(told("exclude on eth0; exclude on v*; exclude all"), [""; 0]);
     assert_eq!(

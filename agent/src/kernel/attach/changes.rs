@@ -25,6 +25,7 @@ use crate::{
             statistics::Names,
         },
     },
+    link_names::LinkNames,
     log_limit::LogLimit,
     netns::Namespace,
 };
@@ -81,9 +82,9 @@ impl Follower {
                     LinkEvent::Left(ifindex) => self.leave(ifindex)?,
                     LinkEvent::Changed {
                         ifindex,
-                        name,
+                        names,
                         master,
-                    } => self.changed(ifindex, &name, master),
+                    } => self.changed(ifindex, &names, master),
                     LinkEvent::TcRemoved(ifindex) => {
                         // It may have been ours, or had ours in it.
                         if self.slots.slot_of(ifindex).is_some() {
@@ -110,16 +111,16 @@ impl Follower {
         }
     }
 
-    fn changed(&mut self, ifindex: u32, name: &str, master: Option<u32>) {
+    fn changed(&mut self, ifindex: u32, names: &LinkNames, master: Option<u32>) {
         if self.slots.slot_of(ifindex).is_none() {
-            self.changes.here(ifindex, name);
+            self.changes.here(ifindex, names);
             return;
         }
         let before = match master {
             Some(master) => self.masters.insert(ifindex, master),
             None => self.masters.remove(&ifindex),
         };
-        if before != master || !self.slots.is_named(ifindex, name) {
+        if before != master || !self.slots.is_named(ifindex, names) {
             self.changes.look_at(ifindex);
         }
     }

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use crate::interfaces::Selection;
+use crate::{interfaces::Selection, link_names::LinkNames};
 
 /// How many interfaces may leave until it is shorter to look at all that are here.
 const MOST_LEFT: usize = 10_000;
@@ -70,10 +70,10 @@ impl Changes {
         }))
     }
 
-    /// An interface that is not watched is here under this name, which may have changed.
-    pub(super) fn here(&self, ifindex: u32, name: &str) {
+    /// An interface that is not watched is here under these names, which may have changed.
+    pub(super) fn here(&self, ifindex: u32, names: &LinkNames) {
         let mut state = self.state();
-        if state.selection.takes_name(name) || state.pending.contains(&ifindex) {
+        if state.selection.takes_names(names) || state.pending.contains(&ifindex) {
             self.note(&mut state).interfaces.insert(ifindex);
         }
     }
@@ -206,19 +206,19 @@ mod tests {
     #[test]
     fn only_an_interface_that_may_be_selected_is_noted() {
         let changes = changes(&["veth*"]);
-        changes.here(7, "veth7");
-        changes.here(8, "docker0");
-        changes.here(9, "veth9");
+        changes.here(7, &"veth7".into());
+        changes.here(8, &"docker0".into());
+        changes.here(9, &"veth9".into());
         changes.routed(vec![8]);
         let noted = taken(&changes);
         assert_eq!(noted.interfaces, BTreeSet::from([7]));
         assert!(noted.routed.is_empty());
         // One that waits to be counted, and is renamed so that it is not selected.
         changes.set_pending([8].into_iter());
-        changes.here(8, "docker1");
+        changes.here(8, &"docker1".into());
         assert_eq!(taken(&changes).interfaces, BTreeSet::from([8]));
         drop(changes.select(Selection::default()));
-        changes.here(7, "veth7");
+        changes.here(7, &"veth7".into());
         changes.routed(vec![5]);
         let noted = taken(&changes);
         assert!(noted.selection.is_some() && noted.interfaces.is_empty());
@@ -228,12 +228,12 @@ mod tests {
     #[test]
     fn an_index_that_left_and_came_back_is_both() {
         let changes = changes(&["*"]);
-        changes.here(7, "a");
+        changes.here(7, &"a".into());
         changes.left(7);
         let noted = taken(&changes);
         assert!(noted.interfaces.is_empty() && noted.left.contains(&7));
         changes.left(7);
-        changes.here(7, "b");
+        changes.here(7, &"b".into());
         let noted = taken(&changes);
         assert!(noted.interfaces.contains(&7) && noted.left.contains(&7));
     }
@@ -242,7 +242,7 @@ mod tests {
     fn a_million_that_come_and_leave_take_little_memory() {
         let changes = changes(&["veth*"]);
         for ifindex in 0..1_000_000 {
-            changes.here(ifindex, "veth0");
+            changes.here(ifindex, &"veth0".into());
             changes.left(ifindex);
         }
         let noted = taken(&changes);

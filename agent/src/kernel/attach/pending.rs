@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, sync::PoisonError};
 
 use super::watcher::Watcher;
-use crate::{interfaces::Selection, kernel::links::Link, netns::InterfaceId};
+use crate::{
+    interfaces::Selection, kernel::links::Link, link_names::LinkNames, netns::InterfaceId,
+};
 
 /// Why a selected interface is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +30,7 @@ impl Pending {
 
 /// A selected interface without hooks.
 pub(super) struct Waiting {
-    pub name: String,
+    pub names: LinkNames,
     pub why: Pending,
     /// The kernel's answer, if it was refused.
     pub detail: String,
@@ -95,8 +97,8 @@ impl NotCounted {
 impl Watcher {
     /// Keeps a selected interface that is not counted, and returns why it was not before.
     pub(super) fn wait(&mut self, link: &Link, why: Pending, detail: String) -> Option<Pending> {
-        let name = link.name.clone();
-        let waiting = Waiting { name, why, detail };
+        let names = link.names();
+        let waiting = Waiting { names, why, detail };
         let before = self.pending.insert(link.ifindex, waiting);
         before.map(|before| before.why)
     }
@@ -127,17 +129,17 @@ impl Watcher {
         let first = self.pending.iter().take(NotCounted::NAMED);
         let first = first.map(|(&ifindex, one)| Uncounted {
             id: self.slots.id(ifindex),
-            name: one.name.clone(),
+            name: one.names.name.clone(),
             reason: one.why.word(),
             detail: one.detail.clone(),
         });
         let exact = self.selection.exact_names();
-        let names = self.pending.values().map(|one| &one.name);
-        let names = names.filter(|name| exact.contains(name.as_str()));
+        let names = self.pending.values().flat_map(|one| one.names.all());
+        let names = names.filter(|name| exact.contains(name));
         let told = NotCounted {
             interfaces: self.pending.len(),
             first: first.collect(),
-            names: names.cloned().collect(),
+            names: names.map(str::to_owned).collect(),
         };
         let shared = self.not_counted.lock();
         *shared.unwrap_or_else(PoisonError::into_inner) = told;

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::Notify;
 
 use super::{Hook, held::HeldLink};
-use crate::{kernel::links::Counters, netns::InterfaceId};
+use crate::{kernel::links::Counters, link_names::LinkNames, netns::InterfaceId};
 
 /// A hook with its interface's own counters around attachment.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ struct State {
 
 struct Watched {
     slot: u32,
-    name: String,
+    names: LinkNames,
     links: Vec<Arc<HeldLink>>,
     is_deselected: bool,
 }
@@ -122,7 +122,7 @@ impl Slots {
     }
 
     /// Gives the lowest free slot to an interface that has none.
-    pub(super) fn take(&self, ifindex: u32, name: &str) -> Place {
+    pub(super) fn take(&self, ifindex: u32, names: impl Into<LinkNames>) -> Place {
         let id = self.id(ifindex);
         let mut state = self.state();
         if state.left.iter().any(|left| left.id == id) {
@@ -144,7 +144,7 @@ impl Slots {
         };
         let watched = Watched {
             slot,
-            name: name.to_owned(),
+            names: names.into(),
             links: Vec::new(),
             is_deselected: false,
         };
@@ -241,22 +241,23 @@ impl Slots {
             .map(|watched| watched.slot)
     }
 
-    pub(super) fn is_named(&self, ifindex: u32, name: &str) -> bool {
+    pub(super) fn is_named(&self, ifindex: u32, names: &LinkNames) -> bool {
         let state = self.state();
         let watched = state.watched.get(&self.id(ifindex));
-        watched.is_some_and(|watched| watched.name == name)
+        watched.is_some_and(|watched| watched.names == *names)
     }
 
     /// The names of all that are watched, in every network namespace.
     pub(super) fn names(&self) -> BTreeSet<String> {
         let state = self.state();
         let watched = state.watched.values();
-        watched.map(|watched| watched.name.clone()).collect()
+        let names = watched.flat_map(|watched| watched.names.all());
+        names.map(str::to_owned).collect()
     }
 
-    pub(super) fn rename(&self, ifindex: u32, name: &str) {
+    pub(super) fn rename(&self, ifindex: u32, names: LinkNames) {
         if let Some(watched) = self.state().watched.get_mut(&self.id(ifindex)) {
-            name.clone_into(&mut watched.name);
+            watched.names = names;
         }
     }
 
@@ -420,7 +421,7 @@ mod tests {
         assert_eq!(there.slot_of(7), None);
         assert_eq!(there.take(7, "b"), Place::Slot(1));
         assert_eq!((here.slot_of(7), there.slot_of(7)), (Some(0), Some(1)));
-        assert!(here.is_named(7, "a") && there.is_named(7, "b"));
+        assert!(here.is_named(7, &"a".into()) && there.is_named(7, &"b".into()));
         assert!(here.leave(7).is_some());
         assert_eq!((here.ifindexes(), there.ifindexes()), (vec![], vec![7]));
         assert_eq!(here.take(7, "a"), Place::Draining);

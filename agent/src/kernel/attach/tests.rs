@@ -230,7 +230,7 @@ fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
             // By name, since patterns may wait for others.
             let (mut watcher, _) = watcher(&mut kernel, "new0", settings);
             for link in selected {
-                let place = watcher.slots.take(link.ifindex, &link.name);
+                let place = watcher.slots.take(link.ifindex, link.names());
                 assert!(matches!(place, Place::Slot(_)));
             }
             let mut outcome = Ok(());
@@ -283,7 +283,7 @@ fn a_start_on_many_interfaces_says_once_what_is_faster_than_tcx() {
         let start = || {
             let mut kernel = kernel();
             let (mut watcher, _) = watcher(&mut kernel, "new0", settings);
-            watcher.slots.take(links[0].ifindex, &links[0].name);
+            watcher.slots.take(links[0].ifindex, links[0].names());
             let started = logged(|| watcher.start(&links).unwrap());
             let few = logged(|| watcher.tell_progress(1, 200));
             let many = logged(|| {
@@ -390,7 +390,7 @@ fn a_panic_of_a_thread_that_watches_ends_the_agent() {
                 include: vec!["new*".parse().unwrap()],
                 ..Selection::default()
             },
-            name_interface: Arc::new(|_, name| panic!("{name} is named, as the test wants it")),
+            name_interface: Arc::new(|_, names| panic!("{names:?} is named, as the test wants it")),
         };
         Attachments::start(&mut kernel, interfaces, SETTINGS)
     };

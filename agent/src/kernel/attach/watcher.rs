@@ -25,6 +25,7 @@ use crate::{
         interface_table::InterfaceTable,
         links::{Link, LinkSocket, netlink::errno},
     },
+    link_names::LinkNames,
     log_limit::LogLimit,
 };
 use anyhow::{Result, bail};
@@ -36,8 +37,8 @@ pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 /// From here on a start by TCX takes several seconds (`tcx_entry_sync`: some 16 ms for each hook on 6.18).
 const MANY_INTERFACES: usize = 200;
 
-/// Tells the filter rules the name of the interface at a slot. Returns when they follow it.
-pub type NameInterface = Arc<dyn Fn(u32, &str) -> Result<()> + Send + Sync>;
+/// Tells the filter rules the names of the interface at a slot. Returns when they follow it.
+pub type NameInterface = Arc<dyn Fn(u32, &LinkNames) -> Result<()> + Send + Sync>;
 
 pub(super) struct Watcher {
     pub attacher: Attacher,
@@ -337,9 +338,10 @@ impl Watcher {
     pub(super) fn consider(&mut self, link: &Link, uplinks: &Uplinks) -> Result<()> {
         if let Some(slot) = self.slots.slot_of(link.ifindex) {
             self.stacks.have_changed();
-            if !self.slots.is_named(link.ifindex, &link.name) {
-                (self.name_interface)(slot, &link.name)?;
-                self.slots.rename(link.ifindex, &link.name);
+            let names = link.names();
+            if !self.slots.is_named(link.ifindex, &names) {
+                (self.name_interface)(slot, &names)?;
+                self.slots.rename(link.ifindex, names);
             }
             return Ok(());
         }

@@ -14,7 +14,7 @@ impl Watcher {
         let settings = self.attacher.settings;
         let hooks = self.slots.links() + settings.directions.count();
         limits::ensure_open_files(hooks, self.namespaces, settings.may_ask_drivers())?;
-        let slot = match self.slots.take(link.ifindex, &link.name) {
+        let slot = match self.slots.take(link.ifindex, link.names()) {
             Place::Slot(slot) => slot,
             Place::Draining | Place::NoneYet => return Ok(Some(Pending::Drain)),
             Place::NoneFree => {
@@ -29,7 +29,7 @@ impl Watcher {
                 return Ok(Some(Pending::NoSlot));
             }
         };
-        (self.name_interface)(slot, &link.name)?;
+        (self.name_interface)(slot, &link.names())?;
         if !self.table.enter(link.ifindex, slot) {
             bail!("its index has no place in the programs' table beside the others, which is rare");
         }

@@ -6,8 +6,10 @@ use anyhow::{Context as _, Result};
 use netlink_packet_core::{NLMSG_ALIGNTO, NetlinkMessage, NetlinkPayload};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
+use crate::link_names::LinkNames;
+
 use super::{
-    IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX,
+    IFINFOMSG_LEN_BYTES, LOOPBACK_IFINDEX, altnames,
     netlink::{Message, attributes, field},
     notifications,
     routes::DefaultRoutes,
@@ -22,7 +24,7 @@ pub(crate) enum LinkEvent {
     /// A link is there, as it is or with a change.
     Changed {
         ifindex: u32,
-        name: String,
+        names: LinkNames,
         /// The bridge, bond or the like of which it is a port.
         master: Option<u32>,
     },
@@ -140,9 +142,13 @@ fn event(message: &Message) -> Result<Option<LinkEvent>> {
             let find = |wanted: u16| attributes(all).find(|(kind, _)| *kind == wanted);
             let master = find(libc::IFLA_MASTER).map(|(_, master)| field(master, 0));
             let master = master.transpose()?.map(u32::from_ne_bytes);
+            let list = find(libc::IFLA_PROP_LIST).map(|(_, list)| altnames(list));
             find(libc::IFLA_IFNAME).map(|(_, name)| LinkEvent::Changed {
                 ifindex,
-                name: text(name),
+                names: LinkNames {
+                    name: text(name),
+                    altnames: list.unwrap_or_default(),
+                },
                 master,
             })
         }
@@ -180,8 +186,7 @@ mod tests {
         }
         // Whoever looks at every interface only when that is told finds the last one, too.
         assert_eq!(told.pop(), Some(LinkEvent::Missed));
-        let is_late =
-            |event: &LinkEvent| matches!(event, LinkEvent::Changed { name, .. } if name == "late0");
+        let is_late = |event: &LinkEvent| matches!(event, LinkEvent::Changed { names, .. } if names.name == "late0");
         assert!(!told.iter().any(is_late), "{told:?}");
     }
 
@@ -201,7 +206,7 @@ mod tests {
         };
         let there = LinkEvent::Changed {
             ifindex: 7,
-            name: "eth".to_owned(),
+            names: "eth".into(),
             master: Some(9),
         };
         for (kind, family, expected) in [

@@ -88,3 +88,61 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
     drop(consumer);
     agent.kill();
 }
+
+/// An interface is meant by each of its names, at the start and later.
+#[test]
+fn an_interface_is_selected_and_filtered_by_its_alternative_names() {
+    if !is_root_or_skip("agent::an_interface_is_selected_and_filtered_by_its_alternative_names") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let namespace = &lab.agent.namespace;
+    let add_name = |interface: &str, name: &str| {
+        let add = ["link", "property", "add", "dev", interface, "altname", name];
+        namespace.ip(&add).unwrap();
+    };
+    for ends in [["near0", "far0"], ["near1", "far1"], ["near2", "far2"]] {
+        namespace.add_wire(ends).unwrap();
+    }
+    add_name("near0", "uplink-of-the-rack");
+    add_name("near2", "late-but-excluded");
+    let selection = "uplink-of-the-rack,late-*";
+    let settings = [
+        "--exclude-interface",
+        "*-excluded",
+        "--filter",
+        "exclude on quiet-from-now-on",
+    ];
+    let agent = Agent::start_on(&lab.agent, selection, &settings);
+    let hooks = |interface: &str| {
+        let status = agent.status(&lab.agent);
+        let hooks = status["hooks"].as_array().unwrap();
+        let is_its = |hook: &&serde_json::Value| hook["interface"] == interface;
+        hooks.iter().filter(is_its).count()
+    };
+    let all = ["near0", "near1", "near2"];
+    assert_eq!(all.map(hooks), [2, 0, 0]);
+    assert_eq!(agent.status(&lab.agent)["interfaces"]["absent"], 0);
+    add_name("near1", "late-comer");
+    wait_until("it is counted by a name that it got", || {
+        hooks("near1") == 2
+    });
+    assert_eq!(hooks("near2"), 0);
+    let frame = lab.peer.frame_v4(&lab.agent).udp(7, 53, &[0; 18]).unwrap();
+    let send = |far: &str| {
+        let socket = lab::FrameSocket::new(namespace, far).unwrap();
+        socket.send(&frame).unwrap();
+    };
+    let left_out = || agent.status(&lab.agent)["account"]["filtered"]["packets"].as_u64();
+    send("far1");
+    wait_until("the packet is seen", || {
+        agent.status(&lab.agent)["account"]["seen"]["packets"] == 1
+    });
+    assert_eq!(left_out().unwrap_or(0), 0);
+    add_name("near1", "quiet-from-now-on");
+    wait_until("the rule follows the name", || {
+        send("far1");
+        left_out().unwrap_or(0) > 0
+    });
+    agent.stop();
+}
