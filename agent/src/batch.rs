@@ -4,7 +4,11 @@
 //! [`crate::hub`] puts those fields in front. Records are written by hand, in the order of their field
 //! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -12,7 +16,7 @@ use foldhash::fast::RandomState;
 use prost::{Message as _, encoding::message};
 
 use crate::{
-    cgroups::Cgroups,
+    cgroups::{self, Cgroups},
     clock,
     dns::Dns,
     processes::Processes,
@@ -157,6 +161,12 @@ impl BatchEncoder {
         processes.map_or(0, Processes::nameless)
     }
 
+    /// How many ends of flows have been reported first with nothing but the id of their cgroup.
+    pub fn nameless_ends(&self) -> u64 {
+        let cgroups = self.names.cgroups.as_ref();
+        cgroups.map_or(0, Cgroups::nameless)
+    }
+
     /// The same encoder, which says what those are called that records name.
     #[must_use]
     pub fn naming(self, names: Names) -> Self {
@@ -215,6 +225,7 @@ impl BatchEncoder {
             snapshot,
             ..FlowBatch::default()
         };
+        self.open.begun.in_snapshot = snapshot;
         self.open.head = head.encode_to_vec();
         self.open.scan_id = header.scan_id;
         self.open.start(0);
@@ -228,6 +239,9 @@ impl BatchEncoder {
         self.open.append(encoded);
         if record.cgroup_ids != [0; 2] {
             self.open.cgroups.add(record.cgroup_ids);
+            if record.delta == record.total {
+                self.open.begun.add(record.cgroup_ids);
+            }
         }
         if record.process_keys != [0; 2] {
             self.open.processes.add(record.process_keys);
@@ -309,6 +323,46 @@ impl Named {
     }
 }
 
+/// How many ends of flows that begin in a batch are of each cgroup.
+#[derive(Default)]
+struct Begun {
+    ends: HashMap<u64, u64, RandomState>,
+    last: [u64; 2],
+    /// Flows of the last ones, which are not in `ends` yet.
+    flows: u64,
+    /// They were counted when they were reported.
+    in_snapshot: bool,
+}
+
+impl Begun {
+    fn add(&mut self, both: [u64; 2]) {
+        if self.last != both {
+            self.settle();
+            self.last = both;
+        }
+        self.flows += 1;
+    }
+
+    fn settle(&mut self) {
+        let flows = std::mem::take(&mut self.flows);
+        if flows > 0 && !self.in_snapshot {
+            for one in self.last.into_iter().filter(|&one| one != 0) {
+                *self.ends.entry(one).or_default() += flows;
+            }
+        }
+    }
+
+    /// Of this cgroup.
+    fn ends_of(&self, id: u64) -> u64 {
+        self.ends.get(&id).copied().unwrap_or_default()
+    }
+
+    fn clear(&mut self) {
+        self.ends.clear();
+        (self.last, self.flows) = ([0; 2], 0);
+    }
+}
+
 /// The batch that is being written.
 #[derive(Default)]
 struct OpenBatch {
@@ -321,6 +375,7 @@ struct OpenBatch {
     delta: Pair,
     /// What its records name.
     cgroups: Named,
+    begun: Begun,
     processes: Named,
     hosts: Named,
 }
@@ -331,6 +386,7 @@ impl OpenBatch {
         self.records = 0;
         self.delta = Pair::default();
         self.cgroups.clear();
+        self.begun.clear();
         self.processes.clear();
         self.hosts.clear();
         self.body.clear();
@@ -360,8 +416,16 @@ impl OpenBatch {
     fn append_names(&mut self, known: &Names) {
         let body = &mut self.body;
         let ids = self.cgroups.take();
+        self.begun.settle();
         if let Some(known) = &known.cgroups {
-            known.tell(ids, |cgroup| message::encode(CGROUPS, cgroup, body));
+            let mut nameless = 0;
+            known.tell(ids, |cgroup| {
+                if !cgroups::is_named(cgroup) {
+                    nameless += self.begun.ends_of(cgroup.id);
+                }
+                message::encode(CGROUPS, cgroup, body);
+            });
+            known.count_nameless(nameless);
         }
         let keys = self.processes.take();
         if let Some(known) = &known.processes {

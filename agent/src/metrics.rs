@@ -339,6 +339,13 @@ impl Shown {
             ),
             (
                 Help(
+                    "flow_agent_nameless_ends",
+                    "Ends of flows that were first reported with nothing but the id of their cgroup",
+                ),
+                replica.nameless_ends,
+            ),
+            (
+                Help(
                     "flow_agent_lost_tcp_ends",
                     "How often the kernel had no room to keep, or to tell, what a socket of TCP knew at last",
                 ),

@@ -653,6 +653,11 @@ impl Scanner {
         self.encoder.nameless_processes()
     }
 
+    /// How many ends of flows were reported first with nothing but the id of their cgroup.
+    pub fn nameless_ends(&self) -> u64 {
+        self.encoder.nameless_ends()
+    }
+
     /// How often the kernel had no room to tell of a connection that ended.
     pub fn lost_tcp_ends(&self) -> u64 {
         self.kernel.ended.lost()

@@ -72,6 +72,7 @@ pub fn of(
             capacity: scanner.replica().capacity() as u64,
             evicted: scanner.replica().evicted(),
             nameless_processes: scanner.nameless_processes(),
+            nameless_ends: scanner.nameless_ends(),
             lost_tcp_ends: scanner.lost_tcp_ends(),
             lost_icmp_errors: scanner.lost_icmp_errors(),
             unmatched_icmp_errors: scanner.replica().unmatched_errors(),

@@ -25,7 +25,7 @@ use rustix::{
     io::{Errno, fcntl_dupfd_cloexec, read, write},
 };
 
-use super::{Known, MOST_LIVING, MOST_PATH_BYTES, lock, name};
+use super::{Added, Known, MOST_LIVING, MOST_PATH_BYTES, Share, lock, name};
 
 /// How often to read the whole tree because of cgroups that nobody has told of, at most.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -102,7 +102,8 @@ impl Drop for Bell {
 pub(super) struct Tree {
     root: PathBuf,
     known: Weak<Mutex<Known>>,
-    inotify: OwnedFd,
+    /// `None` if the kernel has no more for this user.
+    inotify: Option<OwnedFd>,
     bell: OwnedFd,
     /// The paths of the folders that are watched.
     watched: HashMap<i32, Arc<str>>,
@@ -126,19 +127,25 @@ impl Tree {
     /// Reads the tree once.
     pub fn new(mount: Mount, known: &Arc<Mutex<Known>>) -> Result<(Self, Wake)> {
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK);
+        let inotify = inotify.map_err(|error| warn_of_no_news(error, "instances"));
+        let has_no_news = inotify.is_err();
+        let inotify = inotify.ok();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .context("make an event for the thread that follows the cgroups")?;
         let wake = fcntl_dupfd_cloexec(&bell, 0).context("duplicate an event")?;
         let mut tree = Self {
             root: mount.path,
             known: Arc::downgrade(known),
-            inotify: inotify.context("ask for news of the cgroups' folders (inotify)")?,
+            inotify,
             bell,
             watched: HashMap::new(),
             folders: HashMap::new(),
             looked: Instant::now(),
             is_whole: true,
-            told: Told::default(),
+            told: Told {
+                no_watch: has_no_news,
+                ..Told::default()
+            },
         };
         tree.look(known);
         Ok((tree, Wake(Arc::new(Bell(wake)))))
@@ -169,7 +176,9 @@ impl Tree {
     }
 
     fn wait(&self, at_most: Option<Duration>) -> io::Result<()> {
-        let mut both = [&self.inotify, &self.bell].map(|one| PollFd::new(one, PollFlags::IN));
+        let both = [self.inotify.as_ref(), Some(&self.bell)];
+        let both = both.into_iter().flatten();
+        let mut both: Vec<_> = both.map(|one| PollFd::new(one, PollFlags::IN)).collect();
         let at_most = at_most.map(|wait| Timespec {
             tv_sec: wait.as_secs().cast_signed(),
             tv_nsec: wait.subsec_nanos().into(),
@@ -190,8 +199,8 @@ impl Tree {
         let mut buffer = [MaybeUninit::uninit(); EVENTS_LEN_BYTES];
         let mut missed = false;
         let mut news = Vec::new();
-        {
-            let mut events = inotify::Reader::new(&self.inotify, &mut buffer);
+        if let Some(inotify) = &self.inotify {
+            let mut events = inotify::Reader::new(inotify, &mut buffer);
             while let Ok(event) = events.next() {
                 let flags = event.events();
                 missed |= flags.contains(ReadFlags::QUEUE_OVERFLOW);
@@ -207,7 +216,11 @@ impl Tree {
             if is_gone {
                 self.remove(known, &path);
             } else if let Ok(folder) = fs::symlink_metadata(self.folder(&path)) {
-                self.add(known, folder.ino(), path, &mut BTreeSet::new());
+                let above = path.rsplit_once('/').map_or("", |(above, _)| above);
+                let above = self.folders.get(above).map(|(id, _)| *id);
+                let share = above.and_then(|id| lock(known).share_of(id));
+                let share = share.unwrap_or_default();
+                self.add(known, (folder.ino(), path, share), &mut BTreeSet::new());
             }
         }
         missed
@@ -218,12 +231,18 @@ impl Tree {
         let Some((id, watch)) = self.folders.remove(path) else {
             return;
         };
-        if let Some(watch) = watch {
+        self.end_watch(watch);
+        lock(known).remove(id);
+    }
+
+    fn end_watch(&mut self, watch: Option<i32>) {
+        if let Some(watch) = watch
+            && let Some(inotify) = &self.inotify
+        {
             self.watched.remove(&watch);
             // It fails if the kernel has ended it.
-            let _ = inotify::remove_watch(&self.inotify, watch);
+            let _ = inotify::remove_watch(inotify, watch);
         }
-        lock(known).remove(id);
     }
 
     /// Reads the whole tree.
@@ -232,7 +251,10 @@ impl Tree {
         self.is_whole = true;
         let mut seen = BTreeSet::new();
         match fs::symlink_metadata(&self.root) {
-            Ok(root) => self.add(known, root.ino(), String::new(), &mut seen),
+            Ok(root) => {
+                let root = (root.ino(), String::new(), Share::Host);
+                self.add(known, root, &mut seen);
+            }
             Err(error) => self.cannot_read(&self.root.clone(), &error),
         }
         if !self.is_whole {
@@ -252,31 +274,44 @@ impl Tree {
         }
     }
 
-    /// Adds a cgroup and all below it. Paths are without the root's own `/`. Watches first and reads then, so that what comes in
-    /// between is known twice and not missed.
-    fn add(&mut self, known: &Mutex<Known>, id: u64, path: String, seen: &mut BTreeSet<u64>) {
-        let mut to_add = vec![(id, path)];
-        while let Some((id, path)) = to_add.pop() {
+    /// Adds a cgroup and all below it, with whose its folder is. Paths are without the root's own `/`. Watches first and reads then, so
+    /// that what comes in between is known twice and not missed.
+    fn add(&mut self, known: &Mutex<Known>, top: (u64, String, Share), seen: &mut BTreeSet<u64>) {
+        let mut to_add = vec![top];
+        while let Some((id, path, above)) = to_add.pop() {
             seen.insert(id);
             let before = self.folders.get(path.as_str());
             if before.is_some_and(|(before, _)| *before != id) {
                 self.remove(known, &path);
             }
             let cgroup = name::of(id, if path.is_empty() { "/" } else { &path });
-            if !lock(known).add(cgroup) {
+            let folder = self.folder(&path);
+            let share = lock(known).share_of(id);
+            let share = share.unwrap_or_else(|| {
+                let uid = fs::symlink_metadata(&folder).map_or(0, |folder| folder.uid());
+                Share::below(above, id, &path, uid)
+            });
+            let added = lock(known).add(cgroup, share);
+            if let Added::InPlaceOf(other) = &added
+                && let Some((_, watch)) = self.folders.remove(other.path.as_str())
+            {
+                self.end_watch(watch);
+            }
+            if added != Added::Yes {
                 if !std::mem::replace(&mut self.told.no_room, true) {
                     tracing::warn!(
                         most = MOST_LIVING,
-                        "there are more cgroups than the agent keeps names of: flows of the others have ids alone"
+                        "there are more cgroups than the agent keeps names of: of users and units with the most, some have ids alone"
                     );
                 }
-                continue;
+                if added == Added::No {
+                    continue;
+                }
             }
             if path.len() > MOST_PATH_BYTES {
                 // What is below has an id alone.
                 continue;
             }
-            let folder = self.folder(&path);
             if !self.watch(&folder, id, path.as_str().into()) {
                 lock(known).remove(id);
                 continue;
@@ -284,7 +319,7 @@ impl Tree {
             match children(&folder) {
                 Ok(children) => {
                     let each = children.into_iter();
-                    to_add.extend(each.map(|(id, name)| (id, below(&path, &name))));
+                    to_add.extend(each.map(|(id, name)| (id, below(&path, &name), share)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => self.cannot_read(&folder, &error),
@@ -306,7 +341,11 @@ impl Tree {
             | WatchFlags::ONLYDIR
             | WatchFlags::DONT_FOLLOW
             | WatchFlags::EXCL_UNLINK;
-        match inotify::add_watch(&self.inotify, folder, flags) {
+        let Some(inotify) = &self.inotify else {
+            self.folders.insert(path, (id, None));
+            return true;
+        };
+        match inotify::add_watch(inotify, folder, flags) {
             Ok(watch) => {
                 self.watched.insert(watch, Arc::clone(&path));
                 self.folders.insert(path, (id, Some(watch)));
@@ -315,12 +354,7 @@ impl Tree {
             Err(error) => {
                 self.folders.insert(path, (id, None));
                 if !std::mem::replace(&mut self.told.no_watch, true) {
-                    tracing::warn!(
-                        %error,
-                        folder = %folder.display(),
-                        "the agent hears of some cgroups only when a flow of theirs is reported, and those that have gone by \
-                         then have no name: raise fs.inotify.max_user_watches (sysctl)"
-                    );
+                    warn_of_no_news(error, "watches");
                 }
             }
         }
@@ -330,6 +364,15 @@ impl Tree {
     fn folder(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
+}
+
+/// `what` the kernel has no more of.
+fn warn_of_no_news(error: Errno, what: &str) {
+    tracing::warn!(
+        %error,
+        "the agent hears of some cgroups only when a flow of theirs is reported, and those that have gone by then have no name \
+         (nameless_ends in `flow-agent status`): raise fs.inotify.max_user_{what} (sysctl)"
+    );
 }
 
 /// The folders in a folder: their cgroups and names. Nobody writes names that are no UTF-8, so such folders are passed over.

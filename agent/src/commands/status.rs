@@ -459,6 +459,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
                 replica.nameless_processes
             ));
         }
+        if replica.nameless_ends > 0 {
+            lines.push(format!(
+                "  ends of flows whose unit was unknown: {}",
+                replica.nameless_ends
+            ));
+        }
         if replica.lost_tcp_ends > 0 {
             lines.push(format!(
                 "  no room for what TCP knew of a connection at its end: {} times",

@@ -246,6 +246,32 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
     assert!(unit.is_null() || unit == "two.service", "{second}");
 }
 
+/// Of a cgroup below one whose path is longer than what is kept, only the id is known.
+#[test]
+fn flows_whose_unit_is_unknown_are_counted() {
+    const FLOWS: u64 = 20;
+    if !is_root_or_skip("agent::flows_whose_unit_is_unknown_are_counted") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let group = ControlGroup::slice().unwrap();
+    fs::create_dir(group.path().join("known.service")).unwrap();
+    let agent = Agent::start(&lab, UNIT);
+    let deep = vec!["d".repeat(250); 5].join("/");
+    let to = lab.peer.ipv4.to_string();
+    for (unit, port) in [("known.service", "5001"), (&deep, "6001")] {
+        let arguments = [&*to, "9", port, &FLOWS.to_string()];
+        Program::start(&group, unit, &lab.agent, SENDER, &arguments).ends();
+    }
+    let nameless = || agent.status(&lab.agent)["replica"]["nameless_ends"].as_u64();
+    wait_until("they are counted", || nameless().unwrap() >= FLOWS);
+    // Each once, however often they are reported.
+    agent.flows(&lab.agent);
+    agent.wait_for_scans(&lab.agent, 2);
+    assert_eq!(nameless(), Some(FLOWS));
+    agent.stop();
+}
+
 #[test]
 fn flows_that_find_no_slot_have_their_unit_too() {
     const FLOWS: u64 = 30;
