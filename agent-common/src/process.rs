@@ -40,6 +40,36 @@ const fn mixed(word: u64) -> u64 {
     word ^ word >> 31
 }
 
+/// How many sockets have something kept with them, of one kind. Memory for that is charged to the agent, whoever makes the sockets.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketBound {
+    /// At least as many as there are, but for those that accepted connections have inherited since they were counted.
+    pub kept: u64,
+    /// Userspace sets it.
+    pub most: u64,
+    /// How often there was no room.
+    pub refused: u64,
+    /// While they are counted, so many were seen.
+    pub seen: u64,
+}
+
+impl SocketBound {
+    /// In numbers.
+    pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
+}
+
+/// What is kept with sockets, as the place of its [`SocketBound`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptWithSockets {
+    Process,
+    Flow,
+}
+
+impl KeptWithSockets {
+    pub const COUNT: usize = 2;
+}
+
 /// Where the running kernel keeps what the programs read of tasks and of sockets, in bytes. All are known, or the programs that read
 /// them are not loaded.
 #[repr(C)]

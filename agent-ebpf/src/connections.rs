@@ -8,6 +8,7 @@ use core::ffi::c_void;
 use agent_common::{
     FlowKey, L4Kind, Packet, TcpInfo,
     flow::tcp_flags,
+    process::KeptWithSockets,
     protocol::TCP,
     senders::Question,
     tcp::{EndedConnection, Role, TcpLayout},
@@ -22,7 +23,7 @@ use aya_ebpf::{
 use crate::{
     atomic, clock,
     kernel_types::{at, fixed},
-    socket_storage::SocketStorage,
+    socket_storage::{self, SocketStorage},
 };
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
@@ -168,7 +169,7 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
         asked_ns,
     };
     // SAFETY: the socket is the kernel's.
-    let kept = unsafe { FLOWS.get_or_put(socket, flow) };
+    let kept = unsafe { FLOWS.get_or_put(KeptWithSockets::Flow, socket, flow) };
     if kept.is_null() {
         note_lost();
         return;
@@ -208,6 +209,7 @@ pub fn note_end(socket: *mut c_void) {
     if flow.is_null() {
         return;
     }
+    socket_storage::leave(KeptWithSockets::Flow);
     // SAFETY: as above.
     let tcp: *mut c_void = unsafe { bpf_skc_to_tcp_sock(socket) }.cast();
     if tcp.is_null() {

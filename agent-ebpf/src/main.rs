@@ -154,6 +154,14 @@ pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
     0
 }
 
+/// Userspace has it run now and then for each socket whose maker is kept.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/bpf_sk_storage_map")]
+pub extern "C" fn kept_makers(kept: *mut processes::KeptMaker) -> i32 {
+    processes::count_kept(kept);
+    0
+}
+
 /// Runs where the kernel takes down a socket of TCP, in all network namespaces.
 #[btf_tracepoint(function = "tcp_destroy_sock")]
 pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {

@@ -6,7 +6,10 @@
 
 use core::ffi::c_void;
 
-use agent_common::{Process, process::TaskLayout};
+use agent_common::{
+    Process,
+    process::{KeptWithSockets, TaskLayout},
+};
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC},
     btf_maps::LruHashMap,
@@ -17,7 +20,10 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{kernel_types::at, socket_storage::SocketStorage};
+use crate::{
+    kernel_types::at,
+    socket_storage::{self, SocketStorage},
+};
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
@@ -100,7 +106,10 @@ pub fn note_maker(context: *mut c_void) {
     // SAFETY: these look at the task that runs.
     let (task, ids) = unsafe { (bpf_get_current_task_btf(), bpf_get_current_uid_gid()) };
     // SAFETY: the context stands for the socket.
-    unsafe { SOCKETS.get_or_put(context, Maker::of(process_of(task.cast(), ids as u32))) };
+    unsafe {
+        let maker = Maker::of(process_of(task.cast(), ids as u32));
+        SOCKETS.get_or_put(KeptWithSockets::Process, context, maker);
+    }
 }
 
 /// What the kernel passes to a program at `iter/task_file`: `struct bpf_iter__task_file`.
@@ -140,7 +149,31 @@ pub fn note_holder(open: *mut OpenFile) {
     // SAFETY: as above.
     let uid: u32 = unsafe { at(cred, &TASK_LAYOUT.cred_uid) };
     // SAFETY: the socket is the kernel's.
-    unsafe { SOCKETS.get_or_put(sock, Maker::of(process_of(task, uid))) };
+    unsafe {
+        let maker = Maker::of(process_of(task, uid));
+        SOCKETS.get_or_put(KeptWithSockets::Process, sock, maker);
+    }
+}
+
+/// What the kernel passes to a program at `iter/bpf_sk_storage_map`: `struct bpf_iter__bpf_sk_storage_map`.
+#[repr(C)]
+pub struct KeptMaker {
+    meta: *mut c_void,
+    map: *mut c_void,
+    socket: *mut c_void,
+    value: *mut c_void,
+}
+
+/// Counts a socket whose maker is kept, and forgets that beyond the bound: what accepted connections inherit takes room that nobody was
+/// asked for.
+#[inline(always)]
+pub fn count_kept(kept: *mut KeptMaker) {
+    // SAFETY: the context is valid for the program's run.
+    let socket = unsafe { (*kept).socket };
+    if !socket.is_null() && !socket_storage::is_within(KeptWithSockets::Process) {
+        // SAFETY: it is not null, as was just checked.
+        unsafe { SOCKETS.delete(socket) };
+    }
 }
 
 /// `task` is one of the kernel's, which the verifier knows as such.

@@ -1,11 +1,66 @@
-//! What is kept with a socket. The type of the library has no way to say which sockets inherit it.
+//! What is kept with a socket, and with how many. The type of the library has no way to say which sockets inherit it.
 
 use core::{ffi::c_void, ptr};
 
+use agent_common::process::{KeptWithSockets, SocketBound};
 use aya_ebpf::{
-    bindings::{BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type},
-    helpers::generated::bpf_sk_storage_get,
+    bindings::{BPF_F_MMAPABLE, BPF_SK_STORAGE_GET_F_CREATE, bpf_map_type},
+    btf_maps::Array,
+    helpers::generated::{bpf_sk_storage_delete, bpf_sk_storage_get},
+    macros::btf_map,
 };
+
+use crate::atomic;
+
+/// By what is kept.
+#[btf_map]
+static SOCKET_BOUNDS: Array<SocketBound, { KeptWithSockets::COUNT }, { BPF_F_MMAPABLE as usize }> =
+    Array::new();
+
+/// Takes room for one more. Several CPUs may take a few more than there are.
+#[inline(always)]
+fn has_room(what: KeptWithSockets) -> bool {
+    let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
+        return false;
+    };
+    // SAFETY: elements of an array stay where they are.
+    unsafe {
+        let kept = (&raw const (*bound).kept).read_volatile();
+        if kept >= (&raw const (*bound).most).read_volatile() {
+            atomic::add(&raw mut (*bound).refused, 1);
+            return false;
+        }
+        atomic::add(&raw mut (*bound).kept, 1);
+    }
+    true
+}
+
+/// Gives the room of one back.
+#[inline(always)]
+pub fn leave(what: KeptWithSockets) {
+    if let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) {
+        // SAFETY: as above.
+        unsafe { atomic::add(&raw mut (*bound).kept, u64::MAX) };
+    }
+}
+
+/// Counts one that is there, while userspace has all of them counted. Returns whether it is within the bound.
+#[inline(always)]
+pub fn is_within(what: KeptWithSockets) -> bool {
+    let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
+        return true;
+    };
+    // SAFETY: as above. Nobody else counts.
+    unsafe {
+        let seen = (&raw const (*bound).seen).read_volatile();
+        if seen >= (&raw const (*bound).most).read_volatile() {
+            atomic::add(&raw mut (*bound).refused, 1);
+            return false;
+        }
+        (&raw mut (*bound).seen).write_volatile(seen + 1);
+    }
+    true
+}
 
 #[repr(C)]
 pub struct SocketStorage<T, const FLAGS: usize> {
@@ -39,12 +94,38 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), 0) }.cast()
     }
 
-    /// The same, and keeps this if it is nothing yet. Null if there is no memory, too.
+    /// The same, and keeps this if it is nothing yet. Null if there is no room or no memory, too.
     #[inline(always)]
-    pub unsafe fn get_or_put(&self, socket: *mut c_void, mut first: T) -> *mut T {
+    pub unsafe fn get_or_put(
+        &self,
+        what: KeptWithSockets,
+        socket: *mut c_void,
+        mut first: T,
+    ) -> *mut T {
+        // SAFETY: the caller's promise.
+        let there = unsafe { self.get(socket) };
+        if !there.is_null() {
+            return there;
+        }
+        if !has_room(what) {
+            return ptr::null_mut();
+        }
         let map = ptr::from_ref(self).cast_mut().cast();
         let flags = BPF_SK_STORAGE_GET_F_CREATE.into();
         // SAFETY: the verifier makes sure of what the helper is given.
-        unsafe { bpf_sk_storage_get(map, socket, (&raw mut first).cast(), flags) }.cast()
+        let kept: *mut T =
+            unsafe { bpf_sk_storage_get(map, socket, (&raw mut first).cast(), flags) }.cast();
+        if kept.is_null() {
+            leave(what);
+        }
+        kept
+    }
+
+    /// Forgets what is kept with a socket.
+    #[inline(always)]
+    pub unsafe fn delete(&self, socket: *mut c_void) {
+        let map = ptr::from_ref(self).cast_mut().cast();
+        // SAFETY: the verifier makes sure of what the helper is given. It fails if nothing is there.
+        unsafe { bpf_sk_storage_delete(map, socket) };
     }
 }

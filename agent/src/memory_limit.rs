@@ -21,6 +21,7 @@ use crate::{
         connections::{MOST_ENDED, RING_LEN_BYTES},
         pages::Size,
         processes::MOST_IN_THE_KERNEL,
+        socket_bounds::{BYTES_PER_SOCKET, MOST_SOCKETS},
     },
     output::human,
     outputs::Prepared,
@@ -134,9 +135,7 @@ impl Needs {
 
     /// Says so if the limit is lower. Filter rules are not in that.
     pub(crate) fn warn_if_limit_is_low(self) {
-        // Without control groups there is no limit.
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let Some(limit) = limit(&groups, Path::new(HIERARCHIES)) else {
+        let Some(limit) = of_this_process() else {
             return;
         };
         let most = self.most();
@@ -169,6 +168,7 @@ impl Needs {
             tracked * TCP_BYTES_PER_TRACKED_FLOW * GROWTH
                 + u64::from(RING_LEN_BYTES)
                 + MOST_ENDED * BYTES_PER_END
+                + MOST_SOCKETS * BYTES_PER_SOCKET
         } else {
             0
         };
@@ -183,7 +183,9 @@ impl Needs {
             0
         };
         let processes = if self.senders.has(Kinds::PROCESSES) {
-            Processes::MOST_BYTES + u64::from(MOST_IN_THE_KERNEL) * BYTES_PER_PROCESS
+            Processes::MOST_BYTES
+                + u64::from(MOST_IN_THE_KERNEL) * BYTES_PER_PROCESS
+                + MOST_SOCKETS * BYTES_PER_SOCKET
         } else {
             0
         };
@@ -238,6 +240,13 @@ impl Needs {
 fn reports_late(config: &Config) -> bool {
     let may_ask = |output: &Prepared| output.output().may_ask();
     !config.replica.report_interval.is_zero() || config.outputs.iter().any(may_ask)
+}
+
+/// The memory limit of the control group of this process, or of one around it.
+pub(crate) fn of_this_process() -> Option<u64> {
+    // Without control groups there is no limit.
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    limit(&groups, Path::new(HIERARCHIES))
 }
 
 /// The lowest limit of the groups that `/proc/self/cgroup` names, and of those that they are in. `None` if there is

@@ -346,6 +346,13 @@ impl Shown {
             ),
             (
                 Help(
+                    "flow_agent_sockets_without_process",
+                    "How often there was no room to keep who made a socket",
+                ),
+                replica.sockets_without_process,
+            ),
+            (
+                Help(
                     "flow_agent_lost_tcp_ends",
                     "How often the kernel had no room to keep, or to tell, what a socket of TCP knew at last",
                 ),

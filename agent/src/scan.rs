@@ -653,6 +653,11 @@ impl Scanner {
         self.encoder.nameless_processes()
     }
 
+    /// How often there was no room to keep who made a socket.
+    pub fn sockets_without_process(&self) -> u64 {
+        self.kernel.socket_bounds.without_process()
+    }
+
     /// How many ends of flows were reported first with nothing but the id of their cgroup.
     pub fn nameless_ends(&self) -> u64 {
         self.encoder.nameless_ends()

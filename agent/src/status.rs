@@ -73,6 +73,7 @@ pub fn of(
             evicted: scanner.replica().evicted(),
             nameless_processes: scanner.nameless_processes(),
             nameless_ends: scanner.nameless_ends(),
+            sockets_without_process: scanner.sockets_without_process(),
             lost_tcp_ends: scanner.lost_tcp_ends(),
             lost_icmp_errors: scanner.lost_icmp_errors(),
             unmatched_icmp_errors: scanner.replica().unmatched_errors(),

@@ -459,6 +459,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
                 replica.nameless_processes
             ));
         }
+        if replica.sockets_without_process > 0 {
+            lines.push(format!(
+                "  no room to keep who made a socket: {} times",
+                replica.sockets_without_process
+            ));
+        }
         if replica.nameless_ends > 0 {
             lines.push(format!(
                 "  ends of flows whose unit was unknown: {}",

@@ -276,6 +276,28 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
+/// Attaches an iterator to a map, for [`open_iterator`]. The link keeps both.
+pub fn create_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // `union bpf_iter_link_info`: of a map, its descriptor.
+    let map = fd(map);
+    let mut attr = attributes();
+    attr.link_create.__bindgen_anon_1.prog_fd = fd(program);
+    attr.link_create.attach_type = bpf_attach_type::BPF_TRACE_ITER as u32;
+    attr.link_create.__bindgen_anon_3.__bindgen_anon_1.iter_info = std::ptr::from_ref(&map) as u64;
+    attr.link_create
+        .__bindgen_anon_3
+        .__bindgen_anon_1
+        .iter_info_len = size_of_val(&map) as u32;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
+}
+
+/// Reading what is returned to its end runs the iterator once.
+pub fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attr = attributes();
+    attr.iter_create.link_fd = fd(link);
+    bpf_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr)
+}
+
 fn tcx(direction: Direction) -> bpf_attach_type {
     match direction {
         Direction::Ingress => bpf_attach_type::BPF_TCX_INGRESS,

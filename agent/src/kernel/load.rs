@@ -39,6 +39,7 @@ use super::{
     run_times::RunTimes,
     shared_maps::SharedMaps,
     signals,
+    socket_bounds::SocketBounds,
 };
 use crate::link_names::LinkNames;
 
@@ -159,6 +160,7 @@ pub struct Kernel {
     pub fragments: Fragments,
     pub outers: Outers,
     process_names: ProcessNames,
+    pub socket_bounds: SocketBounds,
     pub ended: EndedConnections,
     /// Until taken. The programs need its maps when they are loaded, also where they hand nothing over.
     dns: Option<DnsMessages>,
@@ -238,6 +240,7 @@ impl Kernel {
         let fragments = Fragments::new(take(ebpf, FRAGMENTS)?)?;
         let outers = Outers::new(take(ebpf, OUTER)?, settings.decapsulate)?;
         let process_names = ProcessNames::new(take(ebpf, PROCESSES)?)?;
+        let socket_bounds = SocketBounds::new(take(ebpf, "SOCKET_BOUNDS")?)?;
         let ended = EndedConnections::new(connections::Maps {
             ended: take(ebpf, ENDED)?,
             lost: take(ebpf, "ENDS_LOST")?,
@@ -280,6 +283,7 @@ impl Kernel {
             fragments,
             outers,
             process_names,
+            socket_bounds,
             ended,
             dns_memory_bytes: dns.kernel_memory_bytes(),
             dns: Some(dns),
@@ -336,7 +340,12 @@ impl Kernel {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
         let set = first.context("the programs have been taken")?;
-        let noting = Noting::start(&mut set.programs, &set.run_times, cgroups)?;
+        let noting = Noting::start(
+            &mut set.programs,
+            &set.run_times,
+            cgroups,
+            &self.socket_bounds,
+        )?;
         Ok((self.process_names.clone(), noting))
     }
 

@@ -16,7 +16,7 @@ pub(super) struct MappedArray {
     numbers: usize,
 }
 
-// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic loads and stores.
+// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic operations.
 unsafe impl Send for MappedArray {}
 // SAFETY: the same.
 unsafe impl Sync for MappedArray {}
@@ -34,6 +34,11 @@ impl MappedArray {
     /// Writes a number.
     pub(super) fn store(&self, index: usize, number: u64) {
         self.place(index).store(number, Release);
+    }
+
+    /// Adds to a number, wrapping, beside programs that do so.
+    pub(super) fn add(&self, index: usize, number: u64) {
+        self.place(index).fetch_add(number, Relaxed);
     }
 
     /// Reads a number.

@@ -37,4 +37,5 @@ pub mod rule_maps;
 pub mod run_times;
 mod shared_maps;
 mod signals;
+pub mod socket_bounds;
 mod tracepoint;

@@ -13,14 +13,19 @@ use std::{
 };
 
 use agent_common::Process;
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use aya::{
     Btf, Ebpf,
     maps::{HashMap, Map, MapData, MapError},
     programs::{CgroupAttachMode, CgroupSock, Iter, cgroup_sock::CgroupSockLink},
 };
 
-use super::{memory::map_memory_bytes, refusal, run_times::RunTimes};
+use super::{
+    memory::map_memory_bytes,
+    refusal,
+    run_times::RunTimes,
+    socket_bounds::{Counting, SocketBounds},
+};
 
 /// Processes whose names the kernel keeps until the agent asks for them. Those of which no flow has asked for the longest time make room.
 pub const MOST_IN_THE_KERNEL: u32 = 1 << 15;
@@ -29,6 +34,10 @@ pub const MOST_IN_THE_KERNEL: u32 = 1 << 15;
 const MAKERS: [&str; 3] = ["sock_create", "post_bind4", "post_bind6"];
 const OPEN: &str = "open_files";
 const FILES: &str = "task_file";
+/// Counts the sockets whose maker is kept, in the map.
+const KEPT: &str = "kept_makers";
+const KEPT_IN: &str = "bpf_sk_storage_map";
+const SOCKETS: &str = "SOCKETS";
 
 /// What the programs have noted of processes. Clones share it.
 #[derive(Clone)]
@@ -65,11 +74,18 @@ impl ProcessNames {
 /// Notes who makes sockets until it is dropped.
 pub struct Noting {
     _links: Vec<CgroupSockLink>,
+    _counting: Counting,
 }
 
 impl Noting {
     /// `cgroups` is the root of the hierarchy. Sockets that are there already are found a little later, if the kernel allows that.
-    pub fn start(programs: &mut Ebpf, run_times: &RunTimes, cgroups: &Path) -> Result<Self> {
+    pub fn start(
+        programs: &mut Ebpf,
+        run_times: &RunTimes,
+        cgroups: &Path,
+        bounds: &SocketBounds,
+    ) -> Result<Self> {
+        let counting = count(programs, bounds)?;
         let folder = File::open(cgroups);
         let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
         // First, so that no socket comes in between.
@@ -105,8 +121,25 @@ impl Noting {
         if let Err(error) = looking {
             old_are_unknown(&error);
         }
-        Ok(Self { _links: links })
+        Ok(Self {
+            _links: links,
+            _counting: counting,
+        })
     }
+}
+
+/// Has them counted whose maker is kept.
+fn count(programs: &mut Ebpf, bounds: &SocketBounds) -> Result<Counting> {
+    let program = load_iterator(programs, KEPT, KEPT_IN)?;
+    let program = program.fd().context("a loaded program has a descriptor")?;
+    let program = program.as_fd().try_clone_to_owned();
+    let program = program.context("duplicate a program's descriptor")?;
+    let sockets = programs.map(SOCKETS);
+    let sockets = sockets.with_context(|| format!("the object has no map {SOCKETS}"))?;
+    let Map::SkStorage(sockets) = sockets else {
+        bail!("{SOCKETS} is of another kind");
+    };
+    bounds.count(program.as_fd(), sockets.fd().as_fd())
 }
 
 fn old_are_unknown(error: &anyhow::Error) {
@@ -118,7 +151,8 @@ pub fn load(programs: &mut Ebpf) -> Result<()> {
     for name in MAKERS {
         load_maker(programs, name)?;
     }
-    load_open_files(programs).map(drop)
+    load_iterator(programs, KEPT, KEPT_IN)?;
+    load_iterator(programs, OPEN, FILES).map(drop)
 }
 
 fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSock> {
@@ -131,21 +165,21 @@ fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSo
     Ok(program)
 }
 
-fn load_open_files(programs: &mut Ebpf) -> Result<&mut Iter> {
-    let program = programs.program_mut(OPEN);
-    let program = program.with_context(|| format!("the object has no program {OPEN}"))?;
+fn load_iterator<'a>(programs: &'a mut Ebpf, name: &str, of: &str) -> Result<&'a mut Iter> {
+    let program = programs.program_mut(name);
+    let program = program.with_context(|| format!("the object has no program {name}"))?;
     let program: &mut Iter = program.try_into().context("an iterator")?;
     // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
     let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
     program
-        .load(FILES, &types)
-        .map_err(|error| refusal::explain(OPEN, error))?;
+        .load(of, &types)
+        .map_err(|error| refusal::explain(name, error))?;
     Ok(program)
 }
 
 /// Reading the file runs the program over all open files.
 fn open_files(programs: &mut Ebpf) -> Result<File> {
-    let program = load_open_files(programs)?;
+    let program = load_iterator(programs, OPEN, FILES)?;
     let link = program.attach();
     let link = link.context("attach the program to the list of open files")?;
     let link = program
@@ -156,7 +190,7 @@ fn open_files(programs: &mut Ebpf) -> Result<File> {
 }
 
 /// The program writes nothing, so there is nothing to read.
-fn run_to_the_end(mut files: File) -> io::Result<()> {
+pub(super) fn run_to_the_end(mut files: File) -> io::Result<()> {
     let mut nothing = [0; 8];
     loop {
         match files.read(&mut nothing) {

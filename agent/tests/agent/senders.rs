@@ -1,6 +1,7 @@
 //! Who sent the packets of a flow, by real sockets of processes in control groups: records name the unit, the container and the process,
 //! and the counts are what they are without.
 
+mod bounded;
 mod connections;
 mod everything;
 mod handed_over;

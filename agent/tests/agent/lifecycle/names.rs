@@ -117,7 +117,7 @@ fn an_interface_is_selected_and_filtered_by_its_alternative_names() {
     let hooks = |interface: &str| {
         let status = agent.status(&lab.agent);
         let hooks = status["hooks"].as_array().unwrap();
-        let is_its = |hook: &&serde_json::Value| hook["interface"] == interface;
+        let is_its = |hook: &&serde_json::Value| hook["interface"]["name"] == interface;
         hooks.iter().filter(is_its).count()
     };
     let all = ["near0", "near1", "near2"];

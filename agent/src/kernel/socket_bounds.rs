@@ -1,0 +1,155 @@
+//! Bounds what the programs keep with sockets. The memory is charged to the agent, and any user may make sockets.
+//!
+//! The programs count what they keep, and nobody tells them when a socket goes, or when an accepted connection inherits what its
+//! listener has. So a thread has the kernel count now and then, and what is beyond the bound is forgotten.
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use agent_common::process::{KeptWithSockets, SocketBound};
+use anyhow::{Context as _, Result};
+use aya::maps::MapData;
+
+use super::{bpf, mapped_array::MappedArray, processes::run_to_the_end};
+use crate::{log_limit::LogLimit, memory_limit};
+
+/// Sockets of each kind, if the memory limit allows that.
+pub const MOST_SOCKETS: u64 = 1 << 17;
+/// With the kernel's own, for each.
+pub const BYTES_PER_SOCKET: u64 = 300;
+/// The part of the memory limit that each kind may take.
+const PART_OF_LIMIT: u64 = 8;
+
+/// The places of its numbers in a [`SocketBound`].
+const KEPT: usize = 0;
+const MOST: usize = 1;
+const REFUSED: usize = 2;
+const SEEN: usize = 3;
+
+/// Faster than connections can be accepted.
+const INHERITED_PER_SECOND: u64 = 50_000;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Clones are the same.
+#[derive(Clone)]
+pub struct SocketBounds {
+    numbers: Arc<MappedArray>,
+    /// Programs that are loaded later name its descriptor.
+    _map: Arc<MapData>,
+    most: u64,
+}
+
+/// Has them counted until it is dropped.
+pub struct Counting {
+    _ends: Sender<()>,
+}
+
+impl SocketBounds {
+    /// Sets the bounds.
+    pub fn new(map: MapData) -> Result<Self> {
+        let limit = memory_limit::of_this_process();
+        let within = limit.map_or(u64::MAX, |limit| limit / PART_OF_LIMIT / BYTES_PER_SOCKET);
+        let most = within.min(MOST_SOCKETS);
+        let words = KeptWithSockets::COUNT * SocketBound::WORDS;
+        let numbers = MappedArray::new(map.fd().as_fd(), words);
+        let numbers = numbers.context("map the counts of sockets")?;
+        for what in [KeptWithSockets::Process, KeptWithSockets::Flow] {
+            numbers.store(place(what, MOST), most);
+        }
+        Ok(Self {
+            numbers: Arc::new(numbers),
+            _map: Arc::new(map),
+            most,
+        })
+    }
+
+    /// How often there was no room to keep who made a socket.
+    pub fn without_process(&self) -> u64 {
+        self.numbers.load(place(KeptWithSockets::Process, REFUSED))
+    }
+
+    /// Has `program` count from now on who is kept in `map`.
+    pub fn count(&self, program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> Result<Counting> {
+        let link = bpf::create_map_iterator(program, map);
+        let link = link.context("attach the program that counts sockets")?;
+        let bounds = self.clone();
+        let (ends, ended) = channel();
+        thread::Builder::new()
+            .name("sockets".to_owned())
+            .spawn(move || bounds.follow(&link, &ended))
+            .context("start a thread that counts sockets")?;
+        Ok(Counting { _ends: ends })
+    }
+
+    fn follow(&self, link: &OwnedFd, ended: &Receiver<()>) {
+        let (mut refusals, mut faults) = (LogLimit::default(), LogLimit::default());
+        let mut told = 0;
+        loop {
+            if let Err(error) = self.recount(link)
+                && faults.event().is_some()
+            {
+                tracing::warn!(%error, "sockets whose maker is known cannot be counted");
+            }
+            let so_far = self.without_process();
+            if so_far != told && refusals.event().is_some() {
+                told = so_far;
+                tracing::warn!(
+                    so_far,
+                    most = self.most,
+                    "some sockets have no process, since there are more than the agent keeps that of"
+                );
+            }
+            let pause = pause(self.most.saturating_sub(self.kept()));
+            if ended.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    }
+
+    fn kept(&self) -> u64 {
+        self.numbers.load(place(KeptWithSockets::Process, KEPT))
+    }
+
+    /// What comes meanwhile may count twice, until the next time.
+    fn recount(&self, link: &OwnedFd) -> io::Result<()> {
+        let of = |number| place(KeptWithSockets::Process, number);
+        let before = self.kept();
+        self.numbers.store(of(SEEN), 0);
+        run_to_the_end(File::from(bpf::open_iterator(link.as_fd())?))?;
+        let kept = self.numbers.load(of(SEEN));
+        self.numbers.add(of(KEPT), kept.wrapping_sub(before));
+        Ok(())
+    }
+}
+
+fn place(what: KeptWithSockets, number: usize) -> usize {
+    what as usize * SocketBound::WORDS + number
+}
+
+/// So long that connections cannot take more than what is left.
+fn pause(left: u64) -> Duration {
+    let pause = Duration::from_millis(left * 1000 / INHERITED_PER_SECOND);
+    pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fewer_are_left_the_sooner_they_are_counted() {
+        assert_eq!(pause(0), SHORTEST_PAUSE);
+        assert_eq!(pause(25_000), Duration::from_millis(500));
+        assert_eq!(pause(MOST_SOCKETS), LONGEST_PAUSE);
+    }
+}

@@ -1,0 +1,105 @@
+//! Whoever makes sockets by the ten thousand takes no more of the agent's memory than there is for what is kept with sockets.
+
+use std::fs;
+
+use lab::{
+    ControlGroup, Lab,
+    control_group::Version,
+    privilege::{is_root_or_skip, skip},
+};
+
+use super::{Program, SENDER, processes::PROCESS};
+use crate::support::{Agent, BINARY, wait_until};
+
+const LIMIT_BYTES: u64 = 128 << 20;
+/// What may be kept: an eighth of the limit, at 300 bytes each.
+const BOUND: u64 = LIMIT_BYTES / 8 / 300;
+/// To each of these ports, as many as one process may have open.
+const PORTS: [&str; 2] = ["7000", "7001"];
+/// Each has two sockets, of which one is inherited from the listener.
+const CONNECTIONS: u64 = 15_000;
+
+const MANY_ACCEPTED: &str = r#"
+exec 'prlimit', '--nofile=15100', 'perl', '-e', q{
+use IO::Socket::INET; $| = 1;
+my $server = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => $ARGV[1], Listen => 4096) or die "$!";
+print "ready\n";
+my @all; while (@all < $ARGV[0]) { push @all, scalar $server->accept }
+print "accepted\n"; <STDIN>;
+}, @ARGV;
+"#;
+
+const MANY_CONNECTED: &str = r#"
+exec 'prlimit', '--nofile=15100', 'perl', '-e', q{
+use IO::Socket::INET; $| = 1;
+my @all;
+for (1 .. $ARGV[0]) { push @all, IO::Socket::INET->new(PeerAddr => '127.0.0.1', PeerPort => $ARGV[1]) || die "$!" }
+print "connected\n"; <STDIN>;
+}, @ARGV;
+"#;
+
+fn files(version: Version) -> [&'static str; 2] {
+    match version {
+        Version::One => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
+        Version::Two => ["memory.max", "memory.current"],
+    }
+}
+
+#[test]
+fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
+    const TEST: &str =
+        "agent::sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let group = match ControlGroup::of("memory", |version| files(version)[0]) {
+        Ok(group) => group,
+        Err(error) => return skip(TEST, &format!("{error:#}")),
+    };
+    let [limit, usage] = files(group.version());
+    group.write(limit, &LIMIT_BYTES.to_string()).unwrap();
+    let lab = Lab::addressed().unwrap();
+    let ports = ("net/ipv4/ip_local_port_range", "10000 60000");
+    lab.agent.namespace.set_sysctl(ports.0, ports.1).unwrap();
+    let mut command = lab.agent.command("sh");
+    group.run_by(&mut command).arg(BINARY);
+    let agent = Agent::start_by(command, &lab.agent.interface, PROCESS);
+    let used = || -> u64 {
+        let text = fs::read_to_string(group.path().join(usage)).unwrap();
+        text.trim().parse().unwrap()
+    };
+    agent.wait_for_scans(&lab.agent, 2);
+    let before = used();
+
+    let users = ControlGroup::slice().unwrap();
+    let many = CONNECTIONS.to_string();
+    let start = |name: &str, script: &str, port: &str| {
+        Program::start(&users, name, &lab.agent, script, &[&many, port])
+    };
+    let both = PORTS.map(|port| {
+        let mut server = start("server.service", MANY_ACCEPTED, port);
+        assert_eq!(server.line(), "ready");
+        let mut client = start("client.service", MANY_CONNECTED, port);
+        assert_eq!(client.line(), "connected");
+        assert_eq!(server.line(), "accepted");
+        [client, server]
+    });
+    let refused = || agent.status(&lab.agent)["replica"]["sockets_without_process"].as_u64();
+    // Connections of a listener that has lost its own inherit nothing, so these are not all that had no room.
+    wait_until("what is too much is counted", || refused() > Some(0));
+    let grown = used().saturating_sub(before);
+    assert!(grown < LIMIT_BYTES / 4, "{grown} bytes of {BOUND} sockets");
+    both.into_iter().flatten().for_each(Program::ends);
+    // There is room again.
+    let to = lab.peer.ipv4.to_string();
+    let mut port = 5000;
+    wait_until("a later socket has its process", || {
+        port += 1;
+        let arguments = [&*to, "9", &port.to_string(), "1"];
+        Program::start(&users, "later.service", &lab.agent, SENDER, &arguments).ends();
+        let flows = agent.flows(&lab.agent);
+        let mut flows = flows.iter();
+        flows.any(|flow| flow["src_port"] == port && !flow["src_process"].is_null())
+    });
+    agent.stop();
+}
