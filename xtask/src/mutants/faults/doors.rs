@@ -143,4 +143,29 @@ pub(super) const FAULTS: &[Fault] = &[
             "server::caller::tests::a_connection_has_as_many_open_requests_as_it_may_and_no_more",
         ),
     },
+    Fault {
+        name: "metrics are told to whoever asks by whatever name",
+        file: "agent/src/metrics/http.rs",
+        from: "if let Some(name) = names::foreign(request) {",
+        to: "if let Some(name) = names::foreign(request).filter(|_| false) {",
+        target: agent("metrics::a_name_that_is_not_this_hosts_is_refused"),
+    },
+    Fault {
+        name: "a link in the place of a file of the spool is followed",
+        file: "agent/src/own_file.rs",
+        from: "options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);",
+        to: "options.custom_flags(libc::O_NONBLOCK);",
+        target: unit(
+            "outputs::delivery::spool::tests::no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone",
+        ),
+    },
+    Fault {
+        name: "a spreadsheet takes a name for a formula",
+        file: "agent/src/commands/query/show.rs",
+        from: "Some(text) => csv_cell(text),",
+        to: "Some(text) => text.to_owned(),",
+        target: unit(
+            "commands::query::show::tests::csv_holds_no_formula_and_nothing_that_acts_on_a_terminal",
+        ),
+    },
 ];

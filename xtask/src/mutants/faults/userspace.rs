@@ -1,6 +1,6 @@
 //! Faults in the agent's own half: the flip, the pages, the scan, the replica, names.
 
-use super::{FLIPS, Fault, SHARED, agent, races};
+use super::{FLIPS, Fault, SHARED, agent, races, unit};
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -213,6 +213,31 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name) * 0)",
         target: agent(
             "exact::time_namespace::an_agent_in_a_time_namespace_tells_the_time_of_the_packets",
+        ),
+    },
+    Fault {
+        name: "a file that begins after the clock was set back is the oldest",
+        file: "agent/src/outputs/files/names.rs",
+        from: "Ordering::Less => (newest.clock_resets + 1, 1),",
+        to: "Ordering::Less => (0, 1),",
+        target: unit(
+            "outputs::files::tests::the_newest_files_stay_however_far_the_clock_was_set_back",
+        ),
+    },
+    Fault {
+        name: "whoever has many cgroups gives up no name",
+        file: "agent/src/cgroups/share.rs",
+        from: "if has + 1 >= most {",
+        to: "if has + 1 >= most || most > 0 {",
+        target: unit("cgroups::tests::whoever_has_the_most_makes_room_for_those_who_have_less"),
+    },
+    Fault {
+        name: "a name that an interface gets besides is not heard of",
+        file: "agent/src/kernel/links/events.rs",
+        from: "altnames: list.unwrap_or_default(),",
+        to: "altnames: list.map(|_| Vec::new()).unwrap_or_default(),",
+        target: agent(
+            "lifecycle::names::an_interface_is_selected_and_filtered_by_its_alternative_names",
         ),
     },
 ];
