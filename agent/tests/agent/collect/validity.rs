@@ -76,26 +76,26 @@ const FAULTS: &[Fault] = &[
         first(batch).vlan_ids = vec![1, 5000];
     }),
     ("records[0].vlan_ids", |batch| {
-        first(batch).vlan_ids = vec![1; 9]
+        first(batch).vlan_ids = vec![1; 9];
     }),
     ("records[0].outer_vlan_ids", |batch| {
         first(batch).outer_vlan_ids = vec![4096];
     }),
     ("records[0].src_addr", |batch| {
-        first(batch).src_addr = vec![1; 16].into()
+        first(batch).src_addr = vec![1; 16].into();
     }),
     ("records[0].dst_addr", |batch| {
-        first(batch).dst_addr = vec![1; 5].into()
+        first(batch).dst_addr = vec![1; 5].into();
     }),
     ("records[0].dst_addr", |batch| first(batch).dst_addr.clear()),
     ("records[0].outer_src_addr", |batch| {
-        first(batch).outer_src_addr = vec![1; 3].into()
+        first(batch).outer_src_addr = vec![1; 3].into();
     }),
     ("records[0].outer_dst_addr", |batch| {
-        first(batch).outer_dst_addr = vec![1; 17].into()
+        first(batch).outer_dst_addr = vec![1; 17].into();
     }),
     ("records[0].community_id", |batch| {
-        first(batch).community_id = vec![1; 19].into()
+        first(batch).community_id = vec![1; 19].into();
     }),
     ("records[0].delta_packets", |batch| {
         first(batch).delta_packets = u64::MAX - 1;
@@ -259,7 +259,7 @@ const FAULTS: &[Fault] = &[
         }];
     }),
     ("agent.identity", |batch| {
-        batch.agent.as_mut().unwrap().identity = "nobody:1".to_owned();
+        "nobody:1".clone_into(&mut batch.agent.as_mut().unwrap().identity);
     }),
 ];
 
