@@ -169,6 +169,13 @@ impl Store {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn is_patient(&mut self, patience: std::time::Duration) {
+        if let Place::Tables(tables) = &mut self.place {
+            tables.is_patient(patience);
+        }
+    }
+
     pub(super) fn form(&self) -> Form {
         self.form
     }

@@ -326,7 +326,9 @@ mod tests {
             let Wish::Output(output) = &wishes[0] else {
                 panic!("no output");
             };
-            Store::of(&output.clone().prepare().unwrap()).unwrap()
+            let mut store = Store::of(&output.clone().prepare().unwrap()).unwrap();
+            store.is_patient(Duration::from_mins(2));
+            store
         };
         let streams = Streams::default();
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);

@@ -100,6 +100,12 @@ impl ClickHouse {
         }
     }
 
+    /// Waits longer for a group, since a test's machine may be busy.
+    #[cfg(test)]
+    pub(crate) fn is_patient(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Its files of TLS, if it speaks TLS.
     pub fn tls(&self) -> Option<InForce> {
         self.tls.clone()
