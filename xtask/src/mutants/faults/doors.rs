@@ -85,15 +85,6 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
-        name: "over TCP nobody needs a token",
-        file: "agent/src/server/peer.rs",
-        from: "matches!(self, Self::Unix { .. })",
-        to: "!matches!(self, Self::Unknown)",
-        target: agent(
-            "collect::tokens::over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_restart",
-        ),
-    },
-    Fault {
         name: "clients need no certificate",
         file: "agent/src/tls/server.rs",
         from: "builder.with_client_cert_verifier(verifier)",
