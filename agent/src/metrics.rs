@@ -85,6 +85,7 @@ impl Collector for Shown {
         self.hooks(&mut families)?;
         self.interfaces(&mut families)?;
         self.table(&mut families)?;
+        self.replica(&mut families)?;
         self.scans(&mut families)?;
         if let Some(dns) = &self.status.dns {
             dns::families(dns, &mut families)?;
@@ -280,7 +281,6 @@ impl Shown {
 
     fn table(&self, families: &mut Families<'_>) -> fmt::Result {
         let table = self.status.table.unwrap_or_default();
-        let replica = self.status.replica.clone().unwrap_or_default();
         families.gauges([
             (
                 Help(
@@ -310,6 +310,12 @@ impl Shown {
                 ),
                 table.high_water as f64,
             ),
+        ])
+    }
+
+    fn replica(&self, families: &mut Families<'_>) -> fmt::Result {
+        let replica = self.status.replica.clone().unwrap_or_default();
+        families.gauges([
             (
                 Help(
                     "flow_agent_tracked_capacity_flows",

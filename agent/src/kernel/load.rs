@@ -197,31 +197,7 @@ impl Kernel {
             _ => Some(SharedMaps::of(object)?),
         };
         let run_times = RunTimes::default();
-        let mut sets = Vec::new();
-        let mut watched = None;
-        for netns in &settings.netns {
-            let mut programs = shape
-                .load(object, *netns, shared.as_ref())
-                .map_err(|error| explain(error, settings))?;
-            let tagged = settings
-                .asks_drivers
-                .then(|| TaggedPrograms::new(object, &programs))
-                .transpose()?;
-            let table = take(&mut programs, INTERFACES)?;
-            let places = Places::for_up_to(settings.max_interfaces);
-            let of_all = match &watched {
-                Some(of_all) => Arc::clone(of_all),
-                None => Arc::clone(watched.insert(Arc::new(take(&mut programs, WATCHED)?))),
-            };
-            let drops = Watching::new(of_all, *netns);
-            let drops = settings.drops.is_known().then_some(drops);
-            sets.push(ProgramSet {
-                programs,
-                tagged,
-                interfaces: InterfaceTable::new(table, places, drops)?,
-                run_times: run_times.clone(),
-            });
-        }
+        let (mut sets, watched) = sets(object, settings, &shape, shared.as_ref(), &run_times)?;
         let interfaces = sets.iter().map(|set| set.interfaces.clone()).collect();
         let first = sets.first_mut().context("no network namespace is given")?;
         let ebpf = &mut first.programs;
@@ -251,7 +227,7 @@ impl Kernel {
             counts: take(ebpf, "DROPS")?,
             by_flow: [take(ebpf, DROPPED[0])?, take(ebpf, DROPPED[1])?],
             beside: take(ebpf, "DROPPED_BESIDE")?,
-            watched: watched.context("no network namespace is given")?,
+            watched,
         };
         let drops = Drops::new(of_drops, settings.drops.is_known())?;
         let filled = ebpf
@@ -506,6 +482,43 @@ impl<'a> Shape<'a> {
         }
         loader.load(object)
     }
+}
+
+/// The programs of each network namespace, and the table of the interfaces that all of them watch.
+fn sets(
+    object: &'static [u8],
+    settings: &LoadSettings,
+    shape: &Shape<'_>,
+    shared: Option<&SharedMaps>,
+    run_times: &RunTimes,
+) -> Result<(Vec<ProgramSet>, Arc<MapData>)> {
+    let mut sets = Vec::new();
+    let mut watched = None;
+    for netns in &settings.netns {
+        let mut programs = shape
+            .load(object, *netns, shared)
+            .map_err(|error| explain(error, settings))?;
+        let tagged = settings
+            .asks_drivers
+            .then(|| TaggedPrograms::new(object, &programs))
+            .transpose()?;
+        let table = take(&mut programs, INTERFACES)?;
+        let places = Places::for_up_to(settings.max_interfaces);
+        let of_all = match &watched {
+            Some(of_all) => Arc::clone(of_all),
+            None => Arc::clone(watched.insert(Arc::new(take(&mut programs, WATCHED)?))),
+        };
+        let drops = Watching::new(of_all, *netns);
+        let drops = settings.drops.is_known().then_some(drops);
+        sets.push(ProgramSet {
+            programs,
+            tagged,
+            interfaces: InterfaceTable::new(table, places, drops)?,
+            run_times: run_times.clone(),
+        });
+    }
+    let watched = watched.context("no network namespace is given")?;
+    Ok((sets, watched))
 }
 
 fn pages(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<Pages> {
