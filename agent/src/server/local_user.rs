@@ -15,28 +15,53 @@ const AF_INET6: u8 = 10;
 const NLMSG_HEADER_BYTES: usize = 16;
 /// `struct inet_diag_req_v2`.
 const REQUEST_BYTES: usize = 56;
-/// Where `struct inet_diag_msg` has `idiag_uid`.
+/// Where `struct inet_diag_msg` has what is read of it.
+const STATE_AT: usize = 1;
+const PORTS_AT: [usize; 2] = [4, 6];
+const ADDRESSES_AT: [usize; 2] = [8, 24];
 const UID_AT: usize = 64;
+/// `TCP_ESTABLISHED`. A socket that was closed belongs to nobody, and the kernel names root.
+const ESTABLISHED: u8 = 1;
 /// `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: [u8; 8] = [0xff; 8];
 
 /// The user whose socket is at `peer` and connected to `own`, if it is a socket of this network namespace.
 pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     // A kernel without it is one that knows nobody.
-    asked(&request(peer, own)).ok().flatten()
+    asked(peer, own).ok().flatten()
 }
 
-fn asked(request: &[u8]) -> io::Result<Option<u32>> {
+fn asked(peer: SocketAddr, own: SocketAddr) -> io::Result<Option<u32>> {
     let socket = Socket::new(NETLINK_SOCK_DIAG)?;
     socket.connect(&KernelAddr::new(0, 0))?;
-    socket.send(request, 0)?;
+    socket.send(&request(peer, own), 0)?;
     // The kernel answers while the request is sent.
     let (answer, _) = socket.recv_from_full()?;
-    let word = |at: usize| answer.get(at..)?.first_chunk().copied();
     let kind = answer.get(4..).and_then(|rest| rest.first_chunk().copied());
     let is_socket = kind.map(u16::from_ne_bytes) == Some(SOCK_DIAG_BY_FAMILY);
-    let uid = word(NLMSG_HEADER_BYTES + UID_AT).map(u32::from_ne_bytes);
-    Ok(uid.filter(|_| is_socket))
+    let socket = answer.get(NLMSG_HEADER_BYTES..).filter(|_| is_socket);
+    Ok(socket.and_then(|socket| user(socket, [peer, own])))
+}
+
+/// The user of a socket, a `struct inet_diag_msg`, if it is connected and has these ends. Where there is none, the kernel answers
+/// with a listener at `peer`'s port (`__inet_lookup`).
+fn user(socket: &[u8], ends: [SocketAddr; 2]) -> Option<u32> {
+    let is_end = |number: usize| {
+        let port = socket.get(PORTS_AT[number]..)?.first_chunk().copied()?;
+        let address = socket.get(ADDRESSES_AT[number]..)?;
+        let address = match *socket.first()? {
+            AF_INET => IpAddr::from(*address.first_chunk::<4>()?),
+            _ => IpAddr::from(*address.first_chunk::<16>()?),
+        };
+        let end = ends[number];
+        let is_it = u16::from_be_bytes(port) == end.port()
+            && address.to_canonical() == end.ip().to_canonical();
+        is_it.then_some(())
+    };
+    is_end(0)?;
+    is_end(1)?;
+    let uid = socket.get(UID_AT..)?.first_chunk().copied()?;
+    (*socket.get(STATE_AT)? == ESTABLISHED).then_some(u32::from_ne_bytes(uid))
 }
 
 fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
@@ -93,6 +118,20 @@ mod tests {
             other.set_ip("192.0.2.1".parse().unwrap());
             assert_eq!(of(other, own), None, "{address}");
             drop(client);
+            // Not root's, to whom the kernel counts it while the connection is being closed.
+            assert_eq!(of(peer, own), None, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_listener_at_the_port_of_a_stranger_is_not_the_stranger() {
+        for (address, stranger) in [("0.0.0.0:0", "192.0.2.1"), ("[::]:0", "2001:db8::1")] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                continue;
+            };
+            let own = listener.local_addr().unwrap();
+            let peer = SocketAddr::new(stranger.parse().unwrap(), own.port());
+            assert_eq!(of(peer, own), None, "{address}");
         }
     }
 }
