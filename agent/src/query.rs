@@ -73,7 +73,7 @@ pub struct Answer {
     pub has_whole: bool,
     /// Files that cannot be read to their end, and the bytes there.
     pub damaged: Vec<(PathBuf, u64)>,
-    /// Left out: no agent would have sent them, or sums have no room for them. A file of an earlier collector may have such.
+    /// Left out, since no agent would have sent them. A file of an earlier collector may have such.
     pub unsound_records: u64,
     /// Files that were removed before they could be read.
     pub gone_files: usize,
@@ -125,7 +125,7 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Counts a row if it is asked for.
+    /// Counts a row if it is asked for. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
         if !is_in(&question.time_us, row.window_us.end)
             || !passes(&question.rules, row.facts, row.interface)
@@ -143,7 +143,7 @@ impl Sum<'_> {
         } else {
             self.answer.has_whole = true;
         }
-        self.answer.total.add(&Sums::of(row))?;
+        self.answer.total.add(&Sums::of(row));
         self.groups.add(row)
     }
 
@@ -220,7 +220,7 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
         Kind::InTheMaking => {
             let mut pieces = Pieces::new(&mut file)?;
             while let Some(batch) = pieces.next()? {
-                batch::add(&batch, place, question, sum);
+                batch::add(&batch, place, question, sum)?;
             }
             pieces.rest_bytes()
         }
@@ -228,7 +228,7 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
             sum.answer.unmarked_files += usize::from(acknowledged.is_none());
             let mut stored = Stored::in_file(file, acknowledged.unwrap_or_default())?;
             while let Some(batch) = stored.next()? {
-                batch::add(&batch, place, question, sum);
+                batch::add(&batch, place, question, sum)?;
             }
             stored.unread_bytes()
         }

@@ -5,6 +5,8 @@ use std::{
     sync::OnceLock,
 };
 
+use anyhow::Result;
+
 use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
     batch::validity,
@@ -16,10 +18,16 @@ use crate::{
     proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
 
-/// Counts the records of a batch that are asked for. `place` is the number of the folder that it is in.
-pub(super) fn add(batch: &FlowBatch, place: usize, question: &Question, sum: &mut Sum<'_>) {
+/// Counts the records of a batch that are asked for. `place` is the number of the folder that it is in. Fails if there are too many
+/// groups.
+pub(super) fn add(
+    batch: &FlowBatch,
+    place: usize,
+    question: &Question,
+    sum: &mut Sum<'_>,
+) -> Result<()> {
     if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
-        return;
+        return Ok(());
     }
     let nobody = AgentIdentity::default();
     let agent = batch.agent.as_ref().unwrap_or(&nobody);
@@ -51,7 +59,7 @@ pub(super) fn add(batch: &FlowBatch, place: usize, question: &Question, sum: &mu
     );
     if !is_on_stream && !sum.once.is_new(stream, batch.stream_seq.into()) {
         sum.answer.repeated_records += batch.records.len() as u64;
-        return;
+        return Ok(());
     }
     // A batch names all interfaces of its records.
     let mut interfaces = KnownInterfaces::default();
@@ -93,9 +101,9 @@ pub(super) fn add(batch: &FlowBatch, place: usize, question: &Question, sum: &mu
             },
             ..of_a_record(batch, record)
         };
-        let counted = sum.row(question, &row);
-        sum.answer.unsound_records += u64::from(counted.is_err());
+        sum.row(question, &row)?;
     }
+    Ok(())
 }
 
 /// Without names.

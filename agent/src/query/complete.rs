@@ -263,10 +263,10 @@ impl Rows {
             };
             if is_new {
                 // A file of an earlier collector may have what no agent would have sent.
-                let counted = self
-                    .row(row, hostname)
-                    .and_then(|row| sum.row(question, &row));
-                sum.answer.unsound_records += u64::from(counted.is_err());
+                match self.row(row, hostname) {
+                    Ok(row) => sum.row(question, &row)?,
+                    Err(_) => sum.answer.unsound_records += 1,
+                }
             } else {
                 sum.answer.repeated_records += 1;
             }

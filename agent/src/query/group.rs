@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::{Order, row::Row};
 use crate::output::human;
@@ -87,23 +87,23 @@ impl Sums {
         self
     }
 
-    /// Fails if a sum would be larger than its type.
-    pub(super) fn add(&mut self, other: &Self) -> Result<()> {
-        let [first, second] = [0, 1].map(|direction| {
-            let packets = self.packets[direction].checked_add(other.packets[direction])?;
-            let bytes = self.bytes[direction].checked_add(other.bytes[direction])?;
-            Some((packets, bytes))
-        });
-        let sums = first.zip(second);
-        let ((packets, bytes), (reverse_packets, reverse_bytes)) =
-            sums.context("packets or bytes add up to more than 2⁶⁴: a file is damaged")?;
-        self.packets = [packets, reverse_packets];
-        self.bytes = [bytes, reverse_bytes];
+    /// A sum that its type cannot hold stays at `u64::MAX`.
+    pub(super) fn add(&mut self, other: &Self) {
+        for direction in 0..2 {
+            let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
+            add(&mut self.packets[direction], other.packets[direction]);
+            add(&mut self.bytes[direction], other.bytes[direction]);
+        }
         // There are never so many rows.
         self.records += other.records;
         self.begun += other.begun;
         self.ended += other.ended;
-        Ok(())
+    }
+
+    /// Whether a sum has reached what its type can hold, and may be more.
+    pub fn is_at_its_bound(&self) -> bool {
+        let all = self.packets.iter().chain(&self.bytes);
+        all.copied().any(|sum| sum == u64::MAX)
     }
 
     /// Both directions together.
@@ -197,7 +197,8 @@ impl<'a> Groups<'a> {
             });
         }
         if let Some(known) = self.sums.get_mut(&self.parts[..]) {
-            return known.add(sums);
+            known.add(sums);
+            return Ok(());
         }
         ensure!(
             self.sums.len() < MOST_GROUPS,

@@ -14,6 +14,7 @@ use prost::Message as _;
 
 use super::*;
 use crate::{
+    batch::validity::MOST_DELTA,
     filter::Rules,
     outputs::{
         delivery::spool::{acknowledge, segment_of},
@@ -616,6 +617,31 @@ fn records_that_no_agent_sends_are_left_out_and_counted() {
         let answer = folder.ask(&everything(&[By::Source]));
         assert_eq!((answer.total.packets, answer.unsound_records), ([5, 1], 3));
         assert_eq!(packets(&answer)[0].1, [5, 1]);
+    }
+}
+
+#[test]
+fn sums_without_room_say_so_and_leave_all_other_groups_as_they_are() {
+    let forged = (0..70_000).map(|_| FlowRecord {
+        delta_bytes: MOST_DELTA,
+        ..record(1, 443, 1)
+    });
+    let records = forged.chain([record(2, 80, 7)]).collect();
+    let batches = [on_stream(1, batch(1, records))];
+    let (open, whole) = (Folder::new(), Folder::new());
+    open.in_the_making(&pieces_of_many(&batches));
+    whole.complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&batches));
+    for folder in [open, whole] {
+        let answer = folder.ask(&everything(&[By::Port]));
+        assert_eq!((answer.total.records, answer.unsound_records), (70_001, 0));
+        assert!(answer.total.is_at_its_bound());
+        let of_port = |port| {
+            let is_it = |group: &&Group| group.parts == [Part::Port(6, Some(port))];
+            answer.groups.iter().find(is_it).unwrap().sums
+        };
+        assert!(of_port(443).is_at_its_bound());
+        assert!(!of_port(80).is_at_its_bound());
+        assert_eq!(of_port(80).packets[0], 7);
     }
 }
 

@@ -82,8 +82,15 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
     }
     if answer.unsound_records > 0 {
         texts.push(format!(
-            "{} records are LEFT OUT: no agent would have sent them, or the sums have no room for them",
+            "{} records are LEFT OUT: no agent would have sent them",
             answer.unsound_records
+        ));
+    }
+    let groups = answer.groups.iter().map(|group| &group.sums);
+    if groups.chain([&answer.total]).any(Sums::is_at_its_bound) {
+        texts.push(format!(
+            "sums of {} are TOO LOW: the packets or bytes of these records add up to more",
+            u64::MAX
         ));
     }
     if answer.gone_files > 0 {
