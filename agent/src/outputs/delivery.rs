@@ -92,7 +92,7 @@ struct Sender {
     /// How many failed one after the other.
     failed: usize,
     /// The oldest batch, and how often it was called one that cannot be.
-    called_invalid: (u64, usize),
+    called_invalid: (u64, Vec<usize>),
     /// The call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
@@ -136,7 +136,7 @@ impl Delivery {
             at: 0,
             handed_seq: 0,
             failed: 0,
-            called_invalid: (0, 0),
+            called_invalid: (0, Vec::new()),
             has_progressed: false,
             backoff: Backoff::default(),
             asked,
@@ -272,10 +272,12 @@ impl Sender {
         let Some(seq) = self.backlog.after(0).map(|oldest| oldest.seq) else {
             return;
         };
-        let (last, times) = self.called_invalid;
-        let times = if last == seq { times + 1 } else { 1 };
-        self.called_invalid = (seq, times);
-        if times < TRIES * self.collectors.len() {
+        let (last, times) = &mut self.called_invalid;
+        if *last != seq {
+            (*last, *times) = (seq, vec![0; self.collectors.len()]);
+        }
+        times[self.at] += 1;
+        if times.iter().any(|&times| times < TRIES) {
             return;
         }
         if let Some((flows, done)) = self.backlog.give_up(seq) {
