@@ -232,6 +232,10 @@ fn given(batch: &FlowBatch) -> &str {
 fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
     let given = given(batch);
     if given.is_empty() {
+        ensure!(
+            caller.roles.has(Role::Send),
+            "agent.identity: a relay says who sent each batch"
+        );
         return Ok(caller.identity.clone());
     }
     ensure!(

@@ -77,6 +77,17 @@ pub(super) struct Admitted {
     pub(super) tokens: Option<(token::InForce, Shown)>,
 }
 
+/// The token of a call, for what goes on while nobody reads the answer.
+#[derive(Clone)]
+pub(super) struct Credential(token::InForce, Shown);
+
+impl Credential {
+    /// Returns once it is withdrawn.
+    pub(super) async fn withdrawn(self) {
+        self.0.withdrawn(self.1).await;
+    }
+}
+
 impl Admitted {
     pub(super) fn for_good(grant: Grant) -> Self {
         Self {
@@ -120,6 +131,10 @@ async fn answer(calls: &impl Calls, mut request: Request<Body>) -> Result<Respon
     let admitted = calls.admit(request.headers(), &caller)?;
     let tokens = admitted.and_then(|admitted| {
         request.extensions_mut().insert(admitted.grant);
+        if let Some((tokens, shown)) = &admitted.tokens {
+            let credential = Credential(tokens.clone(), shown.clone());
+            request.extensions_mut().insert(credential);
+        }
         admitted.tokens
     });
     let answered = answer_admitted(calls, request, &caller).await?;

@@ -19,7 +19,7 @@ use super::{
     admission::{Admission, must},
     answer::{self, Form},
     caller::{Caller, OpenRequest},
-    calls::{Admitted, Calls, Serving, place_for},
+    calls::{Admitted, Calls, Credential, Serving, place_for},
     encoding::Compressor,
     limits::{Doors, Refusal},
     listen::Listening,
@@ -27,7 +27,7 @@ use super::{
     request,
     service::consumer_name,
     standard::StandardServices,
-    warn_of_files,
+    warn_of_files, withdrawn,
 };
 use crate::{
     collector::{Intake, MOST_BATCH_BYTES},
@@ -199,8 +199,19 @@ impl CollectorCalls {
         let (acks, told) = mpsc::channel(UNREAD_ACKS);
         let (ended, end) = oneshot::channel();
         let (doors, peer) = (Arc::clone(&self.doors), caller.peer.clone());
+        let credential = head.extensions.get::<Credential>().cloned();
         tokio::spawn(async move {
-            let outcome = call.run(messages, &acks).await;
+            // The answer ends as well, but only where it is read.
+            let withdrawn = async {
+                match credential {
+                    Some(credential) => credential.withdrawn().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = call.run(messages, &acks) => outcome,
+                () = withdrawn => Err(withdrawn::status()),
+            };
             if let Err(status) = &outcome
                 && status.code() == Code::PermissionDenied
             {

@@ -13,6 +13,10 @@ use tonic::{Status, body::Body, codegen::http::Response};
 use super::answer::trailers;
 use crate::token::{InForce, known::Shown};
 
+pub(super) fn status() -> Status {
+    Status::unauthenticated("the token of this call was withdrawn")
+}
+
 struct Ended {
     /// Absent once it is over.
     body: Option<Body>,
@@ -47,8 +51,7 @@ impl http_body::Body for Ended {
         if this.withdrawn.as_mut().poll(context).is_ready() {
             // What answers ends with it.
             this.body = None;
-            let why = Status::unauthenticated("the token of this call was withdrawn");
-            return Poll::Ready(Some(Ok(Frame::trailers(trailers(Err(why))))));
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers(Err(status()))))));
         }
         let frame = ready!(Pin::new(body).poll_frame(context));
         Poll::Ready(frame)
