@@ -360,6 +360,8 @@ impl Scanner {
     /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that
     /// every hook that counted on the idle page is known.
     pub fn note_progress(&mut self) {
+        /// Of an interface, each with a hook.
+        const DIRECTIONS: usize = 2;
         for attached in self.attachments.progress() {
             if let Some(place) = attached.hook.tag_place
                 && !attached.hook.tags_unknown
@@ -370,7 +372,7 @@ impl Scanner {
             let number = attached.hook.number;
             let hook = &attached.hook;
             self.interfaces.watch(hook);
-            self.replica.watch(hook.id);
+            let id = hook.id;
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
@@ -385,6 +387,11 @@ impl Scanner {
                     after_attach: attached.after_attach,
                     traffic: ByProtocol::default(),
                 }),
+            }
+            // What answers was asked, perhaps in the direction that nobody counts.
+            let hooks = self.hooks.iter().filter(|state| state.hook.id == id);
+            if hooks.count() == DIRECTIONS {
+                self.replica.watch(id);
             }
         }
     }

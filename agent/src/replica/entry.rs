@@ -187,10 +187,10 @@ impl Entry {
         !self.handshake.proves(self.initiator, is_answered)
     }
 
-    /// Whether a connection of which both ends were seen may go on after the end of its flow, since it was not closed by FIN.
+    /// Whether a connection that both ends were seen to establish may go on after the end of its flow, since it was not closed by FIN.
     pub fn may_resume(&self) -> bool {
         let has_fin = self.tcp_flags[0] & self.tcp_flags[1] & tcp_flags::FIN != 0;
-        self.is_tcp() && self.only_direction().is_none() && !has_fin
+        self.is_tcp() && self.only_direction().is_none() && self.is_established() && !has_fin
     }
 
     /// When it began, since boot; of this scan's clock.
