@@ -1,7 +1,7 @@
 //! Tests the tests: puts faults into the sources, one at a time, and expects a test to fail.
 //!
 //! cargo-mutants makes the faults that can be tried on the host. Those in the kernel, and those that only a
-//! race shows, are kept in a table ([`faults`]), each with the test that must catch it.
+//! race shows, are kept in a table ([`mod@faults`]), each with the test that must catch it.
 
 #![expect(
     clippy::print_stdout,

@@ -388,7 +388,10 @@ mod tests {
         taken.add(&window, &senders);
         let of: Vec<_> = taken.senders.iter().map(|one| one.cgroup_ids).collect();
         let flows: Vec<_> = taken.keys.iter().map(|key| key.ifindex).collect();
-        assert_eq!((flows, of), (vec![2, 1], vec![[0, 8], [7, 9]]));
+        assert_eq!(
+            (flows, of),
+            (vec![2, 1], vec![[0, 8], [7 | Senders::SHARED, 9]])
+        );
         taken.hand_on(&mut |_, _, senders| assert_eq!(senders.len(), 2));
         assert!(taken.senders.is_empty());
     }
