@@ -107,6 +107,13 @@ impl Tally {
         fates.sent += flows;
     }
 
+    /// The format has no message for these.
+    pub(super) fn leaves_out(&self, flows: RecordSum) {
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.left_out += flows;
+    }
+
     /// These were handed over, and what became of them is told later.
     pub(super) fn doubts(&self, flows: RecordSum) {
         let mut fates = self.fates();

@@ -242,6 +242,8 @@ impl Worker {
                 more: message.more,
             };
             if message.bytes.is_empty() {
+                // The format has nothing for them, such as flows that ended while they were quiet.
+                self.tally.leaves_out(sum);
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
