@@ -74,7 +74,7 @@ impl ProcessNames {
 /// Notes who makes sockets until it is dropped.
 pub struct Noting {
     _links: Vec<CgroupSockLink>,
-    _counting: Counting,
+    _counting: Option<Counting>,
 }
 
 impl Noting {
@@ -85,7 +85,14 @@ impl Noting {
         cgroups: &Path,
         bounds: &SocketBounds,
     ) -> Result<Self> {
-        let counting = count(programs, bounds)?;
+        // Without it, room is taken and never given back: what exceeds it is counted all the same.
+        let counting = count(programs, bounds)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    "sockets that were closed keep their room until a restart: {error:#}"
+                );
+            })
+            .ok();
         let folder = File::open(cgroups);
         let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
         // First, so that no socket comes in between.
