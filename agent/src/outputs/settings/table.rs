@@ -195,7 +195,7 @@ const KEYS: &[Key] = &[
         name: "observation_domain",
         kinds: IPFIX,
         value: ValueType::Integer { least: 1 },
-        help: "The number of the flows' observation domain; by default one that no other agent and output has.",
+        help: "The number of the flows' observation domain; by default a hash of machine id, host name, --listen and output name.",
     },
     Key {
         name: "enterprise_number",
