@@ -854,3 +854,33 @@ async fn a_batch_that_no_collector_takes_is_refused_told_and_in_the_way_of_no_ot
         output.end().await;
     }
 }
+
+/// One collector alone may have a wrong clock.
+#[tokio::test]
+async fn a_batch_that_one_collector_refuses_waits_for_another_that_is_away() {
+    let refusing = Store {
+        invalid_scan: Some(2),
+        ..Store::default()
+    };
+    let (first, _task) = listen(&refusing);
+    let (socket, second) = free_port();
+    let hub = roomy_hub();
+    let output = Output::spooled(hub.clone(), vec![first, second], None);
+    for scan_id in 1..=3 {
+        hub.publish(&batch(scan_id, scan_id as u32));
+    }
+    // As often as both of them would have to refuse it, and once more.
+    let calls = async {
+        while refusing.calls().len() <= TRIES * 2 + 1 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let patience = Duration::from_mins(2);
+    tokio::time::timeout(patience, calls).await.expect("calls");
+    let taking = Store::default();
+    let (_, _task) = listen_on(&taking, socket);
+    output.wait_until_sent(1 + 2 + 3).await;
+    assert_eq!(output.tally.status().refused.unwrap().records, 0);
+    assert!(taking.calls().iter().any(|call| call.contains(&2)));
+    output.end().await;
+}

@@ -119,6 +119,19 @@ fn a_new_connection_with_the_same_ports_has_its_own_initiator() {
     assert_eq!(initiators(&records), [(1, false)]);
 }
 
+/// Else a scan of ports would push out what is remembered of connections.
+#[test]
+fn a_connection_that_was_never_established_is_not_remembered() {
+    for answer in [RST | ACK, SYN | ACK] {
+        let mut replica = replica(8);
+        scan(&mut replica, 1, &[(1, counters(1, &[SYN], &[answer]))]);
+        scan(&mut replica, 90, &[]);
+        let later = first_by(counters(100, &[], &[PSH | ACK]), 1);
+        let records = scan(&mut replica, 100, &[(1, later)]);
+        assert_eq!(initiators(&records), [(1, true)], "{answer:#x}");
+    }
+}
+
 #[test]
 fn what_fin_has_closed_is_not_remembered_and_what_made_room_is() {
     let mut replica = replica(1);
