@@ -36,6 +36,7 @@ mod filtered;
 mod grpc_only;
 mod guarded;
 mod handshake;
+mod idle;
 mod limits;
 mod list;
 pub mod listen;

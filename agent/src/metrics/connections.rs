@@ -1,13 +1,7 @@
 //! Connections of strangers over HTTP/1.1: a few at a time, with one request and some seconds for each. Those that have
 //! asked nothing yet give way to the next one.
 
-use std::{
-    collections::VecDeque,
-    convert::Infallible,
-    future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -16,8 +10,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
-    task::{self, AbortHandle},
+    task::AbortHandle,
     time::{sleep, timeout},
+};
+
+use crate::{
+    silent::{Seat, Silent},
+    source::Source,
 };
 
 const MAX_CONNECTIONS: usize = 16;
@@ -34,24 +33,29 @@ where
 {
     let answer = Arc::new(answer);
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let silent = Arc::<Silent>::default();
+    let silent = Arc::<Silent<AbortHandle>>::default();
     loop {
-        let connection = match listener.accept().await {
-            Ok((connection, _)) => connection,
+        let (connection, source) = match listener.accept().await {
+            Ok((connection, peer)) => (connection, Source::of_ip(peer.ip())),
             Err(error) => {
                 tracing::debug!(%error, "cannot accept a connection for metrics");
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        if places.available_permits() == 0 {
-            silent.close_oldest();
+        if places.available_permits() == 0
+            && let Some(task) = silent.pop()
+        {
+            task.abort();
         }
         let place = Arc::clone(&places).acquire_owned().await;
         let (asking, answer) = (Arc::clone(&silent), Arc::clone(&answer));
-        silent.begin(async move {
-            converse(connection, patience, &asking, &*answer).await;
-            drop(place);
+        silent.enter(source, |seat| {
+            let conversation = async move {
+                converse(connection, patience, (&asking, seat), &*answer).await;
+                drop(place);
+            };
+            tokio::spawn(conversation).abort_handle()
         });
     }
 }
@@ -60,11 +64,11 @@ where
 async fn converse(
     connection: TcpStream,
     patience: Duration,
-    silent: &Silent,
+    (silent, seat): (&Silent<AbortHandle>, Seat),
     answer: &impl Fn(&Request<Incoming>) -> Response<Full<Bytes>>,
 ) {
     let answer = service_fn(async |request| {
-        silent.leave();
+        silent.leave(seat);
         Ok::<_, Infallible>(answer(&request))
     });
     let conversation = http1::Builder::new()
@@ -74,35 +78,7 @@ async fn converse(
         .serve_connection(TokioIo::new(connection), answer);
     // Whoever asked has left, is too slow, or speaks no HTTP.
     let _ = timeout(patience, conversation).await;
-    silent.leave();
-}
-
-/// The tasks of connections on which no whole request has come, the oldest first.
-#[derive(Default)]
-struct Silent(Mutex<VecDeque<AbortHandle>>);
-
-impl Silent {
-    fn begin(&self, conversation: impl Future<Output = ()> + Send + 'static) {
-        // It may leave as soon as it runs.
-        let mut tasks = self.tasks();
-        tasks.push_back(tokio::spawn(conversation).abort_handle());
-    }
-
-    /// The task that calls this has a request, or ends.
-    fn leave(&self) {
-        let this = task::id();
-        self.tasks().retain(|task| task.id() != this);
-    }
-
-    fn close_oldest(&self) {
-        if let Some(task) = self.tasks().pop_front() {
-            task.abort();
-        }
-    }
-
-    fn tasks(&self) -> MutexGuard<'_, VecDeque<AbortHandle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    silent.leave(seat);
 }
 
 #[cfg(test)]

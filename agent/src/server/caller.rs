@@ -3,19 +3,25 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::Context,
     time::Duration,
 };
 
+use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 use tonic::Status;
 
 use super::{
+    idle::Idle,
     limits::{Doors, Place, Refusal},
     local_user,
     peer::Peer,
 };
-use crate::identity::Identity;
+use crate::{identity::Identity, silent::Seat};
 
 /// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +37,15 @@ pub struct Caller {
     /// Of its client certificate, which is known after the handshake, if it has one with a name.
     pub(super) certificate: CertificateName,
     ends: Ends,
-    activity: Arc<Mutex<Activity>>,
+    connection: Arc<State>,
+}
+
+/// What all requests of a connection share.
+struct State {
+    activity: Mutex<Activity>,
+    has_given_way: AtomicBool,
+    /// Of the connection's task.
+    task: AtomicWaker,
 }
 
 /// Set once the handshake is done.
@@ -46,6 +60,13 @@ struct Ends {
 
 struct Activity {
     open: u32,
+    /// The connection's place of its listener, until the connection is gone or has given way.
+    place: Option<Place>,
+    /// Those that give way, if the connection may have to.
+    idle: Option<Arc<Idle>>,
+    /// Among them, while nothing is open.
+    seat: Option<Seat>,
+    has_asked: bool,
     /// When the connection loses its place if nothing is open.
     ends_at: Instant,
     /// By number, until when answers have to be read that were given and are not.
@@ -63,6 +84,10 @@ impl Caller {
     pub(super) fn silent_until(peer: Peer, ends_at: Instant) -> Self {
         let activity = Activity {
             open: 0,
+            place: None,
+            idle: None,
+            seat: None,
+            has_asked: false,
             ends_at,
             unread: BTreeMap::new(),
             number: 0,
@@ -71,7 +96,11 @@ impl Caller {
             peer,
             certificate: CertificateName::default(),
             ends: Ends::default(),
-            activity: Arc::new(Mutex::new(activity)),
+            connection: Arc::new(State {
+                activity: Mutex::new(activity),
+                has_given_way: AtomicBool::new(false),
+                task: AtomicWaker::new(),
+            }),
         }
     }
 
@@ -100,12 +129,51 @@ impl Caller {
         *known
     }
 
+    /// Gives the connection its place, which it may lose to others while nothing is open. Those who run the agent lose none.
+    pub(super) fn hold(&self, place: Place, idle: &Arc<Idle>) {
+        let mut activity = self.activity();
+        activity.place = Some(place);
+        if !self.peer.runs_the_agent() {
+            let enter = idle.silent.enter(self.peer.source(), |_| self.clone());
+            activity.seat = Some(enter);
+            activity.idle = Some(Arc::clone(idle));
+        }
+    }
+
+    /// Gives up the place for another connection. Fails if something is open.
+    pub(super) fn give_way(&self) -> bool {
+        let mut activity = self.activity();
+        if activity.open > 0 || activity.place.take().is_none() {
+            return false;
+        }
+        drop(activity);
+        self.connection.has_given_way.store(true, Relaxed);
+        self.connection.task.wake();
+        true
+    }
+
+    /// Whether the connection has lost its place. If not, `context` is woken when that happens.
+    pub(super) fn has_given_way(&self, context: &Context<'_>) -> bool {
+        self.connection.task.register(context.waker());
+        self.connection.has_given_way.load(Relaxed)
+    }
+
+    /// The connection is gone.
+    pub(super) fn end(&self) {
+        let mut activity = self.activity();
+        activity.rise();
+        activity.idle = None;
+        activity.place = None;
+    }
+
     /// Opens a request, which stays open until it is dropped.
     pub(super) fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
         let most = doors.limits().max_streams;
         let mut activity = self.activity();
         if activity.open < most {
             activity.open += 1;
+            activity.rise();
+            activity.has_asked = true;
             return Ok(OpenRequest(self.clone()));
         }
         drop(activity);
@@ -149,7 +217,22 @@ impl Caller {
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
         // Nothing under the lock can fail halfway, so the state is sound even after a panic.
-        self.activity.lock().unwrap_or_else(PoisonError::into_inner)
+        let activity = self.connection.activity.lock();
+        activity.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Activity {
+    /// Leaves those that give way.
+    fn rise(&mut self) {
+        if let (Some(idle), Some(seat)) = (&self.idle, self.seat.take()) {
+            let idle = if self.has_asked {
+                &idle.rested
+            } else {
+                &idle.silent
+            };
+            drop(idle.leave(seat));
+        }
     }
 }
 
@@ -160,6 +243,12 @@ impl Drop for OpenRequest {
         let mut activity = self.0.activity();
         activity.open -= 1;
         activity.ends_at = Instant::now() + IDLE_TIMEOUT;
+        if activity.open == 0
+            && let Some(idle) = &activity.idle
+        {
+            let source = self.0.peer.source();
+            activity.seat = Some(idle.rested.enter(source, |_| self.0.clone()));
+        }
     }
 }
 
@@ -181,7 +270,10 @@ pub(super) const NEXT_LOOK: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {
-    use super::{super::limits::Limits, *};
+    use super::{
+        super::limits::{Limits, Places},
+        *,
+    };
 
     #[test]
     fn a_connection_has_as_many_open_requests_as_it_may_and_no_more() {
@@ -195,6 +287,32 @@ mod tests {
         let refused = caller.open(&doors).err().unwrap();
         assert!(refused.message().contains("2 requests are open"));
         assert_eq!(doors.status().refused_streams, 1);
+    }
+
+    #[test]
+    fn a_connection_gives_way_unless_something_is_open_and_the_one_that_never_asked_is_first() {
+        let doors = Doors::new(Limits::default().fixed());
+        let idle = Arc::<Idle>::default();
+        let places = Places::new(3);
+        let [asks, rests, is_silent] = [1, 2, 3].map(|host| {
+            let caller = Caller::new(Peer::Tcp(([192, 0, 2, host], 80).into()));
+            caller.hold(places.take(&caller.peer).unwrap(), &idle);
+            caller
+        });
+        let open = asks.open(&doors).unwrap();
+        drop(rests.open(&doors).unwrap());
+        let has_given_way = |caller: &Caller| caller.connection.has_given_way.load(Relaxed);
+        for (caller, is_next) in [(&is_silent, &rests), (&rests, &asks)] {
+            assert!(idle.make_room(&doors));
+            assert!(has_given_way(caller) && !has_given_way(is_next));
+            let place = places.take(&Peer::Unknown);
+            place.expect("it is free").forget();
+        }
+        assert!(!idle.make_room(&doors));
+        drop(open);
+        asks.end();
+        assert!(!idle.make_room(&doors), "it is gone");
+        assert_eq!(doors.status().silent_connections, 2);
     }
 
     #[test]

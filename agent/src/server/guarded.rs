@@ -1,4 +1,5 @@
-//! A connection that holds a place of its listener, and loses it if no request comes. At its end the peer may
+//! A connection that holds a place of its listener, and loses it if no request comes in time or if another connection needs it
+//! meanwhile. At its end the peer may
 //! write until it has read everything: if the socket were closed at once, a client that is about to write would
 //! see a broken connection before it reads how its call ended.
 
@@ -19,7 +20,7 @@ use tonic::transport::server::Connected;
 use super::{
     caller::{Caller, NEXT_LOOK},
     connection::Connection,
-    limits::{Doors, Place, Refusal},
+    limits::{Doors, Refusal},
 };
 
 #[cfg(test)]
@@ -37,7 +38,6 @@ pub(super) struct Guarded {
     /// Wakes the connection's task when the phase has something to do.
     look: Pin<Box<Sleep>>,
     patience: Duration,
-    _place: Place,
 }
 
 #[derive(Clone, Copy)]
@@ -51,12 +51,7 @@ enum Phase {
 }
 
 impl Guarded {
-    pub(super) fn new(
-        connection: Connection,
-        caller: Caller,
-        place: Place,
-        doors: Arc<Doors>,
-    ) -> Self {
+    pub(super) fn new(connection: Connection, caller: Caller, doors: Arc<Doors>) -> Self {
         let first_look = caller.ends_at().unwrap_or_else(Instant::now);
         Self {
             connection,
@@ -65,14 +60,16 @@ impl Guarded {
             phase: Phase::Open,
             look: Box::pin(sleep_until(first_look)),
             patience: PATIENCE,
-            _place: place,
         }
     }
 
-    /// Fails once the connection has been idle or an answer unread for too long, or the peer was waited for long enough.
+    /// Fails once the connection has given way, has been idle or an answer unread for too long, or the peer was waited for long enough.
     /// Called at every read, write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the
     /// flush (hyper's `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.caller.has_given_way(context) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         while self.look.as_mut().poll(context).is_ready() {
             let Phase::Open = self.phase else {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -109,6 +106,12 @@ impl Guarded {
                 return Poll::Ready(());
             }
         }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.caller.end();
     }
 }
 
@@ -165,6 +168,9 @@ impl AsyncWrite for Guarded {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.caller.has_given_way(context) {
+            return Poll::Ready(Ok(()));
+        }
         let peer_was_told = match this.phase {
             Phase::Leaving { peer_was_told } => peer_was_told,
             Phase::Open | Phase::Ending => {

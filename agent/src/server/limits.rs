@@ -153,10 +153,11 @@ pub(super) enum Refusal {
     Agent,
     Unread,
     Copies,
+    GaveWay,
 }
 
 impl Refusal {
-    const COUNT: usize = 13;
+    const COUNT: usize = 14;
 
     fn text(self) -> &'static str {
         match self {
@@ -180,6 +181,10 @@ impl Refusal {
             Self::Unread => "a connection was closed: an answer was not read for too long",
             Self::Copies => {
                 "a consumer was refused: others hold the memory for the batches of consumers with filters"
+            }
+            Self::GaveWay => {
+                "a connection without an open request was closed: another one needed its place, since the listener has as many \
+                 as --max-connections allows"
             }
         }
     }
@@ -292,7 +297,7 @@ impl Doors {
             max_connections: limits.max_connections,
             max_streams: limits.max_streams,
             refused_connections: count(Refusal::Connection),
-            silent_connections: count(Refusal::Silent),
+            silent_connections: count(Refusal::Silent) + count(Refusal::GaveWay),
             refused_streams: count(Refusal::Stream),
             refused_consumers: count(Refusal::Consumer) + count(Refusal::Copies),
             refused_answers: count(Refusal::Answer),
@@ -377,6 +382,7 @@ mod tests {
             Refusal::Copies,
             Refusal::Role,
             Refusal::Identity,
+            Refusal::GaveWay,
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
@@ -388,7 +394,8 @@ mod tests {
             max_connections: 5,
             max_streams: 7,
             refused_connections: 1,
-            silent_connections: 2,
+            // For too long, and while others needed the places.
+            silent_connections: 2 + 14,
             refused_streams: 3,
             // For want of places, and of memory for copies.
             refused_consumers: 4 + 11,
@@ -422,6 +429,7 @@ mod tests {
             (Refusal::Identity, "in the name of another"),
             (Refusal::Agent, "--max-agents-per-address"),
             (Refusal::Copies, "consumers with filters"),
+            (Refusal::GaveWay, "another one needed its place"),
         ] {
             let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");

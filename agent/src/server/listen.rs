@@ -14,6 +14,7 @@ use super::{
     farewell::Farewells,
     guarded::Guarded,
     handshake::Handshake,
+    idle::Idle,
     limits::{Doors, Places, Refusal},
     passed::{PassedSocket, PassedSockets},
     peer::Peer,
@@ -163,6 +164,7 @@ impl Listeners {
                 places: Places::new(doors.limits().max_connections),
                 doors: Arc::clone(doors),
                 farewells: Farewells::default(),
+                idle: Arc::default(),
             };
             Box::pin(stream::unfold(gate, |mut gate| async {
                 Some((Ok(gate.next().await), gate))
@@ -181,10 +183,12 @@ struct Gate {
     places: Places,
     doors: Arc<Doors>,
     farewells: Farewells,
+    idle: Arc<Idle>,
 }
 
 impl Gate {
-    /// The next connection that gets a place. Others are told that there is none.
+    /// The next connection that gets a place, for which one without an open request may have to give way. Others are told that
+    /// there is none.
     async fn next(&mut self) -> Guarded {
         loop {
             let connection = tokio::select! {
@@ -193,12 +197,19 @@ impl Gate {
             };
             let peer = connection.peer();
             let most = self.doors.limits().max_connections;
-            if let Some(place) = self.places.take_of(most, &peer) {
+            let place = loop {
+                let place = self.places.take_of(most, &peer);
+                if place.is_some() || !self.idle.make_room(&self.doors) {
+                    break place;
+                }
+            };
+            if let Some(place) = place {
                 let certificate = CertificateName::default();
                 let own = connection.own_address();
                 let connection = self.behind_tls(connection, &certificate);
                 let caller = Caller::new(peer).accepted(own, certificate);
-                return Guarded::new(connection, caller, place, Arc::clone(&self.doors));
+                caller.hold(place, &self.idle);
+                return Guarded::new(connection, caller, Arc::clone(&self.doors));
             }
             self.doors.refuse(Refusal::Connection, &peer);
             self.farewells.say(connection, self.tls.is_some());

@@ -4,6 +4,8 @@ use std::{fmt, net::SocketAddr};
 
 use rustix::process::geteuid;
 
+use crate::source::Source;
+
 /// What the kernel says of the other end.
 #[derive(Debug, Clone)]
 pub enum Peer {
@@ -18,6 +20,14 @@ impl Peer {
         match self {
             Self::Unix { uid, .. } => runs_this_process(*uid),
             Self::Tcp(_) | Self::Unknown => false,
+        }
+    }
+
+    pub(crate) fn source(&self) -> Source {
+        match self {
+            Self::Unix { uid, .. } => Source::User(*uid),
+            Self::Tcp(address) => Source::of_ip(address.ip()),
+            Self::Unknown => Source::Unknown,
         }
     }
 

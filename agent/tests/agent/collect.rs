@@ -34,6 +34,7 @@ mod pairs;
 mod reports;
 mod samples;
 mod secured;
+mod silence;
 mod tokens;
 mod validity;
 

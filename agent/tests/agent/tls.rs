@@ -3,7 +3,7 @@
 
 mod reload;
 mod settings;
-mod silence;
+pub mod silence;
 mod trust;
 
 use std::process::Output;

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{
-    super::{authority::Filter, handshake::Handshake, limits::Limits, peer::Peer},
+    super::{authority::Filter, handshake::Handshake, idle::Idle, limits::Limits, peer::Peer},
     *,
 };
 use crate::tls::{
@@ -34,8 +34,17 @@ fn doors() -> Arc<Doors> {
 }
 
 fn guarded(connection: Connection, caller: Caller, doors: &Arc<Doors>) -> Guarded {
-    let place = doors.consumer(&Peer::Unknown).unwrap();
-    Guarded::new(connection, caller, place, Arc::clone(doors))
+    guarded_beside(connection, caller, doors, &Arc::default())
+}
+
+fn guarded_beside(
+    connection: Connection,
+    caller: Caller,
+    doors: &Arc<Doors>,
+    idle: &Arc<Idle>,
+) -> Guarded {
+    caller.hold(doors.consumer(&Peer::Unknown).unwrap(), idle);
+    Guarded::new(connection, caller, Arc::clone(doors))
 }
 
 /// A connection that waits so long for its peer in the end, and is not idle before.
@@ -245,6 +254,31 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
         (status.unread_connections, status.silent_connections),
         (1, 0)
     );
+}
+
+/// Its task waits for its peer alone.
+#[tokio::test]
+async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
+    let (doors, idle) = (doors(), Arc::<Idle>::default());
+    let (connection, mut peer) = unix();
+    let caller = Caller::silent_until(Peer::Unknown, Instant::now() + LONG);
+    let mut guarded = guarded_beside(connection, caller, &doors, &idle);
+    guarded.patience = LONG;
+    let reads = tokio::spawn(async move {
+        let read = guarded.read_u8().await;
+        timeout(BOUND, guarded.shutdown())
+            .await
+            .expect("it ends")
+            .unwrap();
+        read
+    });
+    tokio::task::yield_now().await;
+    assert!(idle.make_room(&doors));
+    let read = timeout(BOUND, reads).await.expect("it ends").unwrap();
+    assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    assert!(!idle.make_room(&doors));
+    let closed = timeout(BOUND, peer.read_u8()).await.expect("it is closed");
+    assert!(closed.is_err());
 }
 
 /// Whatever it was, so that what comes meanwhile is seen.

@@ -133,7 +133,33 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     let request = ObserveRequest::default();
     let mut batches = observer.begin(OBSERVE, &request).await.unwrap();
     assert!(batches.refusal().is_none());
-    let mut silent: Vec<UnixStream> = (1..PLACES).map(|_| connect(NOBODY)).collect();
+    let connect_silent = || {
+        let silent = (1..PLACES).map(|_| connect(NOBODY));
+        silent.collect::<Vec<UnixStream>>()
+    };
+    for silent in &mut connect_silent() {
+        is_closed(silent).await;
+    }
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["server"]["silent_connections"], PLACES - 1);
+
+    // The oldest gives way to one that asks, and all of them to those that observe.
+    let mut silent = connect_silent();
+    is_answered(connect(NOBODY)).await;
+    is_closed(&mut silent[0]).await;
+    let status = agent.status(&lab.agent);
+    assert_eq!(status["server"]["silent_connections"], PLACES);
+    assert_eq!(status["server"]["refused_connections"], 0);
+    let mut observers = Vec::new();
+    for _ in 1..PLACES {
+        let mut observer = Client::new(connect(NOBODY), 65_535).await.unwrap();
+        let batches = observer.begin(OBSERVE, &request).await.unwrap();
+        assert!(batches.refusal().is_none());
+        observers.push((observer, batches));
+    }
+    for silent in &mut silent {
+        is_closed(silent).await;
+    }
     is_turned_away(connect(NOBODY)).await;
     let mut too_many = connect(NOBODY);
     is_closed(&mut too_many).await;
@@ -145,12 +171,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     assert_eq!(status["server"]["refused_connections"], 2);
     assert_eq!(status["server"]["max_connections"], PLACES);
 
-    for silent in &mut silent {
-        is_closed(silent).await;
-    }
-    is_answered(connect(NOBODY)).await;
-    let status = agent.status(&lab.agent);
-    assert_eq!(status["server"]["silent_connections"], PLACES - 1);
+    drop(observers);
     // The one with a call goes on.
     for _ in 0..3 {
         let batch = tokio::time::timeout(PATIENCE, batches.0.body_mut().data()).await;

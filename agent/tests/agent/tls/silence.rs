@@ -1,14 +1,15 @@
-//! Those who connect and never finish their handshakes.
+//! Those who connect and never finish their handshakes, and a listener whose places are all taken.
 
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
+    process::Stdio,
 };
 
-use lab::{Lab, privilege::is_root_or_skip};
+use lab::{Lab, Process, privilege::is_root_or_skip};
 
 use super::{ADDRESS, Certificates, is_answered, refused, texts, trusting};
-use crate::support::{Agent, wait_until};
+use crate::support::{Agent, flow_agent, wait_until};
 
 const SILENT: usize = 1024;
 
@@ -16,11 +17,12 @@ const SILENT: usize = 1024;
 const PLACES: u64 = 128;
 
 /// The beginning of a handshake: a record of 200 bytes, of which a few come.
-const BEGUN: [u8; 9] = [22, 3, 1, 0, 200, 1, 0, 0, 196];
+pub const BEGUN: [u8; 9] = [22, 3, 1, 0, 200, 1, 0, 0, 196];
 
 #[test]
-fn handshakes_that_never_finish_keep_their_places_no_longer_than_silence() {
-    if !is_root_or_skip("agent::handshakes_that_never_finish_keep_their_places_no_longer") {
+fn handshakes_that_never_finish_keep_nobody_out_and_lose_their_places() {
+    const TEST: &str = "agent::handshakes_that_never_finish_keep_nobody_out_and_lose_their_places";
+    if !is_root_or_skip(TEST) {
         return;
     }
     let (lab, certificates) = (Lab::quiet().unwrap(), Certificates::new());
@@ -37,20 +39,17 @@ fn handshakes_that_never_finish_keep_their_places_no_longer_than_silence() {
     raise_open_files();
     let mut silent = host.namespace.enter(connect_all).unwrap();
 
-    // Others find no place and are told, but root has its own on the Unix socket.
+    // The oldest give way, to the others and to a client that asks.
+    let closed = || agent.status(host)["server"]["silent_connections"].as_u64();
     let options = trusting(&certificates.ca);
-    wait_until("most are refused", || {
-        let refused = agent.status(host)["server"]["refused_connections"].as_u64();
-        refused.unwrap() >= SILENT as u64 - 2 * PLACES
-    });
-    let error = refused(host, &format!("https://{ADDRESS}"), &options);
-    assert!(error.contains("--max-connections"), "{error}");
-
-    wait_until("a client gets in", || is_answered(host, &options));
+    assert!(is_answered(host, &options));
+    assert!(closed() >= Some(SILENT as u64 - PLACES));
     wait_until("all have lost their places", || {
-        agent.status(host)["server"]["silent_connections"].as_u64() >= Some(PLACES)
+        closed() >= Some(SILENT as u64)
     });
-    assert_eq!(agent.status(host)["server"]["refused_handshakes"], 0);
+    let server = agent.status(host)["server"].clone();
+    assert_eq!(server["refused_connections"], 0, "{server}");
+    assert_eq!(server["refused_handshakes"], 0, "{server}");
     // The agent has closed them all.
     for stream in &mut silent {
         let _ = stream.read_to_end(&mut Vec::new());
@@ -59,8 +58,41 @@ fn handshakes_that_never_finish_keep_their_places_no_longer_than_silence() {
     assert!(log.contains("no request came on it for too long"), "{log}");
 }
 
+#[test]
+fn a_client_that_finds_no_place_behind_tls_says_why() {
+    if !is_root_or_skip("agent::a_client_that_finds_no_place_behind_tls_says_why") {
+        return;
+    }
+    let (lab, certificates) = (Lab::quiet().unwrap(), Certificates::new());
+    let mut settings = certificates.settings();
+    settings.push("--max-connections=2".into());
+    let agent = Agent::start(&lab, &texts(&settings));
+    let (host, options) = (&lab.agent, trusting(&certificates.ca));
+    let address = format!("https://{ADDRESS}");
+    let watching = [(); 2].map(|()| {
+        let mut command = flow_agent(host);
+        command
+            .args(["watch", "--output", "json", "--connect", &address])
+            .args(&options);
+        Process::spawn(command.stdout(Stdio::null())).unwrap()
+    });
+    wait_until("both observe", || {
+        let status = agent.status(host);
+        let consumers = status["consumers"].as_array().unwrap();
+        let peers = consumers.iter().map(|consumer| consumer["peer"].as_str());
+        let over_tcp = peers.filter(|peer| peer.is_some_and(|peer| peer.starts_with("127.0.0.1:")));
+        over_tcp.count() == watching.len()
+    });
+    let error = refused(host, &address, &options);
+    assert!(error.contains("--max-connections"), "{error}");
+    // It tries five times, since it heard no answer.
+    assert_eq!(agent.status(host)["server"]["refused_connections"], 5);
+    drop(watching);
+    agent.stop();
+}
+
 /// The test has as many sockets as it makes.
-fn raise_open_files() {
+pub fn raise_open_files() {
     let resource = rustix::process::Resource::Nofile;
     let mut limit = rustix::process::getrlimit(resource);
     let wanted = 4 * SILENT as u64;
