@@ -119,6 +119,15 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
+        name: "no idle connection gives way",
+        file: "agent/src/server/caller.rs",
+        from: "if activity.open > 0 || activity.place.take().is_none() {",
+        to: "if activity.place.is_none() || activity.place.is_some() {",
+        target: unit(
+            "server::caller::tests::a_connection_gives_way_unless_something_is_open_and_the_one_that_never_asked_is_first",
+        ),
+    },
+    Fault {
         name: "an answer that nobody reads keeps its place",
         file: "agent/src/server/guarded.rs",
         from: "(self.caller.unread_until(), Refusal::Unread),",
