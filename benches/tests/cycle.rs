@@ -33,8 +33,9 @@ const FLOOR_FLOWS_PER_SECOND: f64 = if cfg!(debug_assertions) {
     700_000.0
 };
 
-/// The fields that every batch of a scan begins with, and the account beside its reasons.
-const ALLOCATIONS_PER_SCAN: u64 = 16;
+/// The fields that every batch of a scan begins with, and the account beside its reasons. A map of more than eleven reasons has
+/// three nodes.
+const ALLOCATIONS_PER_SCAN: u64 = 18;
 /// A name in the account.
 const ALLOCATIONS_PER_REASON: u64 = 1;
 /// A buffer and its reference count.
