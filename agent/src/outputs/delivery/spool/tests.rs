@@ -549,7 +549,6 @@ fn what_is_no_part_of_a_spool_is_set_aside() {
     assert_eq!(stream.read(), (vec![1], Volume::default()));
 }
 
-/// For the kernel, pages that it could not write are written once it has said so.
 /// Whoever may write in the folder could have root overwrite any file, or read what others send.
 #[test]
 fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
@@ -598,6 +597,7 @@ fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
     assert_eq!(stream.read().0.len(), 1);
 }
 
+/// For the kernel, pages that it could not write are written once it has said so.
 #[test]
 fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_when_it_does";
