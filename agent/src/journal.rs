@@ -65,18 +65,17 @@ impl Output for Journal {
     }
 
     fn text(&mut self, text: &str) -> io::Result<()> {
-        let text = text.trim_end();
-        let mut message = format!(
-            "PRIORITY={}\nSYSLOG_IDENTIFIER={IDENTIFIER}\nMESSAGE\n",
-            priority(Level::ERROR)
-        )
-        .into_bytes();
-        // A value of several lines has its length before it.
-        message.extend_from_slice(&(text.len() as u64).to_le_bytes());
-        message.extend_from_slice(text.as_bytes());
-        message.push(b'\n');
-        self.send(&message)
+        io::stderr().write_all(with_priority(text, Level::ERROR).as_bytes())
     }
+}
+
+/// Each line with its priority, as the journal takes it from stderr. The service manager opened that for the unit. Of a message in
+/// the native protocol the journal asks the sender's cgroup, which a process that ends with it may have left by then, and nobody
+/// who asks for the unit's log would find why it ended.
+fn with_priority(text: &str, level: Level) -> String {
+    let priority = priority(level);
+    let lines = text.trim_end().lines();
+    lines.map(|line| format!("<{priority}>{line}\n")).collect()
 }
 
 /// As syslog(3) numbers them.
@@ -229,14 +228,8 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_several_lines_is_one_message() {
-        let (ours, theirs) = UnixDatagram::pair().unwrap();
-        let queue = LogQueue::start(Journal(ours)).unwrap();
-        queue.text("one\ntwo\n".to_owned());
-        let mut message = [0; 4096];
-        let len = theirs.recv(&mut message).unwrap();
-        let (head, text) = message[..len].split_at(len - "one\ntwo\n".len() - 8);
-        assert_eq!(head, b"PRIORITY=3\nSYSLOG_IDENTIFIER=flow-agent\nMESSAGE\n");
-        assert_eq!(text, b"\x07\0\0\0\0\0\0\0one\ntwo\n");
+    fn each_line_of_a_text_has_its_priority() {
+        let text = with_priority("one\ntwo\n", Level::ERROR);
+        assert_eq!(text, "<3>one\n<3>two\n");
     }
 }
