@@ -8,12 +8,23 @@ pub fn lines(folder: &Path) -> Vec<Value> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .collect();
-    files.sort();
+    files.sort_by_cached_key(|file| age_order(file));
     let text = files.iter().map(|file| fs::read_to_string(file).unwrap());
     let text: String = text.collect();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
+}
+
+/// Sorts `flows-20260102T030405Z.jsonl` before `flows-20260102T030405Z-2.jsonl` of the same second, and `flows.jsonl`, which is
+/// still written, last.
+fn age_order(file: &Path) -> (bool, String, u32) {
+    let name = file.file_stem().unwrap().to_str().unwrap();
+    match name.split_once('Z') {
+        None => (true, name.to_owned(), 0),
+        Some((begun, "")) => (false, begun.to_owned(), 1),
+        Some((begun, number)) => (false, begun.to_owned(), number[1..].parse().unwrap()),
+    }
 }
 
 /// The sums of the flows, both directions together.
