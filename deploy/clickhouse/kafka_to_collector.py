@@ -5,7 +5,8 @@
     venv/bin/python kafka_to_collector.py BROKER:9092 TOPIC COLLECTOR:4500
 
 PROTO is the folder with flow/v1/flow.proto. An offset is committed when the collector has acknowledged everything before it. So
-nothing is left out, however this ends, and what comes again has the same stream and number.
+nothing is left out, however this ends, and what comes again has the same stream and number. A batch that the collector refuses is
+named on stderr and passed over, so that no agent is in the way of the others.
 """
 
 import argparse
@@ -62,6 +63,14 @@ def rounds(messages):
     return all_rounds
 
 
+class Refused(Exception):
+    """The collector does not take this message, whenever it comes."""
+
+    def __init__(self, message, why):
+        super().__init__(f"{place(message)}: the collector refuses this batch, which is passed over: {why}")
+        self.message = message
+
+
 class Collector:
     """As many connections as there are calls for."""
 
@@ -104,7 +113,7 @@ def bring(collector, calls):
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
                 refused = next(one for one in messages if named(one)[1] > acknowledged)
-                sys.exit(f"{place(refused)}: the collector refuses it: {error.details()}; {PASS_OVER}")
+                raise Refused(refused, error.details()) from error
             raise
         if acknowledged < last_number:
             raise RuntimeError(f"the collector has acknowledged {acknowledged} of {last_number} batches")
@@ -118,6 +127,9 @@ def bring_all(collector, messages):
             for calls in rounds(messages):
                 bring(collector, calls)
             return
+        except Refused as refused:
+            tell(refused)
+            messages = [message for message in messages if message is not refused.message]
         except (grpc.RpcError, RuntimeError, OSError) as error:
             why = error.details() if isinstance(error, grpc.RpcError) else error
             tell(f"the collector does not take what is here, which is tried again: {why}")

@@ -23,6 +23,8 @@ const MOST_AGE_NS: u64 = 400 * DAY_NS;
 const MOST_AHEAD_NS: u64 = DAY_NS;
 /// Of a window, in the middle of which a host may sleep, and between the records of a flow.
 const LONGEST_NS: u64 = 400 * DAY_NS;
+/// What another collector has checked may have waited in a topic for as long again.
+const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
 /// No flow and no host lasts longer.
 const OLDEST_FLOW_NS: u64 = 3650 * DAY_NS;
 /// Of a flow between two records: 400 Gbit/s for an hour and a half. Sums of some ten thousand have 63 bits.
@@ -101,7 +103,10 @@ impl Place {
         }
         Err(self.refuse(
             name,
-            format_args!("{unix_ns} is more than 400 days ago or a day ahead: set the clock"),
+            format_args!(
+                "{unix_ns} is not between {} and {}: set the clock",
+                now.earliest, now.latest
+            ),
         ))
     }
 }
@@ -111,14 +116,34 @@ impl Place {
 struct Now {
     earliest: u64,
     latest: u64,
+    oldest_flow: u64,
+}
+
+/// Who has a batch before it comes here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Agent,
+    /// Another collector has checked it, some time ago and by its own clock.
+    Collector,
+}
+
+impl Origin {
+    fn times(self, now_unix_ns: u64) -> Now {
+        let (age, ahead) = match self {
+            Self::Agent => (MOST_AGE_NS, MOST_AHEAD_NS),
+            Self::Collector => (MOST_AGE_IN_A_TOPIC_NS, 2 * MOST_AHEAD_NS),
+        };
+        Now {
+            earliest: now_unix_ns.saturating_sub(age),
+            latest: now_unix_ns.saturating_add(ahead),
+            oldest_flow: now_unix_ns.saturating_sub(age - MOST_AGE_NS + OLDEST_FLOW_NS),
+        }
+    }
 }
 
 /// Fails with the first field that no agent would have filled like this. `now` is Unix time in nanoseconds.
-pub fn check(batch: &FlowBatch, now_unix_ns: u64) -> Result<(), Invalid> {
-    let now = Now {
-        earliest: now_unix_ns.saturating_sub(MOST_AGE_NS),
-        latest: now_unix_ns.saturating_add(MOST_AHEAD_NS),
-    };
+pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), Invalid> {
+    let now = origin.times(now_unix_ns);
     let place = Place {
         of: "",
         number: None,
@@ -319,14 +344,13 @@ fn check_times(
     batch: &FlowBatch,
     now: Now,
 ) -> Result<(), Invalid> {
-    let earliest = now.latest.saturating_sub(OLDEST_FLOW_NS);
     let latest = batch.window_end_unix_ns.saturating_add(MOST_AHEAD_NS);
     let latest = latest.min(now.latest);
     for (name, time) in [
         ("first_seen_unix_ns", record.first_seen_unix_ns),
         ("last_seen_unix_ns", record.last_seen_unix_ns),
     ] {
-        if !(earliest..=latest).contains(&time) {
+        if !(now.oldest_flow..=latest).contains(&time) {
             let why = format_args!("{time} is more than ten years ago, or after the window");
             return Err(place.refuse(name, why));
         }

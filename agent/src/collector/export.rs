@@ -23,7 +23,12 @@ use super::{
     writer::{CallEnd, Entry, Outcome},
 };
 use crate::{
-    batch::Batch, clock, identity::Grant, output::LostSoFar, proto::ExportAck, server::Peer,
+    batch::{Batch, validity::Origin},
+    clock,
+    identity::Grant,
+    output::LostSoFar,
+    proto::ExportAck,
+    server::Peer,
 };
 
 /// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
@@ -293,8 +298,12 @@ impl Call {
         Ok(())
     }
 
-    /// Checks that the sender may have this agent's name. A spool has batches of before the host was installed anew.
+    /// Checks that the sender may have this agent's name. A spool has batches of before the host was installed anew. Where another
+    /// collector has checked that, its topic may have all names that the host ever had.
     fn claim(&mut self, incoming: &Incoming) -> Result<(), Status> {
+        if incoming.origin == Origin::Collector {
+            return Ok(());
+        }
         let Some(agent) = incoming.named_agent() else {
             return Ok(());
         };

@@ -47,6 +47,7 @@ pub(super) struct Incoming {
     pub raw: Bytes,
     pub batch: FlowBatch,
     pub sender: Identity,
+    pub origin: validity::Origin,
 }
 
 impl Incoming {
@@ -67,14 +68,19 @@ impl Incoming {
             "a batch has at most {MOST_RECORDS} records and {MOST_OTHER_FIELDS} other fields"
         );
         let mut batch = batch::read(raw).context("this is no batch")?;
-        let is_relayed = !given(&batch).is_empty();
         let sender = sender(&batch, caller)?;
-        batch.agent.get_or_insert_default().identity = sender.to_string();
-        let raw = if is_relayed {
-            raw.clone()
+        let (origin, raw) = if given(&batch).is_empty() {
+            (validity::Origin::Agent, with_identity(raw, &sender))
         } else {
-            with_identity(raw, &sender)
+            (validity::Origin::Collector, raw.clone())
         };
+        // Otherwise the next collector would not take it.
+        ensure!(
+            raw.len() <= MOST_BATCH_BYTES,
+            "a batch has at most {MOST_BATCH_BYTES} bytes with its sender's identity, and this one has {}",
+            raw.len()
+        );
+        batch.agent.get_or_insert_default().identity = sender.to_string();
         ensure!(
             batch.stream_id != 0 && batch.stream_seq != 0,
             "a batch for a collector has a stream_id and a stream_seq"
@@ -83,7 +89,12 @@ impl Incoming {
             !batch.snapshot,
             "a snapshot repeats what was sent, so it is not collected"
         );
-        let incoming = Self { raw, batch, sender };
+        let incoming = Self {
+            raw,
+            batch,
+            sender,
+            origin,
+        };
         let agent = incoming.agent();
         let names = [
             &agent.agent_id,
@@ -160,7 +171,7 @@ impl Incoming {
 
     /// Fails if no agent could have made it.
     pub(super) fn checked(self) -> Result<Self> {
-        validity::check(&self.batch, clock::nanos(unix_now()))?;
+        validity::check(&self.batch, self.origin, clock::nanos(unix_now()))?;
         Ok(self)
     }
 
@@ -365,6 +376,25 @@ mod tests {
         assert!(has(&unknown));
         let decoded = FlowBatch::decode(incoming.raw.clone()).unwrap();
         assert_eq!(decoded, incoming.batch);
+    }
+
+    #[test]
+    fn a_batch_that_no_other_collector_could_take_is_refused() {
+        // A field that a later agent may send.
+        let padded = |bytes: usize| {
+            let mut raw = batch().encode_to_vec();
+            let room = bytes - raw.len();
+            let padding = vec![0; room - 6];
+            encode_key(99, WireType::LengthDelimited, &mut raw);
+            encode_varint(padding.len() as u64, &mut raw);
+            raw.extend(padding);
+            raw
+        };
+        let half = padded(MOST_BATCH_BYTES / 2);
+        let added = read(half.clone()).unwrap().raw.len() - half.len();
+        let largest = MOST_BATCH_BYTES - added;
+        assert_eq!(read(padded(largest)).unwrap().raw.len(), MOST_BATCH_BYTES);
+        assert!(read(padded(largest + 1)).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{thread, time::Duration};
 
 use agent::proto::{
-    CollectorStatus, FlowBatch, GetCollectorStatusRequest, ObserveRequest,
+    CollectorStatus, ExportAck, FlowBatch, GetCollectorStatusRequest, ObserveRequest,
     flow_agent_client::FlowAgentClient, flow_collector_client::FlowCollectorClient,
     flow_collector_control_client::FlowCollectorControlClient,
 };
@@ -50,6 +50,22 @@ fn shows(channel: &Channel, token: Option<&str>) -> Shown {
 async fn send(shown: Shown, batches: Vec<FlowBatch>) -> (Vec<u64>, Result<(), Status>) {
     let request = shown.request(futures_util::stream::iter(batches));
     exchange(&mut FlowCollectorClient::new(shown.channel), request).await
+}
+
+/// A call that stays open after this batch is acknowledged.
+async fn open_call(
+    shown: Shown,
+    first: FlowBatch,
+) -> (mpsc::Sender<FlowBatch>, Streaming<ExportAck>) {
+    let (batches, mut to_send) = mpsc::channel(4);
+    let sent = futures_util::stream::poll_fn(move |context| to_send.poll_recv(context));
+    let request = shown.request(sent);
+    let mut client = FlowCollectorClient::new(shown.channel);
+    let mut answers = client.export(request).await.unwrap().into_inner();
+    let seq = first.stream_seq;
+    batches.send(first).await.unwrap();
+    assert_eq!(answers.message().await.unwrap().unwrap().last_seq, seq);
+    (batches, answers)
 }
 
 async fn status(shown: Shown) -> Result<CollectorStatus, Status> {
@@ -228,6 +244,56 @@ fn packets_once(lines: &Path, files: &Path) -> [u64; 2] {
 }
 
 #[test]
+fn a_relay_brings_what_another_collector_took_whatever_its_senders_called_themselves() {
+    const TEST: &str =
+        "agent::a_relay_brings_what_another_collector_took_whatever_its_senders_called_themselves";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let [folder, flows] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let tokens = folder.path().join("tokens");
+    let relay = new_token(&tokens, "bringer", "relay");
+    let wants = ["--token-file", tokens.to_str().unwrap()];
+    let stores = ["--output", &jsonl(flows.path())];
+    let collector = Collector::start(&lab.agent, 0, &[stores, wants].concat());
+    let sent_by = |identity: &str, mut batch: FlowBatch| {
+        identity.clone_into(&mut batch.agent.as_mut().unwrap().identity);
+        batch
+    };
+    // The first collector took it on the last day on which it would, and the topic kept it for a month.
+    let old = |mut batch: FlowBatch| {
+        let later_ns = 430 * 24 * 3600 * 1_000_000_000;
+        batch.window_start_unix_ns -= later_ns;
+        batch.window_end_unix_ns -= later_ns;
+        for record in &mut batch.records {
+            record.first_seen_unix_ns -= later_ns;
+            record.last_seen_unix_ns -= later_ns;
+        }
+        batch
+    };
+    with_channel(&lab.agent, &collector, async |channel| {
+        let shown = || shows(&channel, Some(&relay));
+        // One host under the name and the machine of before and those of now, and another one that had the same machine.
+        let open = open_call(shown(), sent_by("one", of("one", "m1", 1, 1))).await;
+        let mut next = sent_by("one", of("renamed", "m2", 1, 1));
+        next.stream_id += 1;
+        for batch in [
+            next,
+            sent_by("two", of("two", "m1", 1, 1)),
+            sent_by("two", old(of("two", "m1", 2, 1))),
+        ] {
+            let seq = batch.stream_seq;
+            let (acks, ended) = send(shown(), vec![batch]).await;
+            assert_eq!((acks, code(&ended)), (vec![seq], Code::Ok), "{ended:?}");
+        }
+        drop(open);
+    });
+    collector.stop();
+    assert_eq!(outputs::jsonl::lines(flows.path()).len(), 4);
+}
+
+#[test]
 fn a_token_that_is_withdrawn_ends_what_it_began() {
     if !is_root_or_skip("agent::a_token_that_is_withdrawn_ends_what_it_began") {
         return;
@@ -251,15 +317,7 @@ fn a_token_that_is_withdrawn_ends_what_it_began() {
         let mut observed = observe(shown(&reader)).await.unwrap();
         let mut open = Vec::new();
         for (token, name) in [(&one, "one"), (&kept, "kept")] {
-            let (batches, mut to_send) = mpsc::channel(4);
-            let sent = futures_util::stream::poll_fn(move |context| to_send.poll_recv(context));
-            let caller = shown(token);
-            let request = caller.request(sent);
-            let mut client = FlowCollectorClient::new(caller.channel);
-            let mut answers = client.export(request).await.unwrap().into_inner();
-            batches.send(of(name, name, 1, 1)).await.unwrap();
-            assert_eq!(answers.message().await.unwrap().unwrap().last_seq, 1);
-            open.push((batches, answers));
+            open.push(open_call(shown(token), of(name, name, 1, 1)).await);
         }
         let known = fs::read_to_string(&tokens).unwrap();
         let rest = known.lines().filter(|line| line.starts_with("kept "));
