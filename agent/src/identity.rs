@@ -23,6 +23,7 @@ impl Identity {
     /// name looks like one of the other identities.
     pub fn named(name: &str) -> Option<Self> {
         let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let name = name.strip_suffix('.').unwrap_or(name);
         let is_name = name.starts_with(|first: char| first.is_ascii_alphanumeric())
             && name.len() <= MOST_NAME_BYTES
             && name.bytes().all(is_of_name);
@@ -46,11 +47,12 @@ impl Identity {
             return true;
         };
         let hostname = hostname.to_ascii_lowercase();
+        let hostname = hostname.strip_suffix('.').unwrap_or(&hostname);
         let is_short = |short: &str, long: &str| {
             let domain = long.strip_prefix(short);
             !short.contains('.') && domain.is_some_and(|domain| domain.starts_with('.'))
         };
-        **name == *hostname || is_short(name, &hostname) || is_short(&hostname, name)
+        **name == *hostname || is_short(name, hostname) || is_short(hostname, name)
     }
 }
 
@@ -153,6 +155,8 @@ mod tests {
             ("web01.example.com", "web01.example.com", true),
             ("web01.example.com", "web01.example.org", false),
             ("web01.example.com", "web01.example", false),
+            ("web01.example.com.", "web01.example.com", true),
+            ("web01.example.com", "WEB01.example.com.", true),
             ("web01", "web0", false),
             ("web0", "web01", false),
             ("web01", "", false),

@@ -58,6 +58,8 @@ CREATE TABLE IF NOT EXISTS flows
     total_reverse_ip_bytes UInt64,
     first_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
     last_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
+    -- From the first to the last packet that the record counts: bytes divided by it are the rate.
+    duration_ns UInt64,
     tcp_flags Nullable(UInt8),
     reverse_tcp_flags Nullable(UInt8),
     dscp Nullable(UInt8),
@@ -169,6 +171,7 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_host_source LowCardinality(String) AFTER dst_host,
     ADD COLUMN IF NOT EXISTS dst_host_source LowCardinality(String) AFTER src_host_source,
     ADD COLUMN IF NOT EXISTS initiator_assumed Bool AFTER later_fragment,
+    ADD COLUMN IF NOT EXISTS duration_ns UInt64 AFTER last_seen,
     ADD COLUMN IF NOT EXISTS src_sender_shared Bool AFTER dst_process,
     ADD COLUMN IF NOT EXISTS dst_sender_shared Bool AFTER src_sender_shared;
 

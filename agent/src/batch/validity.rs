@@ -21,7 +21,7 @@ const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
 const MOST_AGE_NS: u64 = 400 * DAY_NS;
 /// A clock may be set in a wrong time zone.
 const MOST_AHEAD_NS: u64 = DAY_NS;
-/// Of a window, in the middle of which a host may sleep, and between the records of a flow.
+/// Of a window, in the middle of which a host may sleep, between the records of a flow, and of what a record counts.
 const LONGEST_NS: u64 = 400 * DAY_NS;
 /// What another collector has checked may have waited in a topic for as long again.
 const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
@@ -319,6 +319,7 @@ fn check_counts(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
     ] {
         place.at_most(name, delta, MOST_DELTA)?;
     }
+    place.at_most("delta_duration_ns", record.delta_duration_ns, LONGEST_NS)?;
     for (name, total) in [
         ("total_packets", record.total_packets),
         ("total_bytes", record.total_bytes),

@@ -47,6 +47,7 @@ fn tcp_record() -> FlowRecord {
         community_id: vec![0; 20].into(),
         direction: Direction::Egress.into(),
         initiator_assumed: true,
+        delta_duration_ns: 1,
         ..FlowRecord::default()
     }
 }
@@ -103,6 +104,7 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
     }
     // Added here, since the macro does not take so many fields.
     expected["initiator_assumed"] = json!(true);
+    expected["duration_ns"] = json!(1);
     expected["outer_vlan_ids"] = json!([]);
     expected["outer_pppoe_session"] = json!(null);
     assert_eq!(lines, [expected]);

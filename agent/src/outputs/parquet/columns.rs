@@ -123,6 +123,7 @@ pub(super) const COLUMNS: &[Column] = &[
     ),
     column("first_seen", Time(|row| row.record.first_seen_unix_ns)),
     column("last_seen", Time(|row| row.record.last_seen_unix_ns)),
+    column("duration_ns", Counter(|row| row.record.delta_duration_ns)),
     column("tcp_flags", Optional(8, |row| row.record.tcp_flags)),
     column(
         "reverse_tcp_flags",

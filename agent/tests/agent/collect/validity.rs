@@ -100,6 +100,9 @@ const FAULTS: &[Fault] = &[
     ("records[0].delta_packets", |batch| {
         first(batch).delta_packets = u64::MAX - 1;
     }),
+    ("records[0].delta_duration_ns", |batch| {
+        first(batch).delta_duration_ns = u64::MAX;
+    }),
     ("records[0].delta_bytes", |batch| {
         first(batch).delta_bytes = (1 << 48) + 1;
     }),

@@ -33,6 +33,7 @@ const TYPES: &[(&str, &[&str])] = &[
             "total_reverse_dropped_packets",
             "total_ip_bytes",
             "total_reverse_ip_bytes",
+            "duration_ns",
         ],
     ),
     (
