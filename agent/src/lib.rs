@@ -32,6 +32,7 @@ pub mod hub;
 pub mod identity;
 pub mod in_force;
 pub mod interfaces;
+mod ipsec;
 pub mod journal;
 mod kept;
 pub mod kernel;

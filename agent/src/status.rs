@@ -1,6 +1,9 @@
 //! Makes the status message for `GetStatus` from the scanner's state after each scan.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use agent_common::Direction;
 
@@ -172,6 +175,17 @@ pub fn add_qdisc_drops(
     }
 }
 
+/// Marks the hooks at which what IPsec decrypts arrives a second time: those of these network namespaces.
+pub fn add_ipsec(status: &mut proto::AgentStatus, netns: &BTreeSet<u32>) {
+    for hook in &mut status.hooks {
+        let is_there = hook
+            .interface
+            .as_ref()
+            .is_some_and(|one| netns.contains(&one.netns));
+        hook.opens_ipsec_tunnels = is_there && hook.hook() == proto::Hook::TcIngress;
+    }
+}
+
 /// Twice the high-water mark, at least 1,024, rounded up to a power of two.
 fn suggested_max_flows(high_water: u64) -> u64 {
     (high_water * 2).max(1024).next_power_of_two()
@@ -199,6 +213,8 @@ fn hook(scanner: &Scanner, state: &HookState) -> Option<proto::HookStatus> {
         before_flip: Some(counters(watched.before_flip)),
         after_flip: Some(counters(watched.after_flip)),
         qdisc_drops: None,
+        is_vrf: state.hook.is_vrf,
+        opens_ipsec_tunnels: false,
         traffic: by_protocol(&state.traffic)
             .filter(|(_, count)| count.packets != 0)
             .collect(),

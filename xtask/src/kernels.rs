@@ -77,6 +77,11 @@ const MODULES: &[&str] = &[
     "ipip",
     "sit",
     "ip6_tunnel",
+    "vrf",
+    "esp4",
+    "xfrm_user",
+    "authenc",
+    "crypto_null",
 ];
 
 #[derive(clap::Args)]

@@ -1,7 +1,11 @@
-//! Publishes a status after each scan, and adds to it what the interfaces' qdiscs dropped. Only netlink tells
-//! that, under a lock that another process may hold, so a task apart from the scanner asks.
+//! Publishes a status after each scan, and adds to it what the interfaces' qdiscs dropped, and where IPsec opens tunnels.
+//! Only netlink tells that, under a lock that another process may hold, so a task apart from the scanner asks.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Result;
 use tokio::{
@@ -11,6 +15,7 @@ use tokio::{
 };
 
 use crate::{
+    ipsec::Ipsec,
     kernel::links::LinkSocket,
     netns::{InterfaceId, Namespace},
     proto::AgentStatus,
@@ -22,10 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 type Drops = BTreeMap<InterfaceId, u64>;
 
-/// Packets that qdiscs have dropped since this was made.
+/// Packets that qdiscs have dropped since this was made, and where IPsec opens tunnels.
 pub(super) struct QdiscDrops {
     /// By the number of the network namespace.
     links: Vec<(u32, LinkSocket)>,
+    ipsec: Vec<(u32, Ipsec)>,
     before: Drops,
 }
 
@@ -38,19 +44,35 @@ impl QdiscDrops {
         };
         let drops = Self {
             links: namespaces.iter().map(open).collect::<Result<_>>()?,
+            ipsec: namespaces
+                .iter()
+                .map(|namespace| (namespace.number(), Ipsec::of(namespace)))
+                .collect(),
             before: Drops::new(),
         };
         // If the drops cannot be read they are unknown, which the audit can handle.
-        let (drops, before) = drops.read();
+        let (drops, read) = drops.read();
         Ok(Self {
-            before: before.unwrap_or_default(),
+            before: read.drops.unwrap_or_default(),
             ..drops
         })
     }
 
-    fn read(mut self) -> (Self, Option<Drops>) {
-        let after = self.drops().ok();
-        (self, after)
+    fn read(mut self) -> (Self, Read) {
+        let read = Read {
+            drops: self.drops().ok(),
+            ipsec: self.ipsec(),
+        };
+        (self, read)
+    }
+
+    /// Where it opens tunnels. Where that cannot be read, it is taken for none, as `check` does with a warning.
+    fn ipsec(&mut self) -> BTreeSet<u32> {
+        let opening = self
+            .ipsec
+            .iter_mut()
+            .filter_map(|(netns, ipsec)| ipsec.has_tunnels().unwrap_or_default().then_some(*netns));
+        opening.collect()
     }
 
     fn drops(&mut self) -> Result<Drops> {
@@ -62,6 +84,13 @@ impl QdiscDrops {
         }
         Ok(drops)
     }
+}
+
+/// What was read.
+struct Read {
+    drops: Option<Drops>,
+    /// The network namespaces.
+    ipsec: BTreeSet<u32>,
 }
 
 /// Accepts a status after each scan.
@@ -107,7 +136,7 @@ async fn complete(
 ) {
     let mut idle = Some(qdiscs);
     // A reading that was begun for an earlier scan. Its result is too old for this one.
-    let mut late: Option<JoinHandle<(QdiscDrops, Option<Drops>)>> = None;
+    let mut late: Option<JoinHandle<(QdiscDrops, Read)>> = None;
     while scanned.changed().await.is_ok() {
         let Scanned { status, is_final } = scanned.borrow_and_update().clone();
         if is_final {
@@ -122,10 +151,11 @@ async fn complete(
         if let Some(qdiscs) = idle.take() {
             let mut reading = spawn_blocking(move || qdiscs.read());
             match timeout(PATIENCE, &mut reading).await {
-                Ok(Ok((qdiscs, after))) => {
-                    if let Some(after) = after {
+                Ok(Ok((qdiscs, read))) => {
+                    if let Some(after) = read.drops {
                         status::add_qdisc_drops(&mut status, &qdiscs.before, &after);
                     }
+                    status::add_ipsec(&mut status, &read.ipsec);
                     idle = Some(qdiscs);
                 }
                 Ok(Err(_)) => {}

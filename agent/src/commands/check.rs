@@ -16,6 +16,7 @@ use crate::{
     devices::across::{self, Across},
     filter::{self, Probe, Rules},
     interfaces::{Absent, Selection, everywhere::Everywhere},
+    ipsec::Ipsec,
     kernel::{
         attach::{self, AttachSettings},
         capabilities::Capabilities,
@@ -306,10 +307,33 @@ fn devices_in(
         carriers: &socket.default_route_ifindexes()?,
         attach,
     };
+    let mut checks = known.twice();
+    checks.extend(ipsec(namespace));
     Ok(Findings {
-        checks: located(known.twice(), namespace),
+        checks: located(checks, namespace),
         devices: known.tree(&mut xdp::Asker::default()),
     })
+}
+
+/// A warning if IPsec opens tunnels here.
+fn ipsec(namespace: &Namespace) -> Option<Check> {
+    let remedy = "leave out one of the two, as by the filter rule 'exclude proto esp', or give IPsec a device of its own (ip link \
+                  add type xfrm)";
+    match Ipsec::of(namespace).has_tunnels() {
+        Ok(false) => None,
+        Ok(true) => Some(Check::warn(
+            "ipsec",
+            "packets that arrive in tunnel mode are counted twice: as ESP, and decrypted at the same interface",
+            remedy,
+        )),
+        Err(error) => Some(Check::warn(
+            "ipsec",
+            format!(
+                "whether it opens tunnels, whose packets would be counted twice, is unknown: {error:#}"
+            ),
+            "run the check as root or with CAP_NET_ADMIN",
+        )),
+    }
 }
 
 /// Names the network namespace, if it has a name.

@@ -139,6 +139,12 @@ impl Link {
         self.each_name().any(|name| pattern.matches(name))
     }
 
+    /// Whether it is a VRF device, whose members' packets pass its hooks only where they go to or come from this host itself.
+    #[must_use]
+    pub fn is_vrf(&self) -> bool {
+        self.kind == "vrf"
+    }
+
     /// Whether it is an end of a virtual cable.
     pub fn is_cable(&self) -> bool {
         matches!(self.kind.as_str(), "veth" | "netkit")

@@ -26,7 +26,7 @@ pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
     let error = anyhow!(error);
     let capabilities = Capabilities::of_this_process();
     let Some(reason) = reason(log) else {
-        let what = format!("load the program {name}");
+        let what = format!("load the program {name}{}", hardened());
         let lacking = capabilities.map_or_else(|_| Vec::new(), lacking);
         return if lacking.is_empty() {
             error.context(what)
@@ -47,6 +47,17 @@ pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
         "the kernel's verifier refuses the program {name}: {reason} (RUST_LOG=debug shows its whole \
          log; please report it with the kernel's version)"
     ))
+}
+
+/// A hint if the kernel's JIT compiler, which has no log, may be what refuses a program.
+fn hardened() -> &'static str {
+    let harden = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_harden");
+    // With 1 it hardens what other users load.
+    if harden.is_ok_and(|value| value.trim() == "2") {
+        " (net.core.bpf_jit_harden is 2: if the JIT compiler refuses it for that, set the sysctl to 1)"
+    } else {
+        ""
+    }
 }
 
 fn lacking(capabilities: Capabilities) -> Vec<&'static str> {

@@ -3,7 +3,9 @@
 
 mod bond;
 pub mod device;
+mod ipsec;
 mod uplinks;
+mod vrf;
 
 use std::{collections::BTreeMap, net::SocketAddr};
 

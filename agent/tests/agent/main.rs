@@ -22,6 +22,7 @@ mod exact;
 mod failures;
 mod filters;
 mod fragments;
+mod hardened;
 mod initiator;
 mod kinds;
 mod lifecycle;

@@ -47,6 +47,9 @@ const MODULES: &[(&str, u64)] = &[
     ("table", 1_800),
     ("tunnels", 2_700),
     ("xdp", 1_800),
+    ("looped_back", 900),
+    ("link_headers", 900),
+    ("hardened", 900),
     // Locks the kernel down for good.
     ("lockdown", 900),
 ];

@@ -283,10 +283,46 @@ fn redirected(account: &Account, is_egress: bool) -> Option<Cause> {
     })
 }
 
+/// What IPsec decrypts passes ingress a second time.
+fn ipsec(account: &Account, status: &HookStatus) -> Option<Cause> {
+    let seen = proto::pair(account.seen);
+    let up_to = |ours: u64| Range {
+        least: -i128::from(ours),
+        most: 0,
+    };
+    status.opens_ipsec_tunnels.then(|| Cause {
+        adds: Counted {
+            packets: up_to(seen.packets),
+            bytes: up_to(seen.bytes),
+        },
+        text: "IPsec decrypts packets in tunnel mode, which are counted as ESP and again as what that carries"
+            .to_owned(),
+    })
+}
+
+/// A VRF device counts what its members receive and send.
+fn vrf(status: &HookStatus, growth: &Growth, is_egress: bool) -> Option<Cause> {
+    let theirs = growth.counted(is_egress);
+    let up_to = |theirs: Range| Range {
+        least: 0,
+        most: theirs.most.max(0),
+    };
+    status.is_vrf.then(|| Cause {
+        adds: Counted {
+            packets: up_to(theirs.packets),
+            bytes: up_to(theirs.bytes),
+        },
+        text: "a VRF device counts what its members receive and send, most of which passes their hooks alone"
+            .to_owned(),
+    })
+}
+
 fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bool) -> Vec<Cause> {
     let mut causes = departed(account)
         .into_iter()
         .chain(redirected(account, is_egress))
+        .chain(ipsec(account, status))
+        .chain(vrf(status, growth, is_egress))
         .collect::<Vec<_>>();
     let mut cause = |packets: Range, bytes: Range, text: String| {
         causes.push(Cause {

@@ -143,7 +143,9 @@ impl Known<'_> {
                 lower.name
             );
         }
-        if choice.is_counted() && link.kind == "bridge" {
+        if choice.is_counted() && link.is_vrf() {
+            detail += "; most of what its members receive and send passes their hooks alone: count at these";
+        } else if choice.is_counted() && link.kind == "bridge" {
             detail += "; what it forwards between its ports is not counted here";
         } else if choice.is_counted() && is_tunnel(link) && stands_alone {
             detail += "; its tunnel's packets pass an interface that it does not name";
@@ -176,7 +178,16 @@ impl Known<'_> {
                 it.remedy(),
             )
         });
-        warnings.chain(tunnels).collect()
+        let vrfs = self.links.iter();
+        let vrfs = vrfs.filter(|link| link.is_vrf() && self.selection.takes(link, &uplinks));
+        let vrfs = vrfs.map(|link| {
+            Check::warn(
+                format!("vrf {}", link.name),
+                "most packets of a VRF device pass no hook of it: only those between this host's own addresses do",
+                "count at its members",
+            )
+        });
+        warnings.chain(tunnels).chain(vrfs).collect()
     }
 }
 

@@ -1,0 +1,101 @@
+//! VRF devices: the packets of their members pass the members' hooks.
+
+use lab::{
+    Lab,
+    privilege::{is_root_or_skip, skip},
+    traffic::{self, IpVersion},
+};
+use serde_json::Value;
+
+use super::device::NAME;
+use crate::support::{Agent, flow_agent, pair, wait_for_silence};
+
+const DATAGRAMS: u32 = 20;
+
+/// Everything is counted at the member. `check` and `audit` name the device that counts it, too, and sees next to none of it.
+#[test]
+fn a_vrf_is_exact_at_its_member_and_check_and_audit_say_what_the_device_lacks() {
+    const TEST: &str =
+        "agent::a_vrf_is_exact_at_its_member_and_check_and_audit_say_what_the_device_lacks";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let host = &lab.agent;
+    let member = &host.interface;
+    let add = ["link", "add", NAME, "type", "vrf", "table", "10"];
+    if let Err(error) = host.namespace.ip(&add) {
+        assert!(
+            format!("{error:#}").contains("Unknown device type"),
+            "{error:#}"
+        );
+        return skip(TEST, "this kernel has no VRF device");
+    }
+    // Sockets of the whole host take what comes by the VRF.
+    host.namespace
+        .set_sysctl("net/ipv4/udp_l3mdev_accept", "1")
+        .unwrap();
+    for change in [
+        &["link", "set", NAME, "up"][..],
+        &["link", "set", member, "master", NAME],
+    ] {
+        host.namespace.ip(change).unwrap();
+    }
+    let neighbour = lab.peer.ipv4.to_string();
+    let mac = lab.peer.mac_text();
+    let known = [
+        "neighbour",
+        "replace",
+        &neighbour,
+        "lladdr",
+        &mac,
+        "nud",
+        "permanent",
+    ];
+    host.namespace
+        .ip(&[&known[..], &["dev", member]].concat())
+        .unwrap();
+
+    let mut check = flow_agent(host);
+    check.args(["check", "--output", "json", "--interface", NAME]);
+    let check = String::from_utf8(check.output().unwrap().stdout).unwrap();
+    assert!(
+        check.contains(&format!(r#""name":"vrf {NAME}""#)),
+        "{check}"
+    );
+
+    let agent = Agent::start_on(host, NAME, &["--interface", member, "--idle-timeout", "1h"]);
+    let before = host.counters().unwrap();
+    // The peer asks, and a socket that is bound to the VRF would answer: the questions alone are enough.
+    let frame = lab.peer.frame_v4(host).udp(4000, 9, &[0; 50]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many(vec![&frame; DATAGRAMS as usize]).unwrap();
+    let ping = traffic::ping(&lab.peer, host, IpVersion::V4, 3);
+    ping.unwrap();
+    let growth = wait_for_silence(host) - before;
+    agent.wait_for_scans(host, 2);
+    let audit = agent.asked(host, &["audit", "--output", "json"]);
+    let status = agent.status(host);
+    let report = agent.stop();
+
+    let hooks = status["hooks"].as_array().unwrap();
+    let of = |interface: &str, hook: &str| {
+        let mut hooks = hooks.iter();
+        let is_it = |one: &&Value| one["interface"]["name"] == interface && one["hook"] == hook;
+        hooks.find(is_it).unwrap()
+    };
+    let seen = |interface: &str, hook| pair(&of(interface, hook)["account"]["seen"]).packets;
+    assert_eq!(seen(member, "tc_ingress"), growth.rx_packets);
+    assert_eq!(seen(member, "tc_egress"), growth.tx_packets);
+    assert!(growth.rx_packets >= u64::from(DATAGRAMS) + 3);
+    assert_eq!(of(NAME, "tc_ingress")["is_vrf"], true);
+    assert_eq!(of(member, "tc_ingress")["is_vrf"], false);
+    assert_eq!(seen(NAME, "tc_ingress"), 0, "{}", report.last());
+    let audit: Value = serde_json::from_slice(&audit.stdout).unwrap();
+    for one in audit["comparisons"].as_array().unwrap() {
+        assert_ne!(one["verdict"], "unexplained", "{one}");
+        if one["interface"] == *member {
+            assert_eq!(one["verdict"], "exact", "{one}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! A kernel whose JIT compiler hides constants also from root (`net.core.bpf_jit_harden=2`).
+
+use std::fs;
+
+use lab::{
+    AtEnd, Lab,
+    privilege::{is_root_or_skip, is_virtual_machine_or_skip},
+};
+
+use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
+
+const HARDEN: &str = "/proc/sys/net/core/bpf_jit_harden";
+const EVERYTHING: &[&str] = &[
+    "--enrich",
+    "process,tcp,rtt,dns,icmp,drops",
+    "--decapsulate",
+    "--filter",
+    "exclude net 192.0.2.0/24",
+];
+
+#[test]
+fn on_a_kernel_that_hides_constants_all_programs_load_and_count_exactly() {
+    const TEST: &str =
+        "agent::on_a_kernel_that_hides_constants_all_programs_load_and_count_exactly";
+    if !is_virtual_machine_or_skip(TEST, "changes a sysctl of the host") || !is_root_or_skip(TEST) {
+        return;
+    }
+    let before = fs::read_to_string(HARDEN).unwrap();
+    let _restored = AtEnd(|| fs::write(HARDEN, &before).unwrap());
+    fs::write(HARDEN, "2").unwrap();
+    assert_eq!(fs::read_to_string(HARDEN).unwrap().trim(), "2");
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"hard").unwrap();
+    for settings in [EVERYTHING, NATIVE_XDP] {
+        let agent = Agent::start(&lab, settings);
+        let before = lab.agent.counters().unwrap();
+        let socket = lab.peer.frame_socket().unwrap();
+        socket.send_many((0..100).map(|_| &frame)).unwrap();
+        wait_for_packets(&lab.agent, before, 100);
+        let log = agent.stderr();
+        let report = agent.stop();
+        assert_eq!(report.seen(), count(100, &frame), "{settings:?}: {log}");
+        let packets = report.flows.iter().map(|flow| flow["packets"].as_u64());
+        let packets: u64 = packets.map(Option::unwrap).sum();
+        assert_eq!(packets, 100, "{settings:?}: {:?}", report.flows);
+        // Nothing is left out because its program does not load. Scans may take long on an emulated machine.
+        let is_trouble = |line: &&str| line.contains("WARN") && !line.contains("scan interval");
+        let trouble: Vec<&str> = log.lines().filter(is_trouble).collect();
+        assert!(trouble.is_empty(), "{settings:?}: {trouble:#?}");
+    }
+    // It loads all programs.
+    let check = flow_agent(&lab.agent).arg("check").output().unwrap();
+    let check = String::from_utf8_lossy(&check.stdout);
+    assert!(check.contains("the agent can run here"), "{check}");
+}
