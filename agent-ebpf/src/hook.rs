@@ -28,14 +28,16 @@ use crate::{
 #[inline(always)]
 pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
     let paged = Paged(ctx.skb.skb);
-    if direction == Direction::Ingress && looped_back::is_copy(paged.0) {
+    let is_other = begins_otherwise(paged.0, u32::from(link_type == LinkType::Ip)) != 0;
+    let is_bare = is_other || link_type == LinkType::Ip;
+    if direction == Direction::Ingress && is_bare && looped_back::is_copy(paged.0) {
         // SAFETY: the context pointer is valid for the program's run; the verifier checks the fields.
         let (ifindex, len_bytes) = unsafe { ((*paged.0).ifindex, (*paged.0).len) };
         count_looped_back(ifindex, len_bytes);
         return;
     }
     let mut packet = Packet::default();
-    let reason = if begins_otherwise(paged.0, u32::from(link_type == LinkType::Ip)) != 0 {
+    let reason = if is_other {
         paged.parse_slowly(link_type.other(), &mut packet) | OTHER_HEADER
     } else {
         let tci = paged.tci();

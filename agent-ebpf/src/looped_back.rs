@@ -2,14 +2,15 @@
 //! left by (`dev_loopback_xmit`). They were never on the wire, and begin with the IP header also on Ethernet. A packet
 //! capture leaves them out, too (`packet_rcv`).
 //!
-//! A VRF device marks likewise what it delivers to the host itself (`vrf_local_xmit`).
+//! A VRF device marks likewise what it delivers to the host itself (`vrf_local_xmit`, 6.1 to 6.19). That has its Ethernet
+//! header, and arrives.
 
 use aya_ebpf::bindings::__sk_buff;
 
 /// `linux/if_packet.h`.
 const PACKET_LOOPBACK: u32 = 5;
 
-/// Whether a packet that arrives is one.
+/// Whether a packet that arrives, and begins with its IP header, is one.
 #[inline(always)]
 pub fn is_copy(skb: *mut __sk_buff) -> bool {
     // SAFETY: the context pointer is valid for the program's run; the verifier checks the field.

@@ -128,12 +128,14 @@ pub struct AttachSettings {
 }
 
 impl AttachSettings {
-    /// Whether an interface has a hook in this direction. On lo only ingress is counted, since what a host sends
-    /// to itself also arrives there, and would count twice.
+    /// Whether an interface has a hook in this direction. On lo and on a VRF device only ingress is counted, since what a
+    /// host sends to itself also arrives there, and would count twice.
     pub fn has_hook(self, link: &Link, direction: Direction) -> bool {
         match direction {
             Direction::Ingress => self.directions != Directions::Egress,
-            Direction::Egress => self.directions != Directions::Ingress && !link.is_loopback,
+            Direction::Egress => {
+                self.directions != Directions::Ingress && !link.is_loopback && !link.is_vrf()
+            }
         }
     }
 

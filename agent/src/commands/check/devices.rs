@@ -414,6 +414,22 @@ devices, each above those that its packets pass, too; * is counted:
     }
 
     #[test]
+    fn a_vrf_is_counted_as_packets_arrive_and_is_named_for_what_it_lacks() {
+        let links = [
+            link(2, "red", "vrf"),
+            port_of(2, link(3, "eth0", "")),
+            link(4, "blue", "vrf"),
+        ];
+        let (selection, carriers) = (selection(&["red", "eth0"]), BTreeSet::new());
+        let known = known(&links, &selection, &carriers);
+        let tree = known.tree(&mut Asker::default());
+        let red = tree.iter().find(|device| device.name == "red").unwrap();
+        assert_eq!((red.ingress_hook, red.egress_hook), (Some("tc"), None));
+        let warnings: Vec<_> = known.twice().into_iter().map(|check| check.name).collect();
+        assert_eq!(warnings, ["vrf red"]);
+    }
+
+    #[test]
     fn of_many_devices_the_text_has_those_that_are_counted() {
         let mut links: Vec<_> = (2..2002)
             .map(|ifindex| link(ifindex, &format!("veth{ifindex}"), "veth"))

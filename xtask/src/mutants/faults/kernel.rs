@@ -76,8 +76,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "copies of this host's own broadcasts count as packets that arrive",
         file: "agent-ebpf/src/hook.rs",
-        from: "if direction == Direction::Ingress && looped_back::is_copy(paged.0) {",
-        to: "if direction == Direction::Ingress && looped_back::is_copy(paged.0) && paged.0.is_null() {",
+        from: "if direction == Direction::Ingress && is_bare && looped_back::is_copy(paged.0) {",
+        to: "if direction == Direction::Ingress && is_bare && paged.0.is_null() {",
         target: agent(
             "looped_back::what_a_host_sends_to_everybody_is_counted_as_it_leaves_and_not_as_it_comes_back",
         ),
