@@ -63,8 +63,9 @@ impl<'a> Devices<'a> {
     /// The links on which a link stands, by ifindex. Not those in other namespaces.
     pub fn under(&self, link: &Link) -> Vec<&'a Link> {
         let ports = self.ports.get(&link.ifindex).into_iter().flatten();
-        // Nothing passes the master of Open vSwitch's ports, which only holds them together.
-        let ports = ports.filter(|_| link.kind != "openvswitch");
+        // Nothing passes the master of Open vSwitch's ports, which only holds them together, and a VRF device nothing that
+        // passes its members.
+        let ports = ports.filter(|_| link.kind != "openvswitch" && !link.is_vrf());
         let mut under: BTreeSet<u32> = ports.copied().collect();
         under.extend(link.lower_ifindex);
         under.remove(&link.ifindex);
