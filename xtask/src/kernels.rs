@@ -13,7 +13,7 @@ mod modules;
 pub mod packages;
 mod programs;
 
-use std::{cmp::Reverse, fs, process::ExitCode, sync::Mutex, thread, time::Duration};
+use std::{cmp::Reverse, fs, process::ExitCode, sync::Mutex, thread};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -85,13 +85,17 @@ const MODULES: &[&str] = &[
 ];
 
 #[derive(clap::Args)]
+#[command(after_help = programs::left_out())]
 pub struct Arguments {
     /// Debian releases, or kernel versions [default: all; 6.1, 6.12, newest]
     kernels: Vec<String>,
     /// Fetch the releases' current kernels, also where there are some in the cache
     #[arg(long)]
     renew: bool,
-    /// Modules of the agent's tests, such as `devices` [default: all that make sense there]
+    /// Run all tests of every module in which something depends on the kernel
+    #[arg(long)]
+    all: bool,
+    /// Modules of the agent's tests, such as `devices`, with all of their tests [default: what is not left out, see below]
     #[arg(long = "test", value_name = "NAME")]
     tests: Vec<String>,
     /// Kernel parameters, such as `lockdown=confidentiality`
@@ -126,8 +130,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         bail!("the virtual machines are x86-64 PCs, and this machine builds for another kind");
     }
     setup(Purpose::Kernels)?;
-    let (tests, archive) =
-        programs::build(&arguments.tests, &arguments.filter, programs::COMMANDS)?;
+    let (tests, archive) = programs::build(
+        arguments.all,
+        &arguments.tests,
+        &arguments.filter,
+        programs::COMMANDS,
+    )?;
     let load = Load {
         tests,
         archive,
@@ -169,18 +177,18 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(rows))
 }
 
-/// The tests in up to so many parts that may take as long, each in the order of all, so that no CPU is idle at the end.
+/// The tests in up to so many parts of as many tests, each in the order of all, so that no CPU is idle at the end.
 fn shares(tests: &[Test], most: usize) -> Vec<Vec<Test>> {
-    let mut shares = vec![(Duration::ZERO, Vec::new()); most.min(tests.len())];
+    let mut shares = vec![(0, Vec::new()); most.min(tests.len())];
     let mut longest_first: Vec<_> = tests.iter().enumerate().collect();
-    longest_first.sort_by_key(|(_, test)| Reverse(test.timeout));
+    longest_first.sort_by_key(|(_, test)| Reverse(test.names.len()));
     for (place, test) in longest_first {
-        let least = shares.iter_mut().min_by_key(|(time, _)| *time);
-        let (time, share) = least.expect("there is a test, and so a share");
-        *time += test.timeout;
+        let least = shares.iter_mut().min_by_key(|(number, _)| *number);
+        let (number, share) = least.expect("there is a test, and so a share");
+        *number += test.names.len();
         share.push((place, test));
     }
-    let in_order = |(_, mut share): (Duration, Vec<(usize, &Test)>)| {
+    let in_order = |(_, mut share): (usize, Vec<(usize, &Test)>)| {
         share.sort_by_key(|(place, _)| *place);
         share.into_iter().map(|(_, test)| test.clone()).collect()
     };
@@ -212,7 +220,7 @@ pub fn on_the_floor(count: &mut Count) {
     let kernel = packages::kernel(FLOOR.0, false);
     let filter = FLOOR_TESTS.map(str::to_owned);
     let modules = FLOOR_MODULES.map(str::to_owned);
-    match programs::build(&modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
+    match programs::build(true, &modules, &filter, &["ip", "tc", "ethtool", "ping"]) {
         Ok((tests, archive)) => {
             let load = Load {
                 tests,
@@ -339,16 +347,18 @@ fn report(guests: Vec<Row>) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::workspace::root;
 
     #[test]
     fn guests_share_the_tests_and_none_is_left_out() {
-        let test = |(module, minutes)| Test {
+        let test = |(module, number)| Test {
             module,
             program: "/tests".into(),
-            names: Vec::new(),
-            timeout: Duration::from_mins(minutes),
+            names: vec![String::new(); number],
+            timeout: Duration::from_mins(15),
         };
         let modules = [("a", 45), ("b", 15), ("c", 45), ("d", 30), ("e", 15)];
         let tests = modules.map(test);

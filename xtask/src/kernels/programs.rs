@@ -16,43 +16,151 @@ use super::{
 };
 use crate::workspace::{built, cargo, root, tests_among};
 
-/// The modules of the agent's tests that depend on the kernel, in the order in which a guest runs them, and how many
-/// seconds each may take there on an idle machine. They leave room for work that begins beside them after the guest
-/// has measured its speed.
-const MODULES: &[(&str, u64)] = &[
-    ("exact", 2_700),
-    ("accounts", 900),
-    ("kinds", 900),
-    ("super_frames", 900),
+/// A module of the agent's tests in which something depends on the kernel.
+struct Module {
+    name: &'static str,
+    /// How many seconds all of its tests may take in a guest on an idle machine. They leave room for work that begins beside
+    /// them after the guest has measured its speed.
+    seconds: u64,
+    without_all: Share,
+}
+
+/// Which tests of a module run unless all are asked for.
+enum Share {
+    Everything,
+    /// Those with such a part in their names. The first text says why the others are left out.
+    Only(&'static str, &'static [&'static str]),
+    Nothing(&'static str),
+}
+
+use Share::{Everything, Nothing, Only};
+
+const fn module(name: &'static str, seconds: u64, without_all: Share) -> Module {
+    Module {
+        name,
+        seconds,
+        without_all,
+    }
+}
+
+/// In the order in which a guest runs them. A kernel makes a difference by what it loads (`exact`, `corpus`, `hardened`,
+/// `lockdown`), by its hooks, devices, maps and clocks, and by the structures of its own that are read. What a program makes
+/// of a packet's bytes is the same on each kernel that loads it, and `cargo xtask test` tests that.
+const MODULES: &[Module] = &[
+    module("exact", 2_700, Everything),
+    module("accounts", 900, Everything),
+    module("kinds", 900, Nothing("`corpus` has the same packets")),
+    module("super_frames", 900, Everything),
     // They load every program twice, with and without opened tunnels.
-    ("corpus", 2_700),
-    ("closing", 900),
-    ("devices", 2_700),
-    ("directions", 900),
-    ("filters", 2_700),
-    ("fragments", 900),
-    ("lifecycle::gone", 1_800),
-    ("lifecycle::indexes", 900),
-    ("lifecycle::leftovers", 900),
-    ("lifecycle::neighbours", 1_800),
-    ("lifecycle::netns", 1_800),
-    ("lifecycle::signals", 900),
-    ("drops", 900),
-    ("failures", 900),
-    ("initiator", 900),
-    ("names", 900),
-    ("round_trips", 900),
-    ("senders::connections", 900),
-    ("senders::sockets", 900),
-    ("table", 1_800),
-    ("tunnels", 2_700),
-    ("xdp", 1_800),
-    ("looped_back", 900),
-    ("link_headers", 900),
-    ("hardened", 900),
+    module("corpus", 2_700, Everything),
+    module(
+        "closing",
+        900,
+        Nothing("it is decided by flags of TCP alone"),
+    ),
+    module("devices", 2_700, Everything),
+    module("directions", 900, Everything),
+    module(
+        "filters",
+        2_700,
+        Only(
+            "what rules say is decided by bytes",
+            &[
+                "a_thousand_networks",
+                "rules_leave_out_what_they_say_over_tc_ingress",
+                "rules_change_under_traffic_without_a_gap_over_xdp",
+            ],
+        ),
+    ),
+    module(
+        "fragments",
+        900,
+        Only(
+            "what joins is decided by bytes",
+            &["second_fragment_joins_its_flow", "a_full_memory"],
+        ),
+    ),
+    module("lifecycle::gone", 1_800, Everything),
+    module("lifecycle::indexes", 900, Everything),
+    module("lifecycle::leftovers", 900, Everything),
+    module("lifecycle::neighbours", 1_800, Everything),
+    module("lifecycle::netns", 1_800, Everything),
+    module("lifecycle::signals", 900, Everything),
+    module("drops", 900, Everything),
+    module(
+        "failures",
+        900,
+        Nothing("they are read from bytes, and told by the agent"),
+    ),
+    module("initiator", 900, Everything),
+    module(
+        "names",
+        900,
+        Only(
+            "names are read from bytes, and kept by the agent",
+            &["a_flow_is_to_the_name"],
+        ),
+    ),
+    module(
+        "round_trips",
+        900,
+        Only(
+            "what is measured is decided by bytes",
+            &["a_connection_that_passes", "two_cpus"],
+        ),
+    ),
+    module("senders::connections", 900, Everything),
+    module("senders::sockets", 900, Everything),
+    module(
+        "table",
+        1_800,
+        Only("places in a page are no matter of the kernel", &["grow"]),
+    ),
+    module(
+        "tunnels",
+        2_700,
+        Only(
+            "tunnels are opened by bytes, and `corpus` has such packets",
+            &[
+                "tunnels::device",
+                "a_flow_is_what_the_tunnel_carries_over_native_xdp",
+                "a_flow_is_what_the_tunnel_carries_over_tc_ingress",
+            ],
+        ),
+    ),
+    module("xdp", 1_800, Everything),
+    module("looped_back", 900, Everything),
+    module("link_headers", 900, Everything),
+    module("hardened", 900, Everything),
     // Locks the kernel down for good.
-    ("lockdown", 900),
+    module("lockdown", 900, Everything),
 ];
+
+impl Share {
+    fn has(&self, test: &str) -> bool {
+        match self {
+            Everything => true,
+            Only(_, parts) => parts.iter().any(|part| test.contains(part)),
+            Nothing(_) => false,
+        }
+    }
+}
+
+/// What runs with `--all` alone, for the help text.
+pub fn left_out() -> String {
+    let mut text = "What depends on no kernel (storage, outputs, settings, `query`, `top`, clients) is left to `cargo xtask \
+                    test`. Without --all, --test and names of tests, so is:\n"
+        .to_owned();
+    for module in MODULES {
+        let name = module.name;
+        match module.without_all {
+            Everything => {}
+            Only(why, _) => text += &format!("  most of {name}: {why}\n"),
+            Nothing(why) => text += &format!("  {name}: {why}\n"),
+        }
+    }
+    text
+}
 
 /// The commands that the tests start, besides the agent.
 pub const COMMANDS: &[&str] = &[
@@ -63,15 +171,16 @@ pub const COMMANDS: &[&str] = &[
 const STARTING: [&str; 2] = ["nsenter", "setpriv"];
 
 /// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
-/// program, and may name tests.
+/// program, and may name tests. If nothing is asked for and not `all`, those that [`Share`] leaves out do not run.
 pub fn build(
+    all: bool,
     asked: &[String],
     arguments: &[String],
     commands: &[&str],
 ) -> Result<(Vec<Test>, Archive)> {
-    let known = |name: &String| MODULES.iter().any(|(module, _)| module == name);
+    let known = |name: &String| MODULES.iter().any(|module| module.name == name);
     if let Some(unknown) = asked.iter().find(|name| !known(name)) {
-        let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
+        let names: Vec<&str> = MODULES.iter().map(|module| module.name).collect();
         bail!("{unknown} is none of {}", names.join(", "));
     }
     let mut archive = Archive::default();
@@ -83,20 +192,20 @@ pub fn build(
     }
     let program = tests_among(&built)?;
     let wanted = names(program, arguments)?;
+    let names_some = arguments.iter().any(|argument| !argument.starts_with('-'));
+    let is_whole = all || !asked.is_empty() || names_some;
     let mut tests = Vec::new();
-    for &(module, seconds) in MODULES {
-        if !asked.is_empty() && !asked.iter().any(|asked| asked == module) {
+    for module in MODULES {
+        if !asked.is_empty() && !asked.iter().any(|asked| asked == module.name) {
             continue;
         }
-        let prefix = format!("{module}::");
-        let names = wanted.iter().filter(|name| name.starts_with(&prefix));
-        let names: Vec<String> = names.cloned().collect();
+        let names = chosen(module, &wanted, is_whole);
         if !names.is_empty() {
             tests.push(Test {
-                module,
+                module: module.name,
                 program: program.to_owned(),
                 names,
-                timeout: Duration::from_secs(seconds),
+                timeout: Duration::from_secs(module.seconds),
             });
         }
     }
@@ -126,6 +235,14 @@ pub fn build(
     Ok((tests, archive))
 }
 
+/// The tests of one module that run.
+fn chosen(module: &Module, names: &[String], is_whole: bool) -> Vec<String> {
+    let prefix = format!("{}::", module.name);
+    let names = names.iter().filter(|name| name.starts_with(&prefix));
+    let names = names.filter(|name| is_whole || module.without_all.has(name));
+    names.cloned().collect()
+}
+
 /// The tests that a test program would run with these arguments.
 fn names(program: &Path, arguments: &[String]) -> Result<Vec<String>> {
     let output = Command::new(program)
@@ -151,4 +268,57 @@ fn find(command: &str) -> Result<PathBuf> {
         .map(|folder| folder.join(command))
         .find(|path| Path::new(path).is_file())
         .with_context(|| format!("there is no {command}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_name_that_stays_is_in_the_sources() {
+        let folder = root().join("agent/tests/agent");
+        for module in MODULES {
+            let Only(_, parts) = module.without_all else {
+                continue;
+            };
+            let path = folder.join(module.name);
+            let mut files = vec![path.with_extension("rs")];
+            for file in std::fs::read_dir(&path).into_iter().flatten() {
+                files.push(file.unwrap().path());
+            }
+            let mut sources = String::new();
+            for file in files {
+                sources += &std::fs::read_to_string(file).unwrap();
+            }
+            for part in parts {
+                let (folder, function) = part.rsplit_once("::").unwrap_or(("", part));
+                let is_there = if folder == module.name {
+                    sources.contains(&format!("mod {function};"))
+                } else {
+                    sources.contains(function)
+                };
+                assert!(is_there, "{part} is in no test of {}", module.name);
+            }
+        }
+    }
+
+    #[test]
+    fn without_all_a_module_runs_what_its_share_says() {
+        let names = [
+            "filters::a_thousand_networks_more",
+            "filters::b",
+            "xdp::c",
+            "kinds::d",
+        ];
+        let names = names.map(str::to_owned);
+        let number = |module: &str, is_whole| {
+            let module = MODULES.iter().find(|one| one.name == module).unwrap();
+            chosen(module, &names, is_whole).len()
+        };
+        assert_eq!((number("filters", false), number("filters", true)), (1, 2));
+        assert_eq!((number("xdp", false), number("xdp", true)), (1, 1));
+        assert_eq!((number("kinds", false), number("kinds", true)), (0, 1));
+        assert!(left_out().contains("most of filters") && left_out().contains("  kinds"));
+        assert!(!left_out().contains("xdp"));
+    }
 }
