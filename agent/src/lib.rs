@@ -27,6 +27,7 @@ pub mod dns;
 pub mod enrichment;
 pub mod fault;
 pub mod filter;
+mod flowtables;
 pub mod freed_memory;
 pub mod hub;
 pub mod identity;

@@ -82,6 +82,9 @@ const MODULES: &[&str] = &[
     "xfrm_user",
     "authenc",
     "crypto_null",
+    "nft_ct",
+    "nft_flow_offload",
+    "nf_flow_table_inet",
 ];
 
 #[derive(clap::Args)]

@@ -142,6 +142,12 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Kernels,
     },
     Tool {
+        command: "nft",
+        packages: &["nftables"],
+        why: "sets up flowtables in those virtual machines",
+        needed_from: Purpose::Kernels,
+    },
+    Tool {
         command: "xz",
         packages: &["xz-utils"],
         why: "unpacks those kernels' modules",

@@ -15,6 +15,7 @@ use crate::{
     agent::Config,
     devices::across::{self, Across},
     filter::{self, Probe, Rules},
+    flowtables::Offloaded,
     interfaces::{Absent, Selection, everywhere::Everywhere},
     ipsec::Ipsec,
     kernel::{
@@ -309,6 +310,16 @@ fn devices_in(
     };
     let mut checks = known.twice();
     checks.extend(ipsec(namespace));
+    checks.extend(match Offloaded::of(namespace) {
+        Ok(offloaded) => known.offloaded(&offloaded),
+        Err(error) => vec![Check::warn(
+            "flowtable",
+            format!(
+                "whether one takes packets before a device that is counted is unknown: {error:#}"
+            ),
+            "run the check as root or with CAP_NET_ADMIN",
+        )],
+    });
     Ok(Findings {
         checks: located(checks, namespace),
         devices: known.tree(&mut xdp::Asker::default()),

@@ -3,6 +3,7 @@
 
 mod bond;
 pub mod device;
+mod flowtable;
 mod ipsec;
 mod uplinks;
 mod vrf;

@@ -164,7 +164,7 @@ pub fn left_out() -> String {
 
 /// The commands that the tests start, besides the agent.
 pub const COMMANDS: &[&str] = &[
-    "ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit", "dnsmasq", "unshare", "mount",
+    "ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit", "dnsmasq", "unshare", "mount", "nft",
 ];
 
 /// Those with which a test starts any other.

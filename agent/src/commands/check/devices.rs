@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     devices::{Devices, is_tunnel},
+    flowtables::Offloaded,
     interfaces::{Choice, Selection, Uplinks},
     kernel::{attach::AttachSettings, links::Link},
 };
@@ -188,6 +189,40 @@ impl Known<'_> {
             )
         });
         warnings.chain(tunnels).chain(vrfs).collect()
+    }
+
+    /// A warning for each device that is counted and misses what a flowtable takes.
+    pub(super) fn offloaded(&self, offloaded: &Offloaded) -> Vec<Check> {
+        let uplinks = self.uplinks();
+        let devices = Devices::new(self.links);
+        let counted = self
+            .links
+            .iter()
+            .filter(|link| self.selection.takes(link, &uplinks));
+        let check = |link: &Link| {
+            let name = format!("flowtable {}", link.name);
+            if offloaded.in_hardware.contains(&link.name) {
+                return Some(Check::warn(
+                    name,
+                    "a flowtable hands connections to its hardware: no program sees their packets",
+                    "leave 'flags offload' out of the flowtable, if all packets are to be counted",
+                ));
+            }
+            // It takes them behind the hook of the device itself.
+            let is_taken = |lower: &&Link| {
+                offloaded.devices.contains(&lower.name) && devices.stands_on(link, lower)
+            };
+            let lower = self.links.iter().find(is_taken)?;
+            Some(Check::warn(
+                name,
+                format!(
+                    "what a flowtable takes at {} does not arrive here, nor does the device count it",
+                    lower.name
+                ),
+                format!("count at {}", lower.name),
+            ))
+        };
+        counted.filter_map(check).collect()
     }
 }
 
@@ -411,6 +446,25 @@ devices, each above those that its packets pass, too; * is counted:
             assert_eq!((tree[0].is_counted, tree[0].reason), (false, reason));
             assert_eq!((tree[0].ingress_hook, tree[0].egress_hook), (None, None));
         }
+    }
+
+    #[test]
+    fn a_device_that_a_flowtable_passes_by_is_named_and_the_one_with_the_flowtable_is_not() {
+        let (links, carriers) = (stack(), BTreeSet::new());
+        let selection = selection(&["bond0", "bond0.10", "veth0", "eth1"]);
+        let known = known(&links, &selection, &carriers);
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let offloaded = Offloaded {
+            devices: names(&["bond0", "veth0", "eth1"]),
+            in_hardware: names(&["eth1"]),
+        };
+        let warnings = known.offloaded(&offloaded);
+        let told: Vec<_> = warnings.iter().map(|check| check.name.as_str()).collect();
+        assert_eq!(
+            told,
+            ["flowtable eth1", "flowtable bond0", "flowtable bond0.10"]
+        );
+        assert!(known.offloaded(&Offloaded::default()).is_empty());
     }
 
     #[test]
