@@ -8,7 +8,7 @@ use crate::FlowKey;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
     /// The smoothed round trip in microseconds; 0 before the first one. The kernel has it in 29 bits. In what the programs note, the
-    /// highest two are the [`Role`], which userspace takes away first.
+    /// highest two are the [`Role`], and the next one is [`without_end`](Self::without_end); userspace takes them away first.
     pub rtt_us: u32,
     /// The shortest round trip that TCP remembers; [`Self::NO_RTT`] before the first one. 0 says that nothing is known of the
     /// connection, since TCP counts no round trip as less than a microsecond.
@@ -36,6 +36,22 @@ pub enum Role {
 
 impl TcpInfo {
     const ROLE_SHIFT: u32 = 30;
+    const WITHOUT_END: u32 = 1 << 29;
+
+    /// Nobody is told when the socket is taken down.
+    #[inline(always)]
+    #[must_use]
+    pub const fn without_end(mut self) -> Self {
+        self.rtt_us |= Self::WITHOUT_END;
+        self
+    }
+
+    /// Takes away what [`without_end`](Self::without_end) noted, and returns whether it did.
+    pub const fn take_without_end(&mut self) -> bool {
+        let is_without = self.rtt_us & Self::WITHOUT_END != 0;
+        self.rtt_us &= !Self::WITHOUT_END;
+        is_without
+    }
 
     #[inline(always)]
     #[must_use]
@@ -161,6 +177,16 @@ mod tests {
                 assert_eq!((noted.take_role(), noted), (role, info));
                 assert_eq!((noted.take_role(), noted), (Role::Unknown, info));
             }
+        }
+    }
+
+    #[test]
+    fn that_no_end_is_told_is_taken_away_and_leaves_the_round_trip_and_the_role() {
+        for rtt_us in [0, u32::MAX >> 3] {
+            let info = TcpInfo { rtt_us, ..info(6) }.with_role(Role::Accepted);
+            let mut noted = info.without_end();
+            assert!(noted.take_without_end() && !noted.take_without_end());
+            assert_eq!(noted, info);
         }
     }
 

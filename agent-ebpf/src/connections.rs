@@ -23,7 +23,7 @@ use aya_ebpf::{
 use crate::{
     atomic, clock,
     kernel_types::{at, fixed},
-    socket_storage::{self, SocketStorage},
+    socket_storage::{self, KeptWithSocket, SocketStorage},
 };
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
@@ -100,8 +100,12 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     if info.delivered == 0 && packet.tcp_flags & tcp_flags::SYN == 0 {
         return TcpInfo::default();
     }
-    note_flow(socket.cast(), &packet.key, question);
-    info.with_role(role_of(socket.cast()))
+    let info = info.with_role(role_of(socket.cast()));
+    if note_flow(socket.cast(), &packet.key, question) == ENDS_UNTOLD {
+        info.without_end()
+    } else {
+        info
+    }
 }
 
 /// A socket that was accepted is a clone of the one that listens, and has the interface by which the connection came.
@@ -156,11 +160,15 @@ fn is_connection(socket: *mut bpf_sock) -> bool {
 /// The kernel has eight times the smoothed round trip.
 const SRTT_SHIFT: u32 = 3;
 
+/// What [`note_flow`] returns: whether userspace is told when the socket is taken down.
+const ENDS_TOLD: u32 = 0;
+const ENDS_UNTOLD: u32 = 1;
+
 /// A function of its own: a key takes stack.
 #[inline(never)]
-fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
+fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) -> u32 {
     if !ends_are_told() {
-        return;
+        return ENDS_UNTOLD;
     }
     let asked_ns = clock::boot_ns();
     let flow = FlowOfSocket {
@@ -172,7 +180,7 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
     let kept = unsafe { FLOWS.get_or_put(KeptWithSockets::Flow, socket, flow) };
     if kept.is_null() {
         note_lost();
-        return;
+        return ENDS_UNTOLD;
     }
     // A connection that is seen on several interfaces has several flows. The one that asked last is told of its end. If two ask at
     // the same moment, what becomes of their words may be no flow's, and none is told.
@@ -185,6 +193,14 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) {
         (&raw mut (*kept).direction).write_volatile(question.direction().into());
         (&raw mut (*kept).asked_ns).write_volatile(asked_ns);
     }
+    ENDS_TOLD
+}
+
+/// Counts a socket whose flow is kept. A program that a CPU runs already is not run again for the end of another socket, so that the room
+/// of some is not given back by [`note_end`].
+#[inline(always)]
+pub fn count_kept(kept: *mut KeptWithSocket) {
+    FLOWS.count(KeptWithSockets::Flow, kept);
 }
 
 /// Whether userspace has found where a socket keeps what it knows.
@@ -215,10 +231,10 @@ pub fn note_end(socket: *mut c_void) {
     if tcp.is_null() {
         return;
     }
-    let info = known(tcp);
-    // Nothing was answered, or its program has reset it, by which it has forgotten what it knew.
+    let mut info = known(tcp);
+    // Nothing was answered, or its program has reset it, by which it has forgotten what it knew. Only that it is gone is told.
     if info.delivered == 0 && info.total_retrans == 0 {
-        return;
+        info = TcpInfo::default();
     }
     let Some(mut ended) = ENDED.reserve(0) else {
         note_lost();

@@ -157,8 +157,16 @@ pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
 /// Userspace has it run now and then for each socket whose maker is kept.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/bpf_sk_storage_map")]
-pub extern "C" fn kept_makers(kept: *mut processes::KeptMaker) -> i32 {
+pub extern "C" fn kept_makers(kept: *mut socket_storage::KeptWithSocket) -> i32 {
     processes::count_kept(kept);
+    0
+}
+
+/// Likewise for each socket whose flow is kept.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/bpf_sk_storage_map")]
+pub extern "C" fn kept_flows(kept: *mut socket_storage::KeptWithSocket) -> i32 {
+    connections::count_kept(kept);
     0
 }
 

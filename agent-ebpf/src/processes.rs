@@ -22,7 +22,7 @@ use aya_ebpf::{
 
 use crate::{
     kernel_types::at,
-    socket_storage::{self, SocketStorage},
+    socket_storage::{KeptWithSocket, SocketStorage},
 };
 
 const AF_INET: u16 = 2;
@@ -155,25 +155,11 @@ pub fn note_holder(open: *mut OpenFile) {
     }
 }
 
-/// What the kernel passes to a program at `iter/bpf_sk_storage_map`: `struct bpf_iter__bpf_sk_storage_map`.
-#[repr(C)]
-pub struct KeptMaker {
-    meta: *mut c_void,
-    map: *mut c_void,
-    socket: *mut c_void,
-    value: *mut c_void,
-}
-
 /// Counts a socket whose maker is kept, and forgets that beyond the bound: what accepted connections inherit takes room that nobody was
 /// asked for.
 #[inline(always)]
-pub fn count_kept(kept: *mut KeptMaker) {
-    // SAFETY: the context is valid for the program's run.
-    let socket = unsafe { (*kept).socket };
-    if !socket.is_null() && !socket_storage::is_within(KeptWithSockets::Process) {
-        // SAFETY: it is not null, as was just checked.
-        unsafe { SOCKETS.delete(socket) };
-    }
+pub fn count_kept(kept: *mut KeptWithSocket) {
+    SOCKETS.count(KeptWithSockets::Process, kept);
 }
 
 /// `task` is one of the kernel's, which the verifier knows as such.

@@ -46,7 +46,7 @@ pub fn leave(what: KeptWithSockets) {
 
 /// Counts one that is there, while userspace has all of them counted. Returns whether it is within the bound.
 #[inline(always)]
-pub fn is_within(what: KeptWithSockets) -> bool {
+fn is_within(what: KeptWithSockets) -> bool {
     let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
         return true;
     };
@@ -60,6 +60,15 @@ pub fn is_within(what: KeptWithSockets) -> bool {
         (&raw mut (*bound).seen).write_volatile(seen + 1);
     }
     true
+}
+
+/// What the kernel passes to a program at `iter/bpf_sk_storage_map`: `struct bpf_iter__bpf_sk_storage_map`.
+#[repr(C)]
+pub struct KeptWithSocket {
+    meta: *mut c_void,
+    map: *mut c_void,
+    socket: *mut c_void,
+    value: *mut c_void,
 }
 
 #[repr(C)]
@@ -121,9 +130,20 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         kept
     }
 
+    /// Counts a socket with which something is kept, and forgets that beyond the bound.
+    #[inline(always)]
+    pub fn count(&self, what: KeptWithSockets, kept: *mut KeptWithSocket) {
+        // SAFETY: the context is valid for the program's run.
+        let socket = unsafe { (*kept).socket };
+        if !socket.is_null() && !is_within(what) {
+            // SAFETY: it is not null, as was just checked.
+            unsafe { self.delete(socket) };
+        }
+    }
+
     /// Forgets what is kept with a socket.
     #[inline(always)]
-    pub unsafe fn delete(&self, socket: *mut c_void) {
+    unsafe fn delete(&self, socket: *mut c_void) {
         let map = ptr::from_ref(self).cast_mut().cast();
         // SAFETY: the verifier makes sure of what the helper is given. It fails if nothing is there.
         unsafe { bpf_sk_storage_delete(map, socket) };

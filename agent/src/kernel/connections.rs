@@ -2,18 +2,19 @@
 
 use std::os::fd::AsFd as _;
 
-use agent_common::tcp::EndedConnection;
+use agent_common::{process::KeptWithSockets, tcp::EndedConnection};
 use anyhow::{Context as _, Result};
 use aya::{
     Ebpf,
     maps::{Array, Map, MapData, RingBuf},
-    programs::{BtfTracePoint, tp_btf::BtfTracePointLink},
+    programs::tp_btf::BtfTracePointLink,
 };
 
 use super::{
     memory::{map_memory_bytes, memory_bytes},
     ring,
     run_times::RunTimes,
+    socket_bounds::{self, Counting, SocketBounds},
     tracepoint,
 };
 use crate::log_limit::LogLimit;
@@ -39,6 +40,7 @@ pub struct EndedConnections {
     memory_bytes: u64,
     /// Notes them as long as it is there.
     link: Option<BtfTracePointLink>,
+    counting: Option<Counting>,
     told_lost: u64,
     log: LogLimit,
 }
@@ -54,14 +56,21 @@ impl EndedConnections {
             ring,
             lost: lost.context("the count of connections without room in the ring")?,
             link: None,
+            counting: None,
             told_lost: 0,
             log: LogLimit::default(),
         })
     }
 
     /// Has the programs note from now on what ends.
-    pub fn note(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
-        let program = load(programs)?;
+    pub fn note(
+        &mut self,
+        programs: &mut Ebpf,
+        run_times: &RunTimes,
+        bounds: &SocketBounds,
+    ) -> Result<()> {
+        self.counting = bounds.count(programs, KeptWithSockets::Flow);
+        let program = tracepoint::load(programs, ENDS)?;
         self.link = Some(tracepoint::attach(program, ENDS, run_times)?);
         Ok(())
     }
@@ -101,7 +110,8 @@ impl EndedConnections {
     }
 }
 
-/// Loads the program, and does not attach it.
-pub fn load(programs: &mut Ebpf) -> Result<&mut BtfTracePoint> {
-    tracepoint::load(programs, ENDS)
+/// Loads the programs, and attaches none.
+pub fn load(programs: &mut Ebpf) -> Result<()> {
+    socket_bounds::load(programs, KeptWithSockets::Flow)?;
+    tracepoint::load(programs, ENDS).map(drop)
 }

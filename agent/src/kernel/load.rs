@@ -330,7 +330,8 @@ impl Kernel {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
         let set = first.context("the programs have been taken")?;
-        self.ended.note(&mut set.programs, &set.run_times)
+        self.ended
+            .note(&mut set.programs, &set.run_times, &self.socket_bounds)
     }
 
     /// Has the programs count from now on what the kernel drops. Before the sets are taken.

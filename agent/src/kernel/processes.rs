@@ -3,28 +3,22 @@
 //! Programs at the root of the cgroups run wherever a process makes or binds a socket. Another one runs once over all files that are
 //! open, for the sockets that were there before.
 
-use std::{
-    fs::File,
-    io::{self, Read as _},
-    os::fd::AsFd as _,
-    path::Path,
-    sync::Arc,
-    thread,
-};
+use std::{fs::File, os::fd::AsFd as _, path::Path, sync::Arc, thread};
 
-use agent_common::Process;
-use anyhow::{Context as _, Result, bail};
+use agent_common::{Process, process::KeptWithSockets};
+use anyhow::{Context as _, Result};
 use aya::{
-    Btf, Ebpf,
+    Ebpf,
     maps::{HashMap, Map, MapData, MapError},
-    programs::{CgroupAttachMode, CgroupSock, Iter, cgroup_sock::CgroupSockLink},
+    programs::{CgroupAttachMode, CgroupSock, cgroup_sock::CgroupSockLink},
 };
 
 use super::{
+    iterator::{self, run_to_the_end},
     memory::map_memory_bytes,
     refusal,
     run_times::RunTimes,
-    socket_bounds::{Counting, SocketBounds},
+    socket_bounds::{self, Counting, SocketBounds},
 };
 
 /// Processes whose names the kernel keeps until the agent asks for them. Those of which no flow has asked for the longest time make room.
@@ -34,10 +28,6 @@ pub const MOST_IN_THE_KERNEL: u32 = 1 << 15;
 const MAKERS: [&str; 3] = ["sock_create", "post_bind4", "post_bind6"];
 const OPEN: &str = "open_files";
 const FILES: &str = "task_file";
-/// Counts the sockets whose maker is kept, in the map.
-const KEPT: &str = "kept_makers";
-const KEPT_IN: &str = "bpf_sk_storage_map";
-const SOCKETS: &str = "SOCKETS";
 
 /// What the programs have noted of processes. Clones share it.
 #[derive(Clone)]
@@ -85,14 +75,7 @@ impl Noting {
         cgroups: &Path,
         bounds: &SocketBounds,
     ) -> Result<Self> {
-        // Without it, room is taken and never given back: what exceeds it is counted all the same.
-        let counting = count(programs, bounds)
-            .inspect_err(|error| {
-                tracing::warn!(
-                    "sockets that were closed keep their room until a restart: {error:#}"
-                );
-            })
-            .ok();
+        let counting = bounds.count(programs, KeptWithSockets::Process);
         let folder = File::open(cgroups);
         let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
         // First, so that no socket comes in between.
@@ -135,20 +118,6 @@ impl Noting {
     }
 }
 
-/// Has them counted whose maker is kept.
-fn count(programs: &mut Ebpf, bounds: &SocketBounds) -> Result<Counting> {
-    let program = load_iterator(programs, KEPT, KEPT_IN)?;
-    let program = program.fd().context("a loaded program has a descriptor")?;
-    let program = program.as_fd().try_clone_to_owned();
-    let program = program.context("duplicate a program's descriptor")?;
-    let sockets = programs.map(SOCKETS);
-    let sockets = sockets.with_context(|| format!("the object has no map {SOCKETS}"))?;
-    let Map::SkStorage(sockets) = sockets else {
-        bail!("{SOCKETS} is of another kind");
-    };
-    bounds.count(program.as_fd(), sockets.fd().as_fd())
-}
-
 fn old_are_unknown(error: &anyhow::Error) {
     tracing::warn!("nobody knows who made the sockets that were there before the agent: {error:#}");
 }
@@ -158,8 +127,8 @@ pub fn load(programs: &mut Ebpf) -> Result<()> {
     for name in MAKERS {
         load_maker(programs, name)?;
     }
-    load_iterator(programs, KEPT, KEPT_IN)?;
-    load_iterator(programs, OPEN, FILES).map(drop)
+    socket_bounds::load(programs, KeptWithSockets::Process)?;
+    iterator::load(programs, OPEN, FILES).map(drop)
 }
 
 fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSock> {
@@ -172,21 +141,9 @@ fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSo
     Ok(program)
 }
 
-fn load_iterator<'a>(programs: &'a mut Ebpf, name: &str, of: &str) -> Result<&'a mut Iter> {
-    let program = programs.program_mut(name);
-    let program = program.with_context(|| format!("the object has no program {name}"))?;
-    let program: &mut Iter = program.try_into().context("an iterator")?;
-    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
-    let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
-    program
-        .load(of, &types)
-        .map_err(|error| refusal::explain(name, error))?;
-    Ok(program)
-}
-
 /// Reading the file runs the program over all open files.
 fn open_files(programs: &mut Ebpf) -> Result<File> {
-    let program = load_iterator(programs, OPEN, FILES)?;
+    let program = iterator::load(programs, OPEN, FILES)?;
     let link = program.attach();
     let link = link.context("attach the program to the list of open files")?;
     let link = program
@@ -194,22 +151,4 @@ fn open_files(programs: &mut Ebpf) -> Result<File> {
         .context("keep the program attached")?;
     link.into_file()
         .context("open the kernel's list of open files")
-}
-
-/// The program writes nothing, so there is nothing to read.
-pub(super) fn run_to_the_end(mut files: File) -> io::Result<()> {
-    let mut nothing = [0; 8];
-    loop {
-        match files.read(&mut nothing) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            // It has looked at a million files without a word, and goes on from there.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) => {}
-            Err(error) => return Err(error),
-        }
-    }
 }

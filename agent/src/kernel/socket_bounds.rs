@@ -6,7 +6,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
@@ -16,10 +16,17 @@ use std::{
 };
 
 use agent_common::process::{KeptWithSockets, SocketBound};
-use anyhow::{Context as _, Result};
-use aya::maps::MapData;
+use anyhow::{Context as _, Result, bail};
+use aya::{
+    Ebpf,
+    maps::{Map, MapData},
+};
 
-use super::{bpf, mapped_array::MappedArray, processes::run_to_the_end};
+use super::{
+    bpf,
+    iterator::{self, run_to_the_end},
+    mapped_array::MappedArray,
+};
 use crate::{log_limit::LogLimit, memory_limit};
 
 /// Sockets of each kind, if the memory limit allows that.
@@ -39,6 +46,22 @@ const SEEN: usize = 3;
 const INHERITED_PER_SECOND: u64 = 50_000;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What programs of this kind go over.
+const KEPT_IN: &str = "bpf_sk_storage_map";
+
+/// The program that counts what is kept of a kind, and the map in which it is.
+fn counted(what: KeptWithSockets) -> (&'static str, &'static str) {
+    match what {
+        KeptWithSockets::Process => ("kept_makers", "SOCKETS"),
+        KeptWithSockets::Flow => ("kept_flows", "FLOWS"),
+    }
+}
+
+/// Loads the program that counts what is kept of a kind, and does not attach it.
+pub(super) fn load(programs: &mut Ebpf, what: KeptWithSockets) -> Result<()> {
+    iterator::load(programs, counted(what).0, KEPT_IN).map(drop)
+}
 
 /// Clones are the same.
 #[derive(Clone)]
@@ -75,55 +98,84 @@ impl SocketBounds {
 
     /// How often there was no room to keep who made a socket.
     pub fn without_process(&self) -> u64 {
-        self.numbers.load(place(KeptWithSockets::Process, REFUSED))
+        self.refused(KeptWithSockets::Process)
     }
 
-    /// Has `program` count from now on who is kept in `map`.
-    pub fn count(&self, program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> Result<Counting> {
-        let link = bpf::create_map_iterator(program, map);
+    fn refused(&self, what: KeptWithSockets) -> u64 {
+        self.numbers.load(place(what, REFUSED))
+    }
+
+    /// Has the programs count from now on what is kept. `None` if the kernel does not allow that: then room is taken and never given
+    /// back for some, and what exceeds it is counted all the same.
+    pub fn count(&self, programs: &mut Ebpf, what: KeptWithSockets) -> Option<Counting> {
+        self.try_count(programs, what)
+            .inspect_err(|error| {
+                tracing::warn!(
+                    "sockets that were closed keep their room until a restart: {error:#}"
+                );
+            })
+            .ok()
+    }
+
+    fn try_count(&self, programs: &mut Ebpf, what: KeptWithSockets) -> Result<Counting> {
+        let (name, map) = counted(what);
+        let program = iterator::load(programs, name, KEPT_IN)?;
+        let program = program.fd().context("a loaded program has a descriptor")?;
+        let program = program.as_fd().try_clone_to_owned();
+        let program = program.context("duplicate a program's descriptor")?;
+        let sockets = programs.map(map);
+        let sockets = sockets.with_context(|| format!("the object has no map {map}"))?;
+        let Map::SkStorage(sockets) = sockets else {
+            bail!("{map} is of another kind");
+        };
+        let link = bpf::create_map_iterator(program.as_fd(), sockets.fd().as_fd());
         let link = link.context("attach the program that counts sockets")?;
         let bounds = self.clone();
         let (ends, ended) = channel();
         thread::Builder::new()
             .name("sockets".to_owned())
-            .spawn(move || bounds.follow(&link, &ended))
+            .spawn(move || bounds.follow(what, &link, &ended))
             .context("start a thread that counts sockets")?;
         Ok(Counting { _ends: ends })
     }
 
-    fn follow(&self, link: &OwnedFd, ended: &Receiver<()>) {
+    fn follow(&self, what: KeptWithSockets, link: &OwnedFd, ended: &Receiver<()>) {
         let (mut refusals, mut faults) = (LogLimit::default(), LogLimit::default());
         let mut told = 0;
         loop {
-            if let Err(error) = self.recount(link)
+            if let Err(error) = self.recount(what, link)
                 && faults.event().is_some()
             {
-                tracing::warn!(%error, "sockets whose maker is known cannot be counted");
+                tracing::warn!(%error, ?what, "what is kept with sockets cannot be counted");
             }
-            let so_far = self.without_process();
+            let so_far = self.refused(what);
             if so_far != told && refusals.event().is_some() {
                 told = so_far;
                 tracing::warn!(
                     so_far,
                     most = self.most,
-                    "some sockets have no process, since there are more than the agent keeps that of"
+                    "some sockets have no {}, since there are more than the agent keeps that of",
+                    match what {
+                        KeptWithSockets::Process => "process",
+                        KeptWithSockets::Flow => "flow that is told of their end",
+                    }
                 );
             }
-            let pause = pause(self.most.saturating_sub(self.kept()));
+            let pause = pause(self.most.saturating_sub(self.kept(what)));
             if ended.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
         }
     }
 
-    fn kept(&self) -> u64 {
-        self.numbers.load(place(KeptWithSockets::Process, KEPT))
+    fn kept(&self, what: KeptWithSockets) -> u64 {
+        self.numbers.load(place(what, KEPT))
     }
 
     /// What comes meanwhile may count twice, until the next time.
-    fn recount(&self, link: &OwnedFd) -> io::Result<()> {
-        let of = |number| place(KeptWithSockets::Process, number);
-        let before = self.kept();
+    fn recount(&self, what: KeptWithSockets, link: &OwnedFd) -> io::Result<()> {
+        let of = |number| place(what, number);
+        let before = self.kept(what);
         self.numbers.store(of(SEEN), 0);
         run_to_the_end(File::from(bpf::open_iterator(link.as_fd())?))?;
         let kept = self.numbers.load(of(SEEN));

@@ -108,12 +108,14 @@ pub struct Coming {
     end: Option<End>,
     /// By the direction in which a socket of this host sends.
     roles: [Role; 2],
+    /// Likewise: nobody is told when the socket is gone.
+    are_without_end: [bool; 2],
 }
 
 impl Coming {
-    /// In which directions a socket of this host sent it.
+    /// In which directions a socket of this host sent it whose end is told.
     pub fn sockets(&self) -> [bool; 2] {
-        self.senders.tcp.map(|tcp| tcp.is_known())
+        [0, 1].map(|at| self.senders.tcp[at].is_known() && !self.are_without_end[at])
     }
 
     /// The direction of the end that opened the connection, if a socket of this host shows it.
@@ -135,6 +137,9 @@ impl Coming {
                 *ours = theirs;
             }
         }
+        for (ours, theirs) in self.are_without_end.iter_mut().zip(other.are_without_end) {
+            *ours |= theirs;
+        }
     }
 }
 
@@ -150,6 +155,7 @@ impl KnownSenders {
         self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
         self.comes = true;
         self.coming = Coming {
+            are_without_end: senders.tcp.each_mut().map(TcpInfo::take_without_end),
             roles: senders.tcp.each_mut().map(TcpInfo::take_role),
             senders,
             first_ns,
@@ -157,7 +163,7 @@ impl KnownSenders {
         };
     }
 
-    /// In which directions a socket of this host has sent what comes.
+    /// In which directions a socket of this host has sent what comes whose end is told.
     #[inline]
     pub fn coming_sockets(&self) -> [bool; 2] {
         if !self.comes {

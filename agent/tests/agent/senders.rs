@@ -3,6 +3,7 @@
 
 mod bounded;
 mod connections;
+mod counted_again;
 mod everything;
 mod handed_over;
 mod processes;

@@ -71,6 +71,11 @@ fn a_connection_that_goes_on_much_later_keeps_its_ends() {
 
 /// A flow whose socket on this host, at b, has got an RST.
 fn reset_with_socket() -> (Replica, TcpInfo) {
+    reset_with(|info| info)
+}
+
+/// The same, whose socket has `noted` of what TCP knows.
+fn reset_with(noted: fn(TcpInfo) -> TcpInfo) -> (Replica, TcpInfo) {
     let mut replica = replica(8);
     let info = TcpInfo {
         min_rtt_us: 1,
@@ -78,7 +83,7 @@ fn reset_with_socket() -> (Replica, TcpInfo) {
         ..TcpInfo::default()
     };
     let senders = Senders {
-        tcp: [TcpInfo::default(), info],
+        tcp: [TcpInfo::default(), noted(info)],
         ..Senders::default()
     };
     replica.begin_scan(clock(1));
@@ -100,6 +105,32 @@ fn a_flow_waits_as_long_as_the_socket_that_got_an_rst_is_there() {
     let ended = scan(&mut replica, 52, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
     assert_eq!(ended[0].failure, None);
+}
+
+#[test]
+fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
+    let (mut replica, info) = reset_with(TcpInfo::without_end);
+    let ended = scan(&mut replica, 8, &[]);
+    assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
+    assert_eq!(ended[0].failure, Some(Failure::Reset));
+    assert_eq!(ended[0].tcp[1], info);
+}
+
+/// Of a refused connection nothing is known at the end.
+#[test]
+fn a_flow_ends_when_the_socket_is_gone_of_which_nothing_is_known() {
+    let (mut replica, info) = reset_with_socket();
+    replica.begin_scan(clock(10));
+    replica.note_end(&EndedConnection {
+        key: key(1),
+        direction: 1,
+        asked_ns: SECOND,
+        info: TcpInfo::default(),
+    });
+    let mut records = Vec::new();
+    replica.end_scan(&BTreeSet::new(), &mut |record| records.push(*record));
+    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow)]);
+    assert_eq!(records[0].tcp[1], info);
 }
 
 #[test]

@@ -336,7 +336,7 @@ fn what_the_kernel_answers_by_itself_says_nothing_of_a_connection() {
 }
 
 /// Closes with RST.
-fn abort(stream: TcpStream) {
+pub fn abort(stream: TcpStream) {
     let at_once = libc::linger {
         l_onoff: 1,
         l_linger: 0,
