@@ -34,6 +34,21 @@ pub enum Role {
     Accepted = 2,
 }
 
+impl Role {
+    /// What a socket shows that is or is not one that was accepted, as far as its part for IPv4 says. `came_by_v6` is the interface by
+    /// which its connection came by IPv6, 0 for none; `None` if nobody knows.
+    #[inline(always)]
+    #[must_use]
+    pub const fn shown(was_accepted: bool, came_by_v6: Option<u32>) -> Self {
+        match came_by_v6 {
+            _ if was_accepted => Self::Accepted,
+            Some(0) => Self::Opened,
+            Some(_) => Self::Accepted,
+            None => Self::Unknown,
+        }
+    }
+}
+
 impl TcpInfo {
     const ROLE_SHIFT: u32 = 30;
     const WITHOUT_END: u32 = 1 << 29;
@@ -187,6 +202,19 @@ mod tests {
             let mut noted = info.without_end();
             assert!(noted.take_without_end() && !noted.take_without_end());
             assert_eq!(noted, info);
+        }
+    }
+
+    #[test]
+    fn a_socket_whose_part_for_ipv6_is_not_known_shows_nothing_unless_it_was_accepted() {
+        for (was_accepted, came_by_v6, expected) in [
+            (true, Some(0), Role::Accepted),
+            (true, None, Role::Accepted),
+            (false, Some(2), Role::Accepted),
+            (false, Some(0), Role::Opened),
+            (false, None, Role::Unknown),
+        ] {
+            assert_eq!(Role::shown(was_accepted, came_by_v6), expected);
         }
     }
 

@@ -100,7 +100,7 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     if info.delivered == 0 && packet.tcp_flags & tcp_flags::SYN == 0 {
         return TcpInfo::default();
     }
-    let info = info.with_role(role_of(socket.cast()));
+    let info = info.with_role(role_of(socket.cast(), packet.key.ip_version));
     if note_flow(socket.cast(), &packet.key, question) == ENDS_UNTOLD {
         info.without_end()
     } else {
@@ -108,9 +108,10 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     }
 }
 
-/// A socket that was accepted is a clone of the one that listens, and has the interface by which the connection came.
+/// A socket that was accepted is a clone of the one that listens, and has the interface by which the connection came. `ip_version` is
+/// that of its packets.
 #[inline(always)]
-fn role_of(socket: *mut c_void) -> Role {
+fn role_of(socket: *mut c_void, ip_version: u8) -> Role {
     if fixed(&TCP_LAYOUT.max_ack_backlog) == 0 || fixed(&TCP_LAYOUT.multicast_v4) == 0 {
         return Role::Unknown;
     }
@@ -123,24 +124,28 @@ fn role_of(socket: *mut c_void) -> Role {
     let backlog: u32 = unsafe { at(tcp, &TCP_LAYOUT.max_ack_backlog) };
     // SAFETY: as above.
     let came_by: u32 = unsafe { at(tcp, &TCP_LAYOUT.multicast_v4) };
-    if backlog | came_by != 0 {
-        return Role::Accepted;
-    }
+    // A connection of IPv4 has the interface there, also if its listener is one of IPv6 (`tcp_v4_syn_recv_sock`).
+    let came_by_v6 = if ip_version == 4 {
+        Some(0)
+    } else {
+        came_by_v6(tcp)
+    };
+    Role::shown(backlog | came_by != 0, came_by_v6)
+}
+
+/// `None` if it is not known where the kernel keeps that.
+#[inline(always)]
+fn came_by_v6(tcp: *mut c_void) -> Option<u32> {
     if fixed(&TCP_LAYOUT.ipv6) == 0 || fixed(&TCP_LAYOUT.multicast_v6) == 0 {
-        return Role::Opened;
+        return None;
     }
-    // SAFETY: as above.
+    // SAFETY: the kernel reads its own structures for the program.
     let ipv6: *mut c_void = unsafe { at(tcp, &TCP_LAYOUT.ipv6) };
     if ipv6.is_null() {
-        return Role::Opened;
+        return None;
     }
     // SAFETY: as above.
-    let came_by: u32 = unsafe { at(ipv6, &TCP_LAYOUT.multicast_v6) };
-    if came_by != 0 {
-        Role::Accepted
-    } else {
-        Role::Opened
-    }
+    Some(unsafe { at(ipv6, &TCP_LAYOUT.multicast_v6) })
 }
 
 /// The kernel answers some packets by sockets of its own, which only have the protocol of TCP, and some by the one that listens.
