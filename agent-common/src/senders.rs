@@ -95,6 +95,10 @@ impl Senders {
     /// high a bit: the kernel numbers cgroups and processes from 1 on.
     pub const SHARED: u64 = 1 << 63;
 
+    /// How often what is known of a direction changes on a page at most: from nothing to a socket that says less, to another one, and to
+    /// the mark.
+    pub const MOST_CHANGES: usize = 3;
+
     /// What is known of a direction, after `coming` was seen there. `other` stands for sockets that say less, or 0.
     #[inline(always)]
     #[must_use]
@@ -289,6 +293,26 @@ mod tests {
         assert_eq!(senders, of([2, 3], [5 | shared, 7]));
         senders.unite(&of([4, 0], [5, 0]));
         assert_eq!(senders, of([2 | shared, 3], [5 | shared, 7]));
+    }
+
+    #[test]
+    fn what_is_known_of_a_direction_changes_three_times_at_most() {
+        const IDS: u64 = 3;
+        const COMING: u32 = 6;
+        for other in [Senders::ROOT, 0] {
+            let changes = (0..IDS.pow(COMING)).map(|order| {
+                let coming = (0..COMING).map(|at| 1 + order / IDS.pow(at) % IDS);
+                let (mut known, mut changes) = (0, 0);
+                for coming in coming {
+                    let after = Senders::after(known, coming, other);
+                    changes += usize::from(after != known);
+                    known = after;
+                }
+                changes
+            });
+            let most = changes.max().unwrap();
+            assert_eq!(most, if other == 0 { 2 } else { Senders::MOST_CHANGES });
+        }
     }
 
     #[test]

@@ -46,6 +46,14 @@ pub fn before_it_is_published() {
     for_ns(200_000);
 }
 
+/// Between the moment at which a program finds nobody noted as the sender of a flow and the one at which it notes one, so that another
+/// CPU notes another one first.
+#[inline(always)]
+pub fn before_it_is_noted() {
+    #[cfg(feature = "pauses")]
+    for_ns(2_000_000);
+}
+
 /// Far more rounds than the longest pause takes.
 #[cfg(feature = "pauses")]
 const MOST_ROUNDS: u32 = 1 << 20;

@@ -16,7 +16,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use crate::{bounds::masked, connections, processes, switches};
+use crate::{atomic, bounds::masked, connections, pause, processes, switches};
 
 /// Fixed when the programs are loaded, so that the verifier removes what it is not needed for.
 #[unsafe(no_mangle)]
@@ -138,13 +138,19 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
 /// It must point to a number in a live map value.
 #[inline(always)]
 unsafe fn note_who(noted: *mut u64, who: u64, other: u64) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let before = noted.read_volatile();
+    // Each time that another CPU is first, it has changed the number, which no page sees more often.
+    for _ in 0..Senders::MOST_CHANGES {
+        // SAFETY: the caller's promise.
+        let before = unsafe { noted.read_volatile() };
         let after = Senders::after(before, who, other);
         // Usually it is the same, and nothing is written.
-        if after != before {
-            noted.write_volatile(after);
+        if after == before {
+            return;
+        }
+        pause::before_it_is_noted();
+        // SAFETY: as above.
+        if unsafe { atomic::swap_if(noted, before, after) } {
+            return;
         }
     }
 }
@@ -158,7 +164,7 @@ fn note_in_plane(question: Question, plane: u32, window: u32, slot: u32, number:
 }
 
 /// Where a number is noted, which is there for the program's run. Another CPU may write it at the same time, for a packet of the same
-/// direction: then one of the two stays.
+/// direction.
 #[inline(always)]
 fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut u64> {
     let windows = switches::windows(question.page());

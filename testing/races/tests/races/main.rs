@@ -7,6 +7,7 @@
 )]
 
 mod runs;
+mod senders;
 #[path = "../../../../agent/tests/agent/support/mod.rs"]
 mod support;
 
