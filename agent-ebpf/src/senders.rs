@@ -76,7 +76,13 @@ pub fn asks_each(packet: &Packet) -> bool {
 /// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
-    if kept().of_sockets() != Kinds::NONE && Question(question).asks(Question::SENDER) {
+    // What is forwarded has no socket, and may ask with each packet (see `asks_each`).
+    // SAFETY: the context is valid for the program's run.
+    let has_socket = || unsafe { !(*skb).__bindgen_anon_2.sk.is_null() };
+    if kept().of_sockets() != Kinds::NONE
+        && Question(question).asks(Question::SENDER)
+        && has_socket()
+    {
         answer(skb, question, packet);
     }
 }
