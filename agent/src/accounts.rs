@@ -8,8 +8,9 @@ use crate::proto::Interface;
 /// here they are those that the programs report, there those that were drained.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
-    /// Unix time in nanoseconds, as it was then: when the agent began to count, and the end of the scan's window.
+    /// Unix time in nanoseconds, as it was then: when the sums that belong to no hook began, and the window of the scan.
     pub since_unix_ns: u64,
+    pub window_start_unix_ns: u64,
     pub until_unix_ns: u64,
     pub hooks: Vec<AccountOfHook>,
     /// Of interfaces that have left. An interface's whole account comes here when it leaves.
@@ -27,16 +28,51 @@ pub struct AccountOfHook {
     pub account: HookAccount,
 }
 
-impl Accounts {
-    /// Puts into `others` what the hooks and those that have left lack of `sum`. There are no flows of others.
-    pub fn complete(&mut self, sum: &HookAccount) {
-        let mut listed = self.departed;
-        for hook in &self.hooks {
-            listed.merge(&hook.account);
+/// What a sum has grown by since a moment that receivers are told with it. That moment stays, unless the clock is set to a time before it:
+/// then what is told begins anew.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Series {
+    pub since_unix_ns: u64,
+    before: HookAccount,
+}
+
+impl Series {
+    /// Of a sum that is zero until then.
+    pub fn beginning(since_unix_ns: u64) -> Self {
+        Self {
+            since_unix_ns,
+            before: HookAccount::default(),
         }
-        self.others = sum.since(&listed);
-        self.others.counters[Reason::Flows as usize] = Pair::default();
     }
+
+    /// The clock was set, and `sum` is what was counted until a window that begins at this time.
+    pub fn follow_set_clock(&mut self, window_start_unix_ns: u64, sum: &HookAccount) {
+        if self.since_unix_ns >= window_start_unix_ns {
+            *self = Self {
+                since_unix_ns: window_start_unix_ns,
+                before: *sum,
+            };
+        }
+    }
+
+    pub fn growth(&self, sum: &HookAccount) -> HookAccount {
+        sum.since(&self.before)
+    }
+}
+
+/// What the accounts of hooks and of those that have left lack of the sum of all. There are no flows of others.
+pub fn others<'a>(
+    all: &HookAccount,
+    departed: &HookAccount,
+    hooks: impl IntoIterator<Item = &'a HookAccount>,
+) -> HookAccount {
+    let mut listed = *departed;
+    for hook in hooks {
+        listed.merge(hook);
+    }
+    let mut others = all.since(&listed);
+    others.counters[Reason::Flows as usize] = Pair::default();
+    others
 }
 
 #[cfg(test)]
@@ -51,18 +87,28 @@ mod tests {
             account.add(Reason::Flows, flows, 60 * flows);
             account
         };
-        let mut accounts = Accounts {
-            hooks: vec![AccountOfHook {
-                interface: Interface::default(),
-                direction: Direction::Egress,
-                since_unix_ns: 0,
-                account: account(5, 5),
-            }],
-            departed: account(3, 2),
-            ..Accounts::default()
-        };
         // One that was reported has not been drained.
-        accounts.complete(&account(9, 6));
-        assert_eq!(accounts.others, account(1, 0));
+        let others = others(&account(9, 6), &account(3, 2), [&account(5, 5)]);
+        assert_eq!(others, account(1, 0));
+    }
+
+    #[test]
+    fn a_series_keeps_its_start_and_begins_anew_where_the_clock_is_set_before_it() {
+        let sum = |seen| {
+            let mut account = HookAccount::default();
+            account.add(Reason::Seen, seen, 60 * seen);
+            account
+        };
+        let mut series = Series::beginning(1_000);
+        let told = |series: &Series, seen| (series.since_unix_ns, series.growth(&sum(seen)));
+        assert_eq!(told(&series, 5), (1_000, sum(5)));
+        for window_start in [9_000, 1_001] {
+            series.follow_set_clock(window_start, &sum(5));
+            assert_eq!(told(&series, 7), (1_000, sum(7)));
+        }
+        for window_start in [1_000, 300] {
+            series.follow_set_clock(window_start, &sum(7));
+            assert_eq!(told(&series, 8), (window_start, sum(1)));
+        }
     }
 }

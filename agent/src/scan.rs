@@ -16,7 +16,7 @@ use agent_common::{HookAccount, Pair, Reason};
 use anyhow::{Context as _, Result};
 
 use crate::{
-    accounts::{AccountOfHook, Accounts},
+    accounts::{self, AccountOfHook, Accounts, Series},
     asks::{AskError, Snapshot},
     batch::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
@@ -74,8 +74,8 @@ pub struct ScanStats {
 pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
-    /// The beginning of the first window that it can have counted in.
-    since_unix_ns: u64,
+    /// Since the beginning of the first window that it can have counted in.
+    series: Series,
     pub before_attach: Counters,
     /// `None` until it is attached. It may count before that.
     pub after_attach: Option<Counters>,
@@ -144,7 +144,8 @@ pub struct Scanner {
     pub traffic: [ByProtocol; 2],
     drained: Drained,
     pub stats: ScanStats,
-    started_unix_ns: u64,
+    /// Of those that have left, and of those that are not watched.
+    series: [Series; 2],
     window_start_unix_ns: u64,
     sleep: Sleep,
     last_clock: ScanClock,
@@ -191,7 +192,7 @@ impl Scanner {
             traffic: [ByProtocol::default(); 2],
             drained: Drained::default(),
             stats: ScanStats::default(),
-            started_unix_ns: clock::unix_ns(clock),
+            series: [Series::beginning(clock::unix_ns(clock)); 2],
             window_start_unix_ns: clock::unix_ns(clock),
             sleep: Sleep::so_far(),
             last_clock: clock,
@@ -350,6 +351,14 @@ impl Scanner {
         }
         self.window_start_unix_ns = self.window_start_unix_ns.saturating_add_signed(by_ns);
         self.replica.follow_set_clock(by_ns);
+        let window_start = self.window_start_unix_ns;
+        let sums = [self.departed.account, self.others()];
+        for (series, sum) in self.series.iter_mut().zip(&sums) {
+            series.follow_set_clock(window_start, sum);
+        }
+        for state in &mut self.hooks {
+            state.series.follow_set_clock(window_start, &state.account);
+        }
         tracing::warn!(
             seconds = by_ns as f64 / 1e9,
             "the system's clock was set: records have the new time from here on, also for the beginning of flows \
@@ -382,7 +391,7 @@ impl Scanner {
                 None => self.hooks.push(HookState {
                     hook: attached.hook,
                     account: HookAccount::default(),
-                    since_unix_ns: self.window_start_unix_ns,
+                    series: Series::beginning(self.window_start_unix_ns),
                     before_attach: attached.before_attach,
                     after_attach: attached.after_attach,
                     traffic: ByProtocol::default(),
@@ -573,19 +582,25 @@ impl Scanner {
             Some(AccountOfHook {
                 interface: self.interfaces.message(watched),
                 direction: state.hook.direction,
-                since_unix_ns: state.since_unix_ns,
-                account: state.account,
+                since_unix_ns: state.series.since_unix_ns,
+                account: state.series.growth(&state.account),
             })
         });
-        let mut accounts = Accounts {
-            since_unix_ns: self.started_unix_ns,
+        let [departed, others] = &self.series;
+        Accounts {
+            since_unix_ns: departed.since_unix_ns,
+            window_start_unix_ns: self.window_start_unix_ns,
             until_unix_ns,
             hooks: hooks.collect(),
-            departed: self.departed.account,
-            others: HookAccount::default(),
-        };
-        accounts.complete(&self.account);
-        accounts
+            departed: departed.growth(&self.departed.account),
+            others: others.growth(&self.others()),
+        }
+    }
+
+    /// What our programs saw at interfaces that are not watched.
+    fn others(&self) -> HookAccount {
+        let hooks = self.hooks.iter().map(|state| &state.account);
+        accounts::others(&self.account, &self.departed.account, hooks)
     }
 
     /// Forgets interfaces of which nothing is left to drain.

@@ -30,7 +30,7 @@ use crate::{
     known_interfaces::KnownInterfaces,
     proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
-use metrics::Telling;
+use metrics::{Losses, Telling};
 
 mod metrics;
 mod record;
@@ -79,6 +79,7 @@ pub struct Otlp {
     /// The scan and the batch in it whose metrics were told.
     told: Option<(u64, u32)>,
     telling: Option<Telling>,
+    lost: Losses,
     /// What the last message was about.
     last: About,
     /// No metrics before this moment.
@@ -187,6 +188,7 @@ impl Otlp {
             buffer: Vec::new(),
             told: None,
             telling: None,
+            lost: Losses::default(),
             last: About::Flows,
             metrics_not_before: None,
             unknown_pause: UNKNOWN_PAUSE,
@@ -249,8 +251,9 @@ impl Otlp {
         self.telling.take_if(|telling| telling.place() != place);
         let telling = self.telling.get_or_insert_with(|| {
             let accounts = Arc::clone(&self.accounts.borrow());
-            Telling::new(accounts, batch)
+            Telling::new(accounts, self.lost, batch)
         });
+        self.lost = telling.lost();
         telling.request(resource(&identity), scope(&identity))
     }
 

@@ -29,12 +29,42 @@ const HOOKS_IN_A_REQUEST: usize = 256;
 /// What is told at the end of a scan, and how much of it was.
 pub(super) struct Telling {
     accounts: Arc<Accounts>,
-    lost: RecordSum,
+    lost: Losses,
     /// The scan and the batch.
     place: (u64, u32),
     hooks: usize,
     /// Whether the last request has the rest.
     is_last: bool,
+}
+
+/// What an output has lost since a moment that receivers are told with it. That moment stays, unless the clock is set to a time before it:
+/// then what is told begins anew.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Losses {
+    since_unix_ns: Option<u64>,
+    before: RecordSum,
+    sum: RecordSum,
+}
+
+impl Losses {
+    /// With what was lost until the end of a scan.
+    fn until(self, accounts: &Accounts, sum: RecordSum) -> Self {
+        match self.since_unix_ns {
+            Some(since) if since < accounts.until_unix_ns => Self { sum, ..self },
+            since => Self {
+                // Outputs begin with nothing lost, also those of a reload.
+                since_unix_ns: Some(accounts.window_start_unix_ns),
+                before: since.map(|_| self.sum).unwrap_or_default(),
+                sum,
+            },
+        }
+    }
+
+    fn growth(self) -> RecordSum {
+        let mut growth = self.sum;
+        growth -= self.before;
+        growth
+    }
 }
 
 /// Packets and bytes with the attributes that tell them apart.
@@ -45,14 +75,16 @@ struct Point {
 }
 
 impl Telling {
-    pub fn new(accounts: Arc<Accounts>, batch: &crate::proto::FlowBatch) -> Self {
+    /// `lost` is what was told before of losses.
+    pub fn new(accounts: Arc<Accounts>, lost: Losses, batch: &crate::proto::FlowBatch) -> Self {
+        let sum = RecordSum {
+            records: batch.lost_records,
+            packets: batch.lost_packets,
+            bytes: batch.lost_bytes,
+        };
         Self {
+            lost: lost.until(&accounts, sum),
             accounts,
-            lost: RecordSum {
-                records: batch.lost_records,
-                packets: batch.lost_packets,
-                bytes: batch.lost_bytes,
-            },
             place: (batch.scan_id, batch.batch_index),
             hooks: 0,
             is_last: false,
@@ -61,6 +93,10 @@ impl Telling {
 
     pub fn place(&self) -> (u64, u32) {
         self.place
+    }
+
+    pub fn lost(&self) -> Losses {
+        self.lost
     }
 
     /// The next request. It stays the next one until [`Telling::is_told`] takes note of it.
@@ -147,7 +183,8 @@ impl Telling {
             records,
             packets,
             bytes,
-        } = self.lost;
+        } = self.lost.growth();
+        let since = self.lost.since_unix_ns.unwrap_or_default();
         let lost = |what: &str, unit: &str, value: u64| {
             let description = "What this output lost, in its queue or behind it.";
             let name = format!("flow.output.lost.{what}");
@@ -155,7 +192,7 @@ impl Telling {
                 &name,
                 description,
                 unit,
-                vec![self.point(Vec::new(), self.accounts.since_unix_ns, value)],
+                vec![self.point(Vec::new(), since, value)],
             )
         };
         [
@@ -166,12 +203,10 @@ impl Telling {
     }
 
     fn point(&self, attributes: Vec<KeyValue>, since_unix_ns: u64, value: u64) -> NumberDataPoint {
-        let until_unix_ns = self.accounts.until_unix_ns;
         NumberDataPoint {
             attributes,
-            // The clock may have been set back.
-            start_time_unix_nano: since_unix_ns.min(until_unix_ns),
-            time_unix_nano: until_unix_ns,
+            start_time_unix_nano: since_unix_ns,
+            time_unix_nano: self.accounts.until_unix_ns,
             value: Some(number_data_point::Value::AsInt(value.cast_signed())),
             ..NumberDataPoint::default()
         }

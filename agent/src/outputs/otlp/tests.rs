@@ -76,6 +76,7 @@ fn accounts(hooks: u32) -> Arc<Accounts> {
     });
     Arc::new(Accounts {
         since_unix_ns: 1_700_000_000_000_000_000,
+        window_start_unix_ns: 1_700_000_001_000_000_000,
         until_unix_ns: 1_700_000_002_000_000_000,
         hooks: hooks.collect(),
         departed: account(7),
@@ -443,6 +444,68 @@ fn the_account_closes_and_losses_come_once_however_many_interfaces_there_are() {
         assert_eq!(sum(&metrics, "flow.output.lost.packets"), 50);
         assert_eq!(sum(&metrics, "flow.output.lost.bytes"), 6_000);
     }
+}
+
+/// When the output's losses began, and how many records there are.
+fn lost_records(encoder: &mut Otlp, batch: &FlowBatch) -> (u64, i64) {
+    let (_, metrics) = send(encoder, batch, &[]);
+    let request = ExportMetricsServiceRequest::decode(&metrics[0][..]).unwrap();
+    let mut metrics = request.resource_metrics[0].scope_metrics[0].metrics.iter();
+    let metric = metrics.find(|metric| metric.name == "flow.output.lost.records");
+    let Some(Data::Sum(of_metric)) = &metric.unwrap().data else {
+        panic!("{metric:?}")
+    };
+    let point = &of_metric.data_points[0];
+    (
+        point.start_time_unix_nano,
+        sum(
+            &[request.encode_to_vec().into()],
+            "flow.output.lost.records",
+        ),
+    )
+}
+
+#[test]
+fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_before_it() {
+    const SECOND: u64 = 1_000_000_000;
+    let first = accounts(1);
+    let start = first.window_start_unix_ns;
+    let watched = watch::Sender::new(Arc::clone(&first));
+    let tell = |scan: u64, until_unix_ns: u64, lost_records: u64| {
+        let window_start_unix_ns = until_unix_ns - SECOND;
+        watched.send_replace(Arc::new(Accounts {
+            window_start_unix_ns,
+            until_unix_ns,
+            since_unix_ns: window_start_unix_ns.min(first.since_unix_ns),
+            ..accounts(0).as_ref().clone()
+        }));
+        FlowBatch {
+            scan_id: scan,
+            lost_records,
+            ..closing()
+        }
+    };
+    let mut encoder = Otlp::new(plain(), watched.subscribe());
+    let batch = tell(1, start + SECOND, 4);
+    assert_eq!(lost_records(&mut encoder, &batch), (start, 4));
+    // It is set forward, and back to a time at which they had begun.
+    for (scan, later) in [(2, 100 * SECOND), (3, 2 * SECOND)] {
+        let batch = tell(scan, start + later, 5);
+        assert_eq!(lost_records(&mut encoder, &batch), (start, 5));
+    }
+    let back = start - 100 * SECOND;
+    for (scan, later, lost) in [(4, SECOND, 7), (5, 2 * SECOND, 7), (6, 3 * SECOND, 9)] {
+        let batch = tell(scan, back + later, lost);
+        assert_eq!(
+            lost_records(&mut encoder, &batch),
+            (back, i64::try_from(lost).unwrap() - 5)
+        );
+    }
+    // A reload begins the output anew, whose losses are none then.
+    let mut reloaded = Otlp::new(plain(), watched.subscribe());
+    let batch = tell(7, back + 10 * SECOND, 1);
+    let expected = (back + 9 * SECOND, 1);
+    assert_eq!(lost_records(&mut reloaded, &batch), expected);
 }
 
 #[test]
