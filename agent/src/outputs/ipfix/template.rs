@@ -3,8 +3,9 @@
 
 use super::{Settings, flow::Shape};
 
-/// The first of those with IANA's elements alone, by the form of records. Options have 400 to 406.
-const BIFLOW: u16 = 256;
+/// The first of those with IANA's elements alone, by the form of records. Options have 400 to 406. The rest from 256 to 639 is not used:
+/// earlier versions had fields there that depended on their settings.
+const BIFLOW: u16 = 768;
 const UNIFLOW: u16 = 640;
 /// The first of those with elements of an enterprise.
 const ENTERPRISES: u16 = 1024;
@@ -27,21 +28,24 @@ pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, ops::RangeInclusive};
 
     use sha1::{Digest as _, Sha1};
 
     use super::*;
     use crate::{
-        outputs::ipfix::{Octets, enriched::Enriched, flow::Flow, specifiers},
+        outputs::ipfix::{Octets, enriched::Enriched, flow::Flow, options::Kind, specifiers},
         proto::FlowRecord,
     };
+
+    const BEFORE: RangeInclusive<u16> = 256..=639;
+    const OPTIONS: RangeInclusive<u16> = 400..=406;
 
     /// Of all shapes, by number.
     fn templates(settings: &Settings) -> BTreeMap<u16, Vec<u8>> {
         let record = FlowRecord::default();
         let enriched = Enriched::default();
-        let flow = Flow::new(&record, Octets::Ip).with(&enriched);
+        let flow = Flow::new(&record, settings.octets).with(&enriched);
         let plain = (0..SHAPES as u8).map(Shape::from_number);
         let mut shapes: Vec<_> = plain.clone().collect();
         if settings.enterprise.is_some() {
@@ -70,28 +74,53 @@ mod tests {
             Some(64_124),
             Some(u32::MAX),
         ] {
-            for is_biflow in [true, false] {
+            for (is_biflow, octets) in FORMS {
                 let settings = Settings {
                     is_biflow,
+                    octets,
                     enterprise,
                     ..Settings::datagrams()
                 };
                 for (number, fields) in templates(&settings) {
-                    assert!(!(400..=406).contains(&number), "those of options");
+                    assert!(!OPTIONS.contains(&number) && !BEFORE.contains(&number));
                     let before = known.insert(number, fields.clone());
                     assert!(before.is_none_or(|before| before == fields), "{number}");
                 }
             }
         }
+        // Biflows and uniflows without an enterprise, and with each of the others, with what was found out and without.
+        assert_eq!(known.len(), usize::from(SHAPES) * (2 + 5 * 4));
     }
+
+    #[test]
+    fn options_have_none_of_the_numbers_of_flows() {
+        let of_options = [
+            Kind::Metering,
+            Kind::Exporting,
+            Kind::Sampling,
+            Kind::Interface,
+            Kind::InterfaceInNetns,
+        ]
+        .map(Kind::template);
+        assert!(of_options.iter().all(|number| OPTIONS.contains(number)));
+    }
+
+    const FORMS: [(bool, Octets); 4] = [
+        (true, Octets::Ip),
+        (true, Octets::Layer2),
+        (false, Octets::Ip),
+        (false, Octets::Layer2),
+    ];
 
     /// Agents of different versions may be behind one address, too. Whoever changes the fields of a template changes `BIFLOW` or `UNIFLOW`
     /// so that the numbers that had other fields are not in use any more, and then these digests.
     #[test]
     fn the_fields_of_a_number_never_change() {
-        let digest = |is_biflow| {
+        let digest = |enterprise, (is_biflow, octets)| {
             let settings = Settings {
                 is_biflow,
+                octets,
+                enterprise,
                 ..Settings::datagrams()
             };
             let mut hash = Sha1::new();
@@ -102,6 +131,12 @@ mod tests {
             let digest: [u8; 20] = hash.finalize().into();
             u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
         };
-        assert_eq!([true, false].map(digest), [1_685_742_698, 1_318_682_740]);
+        for (enterprise, biflow, uniflow) in
+            [(None, 1_366_170_719, 1_318_682_740), (Some(64_123), 1_498_587_813, 4_241_869_533)]
+        {
+            let digests = FORMS.map(|form| digest(enterprise, form));
+            // What the octets are is not said by a template.
+            assert_eq!(digests, [biflow, biflow, uniflow, uniflow]);
+        }
     }
 }
