@@ -653,9 +653,8 @@ impl Replica {
     fn entry(&mut self, key: &FlowKey, counters: &FlowCounters) -> Entry {
         let mut entry = Entry::new(key, counters, self.clock, self.scan);
         if entry.is_tcp() {
-            if !entry.shows_opener()
-                && let Some(initiator) = self.remembered.take(hash_of(&self.seed, key))
-            {
+            // A handshake begins another connection, so what is remembered is over either way.
+            if let Some(initiator) = self.remembered.take(hash_of(&self.seed, key)) {
                 entry.give(initiator);
             }
         } else if self

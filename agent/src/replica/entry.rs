@@ -179,7 +179,10 @@ impl Entry {
         if !self.is_tcp() {
             // An answer alone, as to an echo request, proves no question.
             let is_silent = self.total[usize::from(self.initiator)].packets == 0;
-            return self.origin != Origin::Seen || is_silent;
+            // An echo says itself whether it is a question or an answer.
+            let is_known =
+                self.origin == Origin::Seen || self.key.kind() == Some(L4Kind::IcmpQuery);
+            return !is_known || is_silent;
         }
         let forward = usize::from(self.initiator);
         let goes_on = self.tcp_flags[1 - forward] & (tcp_flags::PSH | tcp_flags::FIN) != 0;

@@ -119,6 +119,55 @@ fn a_new_connection_with_the_same_ports_has_its_own_initiator() {
     assert_eq!(initiators(&records), [(1, false)]);
 }
 
+#[test]
+fn what_is_remembered_of_a_connection_is_over_with_the_next_ones_syn() {
+    let mut replica = replica(8);
+    scan(
+        &mut replica,
+        1,
+        &[(1, counters(1, &[SYN, ACK], &[SYN | ACK]))],
+    );
+    scan(&mut replica, 50, &[]);
+    // The other end opens one, which ends by FIN.
+    let next = counters(60, &[SYN | ACK, FIN | ACK], &[SYN, ACK, FIN | ACK]);
+    let records = scan(&mut replica, 60, &[(1, first_by(next, 1))]);
+    assert_eq!(initiators(&records), [(1, false)]);
+    scan(&mut replica, 90, &[]);
+    // Of a third one the beginning is not seen.
+    let later = first_by(counters(100, &[], &[PSH | ACK]), 1);
+    let records = scan(&mut replica, 100, &[(1, later)]);
+    assert_eq!(initiators(&records), [(1, true)]);
+}
+
+/// A connection goes on after a pause, and its other end opens another one with the same ports.
+#[test]
+fn a_syn_of_the_other_end_goes_before_what_is_remembered() {
+    for (first, more) in [
+        // Within one scan, and in the next one, after a packet that may be of either.
+        (counters(60, &[], &[ACK, SYN]), None),
+        (counters(60, &[], &[ACK]), Some(counters(61, &[], &[SYN]))),
+        (
+            counters(60, &[], &[RST]),
+            Some(counters(61, &[SYN | ACK], &[SYN])),
+        ),
+    ] {
+        let mut replica = replica(8);
+        scan(
+            &mut replica,
+            1,
+            &[(1, counters(1, &[SYN, ACK], &[SYN | ACK]))],
+        );
+        scan(&mut replica, 50, &[]);
+        let mut records = scan(&mut replica, 60, &[(1, first_by(first, 1))]);
+        if let Some(more) = more {
+            records = scan(&mut replica, 61, &[(1, first_by(more, 1))]);
+        }
+        let last = records.last().unwrap();
+        assert_eq!((last.initiator, last.initiator_assumed), (1, false));
+        assert_eq!(last.community_id, community_id(&key(1), 1));
+    }
+}
+
 /// Else a scan of ports would push out what is remembered of connections.
 #[test]
 fn a_connection_that_was_never_established_is_not_remembered() {
@@ -201,6 +250,22 @@ fn an_answer_alone_proves_no_question() {
     assert_eq!(initiators(&records), [(0, true)]);
     let records = scan_keys(&mut replica, 101, &[(echo, counters(101, &[0], &[0]))]);
     assert_eq!(initiators(&records), [(0, false)]);
+}
+
+#[test]
+fn who_sent_a_request_of_icmp_is_known_and_who_sent_an_error_is_not() {
+    for initiator in [0, 1] {
+        for (l4_kind, is_assumed) in [(3, false), (2, true)] {
+            let icmp = FlowKey {
+                protocol: 1,
+                l4_kind,
+                ..key(1)
+            };
+            let both = first_by(counters(1, &[0], &[0]), initiator);
+            let records = scan_keys(&mut replica(8), 1, &[(icmp, both)]);
+            assert_eq!(initiators(&records), [(initiator, is_assumed)], "{l4_kind}");
+        }
+    }
 }
 
 /// Takes in a flow with what the sockets of this host show, by direction.
