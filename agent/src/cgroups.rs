@@ -421,9 +421,11 @@ mod tests {
             return;
         }
         let group = ControlGroup::slice().unwrap();
+        // Each in a folder that may have no watch.
         let make = |number: u32| {
-            let path = group.path().join(format!("{number}.service"));
-            fs::create_dir(&path).unwrap();
+            let path = format!("{number}.slice/{number}.service");
+            let path = group.path().join(path);
+            fs::create_dir_all(&path).unwrap();
             fs::metadata(path).unwrap().ino()
         };
         if std::env::var_os(INSIDE).is_some() {
