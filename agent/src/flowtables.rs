@@ -13,8 +13,8 @@ use crate::{
 const NETLINK_NETFILTER: isize = 12;
 
 // linux/netfilter/nfnetlink.h and nf_tables.h: the subsystem is in the upper byte.
-const NEW_FLOWTABLE: u16 = (10 << 8) | 22;
-const GET_FLOWTABLE: u16 = (10 << 8) | 23;
+const NEW_FLOWTABLE: u16 = 10 * 256 + 22;
+const GET_FLOWTABLE: u16 = 10 * 256 + 23;
 /// `struct nfgenmsg`.
 const HEADER_LEN_BYTES: usize = 4;
 const HOOK: u16 = 3;
@@ -59,10 +59,7 @@ impl Offloaded {
         let within = |bytes, wanted| attributes(bytes).filter(move |(kind, _)| *kind == wanted);
         let flags = within(table, FLAGS).map(|(_, flags)| field(flags, 0));
         // They are in network byte order.
-        let flags = flags
-            .last()
-            .transpose()?
-            .map_or(0, |flags| u32::from_be_bytes(flags));
+        let flags = flags.last().transpose()?.map_or(0, u32::from_be_bytes);
         for (_, hook) in within(table, HOOK) {
             for (_, devices) in within(hook, DEVICES) {
                 for (_, name) in within(devices, DEVICE_NAME) {

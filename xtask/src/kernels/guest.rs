@@ -190,15 +190,17 @@ ip link set lo up
         let arguments = format!("--exact {}", arguments.join(" "));
         let seconds = test.timeout.as_secs();
         let program = quoted(&test.program.to_string_lossy());
-        let listed: String = test
+        let listed: Vec<String> = test
             .names
             .iter()
-            .map(|name| format!("echo {}\n", quoted(&format!("{MARK}test {name}"))))
+            .map(|name| format!("echo {}", quoted(&format!("{MARK}test {name}"))))
             .collect();
+        let listed = listed.join("\n");
         format!(
             "\
 echo '{MARK}start {name}'
-{listed}measure
+{listed}
+measure
 limit=$(({seconds} * slowness / 100))
 echo \"{MARK}limit {name} $limit s\"
 read -r start rest </proc/uptime

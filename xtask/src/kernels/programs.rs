@@ -2,7 +2,7 @@
 //! all that they need.
 
 use std::{
-    env,
+    env, iter,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -148,18 +148,18 @@ impl Share {
 
 /// What runs with `--all` alone, for the help text.
 pub fn left_out() -> String {
-    let mut text = "What depends on no kernel (storage, outputs, settings, `query`, `top`, clients) is left to `cargo xtask \
-                    test`. Without --all, --test and names of tests, so is:\n"
-        .to_owned();
-    for module in MODULES {
+    let first = "What depends on no kernel (storage, outputs, settings, `query`, `top`, clients) is left to `cargo xtask \
+                 test`. Without --all, --test and names of tests, so is:";
+    let modules = MODULES.iter().filter_map(|module| {
         let name = module.name;
         match module.without_all {
-            Everything => {}
-            Only(why, _) => text += &format!("  most of {name}: {why}\n"),
-            Nothing(why) => text += &format!("  {name}: {why}\n"),
+            Everything => None,
+            Only(why, _) => Some(format!("  most of {name}: {why}")),
+            Nothing(why) => Some(format!("  {name}: {why}")),
         }
-    }
-    text
+    });
+    let lines: Vec<String> = iter::once(first.to_owned()).chain(modules).collect();
+    lines.join("\n")
 }
 
 /// The commands that the tests start, besides the agent.
