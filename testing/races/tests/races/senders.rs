@@ -4,10 +4,9 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::UdpSocket,
     process::{Child, ChildStdout, Stdio},
-    thread,
 };
 
-use lab::{Lab, pin_to};
+use lab::Lab;
 
 use crate::{
     CPUS, can_race_or_skip,
@@ -34,18 +33,15 @@ struct Sender {
 
 impl Sender {
     fn start(lab: &Lab, cpu: usize) -> Self {
-        let mut command = lab.agent.command("perl");
+        // The kernel kills it when the thread ends that starts it, so no thread of its own pins it.
+        let mut command = lab.agent.command("taskset");
         command
-            .args(["-e", SENDER, &lab.peer.ipv4.to_string()])
+            .args(["--cpu-list", &cpu.to_string(), "perl", "-e", SENDER])
+            .arg(lab.peer.ipv4.to_string())
             .args([PORT, FIRST, FLOWS].map(|number| number.to_string()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // Processes have the CPUs of the thread that starts them.
-        let start = || {
-            pin_to(cpu).unwrap();
-            command.spawn().unwrap()
-        };
-        let mut process = thread::scope(|scope| scope.spawn(start).join().unwrap());
+        let mut process = command.spawn().unwrap();
         let says = BufReader::new(process.stdout.take().unwrap());
         let mut sender = Self { process, says };
         sender.wait_for("ready");
@@ -86,9 +82,9 @@ fn two_processes_that_send_in_one_flow_at_once_are_both_noted() {
         let before = lab.agent.counters().unwrap();
         let mut senders = CPUS.map(|cpu| Sender::start(&lab, cpu));
         senders.iter_mut().for_each(Sender::goes_on);
-        senders
-            .iter_mut()
-            .for_each(|sender| sender.wait_for("sent"));
+        for sender in &mut senders {
+            sender.wait_for("sent");
+        }
         wait_until("all are sent", || {
             let since = lab.agent.counters().unwrap() - before;
             since.tx_packets >= 2 * u64::from(FLOWS)
