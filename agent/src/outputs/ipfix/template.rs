@@ -131,9 +131,10 @@ mod tests {
             let digest: [u8; 20] = hash.finalize().into();
             u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
         };
-        for (enterprise, biflow, uniflow) in
-            [(None, 1_366_170_719, 1_318_682_740), (Some(64_123), 1_498_587_813, 4_241_869_533)]
-        {
+        for (enterprise, biflow, uniflow) in [
+            (None, 1_366_170_719, 1_318_682_740),
+            (Some(64_123), 1_498_587_813, 4_241_869_533),
+        ] {
             let digests = FORMS.map(|form| digest(enterprise, form));
             // What the octets are is not said by a template.
             assert_eq!(digests, [biflow, biflow, uniflow, uniflow]);
