@@ -74,8 +74,13 @@ impl Output for Journal {
 /// who asks for the unit's log would find why it ended.
 fn with_priority(text: &str, level: Level) -> String {
     let priority = priority(level);
-    let lines = text.trim_end().lines();
-    lines.map(|line| format!("<{priority}>{line}\n")).collect()
+    text.trim_end()
+        .lines()
+        .fold(String::new(), |mut all, line| {
+            // Writing to a string does not fail.
+            let _ = writeln!(all, "<{priority}>{line}");
+            all
+        })
 }
 
 /// As syslog(3) numbers them.

@@ -95,7 +95,13 @@ impl Incoming {
             sender,
             origin,
         };
-        let agent = incoming.agent();
+        incoming.refuse_long_names()?;
+        Ok(incoming)
+    }
+
+    /// Fails if what a batch names takes more room than any agent's.
+    fn refuse_long_names(&self) -> Result<()> {
+        let agent = self.agent();
         let names = [
             &agent.agent_id,
             &agent.hostname,
@@ -111,7 +117,7 @@ impl Incoming {
             interface.name.len() <= MOST_NAME_BYTES && interface.netns_name.len() <= MOST_PATH_BYTES
         };
         ensure!(
-            incoming.batch.interfaces.iter().all(is_short),
+            self.batch.interfaces.iter().all(is_short),
             "an interface's name has at most {MOST_NAME_BYTES} bytes, and that of its network namespace {MOST_PATH_BYTES}"
         );
         let is_short = |cgroup: &Cgroup| {
@@ -126,23 +132,23 @@ impl Incoming {
                 && texts.all(|text| text.len() <= MOST_NAME_BYTES)
         };
         ensure!(
-            incoming.batch.cgroups.iter().all(is_short),
+            self.batch.cgroups.iter().all(is_short),
             "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
             cgroups::MOST_PATH_BYTES
         );
-        let mut commands = incoming.batch.processes.iter().map(|one| one.name.len());
+        let mut commands = self.batch.processes.iter().map(|one| one.name.len());
         ensure!(
             commands.all(|len| len <= processes::MOST_NAME_BYTES),
             "a process's name has at most {} bytes",
             processes::MOST_NAME_BYTES
         );
-        let mut hosts = incoming.batch.hosts.iter().map(|one| one.name.len());
+        let mut hosts = self.batch.hosts.iter().map(|one| one.name.len());
         ensure!(
             hosts.all(|len| len <= dns::MOST_NAME_BYTES),
             "a host's name has at most {} bytes",
             dns::MOST_NAME_BYTES
         );
-        let mut exchanges = incoming.batch.dns_exchanges.iter();
+        let mut exchanges = self.batch.dns_exchanges.iter();
         ensure!(
             exchanges.all(|one| {
                 one.name.len() <= dns::MOST_NAME_BYTES && one.addrs.len() <= dns::MOST_ANSWERS
@@ -155,14 +161,14 @@ impl Incoming {
             let mut names = reasons.keys();
             reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_REASON_BYTES)
         };
-        if let Some(account) = &incoming.batch.account {
+        if let Some(account) = &self.batch.account {
             let all = [&account.unparsed, &account.not_inserted, &account.beside];
             ensure!(
                 all.into_iter().all(is_short),
                 "an account has at most {MOST_REASONS} reasons of a kind, each of {MOST_REASON_BYTES} bytes"
             );
         }
-        Ok(incoming)
+        Ok(())
     }
 
     pub(super) fn stream(&self) -> Key {
