@@ -331,8 +331,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "no socket shows that it was accepted",
         file: "agent-ebpf/src/connections.rs",
-        from: "if backlog | came_by != 0 {",
-        to: "if backlog & came_by & 0 != 0 {",
+        from: "Role::shown(backlog | came_by != 0, came_by_v6)",
+        to: "Role::shown(backlog & came_by & 0 != 0, came_by_v6)",
         target: agent(
             "initiator::a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent",
         ),

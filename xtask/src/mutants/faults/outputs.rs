@@ -56,7 +56,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "interfaces that have left count with those that are not watched",
         file: "agent/src/accounts.rs",
-        from: "let mut listed = self.departed;",
+        from: "let mut listed = *departed;",
         to: "let mut listed = HookAccount::default();",
         target: agent(
             "outputs::otlp::series::series_only_grow_and_departed_interfaces_have_a_metric_of_their_own",
