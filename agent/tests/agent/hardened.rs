@@ -7,7 +7,7 @@ use lab::{
     privilege::{is_root_or_skip, is_virtual_machine_or_skip},
 };
 
-use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
+use crate::support::{NATIVE_XDP, count_a_hundred, flow_agent};
 
 const HARDEN: &str = "/proc/sys/net/core/bpf_jit_harden";
 const EVERYTHING: &[&str] = &[
@@ -32,17 +32,7 @@ fn on_a_kernel_that_hides_constants_all_programs_load_and_count_exactly() {
     let lab = Lab::quiet().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"hard").unwrap();
     for settings in [EVERYTHING, NATIVE_XDP] {
-        let agent = Agent::start(&lab, settings);
-        let before = lab.agent.counters().unwrap();
-        let socket = lab.peer.frame_socket().unwrap();
-        socket.send_many((0..100).map(|_| &frame)).unwrap();
-        wait_for_packets(&lab.agent, before, 100);
-        let log = agent.stderr();
-        let report = agent.stop();
-        assert_eq!(report.seen(), count(100, &frame), "{settings:?}: {log}");
-        let packets = report.flows.iter().map(|flow| flow["packets"].as_u64());
-        let packets: u64 = packets.map(Option::unwrap).sum();
-        assert_eq!(packets, 100, "{settings:?}: {:?}", report.flows);
+        let log = count_a_hundred(&lab, settings, &frame);
         // Nothing is left out because its program does not load. Scans may take long on an emulated machine, and
         // native XDP counts without tags because the settings say so.
         let is_expected =

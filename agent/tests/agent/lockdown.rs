@@ -8,7 +8,7 @@ use lab::{
     privilege::{is_root_or_skip, is_virtual_machine_or_skip},
 };
 
-use crate::support::{Agent, NATIVE_XDP, count, flow_agent, wait_for_packets};
+use crate::support::{NATIVE_XDP, count_a_hundred, flow_agent};
 
 /// What the start and `check` say can be done.
 const REMEDY: &str =
@@ -28,17 +28,7 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
     // The programs that note processes and connections read what the verifier knows, which is allowed.
     // Those of round trips read packets alone. What the kernel drops is counted without its flows, which the log says.
     for hook in [&["--enrich", "process,tcp,rtt,drops"][..], NATIVE_XDP] {
-        let agent = Agent::start(&lab, hook);
-        let before = lab.agent.counters().unwrap();
-        let socket = lab.peer.frame_socket().unwrap();
-        socket.send_many((0..100).map(|_| &frame)).unwrap();
-        wait_for_packets(&lab.agent, before, 100);
-        let log = agent.stderr();
-        let report = agent.stop();
-        assert_eq!(report.seen(), count(100, &frame), "{hook:?}");
-        let packets = report.flows.iter().map(|flow| flow["packets"].as_u64());
-        let packets: u64 = packets.map(Option::unwrap).sum();
-        assert_eq!(packets, 100, "{hook:?}: {:?}", report.flows);
+        let log = count_a_hundred(&lab, hook, &frame);
         let told = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact";
         assert_eq!(log.matches(told).count(), 1, "{log}");
         assert!(log.contains("locked down (confidentiality)"), "{log}");

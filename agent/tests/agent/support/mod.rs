@@ -444,6 +444,23 @@ pub fn wait_for_packets(host: &Host, before: Counters, packets: u64) -> Counters
     growth
 }
 
+/// Starts an agent, sends a frame a hundred times to its interface, and asserts that exactly these are counted and in flows. Returns
+/// the agent's log.
+pub fn count_a_hundred(lab: &Lab, settings: &[&str], frame: &[u8]) -> String {
+    let agent = Agent::start(lab, settings);
+    let before = lab.agent.counters().unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    socket.send_many((0..100).map(|_| frame)).unwrap();
+    wait_for_packets(&lab.agent, before, 100);
+    let log = agent.stderr();
+    let report = agent.stop();
+    assert_eq!(report.seen(), count(100, frame), "{settings:?}: {log}");
+    let packets = report.flows.iter().map(|flow| flow["packets"].as_u64());
+    let packets: u64 = packets.map(Option::unwrap).sum();
+    assert_eq!(packets, 100, "{settings:?}: {:?}", report.flows);
+    log
+}
+
 /// Waits until the interface's counters stand still. Returns them.
 pub fn wait_for_silence(host: &Host) -> Counters {
     let mut counted = Counters::default();
