@@ -69,7 +69,7 @@ mod scanning;
 mod wakes;
 
 use printing::Printing;
-use publish::{Publisher, QdiscDrops};
+use publish::{NetlinkReadings, Publisher};
 use scanning::{ReliefLog, Scanning};
 use wakes::Wakes;
 
@@ -338,7 +338,7 @@ impl Agent {
             requests,
             limits,
         } = self;
-        let qdiscs = QdiscDrops::open(&namespaces)?;
+        let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
         let to_watch = attach::Interfaces {
             selected,

@@ -27,15 +27,15 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 type Drops = BTreeMap<InterfaceId, u64>;
 
-/// Packets that qdiscs have dropped since this was made, and where IPsec opens tunnels.
-pub(super) struct QdiscDrops {
+/// Reads how many packets the qdiscs have dropped since it was made, and where IPsec opens tunnels.
+pub(super) struct NetlinkReadings {
     /// By the number of the network namespace.
     links: Vec<(u32, LinkSocket)>,
     ipsec: Vec<(u32, Ipsec)>,
     before: Drops,
 }
 
-impl QdiscDrops {
+impl NetlinkReadings {
     /// Reads these network namespaces.
     pub(super) fn open(namespaces: &[Namespace]) -> Result<Self> {
         let open = |namespace: &Namespace| {
@@ -108,7 +108,7 @@ impl Publisher {
     /// Starts the task. The first status that it publishes is `first`.
     pub(super) fn start(
         first: AgentStatus,
-        qdiscs: QdiscDrops,
+        netlink: NetlinkReadings,
     ) -> (Self, watch::Receiver<Arc<AgentStatus>>) {
         let first = Arc::new(first);
         let (scanned, receiver) = watch::channel(Scanned {
@@ -116,7 +116,7 @@ impl Publisher {
             is_final: false,
         });
         let (publish, published) = watch::channel(first);
-        tokio::spawn(complete(receiver, publish, qdiscs));
+        tokio::spawn(complete(receiver, publish, netlink));
         (Self { scanned }, published)
     }
 
@@ -132,11 +132,11 @@ impl Publisher {
 async fn complete(
     mut scanned: watch::Receiver<Scanned>,
     published: watch::Sender<Arc<AgentStatus>>,
-    qdiscs: QdiscDrops,
+    netlink: NetlinkReadings,
 ) {
-    let mut idle = Some(qdiscs);
+    let mut idle = Some(netlink);
     // A reading that was begun for an earlier scan. Its result is too old for this one.
-    let mut late: Option<JoinHandle<(QdiscDrops, Read)>> = None;
+    let mut late: Option<JoinHandle<(NetlinkReadings, Read)>> = None;
     while scanned.changed().await.is_ok() {
         let Scanned { status, is_final } = scanned.borrow_and_update().clone();
         if is_final {
@@ -146,17 +146,17 @@ async fn complete(
         let mut status = AgentStatus::clone(&status);
         if let Some(reading) = late.take_if(|reading| reading.is_finished()) {
             // If the thread panicked, the log says so, and no status has drops from then on.
-            idle = reading.await.ok().map(|(qdiscs, _)| qdiscs);
+            idle = reading.await.ok().map(|(netlink, _)| netlink);
         }
-        if let Some(qdiscs) = idle.take() {
-            let mut reading = spawn_blocking(move || qdiscs.read());
+        if let Some(netlink) = idle.take() {
+            let mut reading = spawn_blocking(move || netlink.read());
             match timeout(PATIENCE, &mut reading).await {
-                Ok(Ok((qdiscs, read))) => {
+                Ok(Ok((netlink, read))) => {
                     if let Some(after) = read.drops {
-                        status::add_qdisc_drops(&mut status, &qdiscs.before, &after);
+                        status::add_qdisc_drops(&mut status, &netlink.before, &after);
                     }
                     status::add_ipsec(&mut status, &read.ipsec);
-                    idle = Some(qdiscs);
+                    idle = Some(netlink);
                 }
                 Ok(Err(_)) => {}
                 Err(_) => late = Some(reading),
