@@ -95,8 +95,7 @@ impl Senders {
     /// high a bit: the kernel numbers cgroups and processes from 1 on.
     pub const SHARED: u64 = 1 << 63;
 
-    /// How often what is known of a direction changes on a page at most: from nothing to a socket that says less, to another one, and to
-    /// the mark.
+    /// How often a direction's sender can change on one page: from none to a socket that says less, to another one, to the mark.
     pub const MOST_CHANGES: usize = 3;
 
     /// What is known of a direction, after `coming` was seen there. `other` stands for sockets that say less, or 0.

@@ -53,7 +53,7 @@ impl TcpInfo {
     const ROLE_SHIFT: u32 = 30;
     const WITHOUT_END: u32 = 1 << 29;
 
-    /// Nobody is told when the socket is taken down.
+    /// Marks that nobody reports the destruction of the socket.
     #[inline(always)]
     #[must_use]
     pub const fn without_end(mut self) -> Self {

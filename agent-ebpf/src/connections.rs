@@ -108,8 +108,8 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     }
 }
 
-/// A socket that was accepted is a clone of the one that listens, and has the interface by which the connection came. `ip_version` is
-/// that of its packets.
+/// An accepted socket is a clone of its listener and records the interface by which the connection came. `ip_version` is that of its
+/// packets.
 #[inline(always)]
 fn role_of(socket: *mut c_void, ip_version: u8) -> Role {
     if fixed(&TCP_LAYOUT.max_ack_backlog) == 0 || fixed(&TCP_LAYOUT.multicast_v4) == 0 {
@@ -165,7 +165,7 @@ fn is_connection(socket: *mut bpf_sock) -> bool {
 /// The kernel has eight times the smoothed round trip.
 const SRTT_SHIFT: u32 = 3;
 
-/// What [`note_flow`] returns: whether userspace is told when the socket is taken down.
+/// What [`note_flow`] returns: whether userspace learns when the socket is destroyed.
 const ENDS_TOLD: u32 = 0;
 const ENDS_UNTOLD: u32 = 1;
 

@@ -2,8 +2,8 @@
 //! left by (`dev_loopback_xmit`). They were never on the wire, and begin with the IP header also on Ethernet. A packet
 //! capture leaves them out, too (`packet_rcv`).
 //!
-//! A VRF device marks likewise what it delivers to the host itself (`vrf_local_xmit`, 6.1 to 6.19). That has its Ethernet
-//! header, and arrives.
+//! A VRF device marks its deliveries to the host itself in the same way (`vrf_local_xmit`, 6.1 to 6.19). These keep their
+//! Ethernet header and count as arriving.
 
 use aya_ebpf::bindings::__sk_buff;
 

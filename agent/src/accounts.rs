@@ -28,8 +28,8 @@ pub struct AccountOfHook {
     pub account: HookAccount,
 }
 
-/// What a sum has grown by since a moment that receivers are told with it. That moment stays, unless the clock is set to a time before it:
-/// then what is told begins anew.
+/// The growth of a sum since a start time that receivers get with it. The start stays the same until the clock is set to a time before
+/// it; then the series restarts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Series {
     pub since_unix_ns: u64,

@@ -37,8 +37,7 @@ pub(super) struct Telling {
     is_last: bool,
 }
 
-/// What an output has lost since a moment that receivers are told with it. That moment stays, unless the clock is set to a time before it:
-/// then what is told begins anew.
+/// What an output has lost since a start time that receivers get with it. It restarts as [`Series`](crate::accounts::Series) do.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Losses {
     since_unix_ns: Option<u64>,
