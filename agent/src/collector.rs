@@ -20,45 +20,46 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::{
     clock,
+    counted::Counted,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     in_force::followed,
     limits,
-    metrics::MetricsListener,
+    metrics::{MetricsListener, collector::StreamSums},
     outputs::{Prepared, Relief},
     proto::{CollectorStatus, PairsStatus},
     server::{
         CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
     },
+    source::Source,
     tls::server::{InForce, ServerTls},
     token::{self, Known},
 };
 
-mod addresses;
 mod claims;
 mod export;
 mod incoming;
+mod messages;
 pub(crate) mod pairs;
 mod rate;
+mod senders;
 pub(crate) mod store;
 mod streams;
 mod writer;
 
+pub(crate) use export::CallPlaces;
 pub use incoming::MOST_BATCH_BYTES;
+pub(crate) use messages::Messages;
 
-use addresses::Addresses;
 use claims::Claims;
 use pairs::PairFile;
 pub use pairs::PairSettings;
+use senders::Senders;
 use store::{Form, Store, StoreStatuses};
 use streams::Streams;
 use writer::{Entry, Writer};
 
 /// Batches that wait for the writer.
 const QUEUE_BATCHES: usize = 1024;
-/// What waits for the writer may have that many KiB in all.
-const ROOM_KIB: u32 = 64 << 10;
-/// Batches that are decoded at the same moment: what they take in memory is many times what they have.
-const DECODED_AT_ONCE: usize = 2;
 /// How long calls may take at the end for what they have sent.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 
@@ -69,7 +70,7 @@ pub struct AgentLimits {
     pub most: u32,
     /// The same of one address.
     pub most_per_address: u32,
-    /// Records that are taken of one agent in a second; without it as many as it sends.
+    /// Records that are taken of one sender in a second; without it as many as it sends.
     pub records_per_second: Option<u32>,
 }
 
@@ -163,10 +164,9 @@ impl Collector {
             pairs: pairs.as_ref().map(PairFile::status),
             queue: queue.downgrade(),
             digests: RandomState::new(),
-            room: Arc::new(Semaphore::new(ROOM_KIB as usize)),
-            decoding: Arc::new(Semaphore::new(DECODED_AT_ONCE)),
+            senders: Senders::default(),
             calls: Arc::new(Semaphore::new(max_agents as usize)),
-            addresses: Addresses::default(),
+            addresses: Counted::default(),
             limits: config.agents,
             asks: config.asks,
             stopping,
@@ -236,11 +236,10 @@ pub(crate) struct Intake {
     queue: mpsc::WeakSender<Entry>,
     /// Digests of batches.
     digests: RandomState,
-    /// In KiB.
-    room: Arc<Semaphore>,
-    decoding: Arc<Semaphore>,
+    senders: Senders,
     calls: Arc<Semaphore>,
-    addresses: Addresses,
+    /// Calls of each address.
+    addresses: Counted<Source>,
     limits: AgentLimits,
     /// What agents are asked for.
     asks: Relief,
@@ -252,13 +251,25 @@ pub(crate) struct Intake {
 impl Intake {
     /// Without consumers and listeners, of which the server knows.
     pub(crate) fn status(&self) -> CollectorStatus {
+        CollectorStatus {
+            streams: self.streams.status(),
+            ..self.status_without_streams()
+        }
+    }
+
+    /// What metrics say of the streams.
+    pub(crate) fn stream_sums(&self) -> StreamSums {
+        self.streams.sums()
+    }
+
+    /// Their number has no bound that is small.
+    pub(crate) fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
         CollectorStatus {
             hostname: hostname.unwrap_or_default().trim().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_unix_ns: clock::unix_of_boot_ns(self.started_boot_ns),
             uptime_ns: clock::boot_now_ns().saturating_sub(self.started_boot_ns),
-            streams: self.streams.status(),
             stores: self.stores.iter().map(StoreStatuses::get).collect(),
             pairs: self.pairs.as_ref().map(|pairs| {
                 let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);

@@ -142,6 +142,13 @@ pub struct Grant {
     pub roles: Roles,
 }
 
+impl Grant {
+    /// Whether it brings nothing but the batches of other collectors.
+    pub fn is_relay(&self) -> bool {
+        self.roles.has(Role::Relay) && !self.roles.has(Role::Send)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -22,6 +22,7 @@ pub mod clock;
 pub mod collector;
 pub mod commands;
 pub mod community_id;
+mod counted;
 pub mod devices;
 pub mod dns;
 pub mod enrichment;

@@ -141,6 +141,7 @@ impl Server {
             hub,
             max_streams,
             stream_window_bytes: STREAM_WINDOW_BYTES,
+            connection_window_bytes: 2 * STREAM_WINDOW_BYTES,
             drain_timeout,
             streams: serving,
         };

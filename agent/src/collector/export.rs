@@ -1,6 +1,11 @@
 //! One call of `FlowCollector.Export`: an agent's batches, and acknowledgements of what is stored.
+//!
+//! A [`Reader`] takes one batch after the other from the call to the writer's queue. [`Call::run`] runs it, and sends
+//! acknowledgements meanwhile and until everything it has taken is stored.
 
 use std::{
+    mem::take,
+    pin::pin,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
@@ -9,58 +14,65 @@ use bytes::Bytes;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
     task::spawn_blocking,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, timeout},
 };
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::{
-    Intake, ROOM_KIB,
-    addresses::AddressPlace,
+    Intake,
     claims::Claim,
     incoming::Incoming,
+    messages::{Message, Messages},
     pairs::Sightings,
-    streams::{Facts, Key, OpenCall},
+    senders::{Held, Sender},
+    streams::{Facts, Key, OpenCall, Streams},
     writer::{CallEnd, Entry, Outcome},
 };
 use crate::{
     batch::{Batch, validity::Origin},
     clock,
-    identity::Grant,
+    counted::CountedPlace,
+    identity::{Grant, Identity},
     output::LostSoFar,
     proto::ExportAck,
     server::Peer,
+    source::Source,
 };
-
-/// Batches of a call that wait to be stored. What an agent sends beyond them waits at the agent.
-const MOST_WAITING: usize = 64;
 
 /// An agent calls when it has a batch.
 const FIRST_BATCH: Duration = Duration::from_secs(30);
+/// From the header of a message to its last byte.
+const WHOLE_BATCH: Duration = Duration::from_secs(30);
+/// How long the last acknowledgement of a call waits to be read.
+const LAST_ACK: Duration = Duration::from_secs(30);
+
+/// What a batch that waits for the writer counts at least, for what is known of it beside its records.
+const LEAST_BYTES: usize = 64 << 10;
 
 /// A call that has a place.
 pub(crate) struct Call {
+    reader: Reader,
+    end: CallEnd,
+    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// What a call holds until its answer is read or given up.
+pub(crate) struct CallPlaces {
+    _of_sender: OwnedSemaphorePermit,
+    _of_address: Option<CountedPlace<Source>>,
+}
+
+/// Takes the batches of a call to the writer's queue.
+struct Reader {
     intake: Arc<Intake>,
     peer: String,
     caller: Grant,
-    end: Arc<CallEnd>,
-    outcomes: mpsc::UnboundedReceiver<Outcome>,
+    sender: Arc<Sender>,
     stream: Option<Stream>,
-    waiting: usize,
-    /// Stored, and not acknowledged yet.
-    stored_seq: Option<u64>,
-    /// The stream that the call is known to be about.
-    key: Option<Key>,
     /// What the agent calls itself, once that was found to be true.
     claimed: Claimed,
-    /// What has come and was not taken yet.
-    next: Option<Next>,
-    _place: OwnedSemaphorePermit,
-    _place_of_address: Option<AddressPlace>,
-}
-
-struct Next {
-    raw: Bytes,
-    came_at: Instant,
+    held_back: HeldBack,
 }
 
 /// As a batch says it: the host's name and the machine.
@@ -73,15 +85,32 @@ struct Claimed {
 
 /// The stream that the call is about.
 struct Stream {
+    key: Key,
     /// The number of the last batch that came.
     last_seq: u64,
     told: LostSoFar,
     _open: OpenCall,
 }
 
+/// How long batches of a call have waited for `--max-agent-records`, for the status.
+struct HeldBack {
+    streams: Streams,
+    sender: Identity,
+    /// Once it is known.
+    stream: Option<Key>,
+    /// Since when a batch waits.
+    since: Option<Instant>,
+    /// Not reported yet.
+    waited: Duration,
+}
+
 impl Intake {
     /// A place for a call, if there is one.
-    pub(crate) fn call(self: &Arc<Self>, peer: &Peer, caller: Grant) -> Result<Call, Status> {
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        peer: &Peer,
+        caller: Grant,
+    ) -> Result<(Call, CallPlaces), Status> {
         if self.stopping.has_changed().is_err() {
             return Err(stops());
         }
@@ -93,9 +122,9 @@ impl Intake {
             ))
         })?;
         let most = self.limits.most_per_address;
-        let place_of_address = match peer {
+        let of_address = match peer {
             Peer::Tcp(address) => {
-                let place = self.addresses.place(address.ip(), most);
+                let place = self.addresses.place(Source::of_ip(address.ip()), most);
                 Some(place.ok_or_else(|| {
                     Status::resource_exhausted(format!(
                         "{most} agents send from this address, and --max-agents-per-address of the collector allows no more"
@@ -104,25 +133,43 @@ impl Intake {
             }
             Peer::Unix { .. } | Peer::Unknown => None,
         };
+        let sender = self.senders.sender(&caller);
+        let of_sender = sender.call().ok_or_else(|| {
+            Status::resource_exhausted(format!(
+                "{} has {} open calls, and may have no more: a host needs one",
+                caller.identity, sender.most_calls
+            ))
+        })?;
         let (told, outcomes) = mpsc::unbounded_channel();
-        Ok(Call {
-            intake: Arc::clone(self),
-            peer: peer.to_string(),
-            caller,
-            end: Arc::new(CallEnd {
+        let held_back = HeldBack {
+            streams: self.streams.clone(),
+            sender: caller.identity.clone(),
+            stream: None,
+            since: None,
+            waited: Duration::ZERO,
+        };
+        let call = Call {
+            reader: Reader {
+                intake: Arc::clone(self),
+                peer: peer.to_string(),
+                caller,
+                sender,
+                stream: None,
+                claimed: Claimed::default(),
+                held_back,
+            },
+            end: CallEnd {
                 outcomes: told,
                 is_broken: AtomicBool::new(false),
-            }),
+            },
             outcomes,
-            stream: None,
-            waiting: 0,
-            stored_seq: None,
-            key: None,
-            claimed: Claimed::default(),
-            next: None,
             _place: place,
-            _place_of_address: place_of_address,
-        })
+        };
+        let places = CallPlaces {
+            _of_sender: of_sender,
+            _of_address: of_address,
+        };
+        Ok((call, places))
     }
 }
 
@@ -130,172 +177,158 @@ impl Call {
     /// Stores what comes. Returns when the agent has ended the call and all is acknowledged, or why it cannot go on. `acks`
     /// is what the agent reads.
     pub(crate) async fn run(
-        mut self,
-        messages: Streaming<Bytes>,
+        self,
+        messages: Messages,
         acks: &mpsc::Sender<ExportAck>,
     ) -> Result<(), Status> {
-        let ended = self.exchange(messages, acks).await;
-        if let (Some(next), Some(key)) = (&self.next, &self.key) {
-            self.intake.streams.goes(key, next.came_at);
-        }
-        ended
-    }
-
-    async fn exchange(
-        &mut self,
-        mut messages: Streaming<Bytes>,
-        acks: &mpsc::Sender<ExportAck>,
-    ) -> Result<(), Status> {
-        let mut stopping = self.intake.stopping.clone();
-        // What was taken is stored and acknowledged first, however the call ends.
-        let mut ended = None;
-        let first = sleep(FIRST_BATCH);
-        tokio::pin!(first);
-        while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {
-            let held = self.is_held_until();
+        let Self {
+            mut reader,
+            end,
+            mut outcomes,
+            _place,
+        } = self;
+        let asks = reader.intake.asks;
+        let mut stopping = reader.intake.stopping.clone();
+        // Whatever it holds of the call is dropped as soon as it has ended. The channel of outcomes ends when the writer has none
+        // of its batches any more.
+        let mut reading = Some(Box::pin(reader.read(messages, Arc::new(end))));
+        let mut ended = Ok(());
+        let mut has_outcomes = true;
+        let mut stored_seq = None;
+        let mut unread = pin!(sleep(LAST_ACK));
+        while reading.is_some() || has_outcomes || stored_seq.is_some() {
+            let is_reading = reading.is_some();
+            let read = async {
+                match &mut reading {
+                    Some(reading) => reading.await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = acks.closed() => return Err(gone()),
-                outcome = self.outcomes.recv(), if self.waiting > 0 => {
-                    if let Err(failure) = self.learn(outcome) {
-                        ended = Some(Err(failure));
+                outcome = outcomes.recv(), if has_outcomes => {
+                    match outcome {
+                        Some(Outcome::Stored(seq)) => stored_seq = Some(seq),
+                        Some(Outcome::Failed(why)) => {
+                            // Of the others of this call none is stored, and nothing is told.
+                            has_outcomes = false;
+                            reading = None;
+                            let why = format!("the collector cannot store flows: {why}");
+                            ended = Err(Status::unavailable(why));
+                        }
+                        None => has_outcomes = false,
                     }
+                    unread.as_mut().reset(Instant::now() + LAST_ACK);
                 }
-                place = acks.reserve(), if self.stored_seq.is_some() => {
-                    if let (Ok(place), Some(last_seq)) = (place, self.stored_seq.take()) {
-                        let wanted = self.intake.asks;
+                place = acks.reserve(), if stored_seq.is_some() => {
+                    if let (Ok(place), Some(last_seq)) = (place, stored_seq.take()) {
                         place.send(ExportAck {
                             last_seq,
-                            report_interval_ns: clock::nanos(wanted.report_interval),
-                            sample_rate: wanted.sample_rate,
+                            report_interval_ns: clock::nanos(asks.report_interval),
+                            sample_rate: asks.sample_rate,
                         });
                     }
                 }
-                _ = stopping.changed(), if ended.is_none() => ended = Some(Err(stops())),
-                () = &mut first, if ended.is_none() && self.key.is_none() => {
-                    let seconds = FIRST_BATCH.as_secs();
-                    let late = format!("no batch came within {seconds} s");
-                    ended = Some(Err(Status::deadline_exceeded(late)));
+                // What was taken is stored and acknowledged first, however the call ends.
+                _ = stopping.changed(), if is_reading => {
+                    reading = None;
+                    ended = Err(stops());
+                    unread.as_mut().reset(Instant::now() + LAST_ACK);
                 }
-                // It is read before its time comes, so that a call ends when the agent ends it.
-                message = messages.message(), if ended.is_none() && self.next.is_none() && self.waiting < MOST_WAITING => {
-                    match message {
-                        Ok(Some(raw)) => self.next = Some(Next { raw, came_at: Instant::now() }),
-                        Ok(None) => ended = Some(Ok(())),
-                        Err(status) => ended = Some(Err(status)),
-                    }
+                outcome = read, if is_reading => {
+                    reading = None;
+                    ended = outcome;
+                    unread.as_mut().reset(Instant::now() + LAST_ACK);
                 }
-                () = at(held), if ended.is_none() && self.next.is_some() => {
-                    let taken = tokio::select! {
-                        biased;
-                        () = acks.closed() => return Err(gone()),
-                        taken = self.take_next() => taken,
-                    };
-                    if let Err(failure) = taken {
-                        ended = Some(Err(failure));
-                    }
-                }
+                () = &mut unread, if !is_reading && stored_seq.is_some() => return Err(late("the last acknowledgement was not read", LAST_ACK)),
             }
         }
-        ended.unwrap_or(Ok(()))
+        ended
+    }
+}
+
+impl Reader {
+    /// Returns when the agent has ended the call, or why it cannot go on.
+    async fn read(&mut self, mut messages: Messages, end: Arc<CallEnd>) -> Result<(), Status> {
+        let first = timeout(FIRST_BATCH, messages.header()).await;
+        let mut header = first.map_err(|_| late("no batch came", FIRST_BATCH))??;
+        while let Some(next) = header {
+            self.wait_for_its_rate().await;
+            let received = self
+                .intake
+                .senders
+                .receive(&self.sender, next.len_bytes)
+                .await;
+            let message = timeout(WHOLE_BATCH, messages.message(next)).await;
+            let message =
+                message.map_err(|_| late("a batch did not come whole", WHOLE_BATCH))??;
+            let entry = self.entry(message, &end).await?;
+            drop(received);
+            // It has ended if the collector does.
+            let queue = self.intake.queue.upgrade().ok_or_else(stops)?;
+            queue.send(entry).await.map_err(|_| stops())?;
+            header = messages.header().await?;
+        }
+        Ok(())
     }
 
-    /// When the next batch may be taken, if that is not now.
-    fn is_held_until(&self) -> Option<Instant> {
-        self.intake.limits.records_per_second?;
-        self.intake.streams.is_held_until(self.key.as_ref()?)
+    /// A relay brings what other collectors have let in.
+    fn is_limited(&self) -> Option<u32> {
+        let limit = self.intake.limits.records_per_second;
+        limit.filter(|_| !self.caller.is_relay())
     }
 
-    fn learn(&mut self, outcome: Option<Outcome>) -> Result<(), Status> {
-        match outcome {
-            Some(Outcome::Stored(seq)) => {
-                self.waiting -= 1;
-                self.stored_seq = Some(seq);
-                Ok(())
-            }
-            Some(Outcome::Failed(why)) => {
-                // Of the others of this call none is stored, and nothing is told.
-                self.waiting = 0;
-                let why = format!("the collector cannot store flows: {why}");
-                Err(Status::unavailable(why))
-            }
-            None => Err(Status::internal("nobody stores flows any more")),
+    async fn wait_for_its_rate(&mut self) {
+        if self.is_limited().is_some() && self.sender.owes() {
+            self.held_back.begin();
+            self.sender.paid().await;
+            self.held_back.end();
         }
     }
 
-    /// Puts the batch that has come into the writer's queue, unless its stream turns out to have had too much already.
-    async fn take_next(&mut self) -> Result<(), Status> {
-        let Some(Next { raw, came_at }) = self.next.take() else {
-            return Ok(());
-        };
-        let refused = |error: &anyhow::Error| Status::invalid_argument(format!("{error:#}"));
-        let unexpected = |error: &dyn std::error::Error| Status::internal(error.to_string());
+    /// Makes of a message what the writer needs of it.
+    async fn entry(&mut self, message: Message, end: &Arc<CallEnd>) -> Result<Entry, Status> {
         let intake = Arc::clone(&self.intake);
-        let decoding = Arc::clone(&intake.decoding).acquire_owned().await;
-        let decoding = decoding.map_err(|error| unexpected(&error))?;
-        // A thread goes on when the call is gone, so it has the permit.
-        let (again, caller) = (raw.clone(), self.caller.clone());
-        let read = spawn_blocking(move || {
-            let incoming = Incoming::read(&raw, &caller);
-            (incoming.and_then(Incoming::checked), decoding)
+        let decoding = intake.senders.decode(&self.sender).await;
+        let caller = self.caller.clone();
+        // A thread goes on when the call is gone, so it holds its turn.
+        let (incoming, decoding) = blocking(move || {
+            let incoming = Incoming::read(&message.batch()?, &caller);
+            let incoming = incoming
+                .and_then(Incoming::checked)
+                .map_err(|error| refused(&error))?;
+            Ok((incoming, decoding))
         })
-        .await;
-        let (incoming, decoding) = read.map_err(|error| unexpected(&error))?;
-        let incoming = incoming.map_err(|error| refused(&error))?;
-        let key = incoming.stream();
-        if self.key.is_none() {
-            self.key = Some(key.clone());
-            if self.is_held_until().is_some() {
-                // An earlier call has brought too much.
-                self.next = Some(Next {
-                    raw: again,
-                    came_at,
-                });
-                return Ok(());
-            }
-        }
+        .await?;
         self.claim(&incoming)?;
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
         let is_compared = intake.pairs.is_some();
-        let made = spawn_blocking(move || {
+        let (made, decoding) = blocking(move || {
             let pieces = forms.iter().map(|form| form.piece(&incoming, told));
-            let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+            let pieces = pieces.collect::<Result<Vec<_>, _>>();
             let facts = Facts::of(&incoming, incoming.digest(&digests), told);
-            let shared = is_observed.then(|| shared(&incoming, &facts));
-            let sightings = is_compared.then(|| Sightings::of(&incoming));
-            anyhow::Ok((facts, pieces, shared, sightings, decoding))
-        });
-        let made = made.await.map_err(|error| unexpected(&error))?;
-        let (facts, pieces, shared, sightings, decoding) = made.map_err(|error| refused(&error))?;
+            let made = Made {
+                pieces: pieces.map_err(|error| refused(&error))?,
+                shared: is_observed.then(|| shared(&incoming, &facts)),
+                sightings: is_compared.then(|| Sightings::of(&incoming)),
+                facts,
+            };
+            Ok((made, decoding))
+        })
+        .await?;
         if let Some(stream) = &mut self.stream {
-            stream.told = facts.told();
+            stream.told = made.facts.told();
         }
-        if let Some(most) = intake.limits.records_per_second {
-            let records = facts.volume.records;
-            intake.streams.takes(&key, came_at, records, most);
+        if let Some(records_per_second) = self.is_limited() {
+            let records = made.facts.volume.records;
+            self.sender.charge(records, records_per_second);
         }
-        let bytes = pieces.iter().map(Bytes::len).sum::<usize>();
-        let bytes = bytes + shared.as_ref().map_or(0, |batch| batch.body.len());
-        let bytes = bytes + sightings.as_ref().map_or(0, Sightings::bytes);
-        let kib = u32::try_from(bytes >> 10).map_or(ROOM_KIB, |kib| (kib + 1).min(ROOM_KIB));
-        let room = Arc::clone(&intake.room).acquire_many_owned(kib).await;
-        let room = room.map_err(|error| unexpected(&error))?;
+        let room = intake.senders.queue(&self.sender, made.bytes()).await;
         drop(decoding);
-        let entry = Entry {
-            facts,
-            pieces,
-            shared,
-            sightings,
-            call: Arc::clone(&self.end),
-            _room: room,
-        };
-        // It has ended if the collector does.
-        let queue = intake.queue.upgrade().ok_or_else(stops)?;
-        queue.send(entry).await.map_err(|_| stops())?;
-        self.waiting += 1;
-        Ok(())
+        Ok(made.into_entry(end, room))
     }
 
     /// Checks that the sender may have this agent's name. A spool has batches of before the host was installed anew. Where another
@@ -327,14 +360,17 @@ impl Call {
         let seq = incoming.batch.stream_seq;
         let Some(stream) = &mut self.stream else {
             let (open, told) = self.intake.streams.begin(incoming, &self.peer);
+            let key = incoming.stream();
+            self.held_back.add_to(key.clone());
             self.stream = Some(Stream {
+                key,
                 last_seq: seq,
                 told,
                 _open: open,
             });
             return Ok(told);
         };
-        if self.key.as_ref() != Some(&incoming.stream()) {
+        if stream.key != incoming.stream() {
             return Err(Status::invalid_argument(
                 "stream_id: a call has batches of one stream",
             ));
@@ -350,11 +386,86 @@ impl Call {
     }
 }
 
-/// Returns at that moment, or now.
-async fn at(moment: Option<Instant>) {
-    if let Some(moment) = moment {
-        sleep_until(moment).await;
+/// What the writer gets of a batch.
+struct Made {
+    facts: Facts,
+    pieces: Vec<Bytes>,
+    shared: Option<Batch>,
+    sightings: Option<Sightings>,
+}
+
+impl Made {
+    /// What is held of it.
+    fn bytes(&self) -> usize {
+        let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
+        let shared = self.shared.as_ref().map_or(0, |batch| batch.body.len());
+        let sightings = self.sightings.as_ref().map_or(0, Sightings::bytes);
+        (pieces + shared + sightings).max(LEAST_BYTES)
     }
+
+    fn into_entry(self, end: &Arc<CallEnd>, room: Held) -> Entry {
+        Entry {
+            facts: self.facts,
+            pieces: self.pieces,
+            shared: self.shared,
+            sightings: self.sightings,
+            call: Arc::clone(end),
+            _room: room,
+        }
+    }
+}
+
+impl HeldBack {
+    /// A batch waits from here on.
+    fn begin(&mut self) {
+        self.since = Some(Instant::now());
+    }
+
+    /// It waits no more.
+    fn end(&mut self) {
+        if let Some(since) = self.since.take() {
+            self.waited += since.elapsed();
+        }
+        self.report();
+    }
+
+    /// The stream of the call is known.
+    fn add_to(&mut self, stream: Key) {
+        self.stream = Some(stream);
+        self.report();
+    }
+
+    fn report(&mut self) {
+        if let Some(stream) = &self.stream {
+            self.streams.held_back(stream, take(&mut self.waited));
+        }
+    }
+}
+
+impl Drop for HeldBack {
+    /// The call may end while a batch waits.
+    fn drop(&mut self) {
+        self.end();
+        if self.stream.is_none() {
+            self.streams.last_was_held_back(&self.sender, self.waited);
+        }
+    }
+}
+
+/// Runs on a thread that may block.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Status> + Send + 'static,
+) -> Result<T, Status> {
+    let done = spawn_blocking(work).await;
+    done.map_err(|error| Status::internal(error.to_string()))?
+}
+
+fn refused(error: &anyhow::Error) -> Status {
+    Status::invalid_argument(format!("{error:#}"))
+}
+
+fn late(what: &str, after: Duration) -> Status {
+    Status::deadline_exceeded(format!("{what} within {} s", after.as_secs()))
 }
 
 fn stops() -> Status {

@@ -54,6 +54,8 @@ impl Form {
                     lines.end(&mut text, batch)
                 };
                 write().context("the batch as JSON Lines")?;
+                // It counts by its length while it waits.
+                text.0.shrink_to_fit();
                 Ok(text.0.into())
             }
             Self::Parquet => Ok(parquet::piece_of(&incoming.raw).into()),

@@ -2,26 +2,26 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use tokio::time::Instant;
-
-use super::{
-    incoming::{Incoming, is_named},
-    rate::Debt,
-};
+use super::incoming::{Incoming, is_named};
 use crate::{
     clock,
     hub::Volume,
     identity::Identity,
+    metrics::collector::StreamSums,
     output::LostSoFar,
     proto::{Account, AgentIdentity, CollectedStream, RecordSum},
 };
 
-/// More are kept only while they are connected.
+/// Streams beyond these are kept only while they are connected: of all senders, of one with a credential, and of a user or an
+/// address without one, behind which there may be many hosts. An agent begins a stream at each start.
 const MOST: usize = 5_000;
+const MOST_OF_CREDENTIAL: usize = 16;
+const MOST_OF_OTHERS: usize = 256;
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
 /// Batches of a stream that are remembered. An agent has at most so many in its memory, and sends no others again.
@@ -44,7 +44,6 @@ struct Stream {
     last: Duration,
     lost: LostSoFar,
     kept: VecDeque<Kept>,
-    debt: Debt,
 }
 
 /// A batch that is in some of the stores or in all.
@@ -109,10 +108,7 @@ impl Streams {
         let key = incoming.stream();
         let now = unix_now();
         let mut streams = self.streams();
-        if !streams.contains_key(&key) {
-            forget(&mut streams, now);
-        }
-        let stream = streams.entry(key.clone()).or_default();
+        let stream = entry(&mut streams, &key, now);
         stream.calls += 1;
         stream.last = now;
         stream.told.stream_id = key.1;
@@ -142,7 +138,7 @@ impl Streams {
     /// Notes a batch that so many of the stores have, and not all.
     pub(super) fn keeps_in_part(&self, facts: &Facts, stores: usize) {
         let mut streams = self.streams();
-        let stream = streams.entry(facts.stream.clone()).or_default();
+        let stream = entry(&mut streams, &facts.stream, unix_now());
         stream.remember(facts, stores);
     }
 
@@ -150,7 +146,7 @@ impl Streams {
     pub(super) fn stored(&self, facts: Facts, stores: usize) {
         let now = unix_now();
         let mut streams = self.streams();
-        let stream = streams.entry(facts.stream.clone()).or_default();
+        let stream = entry(&mut streams, &facts.stream, now);
         stream.remember(&facts, stores);
         stream.last = now;
         stream.lost = facts.told;
@@ -176,25 +172,19 @@ impl Streams {
         }
     }
 
-    /// When more of a stream may be taken, if that is not now.
-    pub(super) fn is_held_until(&self, stream: &Key) -> Option<Instant> {
-        let streams = self.streams();
-        streams.get(stream)?.debt.is_owed_until(Instant::now())
-    }
-
-    /// Notes a batch that came at this moment and is taken, of a stream that has a limit.
-    pub(super) fn takes(&self, stream: &Key, came_at: Instant, records: u64, most: u32) {
+    /// Notes how long a batch of this stream waited.
+    pub(super) fn held_back(&self, stream: &Key, waited: Duration) {
         if let Some(stream) = self.streams().get_mut(stream) {
-            let now = Instant::now();
-            stream.has_waited(came_at, now);
-            stream.debt.grows(records, most, now);
+            stream.told.held_back_ns += clock::nanos(waited);
         }
     }
 
-    /// Notes a batch that came at this moment and is not taken.
-    pub(super) fn goes(&self, stream: &Key, came_at: Instant) {
-        if let Some(stream) = self.streams().get_mut(stream) {
-            stream.has_waited(came_at, Instant::now());
+    /// The same of a batch that went before its stream was known: it counts for the sender's last one.
+    pub(super) fn last_was_held_back(&self, sender: &Identity, waited: Duration) {
+        let mut streams = self.streams();
+        let last = streams.range_mut(of_sender(sender));
+        if let Some((_, stream)) = last.max_by_key(|(_, stream)| stream.last) {
+            stream.told.held_back_ns += clock::nanos(waited);
         }
     }
 
@@ -203,6 +193,15 @@ impl Streams {
         if let Some(stream) = self.streams().get_mut(stream) {
             stream.told.repeated_batches += 1;
         }
+    }
+
+    /// What `/metrics` and `/readyz` say of all streams, without copying them.
+    pub(super) fn sums(&self) -> StreamSums {
+        let mut sums = StreamSums::default();
+        for stream in self.streams().values() {
+            sums.add(&stream.told, stream.calls > 0);
+        }
+        sums
     }
 
     pub(super) fn status(&self) -> Vec<CollectedStream> {
@@ -229,10 +228,6 @@ impl Streams {
 }
 
 impl Stream {
-    fn has_waited(&mut self, since: Instant, now: Instant) {
-        self.told.held_back_ns += clock::nanos(self.debt.waited(since, now));
-    }
-
     fn remember(&mut self, facts: &Facts, stores: usize) {
         let is_it = |kept: &&mut Kept| kept.seq == facts.seq && kept.digest == facts.digest;
         if let Some(kept) = self.kept.iter_mut().rev().find(is_it) {
@@ -259,18 +254,43 @@ impl Drop for OpenCall {
     }
 }
 
-/// Makes room for another stream.
-fn forget(streams: &mut BTreeMap<Key, Stream>, now: Duration) {
+/// The stream of this name, which may be another one.
+fn entry<'a>(streams: &'a mut BTreeMap<Key, Stream>, key: &Key, now: Duration) -> &'a mut Stream {
+    if !streams.contains_key(key) {
+        make_room(streams, &key.0, now);
+    }
+    streams.entry(key.clone()).or_default()
+}
+
+/// Forgets what makes room for another stream of this sender: whatever was quiet for long, its own oldest one if it has as many
+/// as it may, and the oldest of all if there are as many as there may be.
+fn make_room(streams: &mut BTreeMap<Key, Stream>, sender: &Identity, now: Duration) {
     streams
         .retain(|_, stream| stream.calls > 0 || now.saturating_sub(stream.last) < FORGOTTEN_AFTER);
-    if streams.len() < MOST {
-        return;
+    let most_of_sender = match sender {
+        Identity::Named(_) => MOST_OF_CREDENTIAL,
+        Identity::User(_) | Identity::Address(_) => MOST_OF_OTHERS,
+    };
+    if streams.range(of_sender(sender)).count() >= most_of_sender {
+        let oldest = oldest(streams.range(of_sender(sender)));
+        oldest.and_then(|oldest| streams.remove(&oldest));
     }
-    let away = streams.iter().filter(|(_, stream)| stream.calls == 0);
+    if streams.len() >= MOST {
+        let oldest = oldest(streams.iter());
+        oldest.and_then(|oldest| streams.remove(&oldest));
+    }
+}
+
+/// All streams of a sender.
+fn of_sender(sender: &Identity) -> RangeInclusive<Key> {
+    (sender.clone(), 0)..=(sender.clone(), u64::MAX)
+}
+
+/// The one that has been without a call for longest.
+fn oldest<'a>(streams: impl Iterator<Item = (&'a Key, &'a Stream)>) -> Option<Key> {
+    let away = streams.filter(|(_, stream)| stream.calls == 0);
     let oldest = away.min_by_key(|(_, stream)| stream.last);
-    if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
-        streams.remove(&oldest);
-    }
+    oldest.map(|(key, _)| key.clone())
 }
 
 pub(super) fn unix_now() -> Duration {

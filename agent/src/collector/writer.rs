@@ -11,12 +11,13 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{Instant, timeout, timeout_at},
 };
 
 use super::{
     pairs::{PairFile, Sightings},
+    senders::Held,
     store::{Part, Store},
     streams::{Facts, Streams},
 };
@@ -41,7 +42,7 @@ pub(super) struct Entry {
     /// To compare agents, if that is asked for.
     pub sightings: Option<Sightings>,
     pub call: Arc<CallEnd>,
-    pub _room: OwnedSemaphorePermit,
+    pub _room: Held,
 }
 
 /// The writer's end of a call.
@@ -297,10 +298,9 @@ mod tests {
     use std::{fs, path::Path};
 
     use prost::Message as _;
-    use tokio::sync::Semaphore;
 
     use super::{
-        super::{incoming::Incoming, store::Form},
+        super::{incoming::Incoming, senders::Senders, store::Form},
         *,
     };
     use crate::{
@@ -373,14 +373,15 @@ mod tests {
         };
         let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
         let told = LostSoFar::default();
-        let room = Arc::new(Semaphore::new(1)).acquire_owned().await;
+        let senders = Senders::default();
+        let room = senders.queue(&senders.sender(&caller), 1).await;
         Entry {
             facts: Facts::of(&incoming, seq, told),
             pieces: vec![form.piece(&incoming, told).unwrap()],
             shared: None,
             sightings: None,
             call: Arc::clone(call),
-            _room: room.unwrap(),
+            _room: room,
         }
     }
 

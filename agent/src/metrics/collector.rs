@@ -13,18 +13,41 @@ use super::{
 };
 use crate::{
     clock,
-    proto::{CollectorStatus, PairsStatus, PathStatus, StoreStatus},
+    proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus},
     status,
 };
 
-/// `status` gives the status at this moment.
+/// `status` gives the status at this moment, without its streams, and what these come to: there may be thousands.
 pub(crate) struct CollectorSite<S> {
     pub status: S,
 }
 
+/// What is told of all streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamSums {
+    pub connected: u64,
+    pub away: u64,
+    /// When the last stored scan of a connected agent ended, of the one furthest behind. Unix time in nanoseconds.
+    pub earliest_unix_ns: Option<u64>,
+    pub held_back_ns: u64,
+}
+
+impl StreamSums {
+    pub(crate) fn add(&mut self, stream: &CollectedStream, is_connected: bool) {
+        self.held_back_ns += stream.held_back_ns;
+        if !is_connected {
+            self.away += 1;
+            return;
+        }
+        self.connected += 1;
+        let end = Some(stream.window_end_unix_ns).filter(|&end| end != 0);
+        self.earliest_unix_ns = self.earliest_unix_ns.into_iter().chain(end).min();
+    }
+}
+
 impl<S> Site for CollectorSite<S>
 where
-    S: Fn() -> CollectorStatus + Send + Sync + 'static,
+    S: Fn() -> (CollectorStatus, StreamSums) + Send + Sync + 'static,
 {
     const INDEX: &str = "flow-agent collect\n\
                          /metrics  for Prometheus\n\
@@ -32,8 +55,10 @@ where
                          /readyz   200 while every store takes what comes, else 503\n";
 
     fn metrics(&self, format: Format) -> Result<String, fmt::Error> {
+        let (status, streams) = (self.status)();
         let shown = Shown {
-            status: (self.status)(),
+            status,
+            streams,
             cpu_ns: clock::process_cpu().as_nanos() as u64,
             resident_bytes: status::resident_bytes(),
             format,
@@ -46,13 +71,13 @@ where
     }
 
     fn is_ready(&self) -> Verdict {
-        let status = (self.status)();
+        let (status, streams) = (self.status)();
         match status.stores.iter().find(|store| store.failing) {
             Some(store) => Verdict::Unwell(format!(
                 "{}={} does not take what comes: {}",
                 store.kind, store.address, store.last_error
             )),
-            None => Verdict::Well(format!("agents connected: {}", connected(&status))),
+            None => Verdict::Well(format!("agents connected: {}", streams.connected)),
         }
     }
 }
@@ -60,6 +85,7 @@ where
 #[derive(Debug)]
 struct Shown {
     status: CollectorStatus,
+    streams: StreamSums,
     cpu_ns: u64,
     resident_bytes: u64,
     format: Format,
@@ -79,7 +105,7 @@ impl Collector for Shown {
             Help("flow_agent_collect_build_info", "Always 1"),
             [(labels, 1.0)],
         )?;
-        agents(&mut families, status)?;
+        agents(&mut families, &self.streams)?;
         let is_failing = !status.tokens_reload_error.is_empty();
         families.gauges([(
             Help(
@@ -99,46 +125,32 @@ impl Collector for Shown {
     }
 }
 
-fn connected(status: &CollectorStatus) -> usize {
-    let streams = status.streams.iter();
-    streams.filter(|stream| stream.connected).count()
-}
-
 /// Agents have no series of their own, since they choose their names.
-fn agents(families: &mut Families<'_>, status: &CollectorStatus) -> fmt::Result {
-    let connected = connected(status);
+fn agents(families: &mut Families<'_>, streams: &StreamSums) -> fmt::Result {
     let now = clock::unix_of_boot_ns(clock::boot_now_ns());
-    let streams = status.streams.iter().filter(|stream| stream.connected);
-    let behind = streams.filter(|stream| stream.window_end_unix_ns != 0);
-    let behind = behind.map(|stream| now.saturating_sub(stream.window_end_unix_ns));
-    let away = status.streams.len() - connected;
-    let held_back: u64 = status
-        .streams
-        .iter()
-        .map(|stream| stream.held_back_ns)
-        .sum();
+    let behind = streams.earliest_unix_ns.map(|end| now.saturating_sub(end));
     families.gauge(
         Help(
             "flow_agent_collect_held_back_seconds",
             "How long agents waited, in all, since they sent more records than --max-agent-records allows; of those that are known still",
         ),
-        [(Labels::new(), Duration::from_nanos(held_back).as_secs_f64())],
+        [(Labels::new(), Duration::from_nanos(streams.held_back_ns).as_secs_f64())],
     )?;
     families.gauges([
         (
             Help("flow_agent_collect_connected_agents", "Agents that are connected"),
-            connected as f64,
+            streams.connected as f64,
         ),
         (
             Help("flow_agent_collect_away_agents", "Agents that have called within a day, and are away"),
-            away as f64,
+            streams.away as f64,
         ),
         (
             Help(
                 "flow_agent_collect_most_behind_seconds",
                 "How long ago the last stored scan of a connected agent ended: that of the one furthest behind",
             ),
-            Duration::from_nanos(behind.max().unwrap_or(0)).as_secs_f64(),
+            Duration::from_nanos(behind.unwrap_or(0)).as_secs_f64(),
         ),
     ])
 }
@@ -272,11 +284,17 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{CollectedStream, RecordSum};
+    use crate::proto::RecordSum;
 
     fn site(status: CollectorStatus) -> impl Site {
         CollectorSite {
-            status: move || status.clone(),
+            status: move || {
+                let mut sums = StreamSums::default();
+                for stream in &status.streams {
+                    sums.add(stream, stream.connected);
+                }
+                (status.clone(), sums)
+            },
         }
     }
 

@@ -130,6 +130,14 @@ pub(super) fn must(
     Err(Status::permission_denied(missing.to_string()))
 }
 
+/// Fails if the caller may do nothing but send.
+pub(super) fn must_read(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
+    if grant.roles.has(Role::Observe) {
+        return Ok(());
+    }
+    must(grant, Role::Status, caller, doors)
+}
+
 struct Missing<'a> {
     grant: &'a Grant,
     role: Role,

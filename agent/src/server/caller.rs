@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::{
     idle::Idle,
-    limits::{Doors, Place, Refusal},
+    limits::{AnswerPlace, Doors, Place, Refusal},
     local_user,
     peer::Peer,
 };
@@ -184,14 +184,18 @@ impl Caller {
         )))
     }
 
-    /// A place for an answer, which the peer has to read before long.
-    pub(super) async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
-        let place = doors.answer(&self.peer).await?;
+    /// A place for an answer, which the peer has to read before long. `holder` is who has shown a credential.
+    pub(super) async fn answer(
+        &self,
+        doors: &Doors,
+        holder: Option<&Identity>,
+    ) -> Result<Unread, Status> {
+        let place = doors.answer(&self.peer, holder).await?;
         Ok(self.unread(place, Instant::now() + UNREAD_TIMEOUT))
     }
 
     /// The same, until then.
-    pub(super) fn unread(&self, place: Place, until: Instant) -> Unread {
+    pub(super) fn unread(&self, place: AnswerPlace, until: Instant) -> Unread {
         let mut activity = self.activity();
         let number = activity.number;
         activity.number += 1;
@@ -256,7 +260,7 @@ impl Drop for OpenRequest {
 pub(super) struct Unread {
     caller: Caller,
     number: u64,
-    _place: Place,
+    _place: AnswerPlace,
 }
 
 impl Drop for Unread {
@@ -331,9 +335,9 @@ mod tests {
         let doors = Doors::new(Limits::default().fixed());
         let caller = Caller::new(Peer::Unknown);
         assert_eq!(caller.unread_until(), None);
-        let first = caller.answer(&doors).await.unwrap();
+        let first = caller.answer(&doors, None).await.unwrap();
         let until = caller.unread_until().unwrap();
-        let second = caller.answer(&doors).await.unwrap();
+        let second = caller.answer(&doors, None).await.unwrap();
         assert_eq!(caller.unread_until(), Some(until));
         drop(first);
         assert!(caller.unread_until().unwrap() >= until);

@@ -25,6 +25,7 @@ use tonic::{
 
 use super::{
     Listeners,
+    admission::must_read,
     caller::{Caller, OpenRequest, Unread},
     drained_or_given_up,
     grpc_only::GrpcOnly,
@@ -48,7 +49,7 @@ const MAX_HEADER_BYTES: u32 = 8 << 10;
 
 /// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
 /// waiting in the client.
-const STREAMS_TO_REFUSE: u32 = 8;
+pub(super) const STREAMS_TO_REFUSE: u32 = 8;
 
 /// The calls that a process answers.
 pub(super) trait Calls: Send + Sync + 'static {
@@ -151,13 +152,19 @@ async fn answer_admitted(
 ) -> Result<Response<Body>, Status> {
     let doors = calls.doors();
     let open = caller.open(doors)?;
+    let grant = request.extensions().get::<Grant>();
     let Some(call) = calls.standard().find(request.uri().path()) else {
         return calls.answer(request, caller, open).await;
     };
     let (place, unread) = if call.is_stream {
+        // Such a stream has the place of one who observes, of which there are few.
+        if let Some(grant) = grant {
+            must_read(grant, caller, doors)?;
+        }
         (Some(doors.consumer(&caller.peer)?), None)
     } else {
-        (None, Some(caller.answer(doors).await?))
+        let holder = grant.map(|grant| &grant.identity);
+        (None, Some(caller.answer(doors, holder).await?))
     };
     let kept = (open, place, unread);
     Ok(calls.standard().answer(call, request, kept).await)
@@ -171,7 +178,9 @@ pub(super) async fn place_for<M: Message + Default>(
 ) -> Result<Unread, Status> {
     let (head, body) = request.into_parts();
     let _: M = request::message(&head.headers, body).await?;
-    caller.answer(doors).await
+    let grant = head.extensions.get::<Grant>();
+    let holder = grant.map(|grant| &grant.identity);
+    caller.answer(doors, holder).await
 }
 
 /// How to serve.
@@ -179,9 +188,9 @@ pub(super) struct Serving<C> {
     pub(super) calls: Arc<C>,
     pub(super) hub: Hub,
     pub(super) max_streams: u32,
-    /// How much a peer may send on a stream before we read it, and half of what it may on a connection. HTTP/2 keeps it in
-    /// memory.
+    /// How much a peer may send on a stream, and on a connection, before we read it. HTTP/2 keeps it in memory.
     pub(super) stream_window_bytes: u32,
+    pub(super) connection_window_bytes: u32,
     pub(super) drain_timeout: Duration,
     /// The streams of gRPC's own services end when this is dropped.
     pub(super) streams: watch::Sender<()>,
@@ -201,6 +210,7 @@ impl<C: Calls> Serving<C> {
             hub,
             max_streams,
             stream_window_bytes,
+            connection_window_bytes,
             drain_timeout,
             streams,
         } = self;
@@ -220,7 +230,7 @@ impl<C: Calls> Serving<C> {
             .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .max_concurrent_streams(max_streams.saturating_add(STREAMS_TO_REFUSE))
             .initial_stream_window_size(stream_window_bytes)
-            .initial_connection_window_size(2 * stream_window_bytes)
+            .initial_connection_window_size(connection_window_bytes)
             .http2_max_header_list_size(MAX_HEADER_BYTES)
             .accept_http1(true)
             .serve_with_incoming_shutdown(

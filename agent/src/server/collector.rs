@@ -19,7 +19,7 @@ use super::{
     admission::{Admission, must},
     answer::{self, Form},
     caller::{Caller, OpenRequest},
-    calls::{Admitted, Calls, Credential, Serving, place_for},
+    calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
     encoding::Compressor,
     limits::{Doors, Refusal},
     listen::Listening,
@@ -30,16 +30,22 @@ use super::{
     warn_of_files, withdrawn,
 };
 use crate::{
-    collector::{Intake, MOST_BATCH_BYTES},
+    collector::{CallPlaces, Intake, Messages},
     hub::Hub,
     identity::{Grant, Role},
-    metrics::{MetricsListener, collector::CollectorSite},
+    metrics::{
+        MetricsListener,
+        collector::{CollectorSite, StreamSums},
+    },
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
     token::InForce,
 };
 
-/// How much an agent may send before we read it.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// How much an agent may send on a call before we read it: 5 MB a second over a path of 50 ms. Each call keeps that much in memory
+/// while it waits for its share.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+/// RFC 9113, 6.9.1.
+const MOST_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Acknowledgements that an agent does not read wait here, then they become one.
 const UNREAD_ACKS: usize = 1;
 
@@ -101,7 +107,7 @@ impl CollectorServer {
         let metrics = metrics.map(|listener| {
             let calls = Arc::clone(&calls);
             listener.serve(CollectorSite {
-                status: move || calls.status(),
+                status: move || calls.sums(),
             })
         });
         let metrics = async {
@@ -115,6 +121,11 @@ impl CollectorServer {
             hub,
             max_streams,
             stream_window_bytes: STREAM_WINDOW_BYTES,
+            // A call that waits must not keep the others of its connection from being read: they may hold what it waits for.
+            connection_window_bytes: max_streams
+                .saturating_add(STREAMS_TO_REFUSE)
+                .saturating_mul(STREAM_WINDOW_BYTES)
+                .min(MOST_WINDOW_BYTES),
             drain_timeout,
             streams: serving,
         };
@@ -187,8 +198,8 @@ impl CollectorCalls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
-        let messages = request::messages(&head.headers, body, MOST_BATCH_BYTES)?;
-        let call = self
+        let messages = Messages::new(body, request::may_be_gzip(&head.headers)?);
+        let (call, places) = self
             .intake
             .call(&caller.peer, grant)
             .inspect_err(|refused| {
@@ -220,10 +231,20 @@ impl CollectorCalls {
             // The connection may be gone.
             let _ = ended.send(outcome);
         });
-        Ok(acknowledgements(told, end, open))
+        Ok(acknowledgements(told, end, (open, places)))
     }
 
     fn status(&self) -> CollectorStatus {
+        self.with_server(self.intake.status())
+    }
+
+    /// The same for metrics, which show the streams only in sum.
+    fn sums(&self) -> (CollectorStatus, StreamSums) {
+        let status = self.with_server(self.intake.status_without_streams());
+        (status, self.intake.stream_sums())
+    }
+
+    fn with_server(&self, status: CollectorStatus) -> CollectorStatus {
         CollectorStatus {
             consumers: self.hub.status(),
             server: Some(server_status(&self.hub, &self.doors, &self.listening)),
@@ -233,7 +254,7 @@ impl CollectorCalls {
                 .as_ref()
                 .and_then(InForce::fault)
                 .unwrap_or_default(),
-            ..self.intake.status()
+            ..status
         }
     }
 
@@ -282,15 +303,15 @@ fn unknown(path: &str) -> Status {
 fn acknowledgements(
     acks: mpsc::Receiver<ExportAck>,
     end: oneshot::Receiver<Result<(), Status>>,
-    open: OpenRequest,
+    kept: (OpenRequest, CallPlaces),
 ) -> Response<Body> {
-    let state = Some((acks, end, open));
+    let state = Some((acks, end, kept));
     let frames = stream::unfold(state, |state| async {
-        let (mut acks, end, open) = state?;
+        let (mut acks, end, kept) = state?;
         if let Some(ack) = acks.recv().await {
             return Some((
                 Frame::data(answer::whole(&ack.encode_to_vec())),
-                Some((acks, end, open)),
+                Some((acks, end, kept)),
             ));
         }
         let outcome = end.await;

@@ -16,7 +16,12 @@ use tonic::Status;
 use tracing::warn;
 
 use super::{farewell, peer::Peer};
-use crate::{log_limit::LogLimit, proto::ServerStatus};
+use crate::{
+    counted::{Counted, CountedPlace},
+    identity::Identity,
+    log_limit::LogLimit,
+    proto::ServerStatus,
+};
 
 pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 128;
@@ -27,6 +32,8 @@ const PLACES_FOR_ROOT: usize = 4;
 
 /// How many answers may wait for their peers to take them.
 const UNREAD_ANSWERS: u32 = 16;
+/// How many of them one credential may have.
+const UNREAD_OF_ONE: u32 = 4;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The settings.
@@ -77,6 +84,12 @@ struct Size {
 }
 
 pub(super) type Place = OwnedSemaphorePermit;
+
+/// Of an answer that waits to be read.
+pub(super) struct AnswerPlace {
+    _place: Place,
+    _of_holder: Option<CountedPlace<Identity>>,
+}
 
 impl Places {
     pub(super) fn new(count: u32) -> Self {
@@ -195,6 +208,8 @@ pub(super) struct Doors {
     limits: watch::Receiver<Limits>,
     consumers: Places,
     answers: Places,
+    /// Of each credential.
+    answers_of: Counted<Identity>,
     refusals: [Refused; Refusal::COUNT],
     accept_log: Mutex<LogLimit>,
 }
@@ -216,6 +231,7 @@ impl Doors {
             limits,
             consumers: Places::new(max_consumers),
             answers: Places::new(UNREAD_ANSWERS),
+            answers_of: Counted::default(),
             refusals: Default::default(),
             accept_log: Mutex::default(),
         }
@@ -275,17 +291,34 @@ impl Doors {
     }
 
     /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
-    /// make room in no time.
-    pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
-        let shared = Arc::clone(&self.answers.shared).acquire_owned();
-        if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
-            return Ok(place);
-        }
-        self.answers.take(peer).ok_or_else(|| {
+    /// make room in no time. Whoever shows a credential has no more than its share, unless it runs
+    /// this process.
+    pub(super) async fn answer(
+        &self,
+        peer: &Peer,
+        holder: Option<&Identity>,
+    ) -> Result<AnswerPlace, Status> {
+        let refuse = |most: u32| {
             self.refuse(Refusal::Answer, peer);
             Status::resource_exhausted(format!(
-                "{UNREAD_ANSWERS} answers of this agent have not been read yet: ask again later"
+                "{most} answers have not been read yet: ask again later"
             ))
+        };
+        let of_holder = match holder.filter(|_| !peer.runs_the_agent()) {
+            Some(holder) => {
+                let place = self.answers_of.place(holder.clone(), UNREAD_OF_ONE);
+                Some(place.ok_or_else(|| refuse(UNREAD_OF_ONE))?)
+            }
+            None => None,
+        };
+        let shared = Arc::clone(&self.answers.shared).acquire_owned();
+        let place = match tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
+            Ok(Ok(place)) => Some(place),
+            Ok(Err(_)) | Err(_) => self.answers.take(peer),
+        };
+        Ok(AnswerPlace {
+            _place: place.ok_or_else(|| refuse(UNREAD_ANSWERS))?,
+            _of_holder: of_holder,
         })
     }
 

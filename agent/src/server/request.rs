@@ -28,16 +28,12 @@ pub(super) async fn message<M: Message + Default>(
     })
 }
 
-/// The messages' bytes, decompressed and not decoded. The limit is for both, and for each message.
-pub(super) fn messages(
-    headers: &HeaderMap,
-    body: Body,
-    most_bytes: usize,
-) -> Result<Streaming<Bytes>, Status> {
-    let encoding = match headers.get("grpc-encoding") {
-        None => None,
-        Some(encoding) if encoding == "identity" => None,
-        Some(encoding) if encoding == "gzip" => Some(CompressionEncoding::Gzip),
+/// Whether the messages of a request may be compressed with gzip. Refuses any other compression.
+pub(super) fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
+    match headers.get("grpc-encoding") {
+        None => Ok(false),
+        Some(encoding) if encoding == "identity" => Ok(false),
+        Some(encoding) if encoding == "gzip" => Ok(true),
         // A frame of Zstandard may ask for a window of 128 MiB, however short it is.
         Some(_) => {
             let mut status =
@@ -46,24 +42,19 @@ pub(super) fn messages(
             status
                 .metadata_mut()
                 .insert("grpc-accept-encoding", accepted);
-            return Err(status);
+            Err(status)
         }
-    };
-    Ok(Streaming::new_request(
-        Whole,
-        body,
-        encoding,
-        Some(most_bytes),
-    ))
+    }
 }
 
-/// The same of the one message that a request has.
+/// The bytes of the one message that a request has, decompressed and not decoded. The limit is for both.
 pub(super) async fn bytes(
     headers: &HeaderMap,
     body: Body,
     most_bytes: usize,
 ) -> Result<Bytes, Status> {
-    let mut messages = messages(headers, body, most_bytes)?;
+    let encoding = may_be_gzip(headers)?.then_some(CompressionEncoding::Gzip);
+    let mut messages = Streaming::new_request(Whole, body, encoding, Some(most_bytes));
     tokio::time::timeout(TIMEOUT, messages.message())
         .await
         .map_err(|_| {

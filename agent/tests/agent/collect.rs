@@ -23,6 +23,7 @@ use crate::{
     },
 };
 
+mod attacks;
 mod calls;
 mod clickhouse;
 mod consumers;
@@ -60,9 +61,13 @@ struct Collector {
 impl Collector {
     /// At any port, if it is 0, and where the settings say it, if they do.
     fn start(host: &Host, port: u16, settings: &[&str]) -> Self {
+        Self::start_by(flow_agent(host), port, settings)
+    }
+
+    /// The same with a command that runs the binary with the arguments added to it.
+    fn start_by(mut command: Command, port: u16, settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
-        let mut command = flow_agent(host);
         command.arg("collect").args(settings);
         let mut pairs = settings.iter().zip(settings.iter().skip(1));
         if !pairs.any(|(name, value)| *name == "--listen" && !value.starts_with("unix:")) {

@@ -136,6 +136,7 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
         let ids = streams.keys().map(|(_, id)| *id);
         ids.collect::<Vec<_>>()
     };
+    let sender = Identity::named("another").unwrap();
     let now = 10 * FORGOTTEN_AFTER;
     let a_day_ago = now.checked_sub(FORGOTTEN_AFTER).unwrap();
     let mut streams = BTreeMap::from([
@@ -143,7 +144,7 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
         (key(2), stream(a_day_ago, 1)),
         (key(3), stream(a_day_ago + Duration::from_nanos(1), 0)),
     ]);
-    forget(&mut streams, now);
+    make_room(&mut streams, &sender, now);
     assert_eq!(ids(&streams), [2, 3]);
     // The first is the oldest, and has a call.
     let age = |id| now.checked_sub(Duration::from_secs(MOST as u64 - id));
@@ -152,33 +153,64 @@ fn streams_without_a_call_are_forgotten_after_a_day_and_the_oldest_makes_room() 
         .clone()
         .map(|id| (key(id), stream(age(id).unwrap(), usize::from(id == 0))))
         .collect();
-    forget(&mut streams, now);
+    make_room(&mut streams, &sender, now);
     assert_eq!(streams.len(), MOST - 1);
     streams.insert(key(MOST as u64), stream(now, 0));
-    forget(&mut streams, now);
+    make_room(&mut streams, &sender, now);
     let rest = all.filter(|&id| id != 1).chain([MOST as u64]);
     assert_eq!(ids(&streams), rest.collect::<Vec<_>>());
 }
 
 #[test]
-fn a_stream_that_has_sent_too_much_is_held_and_what_comes_again_is_counted() {
+fn a_sender_with_as_many_streams_as_it_may_have_forgets_its_own_oldest() {
+    for (name, most) in [
+        (Identity::named("one").unwrap(), MOST_OF_CREDENTIAL),
+        (Identity::User(7), MOST_OF_OTHERS),
+    ] {
+        let streams = Streams::default();
+        let begin = |identity: &Identity, stream_id| {
+            let batch = FlowBatch {
+                stream_id,
+                ..batch(1)
+            };
+            streams.begin(&from(&batch, identity.clone()), "there").0
+        };
+        let other = Identity::named("other").unwrap();
+        drop(begin(&other, 1));
+        let connected = begin(&name, 1);
+        for stream_id in 2..=most as u64 + 10 {
+            drop(begin(&name, stream_id));
+        }
+        let all = streams.streams();
+        let ids: Vec<_> = all
+            .range(of_sender(&name))
+            .map(|((_, id), _)| *id)
+            .collect();
+        let last = most as u64 + 10;
+        let expected: Vec<_> = std::iter::once(1)
+            .chain(last + 2 - most as u64..=last)
+            .collect();
+        assert_eq!(ids, expected);
+        assert!(all.contains_key(&(other, 1)));
+        drop(all);
+        drop(connected);
+    }
+}
+
+#[test]
+fn what_was_held_back_counts_for_its_stream_or_the_last_one_of_the_sender() {
     let streams = Streams::default();
+    let second = Duration::from_secs(1);
+    streams.last_was_held_back(&Identity::User(0), second);
     let (_call, _) = streams.begin(&incoming(&batch(1)), "there");
-    assert_eq!(streams.is_held_until(&key(STREAM)), None);
-    let now = Instant::now();
-    streams.takes(&key(STREAM), now, 1_000_000, 1_000);
-    let until = streams.is_held_until(&key(STREAM)).unwrap();
-    assert!(until > now + Duration::from_mins(15), "{until:?}");
-    assert_eq!(streams.is_held_until(&key(8)), None);
-    let a_second_ago = now.checked_sub(Duration::from_secs(1)).unwrap();
-    streams.goes(&key(STREAM), a_second_ago);
-    streams.repeated(&key(STREAM));
+    streams.held_back(&key(STREAM), second);
+    streams.held_back(&key(8), second);
+    streams.last_was_held_back(&Identity::User(0), second);
+    streams.last_was_held_back(&Identity::User(1), second);
     streams.repeated(&key(STREAM));
     let told = streams.status().remove(0);
-    assert!(told.held_back_ns >= 1_000_000_000, "{}", told.held_back_ns);
-    assert_eq!(told.repeated_batches, 2);
-    // A second call that was as long in coming.
-    streams.takes(&key(STREAM), a_second_ago, 1, 1_000);
-    let told = streams.status().remove(0);
-    assert!(told.held_back_ns >= 2_000_000_000, "{}", told.held_back_ns);
+    assert_eq!(
+        (told.held_back_ns, told.repeated_batches),
+        (2_000_000_000, 1)
+    );
 }

@@ -233,18 +233,18 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
     let doors = doors();
     let (mut guarded, caller, mut peer) = silent_until(Instant::now(), &doors);
     let _open = caller.open(&doors).unwrap();
-    let until = |until| {
-        let place = doors.consumer(&Peer::Unknown).unwrap();
+    let until = async |until| {
+        let place = doors.answer(&Peer::Unknown, None).await.unwrap();
         caller.unread(place, until)
     };
-    let read = until(Instant::now());
-    let unread = until(Instant::now() + LONG);
+    let read = until(Instant::now()).await;
+    let unread = until(Instant::now() + LONG).await;
     drop(read);
     peer.write_all(b"a").await.unwrap();
     assert_eq!(guarded.read_u8().await.unwrap(), b'a');
     drop(unread);
-    let _unread = until(Instant::now());
-    let _later = until(Instant::now() + LONG);
+    let _unread = until(Instant::now()).await;
+    let _later = until(Instant::now() + LONG).await;
     guarded.look.as_mut().reset(Instant::now());
     let ended = timeout(BOUND, guarded.read_u8()).await;
     let error = ended.expect("it ends").unwrap_err();

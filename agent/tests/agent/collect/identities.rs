@@ -21,7 +21,7 @@ use super::{
     *,
 };
 
-const NOBODY: libc::uid_t = 65534;
+pub(super) const NOBODY: libc::uid_t = 65534;
 
 /// A caller with a token, or without one.
 struct Shown {
@@ -104,7 +104,7 @@ fn with_channel<T: Send>(
 }
 
 /// The same as another user, which a thread of its own becomes.
-fn with_channel_as<T: Send>(
+pub(super) fn with_channel_as<T: Send>(
     host: &Host,
     collector: &Collector,
     uid: libc::uid_t,

@@ -43,7 +43,11 @@ pub struct Outcome {
 }
 
 /// One HTTP/2 connection.
-pub struct Client(SendRequest<Bytes>);
+#[derive(Clone)]
+pub struct Client {
+    requests: SendRequest<Bytes>,
+    token: Option<String>,
+}
 
 /// An open call.
 pub struct Call {
@@ -63,17 +67,40 @@ impl Client {
             .initial_connection_window_size(16 << 20);
         let (requests, connection) = builder.handshake(stream).await?;
         tokio::spawn(async move { drop(connection.await) });
-        Ok(Self(requests))
+        Ok(Self {
+            requests,
+            token: None,
+        })
+    }
+
+    /// Shows this token with each call.
+    pub fn with_token(self, token: &str) -> Self {
+        Self {
+            token: Some(token.to_owned()),
+            ..self
+        }
     }
 
     /// Sends the head of a call.
     pub async fn open(&mut self, path: &str) -> Result<Call, h2::Error> {
-        let mut requests = self.0.clone().ready().await?;
-        let request = Request::post(format!("http://localhost{path}"))
+        self.open_with(path, "identity").await
+    }
+
+    /// The same of a call whose messages may be compressed.
+    pub async fn open_with_gzip(&mut self, path: &str) -> Result<Call, h2::Error> {
+        self.open_with(path, "gzip").await
+    }
+
+    async fn open_with(&mut self, path: &str, encoding: &str) -> Result<Call, h2::Error> {
+        let mut requests = self.requests.clone().ready().await?;
+        let mut request = Request::post(format!("http://localhost{path}"))
             .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())
-            .unwrap();
+            .header("grpc-encoding", encoding)
+            .header("te", "trailers");
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(()).unwrap();
         let (response, body) = requests.send_request(request, false)?;
         Ok(Call { body, response })
     }

@@ -4,19 +4,11 @@ use std::fs;
 
 use lab::{
     ControlGroup, Lab,
-    control_group::Version,
     privilege::{is_root_or_skip, skip},
 };
 
 use super::refusals::{assert_says, refusal};
-use crate::support::{Agent, BINARY, disk::SmallDisk, flow_agent, wait_until};
-
-fn memory_limit(version: Version) -> &'static str {
-    match version {
-        Version::One => "memory.limit_in_bytes",
-        Version::Two => "memory.max",
-    }
-}
+use crate::support::{Agent, BINARY, disk::SmallDisk, flow_agent, memory_limit, wait_until};
 
 /// A service manager's limit on memory is one on the kernel's table, too.
 #[test]

@@ -20,7 +20,9 @@ use std::{
 
 use agent_common::Pair;
 use lab::{
-    Counters, Host, Lab, kernel,
+    ControlGroup, Counters, Host, Lab,
+    control_group::Version,
+    kernel,
     privilege::{is_root_or_skip, skip},
 };
 use serde_json::Value;
@@ -292,6 +294,21 @@ pub fn as_the_service(host: &Host) -> Command {
     command.args(["--bounding-set", "-all,+bpf,+net_admin,+perfmon"]);
     command.arg(everybodys::everybodys_binary());
     in_plain_text(command)
+}
+
+/// The same in a control group.
+pub fn flow_agent_in(group: &ControlGroup, host: &Host) -> Command {
+    let mut command = host.command("sh");
+    group.run_by(&mut command).arg(BINARY);
+    in_plain_text(command)
+}
+
+/// The file of a control group that has its limit on memory.
+pub fn memory_limit(version: Version) -> &'static str {
+    match version {
+        Version::One => "memory.limit_in_bytes",
+        Version::Two => "memory.max",
+    }
 }
 
 fn in_plain_text(mut command: Command) -> Command {

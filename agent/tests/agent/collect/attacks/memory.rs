@@ -1,0 +1,211 @@
+//! Attacks on the memory of a collector, and on the shares of those who send as they should.
+
+use std::io::Write as _;
+
+use agent::proto::{Account, Count, GetCollectorStatusRequest};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use flate2::{Compression, write::GzEncoder};
+use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use prost::Message as _;
+use tonic::Code;
+
+use super::*;
+use crate::doors::client::{Begun, Call, outcome};
+
+const STATUS: &str = "/flow.v1.FlowCollectorControl/GetCollectorStatus";
+const EXPORT: &str = "/flow.v1.FlowCollector/Export";
+/// The most that a message may have, in bytes.
+const MESSAGE: usize = 4 << 20;
+/// Open calls that a credential may have.
+const MOST_CALLS: usize = 16;
+
+/// Opens so many calls with each of the attackers' credentials, each on a connection from another address.
+async fn open_calls(confined: &Confined, of_each: usize) -> Vec<(Client, Call)> {
+    let mut open = Vec::new();
+    for (number, name) in ATTACKERS.into_iter().enumerate() {
+        for call in 0..of_each {
+            let from = address(1 + number * of_each + call);
+            let mut client = confined.client(name, from, 65_535).await;
+            let call = client.open(EXPORT).await.unwrap();
+            open.push((client, call));
+        }
+    }
+    open
+}
+
+/// How a call ended.
+async fn end(call: Call) -> Code {
+    let begun = Begun(call.response.await.unwrap());
+    match begun.refusal() {
+        Some(refusal) => refusal.code,
+        None => outcome(begun.0).await.unwrap().code,
+    }
+}
+
+#[test]
+fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
+    const TEST: &str =
+        "agent::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end";
+    /// As many as each credential may have, and as many more.
+    const CALLS: usize = 2 * MOST_CALLS;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
+        return;
+    };
+    let mut half = BytesMut::zeroed(5 + MESSAGE / 2);
+    half[1..5].copy_from_slice(&(MESSAGE as u32).to_be_bytes());
+    let half = half.freeze();
+    confined.run(async {
+        let mut open = open_calls(&confined, CALLS).await;
+        for (_, call) in &mut open {
+            // It leaves as far as the collector takes it, and not at all where the call was refused.
+            let _ = call.body.send_data(half.clone(), false);
+        }
+        let ends = open.into_iter().map(|(client, call)| async move {
+            let code = end(call).await;
+            drop(client);
+            code
+        });
+        let mut ends: FuturesUnordered<_> = ends.collect();
+        let refused = ATTACKERS.len() * (CALLS - MOST_CALLS);
+        for _ in 0..refused {
+            assert_eq!(ends.next().await, Some(Code::ResourceExhausted));
+        }
+        confined.others_are_served(1, 10).await;
+        // They hold what they got until their time is over.
+        let first = ends.next().now_or_never();
+        assert_eq!(first, None, "the others waited for those who attack");
+        let peak = confined.memory_peak();
+        assert!(peak < memory_of_the_unit() / 5, "{peak}");
+        assert_eq!(ends.next().await, Some(Code::DeadlineExceeded));
+    });
+    let refused = confined.status()["server"]["refused_agents"].as_u64();
+    assert!(refused >= Some(1), "{refused:?}");
+    confined.peak();
+}
+
+/// A message that becomes as long as it may, and then as many lines of JSON as it may.
+fn bomb(stream_id: u64) -> Bytes {
+    let batch = FlowBatch {
+        stream_id,
+        agent: None,
+        ..batch(1, 16_000)
+    };
+    let mut raw = batch.encode_to_vec();
+    // A field that a later agent may send.
+    let padding = MESSAGE - 4096 - raw.len();
+    prost::encoding::bytes::encode(99, &vec![0_u8; padding], &mut raw);
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(&raw).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let mut framed = BytesMut::new();
+    framed.put_u8(1);
+    framed.put_u32(gzip.len() as u32);
+    framed.put_slice(&gzip);
+    framed.freeze()
+}
+
+#[test]
+fn those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little() {
+    const TEST: &str =
+        "agent::those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little";
+    const BATCHES: u64 = 4;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
+        return;
+    };
+    let bombs: Vec<_> = (1..=MOST_CALLS as u64).map(bomb).collect();
+    let status = confined.run(async {
+        let mut open = Vec::new();
+        for (number, name) in ATTACKERS.into_iter().enumerate() {
+            let mut client = confined.client(name, address(1 + number), 65_535).await;
+            for bomb in &bombs {
+                let mut call = client.open_with_gzip(EXPORT).await.unwrap();
+                call.body.send_data(bomb.clone(), false).unwrap();
+                open.push(call);
+            }
+        }
+        confined.others_are_served(1, BATCHES).await;
+        confined.status()
+    });
+    let streams = status["streams"].as_array().unwrap();
+    for name in ATTACKERS {
+        let of_it = streams.iter().filter(|stream| stream["identity"] == name);
+        let taken: u64 = of_it.filter_map(|stream| stream["batches"].as_u64()).sum();
+        // It had a turn when the other host had one, or two.
+        assert!(taken < MOST_CALLS as u64, "{name}: all {taken} were taken");
+    }
+    let peak = confined.peak();
+    assert!(peak < memory_of_the_unit() * 3 / 4, "{peak}");
+}
+
+/// A batch of a stream of its own, with as many reasons in its account as there may be, as long as they may be.
+fn with_reasons(stream_id: u64) -> FlowBatch {
+    let reasons: BTreeMap<_, _> = (0..64)
+        .map(|reason| (format!("{reason:064}"), Count::default()))
+        .collect();
+    FlowBatch {
+        stream_id,
+        account: Some(Account {
+            unparsed: reasons.clone(),
+            not_inserted: reasons.clone(),
+            beside: reasons,
+            ..Account::default()
+        }),
+        ..batch(1, 0)
+    }
+}
+
+#[test]
+fn streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others() {
+    const TEST: &str = "agent::streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others";
+    /// Of each attacker.
+    const STREAMS: u64 = 50;
+    const KEPT: usize = 16;
+    const UNREAD: usize = 8;
+    const UNREAD_OF_ONE: usize = 4;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
+        return;
+    };
+    let attackers = &ATTACKERS[..3];
+    confined.run(async {
+        confined.others_are_served(1, 1).await;
+        let channel = confined.channel(address(1)).await;
+        for name in attackers {
+            for stream_id in 1..=STREAMS {
+                confined
+                    .send(&channel, name, vec![with_reasons(stream_id)])
+                    .await;
+            }
+        }
+        let request = GetCollectorStatusRequest::default();
+        let mut unread = Vec::new();
+        for (place, name) in attackers.iter().enumerate() {
+            for number in 0..UNREAD {
+                let from = address(2 + place * UNREAD + number);
+                let mut client = confined.client(name, from, 0).await;
+                let begun = client.begin(STATUS, &request).await.unwrap();
+                let code = begun.refusal().map(|refusal| refusal.code);
+                let expected = (number >= UNREAD_OF_ONE).then_some(Code::ResourceExhausted);
+                assert_eq!(code, expected, "{name} {number}");
+                unread.push((client, begun));
+            }
+        }
+        // Another one who reads the status gets all of it.
+        let mut client = confined.client(OTHER, address(0), 65_535).await;
+        let outcome = client.call(STATUS, &request).await.unwrap();
+        assert_eq!(outcome.code, Code::Ok, "{}", outcome.message);
+    });
+    let status = confined.status();
+    let streams = status["streams"].as_array().unwrap();
+    let of = |name: &str| {
+        let of_it = streams.iter().filter(|stream| stream["identity"] == name);
+        of_it.count()
+    };
+    assert_eq!(of(OTHER), 1);
+    for name in attackers {
+        assert_eq!(of(name), KEPT, "{name}");
+    }
+    confined.peak();
+}
