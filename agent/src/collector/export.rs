@@ -255,11 +255,7 @@ impl Reader {
         let mut header = first.map_err(|_| late("no batch came", FIRST_BATCH))??;
         while let Some(next) = header {
             self.wait_for_its_rate().await;
-            let received = self
-                .intake
-                .senders
-                .receive(&self.sender, next.len_bytes)
-                .await;
+            let received = self.receive(next.len_bytes).await;
             let message = timeout(WHOLE_BATCH, messages.message(next)).await;
             let message =
                 message.map_err(|_| late("a batch did not come whole", WHOLE_BATCH))??;
@@ -285,6 +281,10 @@ impl Reader {
             self.sender.paid().await;
             self.held_back.end();
         }
+    }
+
+    async fn receive(&self, bytes: usize) -> Held {
+        self.intake.senders.receive(&self.sender, bytes).await
     }
 
     /// Makes of a message what the writer needs of it.

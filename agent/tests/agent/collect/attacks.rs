@@ -13,7 +13,7 @@ use agent::proto::{FlowBatch, flow_collector_client::FlowCollectorClient};
 use lab::{ControlGroup, privilege::skip};
 use tokio::net::TcpSocket;
 use tonic::{
-    Request,
+    Request, Status,
     metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
@@ -128,20 +128,30 @@ impl Confined {
     }
 
     /// Has batches stored with the credential of this host, as one call.
-    async fn send(&self, channel: &Channel, name: &str, mut batches: Vec<FlowBatch>) {
+    async fn send(&self, channel: &Channel, name: &str, batches: Vec<FlowBatch>) {
+        let last = batches.last().map(|batch| batch.stream_seq);
+        let acks = self.try_send(channel, name, batches).await.unwrap();
+        assert_eq!(acks.last().copied(), last);
+    }
+
+    /// The acknowledgements of such a call, or how it failed.
+    async fn try_send(
+        &self,
+        channel: &Channel,
+        name: &str,
+        mut batches: Vec<FlowBatch>,
+    ) -> Result<Vec<u64>, Status> {
         for batch in &mut batches {
             let agent = batch.agent.get_or_insert_default();
             name.clone_into(&mut agent.hostname);
         }
-        let last = batches.last().map(|batch| batch.stream_seq);
         let mut request = Request::new(futures_util::stream::iter(batches));
         let bearer = MetadataValue::try_from(format!("Bearer {}", self.tokens[name]));
         let metadata = request.metadata_mut();
         metadata.insert("authorization", bearer.unwrap());
         let mut client = FlowCollectorClient::new(channel.clone());
         let (acks, ended) = exchange(&mut client, request).await;
-        ended.unwrap();
-        assert_eq!(acks.last().copied(), last);
+        ended.map(|()| acks)
     }
 
     /// Has another host store so many batches, each acknowledged before the next one.

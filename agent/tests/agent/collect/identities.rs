@@ -14,6 +14,7 @@ use tonic::{
     metadata::MetadataValue,
     transport::{Channel, Endpoint},
 };
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::{
     calls::{batch, exchange, runtime},
@@ -187,6 +188,12 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
             let refused = status(shown(token)).await.unwrap_err();
             assert_eq!(refused.code(), Code::PermissionDenied);
             let refused = observe(shown(token)).await.err().unwrap();
+            assert_eq!(refused.code(), Code::PermissionDenied);
+            // It may ask how the collector is, and not wait for a change in the place of one who observes.
+            let health = || shown(token).request(HealthCheckRequest::default());
+            let mut client = HealthClient::new(channel.clone());
+            assert!(client.check(health()).await.is_ok());
+            let refused = client.watch(health()).await.err().unwrap();
             assert_eq!(refused.code(), Code::PermissionDenied);
         }
         let (_, ended) = send(shown(&reader), vec![of("ops", "", 1, 1)]).await;

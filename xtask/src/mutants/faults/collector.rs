@@ -94,8 +94,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a call may go on with another stream",
         file: "agent/src/collector/export.rs",
-        from: "if self.key.as_ref() != Some(&incoming.stream()) {",
-        to: "if self.key.is_none() {",
+        from: "if stream.key != incoming.stream() {",
+        to: "if stream.key.1 == 0 {",
         target: agent(
             "collect::calls::what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stored",
         ),
@@ -103,8 +103,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a call goes on when a batch was not stored",
         file: "agent/src/collector/export.rs",
-        from: "                Err(Status::unavailable(why))",
-        to: "                Ok(drop(Status::unavailable(why)))",
+        from: "ended = Err(Status::unavailable(why));",
+        to: "drop(Status::unavailable(why));",
         target: agent(
             "collect::calls::a_call_ends_where_a_batch_cannot_be_stored_and_nothing_behind_it_is_acknowledged",
         ),
@@ -112,8 +112,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "what was taken at the end is not waited for",
         file: "agent/src/collector/export.rs",
-        from: "while ended.is_none() || self.waiting > 0 || self.stored_seq.is_some() {",
-        to: "while ended.is_none() {",
+        from: "while reading.is_some() || has_outcomes || stored_seq.is_some() {",
+        to: "while reading.is_some() {",
         target: agent(
             "collect::calls::a_batch_that_comes_again_is_acknowledged_and_not_stored_again",
         ),
@@ -156,11 +156,144 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "an address has a place more than it may",
-        file: "agent/src/collector/addresses.rs",
-        from: "if calls >= most {",
-        to: "if calls > most {",
+        file: "agent/src/counted.rs",
+        from: "if count >= most {",
+        to: "if count > most {",
         target: unit(
-            "collector::addresses::tests::an_address_has_as_many_places_as_it_may_however_it_is_written_and_is_forgotten_with_the_last",
+            "counted::tests::an_address_has_as_many_places_as_it_may_however_it_is_written_and_is_forgotten_with_the_last",
+        ),
+    },
+    Fault {
+        name: "a sender may have all the memory",
+        file: "agent/src/collector/senders.rs",
+        from: "acquire_many_owned(units.min(each));",
+        to: "acquire_many_owned(units.min(0 * each));",
+        target: unit(
+            "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
+        ),
+    },
+    Fault {
+        name: "the memory of all senders has no bound",
+        file: "agent/src/collector/senders.rs",
+        from: "acquire_many_owned(units.min(all));",
+        to: "acquire_many_owned(units.min(0 * all));",
+        target: unit(
+            "collector::senders::tests::the_pool_is_shared_in_order_of_arrival_and_a_batch_may_be_larger_than_a_share",
+        ),
+    },
+    Fault {
+        name: "a credential may have any number of calls",
+        file: "agent/src/collector/senders.rs",
+        from: "Identity::Named(_) if !caller.is_relay() => MOST_CALLS,",
+        to: "Identity::Named(_) if caller.is_relay() => MOST_CALLS,",
+        target: unit(
+            "collector::senders::tests::a_credential_has_a_few_calls_and_a_relay_and_callers_without_one_any",
+        ),
+    },
+    Fault {
+        name: "each address of an IPv6 network is another sender",
+        file: "agent/src/collector/senders.rs",
+        from: "senders.entry(whole_host(&caller.identity));",
+        to: "senders.entry(caller.identity.clone());\n        let _ = whole_host;",
+        target: unit("collector::senders::tests::addresses_of_an_ipv6_network_are_one_sender"),
+    },
+    Fault {
+        name: "a sender that owes something is forgotten",
+        file: "agent/src/collector/senders.rs",
+        from: "Arc::strong_count(sender) > 1 || sender.owes()",
+        to: "Arc::strong_count(sender) > 1",
+        target: unit(
+            "collector::senders::tests::senders_are_forgotten_unless_they_hold_or_owe_something",
+        ),
+    },
+    Fault {
+        name: "a sender that holds something is forgotten",
+        file: "agent/src/collector/senders.rs",
+        from: "Arc::strong_count(sender) > 1 || sender.owes()",
+        to: "sender.owes()",
+        target: unit(
+            "collector::senders::tests::senders_are_forgotten_unless_they_hold_or_owe_something",
+        ),
+    },
+    Fault {
+        name: "a batch of a sender is decoded while another one of it is",
+        file: "agent/src/collector/senders.rs",
+        from: "const DECODED: Shared = Shared { all: 2, each: 1 };",
+        to: "const DECODED: Shared = Shared { all: 2, each: 2 };",
+        target: unit(
+            "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
+        ),
+    },
+    Fault {
+        name: "a sender's streams push out those of others",
+        file: "agent/src/collector/streams.rs",
+        from: "range(of_sender(sender)).count() >= most_of_sender {",
+        to: "range(of_sender(sender)).count() > 2 * most_of_sender {",
+        target: unit(
+            "collector::streams::tests::a_sender_with_as_many_streams_as_it_may_have_forgets_its_own_oldest",
+        ),
+    },
+    Fault {
+        name: "a message may be as long as it says",
+        file: "agent/src/collector/messages.rs",
+        from: "if len_bytes > MOST_BATCH_BYTES {",
+        to: "if len_bytes > 2 * MOST_BATCH_BYTES {",
+        target: unit(
+            "collector::messages::tests::messages_that_are_cut_off_too_long_or_compressed_otherwise_are_refused",
+        ),
+    },
+    Fault {
+        name: "a message may expand without a bound",
+        file: "agent/src/collector/messages.rs",
+        from: ".take(MOST_BATCH_BYTES as u64 + 1)",
+        to: ".take(MOST_BATCH_BYTES as u64)",
+        target: unit(
+            "collector::messages::tests::messages_that_are_cut_off_too_long_or_compressed_otherwise_are_refused",
+        ),
+    },
+    Fault {
+        name: "a message is received before it has memory",
+        file: "agent/src/collector/export.rs",
+        from: "let received = self.receive(next.len_bytes).await;",
+        to: "let received = ();",
+        target: agent(
+            "collect::attacks::memory::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end",
+        ),
+    },
+    Fault {
+        name: "a message may take any time",
+        file: "agent/src/collector/export.rs",
+        from: "timeout(WHOLE_BATCH, messages.message(next))",
+        to: "timeout(100 * WHOLE_BATCH, messages.message(next))",
+        target: agent(
+            "collect::attacks::memory::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end",
+        ),
+    },
+    Fault {
+        name: "a call whose acknowledgements nobody reads keeps its place",
+        file: "agent/src/collector/export.rs",
+        from: "if !is_reading && stored_seq.is_some() => return",
+        to: "if is_reading && stored_seq.is_some() => return",
+        target: agent(
+            "collect::attacks::memory::a_call_whose_acknowledgements_nobody_reads_gives_its_place_back",
+        ),
+    },
+    Fault {
+        name: "batches are decoded in no fair order",
+        file: "agent/src/collector/senders.rs",
+        from: "self.decoding.hold(sender, &sender.decoding, 1).await",
+        to: "self.decoding.hold(sender, &Arc::new(Semaphore::new(1)), 1).await",
+        target: agent(
+            "collect::attacks::memory::those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little",
+        ),
+    },
+    Fault {
+        name: "another call pays for no records",
+        file: "agent/src/collector/export.rs",
+        from: "self.sender.charge(records, records_per_second);",
+        to: "let _ = (records, records_per_second, Sender::charge);",
+        target: agent(
+            "collect::attacks::rate::streams_agents_and_addresses_that_follow_each_other_are_no_way_round_the_limit",
         ),
     },
     Fault {

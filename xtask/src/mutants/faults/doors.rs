@@ -67,6 +67,24 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
+        name: "a credential may leave any number of answers unread",
+        file: "agent/src/server/limits.rs",
+        from: "const UNREAD_OF_ONE: u32 = 4;",
+        to: "const UNREAD_OF_ONE: u32 = UNREAD_ANSWERS;",
+        target: agent(
+            "collect::attacks::memory::streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others",
+        ),
+    },
+    Fault {
+        name: "who may only send takes the place of one who observes",
+        file: "agent/src/server/calls.rs",
+        from: "must_read(grant, caller, doors)?;",
+        to: "let _ = (grant, must_read);",
+        target: agent(
+            "collect::identities::a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others",
+        ),
+    },
+    Fault {
         name: "a token is shown in any way",
         file: "agent/src/token/known.rs",
         from: "if !scheme.eq_ignore_ascii_case(SCHEME) {",

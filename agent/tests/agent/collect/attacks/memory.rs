@@ -1,6 +1,6 @@
 //! Attacks on the memory of a collector, and on the shares of those who send as they should.
 
-use std::io::Write as _;
+use std::{io::Write as _, time::Duration};
 
 use agent::proto::{Account, Count, GetCollectorStatusRequest};
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -10,7 +10,7 @@ use prost::Message as _;
 use tonic::Code;
 
 use super::*;
-use crate::doors::client::{Begun, Call, outcome};
+use crate::doors::client::{Begun, Call, framed, outcome};
 
 const STATUS: &str = "/flow.v1.FlowCollectorControl/GetCollectorStatus";
 const EXPORT: &str = "/flow.v1.FlowCollector/Export";
@@ -137,6 +137,52 @@ fn those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little() {
     }
     let peak = confined.peak();
     assert!(peak < memory_of_the_unit() * 3 / 4, "{peak}");
+}
+
+#[test]
+fn a_call_whose_acknowledgements_nobody_reads_gives_its_place_back() {
+    const TEST: &str = "agent::a_call_whose_acknowledgements_nobody_reads_gives_its_place_back";
+    let folder = tempfile::tempdir().unwrap();
+    let output = jsonl(folder.path());
+    let settings = ["--output", &output, "--max-agents", "1"];
+    let Some(mut confined) = Confined::start(TEST, &settings) else {
+        return;
+    };
+    confined.run(async {
+        let mut client = confined.client(ATTACKER, address(1), 0).await;
+        let mut call = client.open(EXPORT).await.unwrap();
+        // The first acknowledgement leaves, the second waits, and the third has no room.
+        for seq in 1..=3 {
+            let batch = FlowBatch {
+                agent: None,
+                ..batch(seq, 1)
+            };
+            let ends = seq == 3;
+            let message = framed(&batch.encode_to_vec());
+            call.body.send_data(message, ends).unwrap();
+            let stored = || stored_seq(&confined.status()) == seq;
+            while !stored() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+        let channel = confined.channel(address(2)).await;
+        let refused = confined.try_send(&channel, OTHER, vec![batch(1, 1)]).await;
+        assert_eq!(refused.unwrap_err().code(), Code::ResourceExhausted);
+        while confined
+            .try_send(&channel, OTHER, vec![batch(1, 1)])
+            .await
+            .is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        drop(call);
+    });
+    confined.peak();
+}
+
+/// Of the only stream.
+fn stored_seq(status: &Value) -> u64 {
+    status["streams"][0]["stored_seq"].as_u64().unwrap_or(0)
 }
 
 /// A batch of a stream of its own, with as many reasons in its account as there may be, as long as they may be.
