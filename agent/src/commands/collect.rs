@@ -118,8 +118,8 @@ pub struct Args {
           value_parser = number(1..=100_000), help_heading = AGENTS)]
     pub max_agents_per_address: Option<u32>,
 
-    /// Records that are taken of one agent in a second. One that sends more keeps the rest, in its memory or spool, until they are
-    /// taken [default: as many as it sends].
+    /// Records a second to accept from each token, certificate, or address without one. An agent that sends more keeps the rest in
+    /// its memory or spool until they are accepted [default: no limit].
     #[arg(long, value_name = "RECORDS", env = "FLOW_AGENT_COLLECT_MAX_AGENT_RECORDS",
           value_parser = number(1_000..=u32::MAX), help_heading = AGENTS)]
     pub max_agent_records: Option<u32>,

@@ -204,7 +204,9 @@ impl CollectorCalls {
             .call(&caller.peer, grant)
             .inspect_err(|refused| {
                 if refused.code() == Code::ResourceExhausted {
-                    self.doors.refuse(Refusal::Agent, &caller.peer);
+                    let why = refused.message();
+                    self.doors
+                        .refuse_because(Refusal::Agent, &caller.peer, &why);
                 }
             })?;
         let (acks, told) = mpsc::channel(UNREAD_ACKS);

@@ -189,7 +189,7 @@ impl Refusal {
             Self::Role => "a call was refused: its caller does not have the role for it",
             Self::Identity => "an agent was refused: it sent in the name of another one",
             Self::Agent => {
-                "an agent was refused: there are as many as --max-agents or --max-agents-per-address allows"
+                "an agent's call was refused: the collector, its address or its credential has as many as it may"
             }
             Self::Unread => "a connection was closed: an answer was not read for too long",
             Self::Copies => {
@@ -460,7 +460,7 @@ mod tests {
             (Refusal::Token, "no credential of this collector"),
             (Refusal::Role, "the role for it"),
             (Refusal::Identity, "in the name of another"),
-            (Refusal::Agent, "--max-agents-per-address"),
+            (Refusal::Agent, "as many as it may"),
             (Refusal::Copies, "consumers with filters"),
             (Refusal::GaveWay, "another one needed its place"),
         ] {
