@@ -119,10 +119,10 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     // Before 6.4 the kernel reports a hash map as if it were full.
     let most = if kernel::is_at_least(6, 4) { 8 } else { 24 } * MIB;
     assert!(idle_bytes <= most, "{idle_bytes} bytes");
-    // It has some 4, and 17 with what loading the programs took.
+    // It has some 4, 9 on 6.12 of Debian, and 17 with what loading the programs took.
     let private = private_bytes(pid);
     assert!(
-        private <= 8 * MIB,
+        private <= 12 * MIB,
         "{private} bytes: {:#?}",
         fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
     );
