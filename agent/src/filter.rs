@@ -128,6 +128,11 @@ impl Rule {
         }
     }
 
+    /// Whether it may match one direction of a conversation and not the other.
+    pub fn names_a_direction(&self) -> bool {
+        self.direction.is_some() || self.nets.names_a_side() || self.ports.names_a_side()
+    }
+
     fn matches_all(&self) -> bool {
         self.nets.is_empty()
             && self.ports.is_empty()

@@ -114,6 +114,8 @@ pub struct Replica {
     by_cgroup: ByCgroup,
     remembered: Remembered,
     in_sight: InSight,
+    /// The filter rules may leave out one direction of a flow.
+    rules_divide_flows: bool,
 }
 
 impl Replica {
@@ -146,6 +148,7 @@ impl Replica {
             by_cgroup: ByCgroup::default(),
             remembered: Remembered::default(),
             in_sight: InSight::default(),
+            rules_divide_flows: false,
         }
     }
 
@@ -202,6 +205,19 @@ impl Replica {
     /// Packets may be left out up to the next scan, so flows that are seen first after it may be older.
     pub fn note_gap(&mut self) {
         self.in_sight.note_gap();
+    }
+
+    /// Other filter rules are in force. If they divide flows, one direction of a flow may be left out while the other is counted.
+    pub fn follow_rules(&mut self, divide_flows: bool) {
+        self.note_gap();
+        if self.rules_divide_flows {
+            let mut from = 0;
+            while let Some(slot) = self.slab.first_from(from) {
+                from = slot + 1;
+                self.slab[slot].note_other_rules();
+            }
+        }
+        self.rules_divide_flows = divide_flows;
     }
 
     /// How many connections were forgotten that may go on, so that the initiator is assumed then.
@@ -661,7 +677,7 @@ impl Replica {
             .in_sight
             .begins(key, counters.first_seen_ns, self.lifetimes.idle_ns)
         {
-            entry.begins_here();
+            entry.begins_here(self.rules_divide_flows);
         }
         entry
     }

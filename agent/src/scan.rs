@@ -171,7 +171,8 @@ pub struct ScannerParts {
 }
 
 impl Scanner {
-    pub fn new(parts: ScannerParts) -> Result<Self> {
+    pub fn new(mut parts: ScannerParts) -> Result<Self> {
+        parts.replica.follow_rules(parts.kernel.rules.divide_flows);
         let clock = clock::at(parts.kernel.clocks()?, 0);
         Ok(Self {
             kernel: parts.kernel,
@@ -638,8 +639,9 @@ impl Scanner {
 
     /// Turns the programs to a set of filter rules. If this fails, the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
-        self.replica.note_gap();
-        self.kernel.follow(rules)
+        self.kernel.follow(rules)?;
+        self.replica.follow_rules(rules.divide_flows);
+        Ok(())
     }
 
     /// Changes when flows end, from the next scan on.

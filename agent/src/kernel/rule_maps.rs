@@ -77,6 +77,8 @@ pub struct PlacedRules {
     /// The set's number for the programs; 0 means no rules.
     pub number: u32,
     pub rules: u32,
+    /// They may leave out one direction of a flow and count the other.
+    pub divide_flows: bool,
     /// Memory that the kernel charges; next to nothing without rules.
     pub kernel_memory_bytes: u64,
 }
@@ -146,6 +148,7 @@ impl RuleMaps {
         let placed = PlacedRules {
             number: next.as_ref().map_or(0, |next| next.slot + 1),
             rules: rules.len() as u32,
+            divide_flows: rules.iter().any(Rule::names_a_direction),
             kernel_memory_bytes,
         };
         Ok(Staged {

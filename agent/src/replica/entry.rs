@@ -75,6 +75,8 @@ enum Origin {
     Unseen,
     /// Nothing, but there was no packet of the flow for the idle timeout before the first one.
     Seen,
+    /// Likewise, but the filter rules may leave out the other direction, and with it the real first packet, unless packets of it are counted.
+    SeenIfBothAreCounted,
     /// What is known of the connection says it, and is not sure itself.
     GivenAsAssumed,
     /// Likewise, and is sure.
@@ -131,9 +133,20 @@ impl Entry {
         self
     }
 
-    /// The flow had no packet for the idle timeout before its first one.
-    pub fn begins_here(&mut self) {
-        self.origin = Origin::Seen;
+    /// The flow had no packet for the idle timeout before its first one. `is_divided` if the filter rules may leave out one direction.
+    pub fn begins_here(&mut self, is_divided: bool) {
+        self.origin = if is_divided {
+            Origin::SeenIfBothAreCounted
+        } else {
+            Origin::Seen
+        };
+    }
+
+    /// What the rules have left out so far may be counted from here on, and proves nothing then.
+    pub fn note_other_rules(&mut self) {
+        if self.origin == Origin::SeenIfBothAreCounted && self.only_direction().is_some() {
+            self.origin = Origin::Unseen;
+        }
     }
 
     /// Takes over the initiator, unless the flow's own packets show it.
@@ -180,8 +193,13 @@ impl Entry {
             // An answer alone, as to an echo request, proves no question.
             let is_silent = self.total[usize::from(self.initiator)].packets == 0;
             // An echo says itself whether it is a question or an answer.
-            let is_known =
-                self.origin == Origin::Seen || self.key.kind() == Some(L4Kind::IcmpQuery);
+            let is_known = match self.origin {
+                Origin::Seen => true,
+                Origin::SeenIfBothAreCounted => self.only_direction().is_none(),
+                Origin::Unseen | Origin::GivenAsAssumed | Origin::Given => {
+                    self.key.kind() == Some(L4Kind::IcmpQuery)
+                }
+            };
             return !is_known || is_silent;
         }
         let forward = usize::from(self.initiator);

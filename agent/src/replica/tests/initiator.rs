@@ -236,6 +236,32 @@ fn a_flow_without_handshake_is_known_to_begin_after_a_pause_that_was_seen() {
 }
 
 #[test]
+fn one_direction_proves_no_beginning_while_rules_may_leave_out_the_other() {
+    let mut replica = replica(8);
+    replica.watch(InterfaceId::default());
+    replica.follow_rules(true);
+    scan(&mut replica, 1, &[]);
+    let answer = |second| first_by(counters(second, &[], &[0]), 1);
+    let records = scan_keys(&mut replica, 100, &[(udp(1), answer(100))]);
+    assert_eq!(initiators(&records), [(1, true)]);
+    // The rules count both directions of this one.
+    let asked = first_by(counters(100, &[0], &[]), 0);
+    let records = scan_keys(&mut replica, 100, &[(udp(2), asked)]);
+    assert_eq!(initiators(&records), [(0, true)]);
+    let records = scan_keys(&mut replica, 101, &[(udp(2), answer(101))]);
+    assert_eq!(initiators(&records), [(0, false)]);
+    // Without the rules the question of the first one is counted at last.
+    replica.follow_rules(false);
+    let asked = first_by(counters(102, &[0], &[]), 0);
+    let both = [(udp(1), asked), (udp(2), asked)];
+    let records = scan_keys(&mut replica, 102, &both);
+    assert_eq!(initiators(&records), [(1, true), (0, false)]);
+    let records = scan_keys(&mut replica, 140, &[(udp(3), answer(140))]);
+    let began = records.iter().filter(|record| record.end_reason.is_none());
+    assert!(began.map(|record| record.initiator_assumed).eq([false]));
+}
+
+#[test]
 fn an_answer_alone_proves_no_question() {
     let mut replica = replica(8);
     replica.watch(InterfaceId::default());
