@@ -42,6 +42,8 @@ pub struct Message {
     pub bytes: Bytes,
     /// How many of the flows are in it.
     pub flows: usize,
+    /// How many of these it says nothing of, since they report no packets and the format has no record for that.
+    pub skipped: usize,
     /// Another message follows even if no flow is left.
     pub more: bool,
     /// It has nothing but what every connection and every file begins with.
@@ -62,6 +64,7 @@ impl Message {
         Self {
             bytes,
             flows,
+            skipped: 0,
             more: false,
             is_preface: false,
             call: Call::default(),

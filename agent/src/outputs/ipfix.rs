@@ -298,10 +298,11 @@ impl Encoder for Ipfix {
         let facts = &self.batch;
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
         let settings = &self.settings;
-        let mut taken = 0;
+        let (mut taken, mut skipped) = (0, 0);
         for record in flows {
             if record.delta().packets == 0 && !settings.end_records {
                 taken += 1;
+                skipped += 1;
                 continue;
             }
             let shape = Shape::of(record, facts.has_netns);
@@ -342,7 +343,10 @@ impl Encoder for Ipfix {
             taken += 1;
         }
         let records = writer.close();
-        Message::new(self.finish(records, telling, Domain::Flows), taken)
+        Message {
+            skipped,
+            ..Message::new(self.finish(records, telling, Domain::Flows), taken)
+        }
     }
 
     fn sent(&mut self) {

@@ -107,7 +107,9 @@ impl Encoder for Pbflow {
         for flow in now {
             self.write(batch.sample_rate, flow);
         }
+        let is_quiet = |flow: &&FlowRecord| flow.delta().packets == 0;
         Message {
+            skipped: now.iter().filter(is_quiet).count(),
             call: Call {
                 method: METHOD,
                 is_gzip: false,

@@ -272,6 +272,31 @@ async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_tha
     fates([ONE, ONE, ONE], true).await;
 }
 
+#[tokio::test]
+async fn what_a_format_has_no_record_for_is_left_out_and_not_sent() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    let one = in_the_middle();
+    let mut flows = FlowBatch::decode(one.body.clone()).unwrap();
+    // It ended while it was quiet.
+    flows.records.push(FlowRecord::default());
+    hub.publish(&Batch {
+        body: flows.encode_to_vec().into(),
+        records: 2,
+        ..one
+    });
+    let settled = || outputs.status()[0].queued == Some(RecordSum::default());
+    assert!(comes(settled).await);
+    let status = outputs.status().remove(0);
+    let quiet = RecordSum {
+        records: 1,
+        ..RecordSum::default()
+    };
+    assert_eq!((status.sent, status.left_out), (Some(ONE), Some(quiet)));
+}
+
 /// Whenever somebody looks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flow_has_one_fate_or_waits() {

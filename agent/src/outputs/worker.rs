@@ -236,18 +236,24 @@ impl Worker {
         }
         loop {
             let message = self.encoder.message(batch, flows);
-            let sum = tally::sum(&flows[..message.flows]);
+            let mut sum = tally::sum(&flows[..message.flows]);
+            let skipped = RecordSum {
+                records: message.skipped as u64,
+                ..RecordSum::default()
+            };
+            sum -= skipped;
             let done = Done {
                 flows: message.flows,
                 more: message.more,
             };
             if message.bytes.is_empty() {
-                // The format has nothing for them, such as flows that ended while they were quiet.
                 self.tally.leaves_out(sum);
+                self.tally.leaves_out(skipped);
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
             let Ok(sent) = self.ending.before(sending).await else {
+                self.tally.leaves_out(skipped);
                 match timeout(LAST_WRITE, self.transport.has_taken()).await {
                     Ok(Ok(true)) => self.tally.sends(sum),
                     Ok(Ok(false)) => {}
@@ -259,6 +265,7 @@ impl Worker {
             let answered = sent.and_then(|answer| Ok(self.encoder.answered(&answer)?));
             let failure = match answered {
                 Ok(answer) => {
+                    self.tally.leaves_out(skipped);
                     self.taken(sum, &answer);
                     return Ok(done);
                 }
@@ -284,6 +291,7 @@ impl Worker {
                     is_unknown,
                     ..
                 } => {
+                    self.tally.leaves_out(skipped);
                     if is_unknown && let Some(without) = self.encoder.unknown() {
                         self.does_without(without, why);
                     } else if sum.records == 0 {

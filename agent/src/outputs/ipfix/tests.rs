@@ -164,6 +164,7 @@ fn a_record_without_packets_is_only_sent_on_demand_and_the_last_one_with_packets
             // What is left out takes no message of its own.
             let quiet = encoder.message(&flows::batch(1), &[flows::quiet()]);
             assert_eq!((quiet.flows, quiet.bytes.is_empty()), (1, !end_records));
+            assert_eq!(quiet.skipped, usize::from(!end_records));
         }
     }
 }

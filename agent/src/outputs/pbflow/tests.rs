@@ -68,6 +68,8 @@ fn each_direction_with_packets_has_a_record() {
     // There is nothing to send about one that ended while it was quiet.
     let message = pbflow.message(&batch(), &[flows::quiet()]);
     assert_eq!((message.bytes.len(), message.flows), (0, 1));
+    let message = pbflow.message(&batch(), &[flows::quiet(), flows::tcp()]);
+    assert_eq!((message.flows, message.skipped), (2, 1));
 }
 
 #[test]
