@@ -208,10 +208,23 @@ impl Entry {
         !self.handshake.proves(self.initiator, is_answered)
     }
 
-    /// Whether a connection that both ends were seen to establish may go on after the end of its flow, since it was not closed by FIN.
+    /// Whether a connection may go on after the end of its flow, since it was not closed by FIN: one that both ends were seen to establish,
+    /// or of which it was known before who opened it.
     pub fn may_resume(&self) -> bool {
         let has_fin = self.tcp_flags[0] & self.tcp_flags[1] & tcp_flags::FIN != 0;
-        self.is_tcp() && self.only_direction().is_none() && self.is_established() && !has_fin
+        let is_seen = self.only_direction().is_none() && self.is_established();
+        self.is_tcp() && !has_fin && (is_seen || self.goes_on())
+    }
+
+    /// Whether it is a part of a connection that is older. Segments out of nowhere that are seen on both sides are none.
+    fn goes_on(&self) -> bool {
+        let is_given = match self.origin {
+            Origin::Given => true,
+            Origin::GivenAsAssumed => self.sides != Sides::Apart,
+            Origin::Unseen | Origin::Seen | Origin::SeenIfBothAreCounted => false,
+        };
+        let has_syn = (self.tcp_flags[0] | self.tcp_flags[1]) & tcp_flags::SYN != 0;
+        is_given && !has_syn
     }
 
     /// When it began, since boot; of this scan's clock.

@@ -83,6 +83,25 @@ fn a_connection_that_was_quiet_keeps_its_initiator_whoever_speaks_first() {
 }
 
 #[test]
+fn a_connection_keeps_its_initiator_over_pauses_between_which_one_end_speaks_alone() {
+    for (opening, is_assumed) in [
+        (counters(1, &[SYN, ACK], &[SYN | ACK]), false),
+        (counters(1, &[ACK], &[ACK]), true),
+    ] {
+        let mut replica = replica(8);
+        scan(&mut replica, 1, &[(1, opening)]);
+        for pause in 1..=3 {
+            let ended = scan(&mut replica, 100 * pause - 10, &[]);
+            assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
+            let second = 100 * pause;
+            let repeated = first_by(counters(second, &[], &[PSH | ACK]), 1);
+            let records = scan(&mut replica, second, &[(1, repeated)]);
+            assert_eq!(initiators(&records), [(0, is_assumed)], "{pause}");
+        }
+    }
+}
+
+#[test]
 fn a_connection_goes_on_with_its_initiator_where_both_directions_arrive() {
     let mut replica = replica(8);
     let halves = |second, sent: &[u8], answered: &[u8]| {
