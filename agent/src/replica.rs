@@ -40,7 +40,7 @@ use self::{
     oldest::Oldest,
     order::Order,
     outers::Outers,
-    remembered::{Initiator, Remembered},
+    remembered::Remembered,
     reports::{Reports, Unreported},
     senders::KnownSenders,
     slab::Slab,
@@ -407,7 +407,10 @@ impl Replica {
             let coming = self.senders.take_coming();
             self.senders.follow(slot, &coming);
             self.tell_end(slot, EndReason::EndOfFlow, sink);
-            self.slab[slot] = self.slab[slot].next(counters, self.clock, self.scan);
+            let mut next = self.slab[slot].next(counters, self.clock, self.scan);
+            next.note_sockets(coming.sockets());
+            next.give_opener(coming.opener());
+            self.slab[slot] = next;
             self.senders.begin(slot, coming);
             self.begin(slot, sink);
             return;
@@ -446,24 +449,20 @@ impl Replica {
         counters: &FlowCounters,
         sink: &mut impl FnMut(&Record),
     ) -> bool {
-        let initiator = Initiator {
-            direction: opener,
-            is_known: true,
-        };
         let entry = &mut self.slab[slot];
         let known = entry.known_initiator();
         if !entry.is_tcp() || known.is_known {
             return false;
         }
         if !entry.is_told || known.direction == opener {
-            entry.give(initiator);
+            entry.give_opener(Some(opener));
             return false;
         }
         if entry.sides != Sides::One || entry.shows_opener() {
             return false;
         }
         let mut next = Entry::new(&entry.key, counters, self.clock, self.scan);
-        next.give(initiator);
+        next.give_opener(Some(opener));
         self.replace(slot, EndReason::ForcedEnd, next, sink);
         true
     }
@@ -687,14 +686,7 @@ impl Replica {
         // Making room may take in a half of another flow.
         let coming = self.senders.take_coming();
         entry.note_sockets(coming.sockets());
-        if let Some(direction) = coming.opener()
-            && entry.is_tcp()
-        {
-            entry.give(Initiator {
-                direction,
-                is_known: true,
-            });
-        }
+        entry.give_opener(coming.opener());
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }

@@ -162,6 +162,18 @@ impl Entry {
         self.set_initiator(initiator.direction);
     }
 
+    /// A socket of this host shows which end opened the connection.
+    pub fn give_opener(&mut self, opener: Option<u8>) {
+        if let Some(direction) = opener
+            && self.is_tcp()
+        {
+            self.give(Initiator {
+                direction,
+                is_known: true,
+            });
+        }
+    }
+
     fn set_initiator(&mut self, initiator: u8) {
         if self.initiator != initiator {
             self.initiator = initiator;

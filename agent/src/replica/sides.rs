@@ -11,7 +11,6 @@ use super::{
     Replica,
     entry::{Entry, Sides},
     find::hash_of,
-    remembered::Initiator,
     senders::Coming,
     waiting::{self, merged, only_direction},
 };
@@ -40,14 +39,7 @@ impl Replica {
         }
         if !entry.is_told {
             entry.note_sockets(self.senders.coming_sockets());
-            if let Some(direction) = self.senders.coming_opener()
-                && entry.is_tcp()
-            {
-                entry.give(Initiator {
-                    direction,
-                    is_known: true,
-                });
-            }
+            entry.give_opener(self.senders.coming_opener());
             entry.join(counters, self.clock);
             self.senders.note(known);
             self.note_age(known);

@@ -108,6 +108,32 @@ fn a_flow_waits_as_long_as_the_socket_that_got_an_rst_is_there() {
 }
 
 #[test]
+fn the_next_connection_with_the_same_ports_waits_for_its_socket_too() {
+    let mut replica = replica(8);
+    scan(&mut replica, 1, &[(1, opening())]);
+    let info = TcpInfo {
+        min_rtt_us: 1,
+        delivered: 1,
+        ..TcpInfo::default()
+    };
+    let senders = Senders {
+        tcp: [TcpInfo::default(), info],
+        ..Senders::default()
+    };
+    let mut records = Vec::new();
+    replica.begin_scan(clock(2));
+    let next = counters(2, &[SYN, ACK, PSH | ACK], &[SYN | ACK, ACK]);
+    replica.update_with(&[key(1)], &[next], &[senders], &mut |record| {
+        records.push(*record);
+    });
+    replica.end_scan(&BTreeSet::new(), &mut |_| {});
+    assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
+    scan(&mut replica, 3, &[(1, counters(3, &[RST], &[]))]);
+    // The linger is over.
+    assert!(scan(&mut replica, 20, &[]).is_empty());
+}
+
+#[test]
 fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
     let (mut replica, info) = reset_with(TcpInfo::without_end);
     let ended = scan(&mut replica, 8, &[]);
