@@ -71,13 +71,21 @@ fn lacking(capabilities: Capabilities) -> Vec<&'static str> {
     lacking.map(|(_, name)| name).collect()
 }
 
-/// The last line of the log before its statistics.
+/// The last line of the log that is neither statistics nor of a function that the verifier accepts.
 fn reason(log: &str) -> Option<&str> {
-    // From 7.3 on, or earlier, they include a line for each subprogram.
-    const STATISTICS: [&str; 4] = ["verification time", "stack depth", "processed", "subprog "];
+    const OTHERS: [&str; 6] = [
+        "verification time",
+        "stack depth",
+        "processed",
+        // From 7.3 on, or earlier, for each subprogram.
+        "subprog ",
+        // For each global function (`do_check_subprogs`, from 6.8 on).
+        "Validating ",
+        "Func#",
+    ];
     log.lines()
         .map(str::trim)
-        .rfind(|line| !line.is_empty() && !STATISTICS.iter().any(|start| line.starts_with(start)))
+        .rfind(|line| !line.is_empty() && !OTHERS.iter().any(|start| line.starts_with(start)))
 }
 
 #[cfg(test)]
@@ -96,5 +104,15 @@ mod tests {
         let too_large = "BPF program is too large. Processed 1000001 insn";
         assert_eq!(reason(later), Some(too_large));
         assert_eq!(reason(""), None);
+    }
+
+    #[test]
+    fn what_the_verifier_accepts_is_no_reason() {
+        let accepted = "Validating count() func#1...\nFunc#1 ('count') is safe for any args that match its prototype\n\
+                        verification time 9 usec\nstack depth 192+0\nprocessed 297 insns (limit 1000000)\n";
+        assert_eq!(reason(accepted), None);
+        let later =
+            format!("{accepted}Validating fill() func#2...\nR1 invalid mem access 'scalar'\n");
+        assert_eq!(reason(&later), Some("R1 invalid mem access 'scalar'"));
     }
 }
