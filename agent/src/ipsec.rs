@@ -21,14 +21,35 @@ const COUNT: u16 = 1;
 const STATE_LEN_BYTES: usize = 224;
 const MODE_AT: usize = 214;
 const TUNNEL_MODE: u8 = 1;
+const BEET_MODE: u8 = 4;
+const IPTFS_MODE: u8 = 5;
 const DEVICE_ID: u16 = 31;
+
+/// States are listed again so often, in readings of how many there are: one may replace another.
+const LISTED_EVERY: u32 = 16;
 
 /// The states of one network namespace.
 pub struct Ipsec {
     namespace: Namespace,
     socket: Option<NetlinkSocket>,
-    /// How many states there were, and whether one of them opens a tunnel.
-    known: (u32, bool),
+    known: Known,
+}
+
+/// What was read of the states when they were listed last.
+#[derive(Default)]
+struct Known {
+    states: u32,
+    has_tunnels: bool,
+    /// How often they were counted since.
+    counted: u32,
+}
+
+impl Known {
+    /// Whether to list the states again, of which there are so many.
+    fn is_due(&mut self, states: u32) -> bool {
+        self.counted += 1;
+        states != self.states || states != 0 && self.counted >= LISTED_EVERY
+    }
 }
 
 impl Ipsec {
@@ -37,7 +58,7 @@ impl Ipsec {
         Self {
             namespace: namespace.clone(),
             socket: None,
-            known: (0, false),
+            known: Known::default(),
         }
     }
 
@@ -50,11 +71,15 @@ impl Ipsec {
         let Some(socket) = &mut self.socket else {
             return Ok(false);
         };
-        let count = count(socket)?;
-        if count != self.known.0 {
-            self.known = (count, count != 0 && has_tunnels(socket)?);
+        let states = count(socket)?;
+        if self.known.is_due(states) {
+            self.known = Known {
+                states,
+                has_tunnels: states != 0 && has_tunnels(socket)?,
+                counted: 0,
+            };
         }
-        Ok(self.known.1)
+        Ok(self.known.has_tunnels)
     }
 }
 
@@ -98,9 +123,11 @@ fn has_tunnels(socket: &mut NetlinkSocket) -> Result<bool> {
 /// Reads a `struct xfrm_usersa_info` and its attributes.
 fn opens_a_tunnel(state: &[u8]) -> Result<bool> {
     let [mode] = field(state, MODE_AT)?;
+    // Those with `XFRM_MODE_FLAG_TUNNEL` (net/xfrm/xfrm_state.c).
+    let is_tunnel = matches!(mode, TUNNEL_MODE | BEET_MODE | IPTFS_MODE);
     let rest = state.get(STATE_LEN_BYTES..).unwrap_or_default();
     let has_device = attributes(rest).any(|(kind, _)| kind == DEVICE_ID);
-    Ok(mode == TUNNEL_MODE && !has_device)
+    Ok(is_tunnel && !has_device)
 }
 
 #[cfg(test)]
@@ -119,9 +146,24 @@ mod tests {
             }
             state
         };
-        assert!(opens_a_tunnel(&state(TUNNEL_MODE, None)).unwrap());
+        for mode in [TUNNEL_MODE, BEET_MODE, IPTFS_MODE] {
+            assert!(opens_a_tunnel(&state(mode, None)).unwrap());
+        }
         assert!(!opens_a_tunnel(&state(TUNNEL_MODE, Some(3))).unwrap());
         assert!(!opens_a_tunnel(&state(0, None)).unwrap());
         assert!(opens_a_tunnel(&[0; 100]).is_err());
+    }
+
+    #[test]
+    fn states_are_listed_when_their_number_changes_and_now_and_then() {
+        let mut known = Known::default();
+        assert!(!(0..100).any(|_| known.is_due(0)), "there are none");
+        assert!(known.is_due(2));
+        let mut known = Known {
+            states: 2,
+            ..Known::default()
+        };
+        let due = (1..=LISTED_EVERY).map(|_| known.is_due(2));
+        assert!(due.eq((1..=LISTED_EVERY).map(|at| at == LISTED_EVERY)));
     }
 }
