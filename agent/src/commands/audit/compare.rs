@@ -283,14 +283,21 @@ fn redirected(account: &Account, is_egress: bool) -> Option<Cause> {
     })
 }
 
-/// What IPsec decrypts passes ingress a second time.
+/// What IPsec decrypts passes ingress a second time. That is no more than came in protocols that can carry it, or in no flow.
 fn ipsec(account: &Account, status: &HookStatus) -> Option<Cause> {
-    let seen = proto::pair(account.seen);
+    const CARRIERS: [&str; 4] = ["esp", "ah", "udp", "other"];
+    let mut seen = proto::pair(account.seen);
+    for (protocol, count) in &status.traffic {
+        if !CARRIERS.contains(&protocol.as_str()) {
+            seen.packets = seen.packets.saturating_sub(count.packets);
+            seen.bytes = seen.bytes.saturating_sub(count.bytes);
+        }
+    }
     let up_to = |ours: u64| Range {
         least: -i128::from(ours),
         most: 0,
     };
-    status.opens_ipsec_tunnels.then(|| Cause {
+    (status.opens_ipsec_tunnels && seen.packets != 0).then(|| Cause {
         adds: Counted {
             packets: up_to(seen.packets),
             bytes: up_to(seen.bytes),

@@ -1,7 +1,7 @@
 use agent_common::HookAccount;
 
 use super::*;
-use crate::proto::Interface;
+use crate::proto::{Count, Interface};
 
 /// An interface that counted `rx` and `tx` since an attachment at non-zero counters.
 fn hook(hook: Hook, account: &HookAccount, rx: (u64, u64), tx: (u64, u64)) -> HookStatus {
@@ -138,6 +138,30 @@ fn packets_of_an_interface_that_has_left_are_not_this_ones() {
     let comparison = compare(&hook(Hook::TcIngress, &account, (4, 400), (0, 0)));
     assert_eq!(comparison.verdict, Verdict::Explained, "{comparison:?}");
     assert!(comparison.explanations[0].starts_with("9 packets came from an interface that went"));
+}
+
+#[test]
+fn ipsec_explains_no_more_than_could_carry_what_it_decrypts() {
+    let account = account(&[(Reason::Seen, 10, 1000), (Reason::Flows, 10, 1000)]);
+    let traffic = |counts: [(&str, u64); 2]| {
+        let counts = counts.into_iter().map(|(protocol, packets)| {
+            let bytes = 100 * packets;
+            (protocol.to_owned(), Count { packets, bytes })
+        });
+        counts.collect()
+    };
+    for (traffic, counted, expected) in [
+        (traffic([("esp", 4), ("tcp", 6)]), 6, Verdict::Explained),
+        (traffic([("esp", 4), ("tcp", 6)]), 5, Verdict::Unexplained),
+        (traffic([("tcp", 9), ("icmp", 1)]), 9, Verdict::Unexplained),
+    ] {
+        let status = HookStatus {
+            opens_ipsec_tunnels: true,
+            traffic,
+            ..hook(Hook::TcIngress, &account, (counted, 100 * counted), (0, 0))
+        };
+        assert_eq!(compare(&status).verdict, expected, "{counted}");
+    }
 }
 
 #[test]
