@@ -24,6 +24,7 @@ use super::{
     *,
 };
 use crate::{
+    interfaces::Uplinks,
     kernel::{
         links::{LinkSocket, driver::Drivers, netlink::errno, tags::Features},
         load::LoadSettings,
@@ -372,6 +373,32 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
         Ok(())
     };
     namespace.enter(reselect).unwrap();
+}
+
+#[test]
+fn an_interface_that_gets_an_excluded_name_is_given_up() {
+    if !is_root_or_skip("agent::an_interface_that_gets_an_excluded_name_is_given_up") {
+        return;
+    }
+    let namespace = Namespace::new("excluded").unwrap();
+    let link = wires(&namespace, 1).swap_remove(0);
+    let rename = || {
+        let mut kernel = kernel();
+        let (mut watcher, to_detach) = watcher(&mut kernel, "new*", SETTINGS);
+        watcher.selection.exclude = vec!["*-excluded".parse()?];
+        assert_eq!(watcher.watch(&link)?, None);
+        for name in ["late", "late-excluded", "later"] {
+            namespace.ip(&[
+                "link", "property", "add", "dev", &link.name, "altname", name,
+            ])?;
+            let named = watcher.links.link(link.ifindex)?;
+            watcher.consider(&named, &Uplinks::default())?;
+            let given_up = to_detach.try_iter().count();
+            assert_eq!(given_up, usize::from(name == "late-excluded"), "{name}");
+        }
+        Ok(())
+    };
+    namespace.enter(rename).unwrap();
 }
 
 #[test]

@@ -274,15 +274,23 @@ impl Watcher {
             }
             let is_watched = self.slots.slot_of(link.ifindex).is_some();
             if is_watched && !self.selection.takes(&link, &uplinks) {
-                self.give_up_soon(link.ifindex)?;
-                if let Some(interfaces) = self.log.deselected.event() {
-                    tracing::info!(
-                        interface = link.name,
-                        interfaces,
-                        "not selected any more: detaching"
-                    );
-                }
+                self.deselect_one(&link)?;
             }
+        }
+        Ok(())
+    }
+
+    fn deselect_one(&mut self, link: &Link) -> Result<()> {
+        if self.slots.is_deselected(link.ifindex) {
+            return Ok(());
+        }
+        self.give_up_soon(link.ifindex)?;
+        if let Some(interfaces) = self.log.deselected.event() {
+            tracing::info!(
+                interface = link.name,
+                interfaces,
+                "not selected any more: detaching"
+            );
         }
         Ok(())
     }
@@ -342,6 +350,9 @@ impl Watcher {
             if !self.slots.is_named(link.ifindex, &names) {
                 (self.name_interface)(slot, &names)?;
                 self.slots.rename(link.ifindex, names);
+            }
+            if self.selection.excluding(link).is_some() {
+                return self.deselect_one(link);
             }
             return Ok(());
         }

@@ -144,5 +144,9 @@ fn an_interface_is_selected_and_filtered_by_its_alternative_names() {
         send("far1");
         left_out().unwrap_or(0) > 0
     });
+    add_name("near0", "later-excluded");
+    wait_until("it is given up by a name that it got", || {
+        hooks("near0") == 0
+    });
     agent.stop();
 }
