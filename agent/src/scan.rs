@@ -370,7 +370,7 @@ impl Scanner {
     /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that
     /// every hook that counted on the idle page is known.
     pub fn note_progress(&mut self) {
-        /// Of an interface, each with a hook.
+        /// Of an interface other than lo, each with a hook.
         const DIRECTIONS: usize = 2;
         for attached in self.attachments.progress() {
             if let Some(place) = attached.hook.tag_place
@@ -382,7 +382,7 @@ impl Scanner {
             let number = attached.hook.number;
             let hook = &attached.hook;
             self.interfaces.watch(hook);
-            let id = hook.id;
+            let (id, is_loopback) = (hook.id, hook.is_loopback);
             let known = |state: &&mut HookState| state.hook.number == number;
             match self.hooks.iter_mut().find(known) {
                 Some(state) => {
@@ -400,7 +400,7 @@ impl Scanner {
             }
             // What answers was asked, perhaps in the direction that nobody counts.
             let hooks = self.hooks.iter().filter(|state| state.hook.id == id);
-            if hooks.count() == DIRECTIONS {
+            if is_loopback || hooks.count() == DIRECTIONS {
                 self.replica.watch(id);
             }
         }

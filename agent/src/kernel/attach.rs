@@ -166,6 +166,8 @@ pub struct Hook {
     pub id: InterfaceId,
     /// The interface's frames have no Ethernet header.
     pub is_bare_ip: bool,
+    /// All packets of its interface arrive there, so it has no other hook.
+    pub is_loopback: bool,
     /// See [`Link::is_vrf`].
     pub is_vrf: bool,
     /// Also the index of its account: [`hook_number`](agent_common::direction::hook_number).

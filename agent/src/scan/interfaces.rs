@@ -354,6 +354,7 @@ mod tests {
             interface: "lo".to_owned(),
             id: id(netns),
             is_bare_ip: false,
+            is_loopback: true,
             is_vrf: false,
             number: hook_number(3, 0),
             direction: Direction::Ingress,

@@ -2,8 +2,9 @@
 
 use std::{
     io::{Read as _, Write as _},
-    net::{IpAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
+    time::Duration,
 };
 
 use lab::{Host, Lab, privilege::is_root_or_skip};
@@ -204,6 +205,54 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
             assert_eq!(initiator(record), json!([PORT, true]), "{record}");
         }
     }
+}
+
+/// An agent that has watched these hooks for longer than its idle timeout.
+fn watching(lab: &Lab, interface: &str, more: &[&str]) -> Agent {
+    let settings = [&["--idle-timeout", "1s"], more].concat();
+    let agent = Agent::start_on(&lab.agent, interface, &settings);
+    // A pause that is too short here would have the initiator assumed.
+    std::thread::sleep(Duration::from_secs(2));
+    agent.wait_for_scans(&lab.agent, 1);
+    agent
+}
+
+/// The client asks from a port of its own, and is answered. Returns that port.
+fn ask_over_udp(client: &Host, server: &Host, address: IpAddr) -> u16 {
+    let bind = |host: &Host, port| {
+        let bound = host
+            .namespace
+            .enter(|| Ok(UdpSocket::bind(("0.0.0.0", port))?));
+        let socket = bound.unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_mins(1)))
+            .unwrap();
+        socket
+    };
+    let (client, server) = (bind(client, 0), bind(server, PORT));
+    client.send_to(b"x", (address, PORT)).unwrap();
+    let (_, from) = server.recv_from(&mut [0]).unwrap();
+    server.send_to(b"y", from).unwrap();
+    client.recv(&mut [0]).unwrap();
+    client.local_addr().unwrap().port()
+}
+
+#[test]
+fn the_initiator_of_a_flow_on_lo_is_known() {
+    if !is_root_or_skip("agent::the_initiator_of_a_flow_on_lo_is_known") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    lab.agent
+        .namespace
+        .ip(&["link", "set", "lo", "up"])
+        .unwrap();
+    let agent = watching(&lab, "lo", &[]);
+    let port = ask_over_udp(&lab.agent, &lab.agent, Ipv4Addr::LOCALHOST.into());
+    wait_until("the flow is known", || tracked(&agent, &lab.agent) == 1);
+    let report = agent.stop();
+    let last = *records(&report, port).last().unwrap();
+    assert_eq!(initiator(last), json!([port, false]), "{last}");
 }
 
 #[test]

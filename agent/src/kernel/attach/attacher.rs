@@ -114,6 +114,7 @@ impl Attacher {
             interface: link.name.clone(),
             id: self.slots.id(link.ifindex),
             is_bare_ip: link.link_type() == Some(LinkType::Ip),
+            is_loopback: link.is_loopback,
             is_vrf: link.is_vrf(),
             number: hook_number(slot, direction as u32),
             direction,

@@ -343,6 +343,7 @@ mod tests {
                 interface: String::new(),
                 id: InterfaceId { netns: 1, ifindex },
                 is_bare_ip: false,
+                is_loopback: false,
                 is_vrf: false,
                 number: hook_number(slot, 0),
                 direction: Direction::Ingress,
