@@ -256,6 +256,31 @@ fn the_initiator_of_a_flow_on_lo_is_known() {
 }
 
 #[test]
+fn an_answer_whose_question_the_rules_leave_out_proves_no_initiator() {
+    if !is_root_or_skip("agent::an_answer_whose_question_the_rules_leave_out_proves_no_initiator") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    for (rule, is_left_out) in [
+        ("exclude dst port 7000", true),
+        ("exclude dst port 7001", false),
+    ] {
+        let agent = watching(&lab, &lab.agent.interface, &["--filter", rule]);
+        let port = ask_over_udp(&lab.agent, &lab.peer, lab.peer.ipv4.into());
+        wait_until("the flow is known", || tracked(&agent, &lab.agent) == 1);
+        agent.wait_for_scans(&lab.agent, 2);
+        let report = agent.stop();
+        let last = *records(&report, port).last().unwrap();
+        let source = if is_left_out { PORT } else { port };
+        assert_eq!(
+            initiator(last),
+            json!([source, is_left_out]),
+            "{rule}: {last}"
+        );
+    }
+}
+
+#[test]
 fn a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent() {
     const TEST: &str =
         "agent::a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent";
