@@ -628,7 +628,10 @@ impl Replica {
                     counts: [0, 1].map(|side| entry.total[side] - held[side]),
                     began_boot_ns: entry.began_ns(clock),
                 };
+                let told_until_ns = self.reports.told_until_ns(slot);
+                let told_until_ns = told_until_ns.unwrap_or(entry.last_seen_boot_ns);
                 sink(&Record {
+                    delta_duration_ns: told.duration_ns(told_until_ns),
                     outer: self.outers.of(&entry.key, is_joined),
                     names: self.names.of(slot, entry.initiator),
                     round_trips: self.senders.round_trips_of(slot, entry.initiator),

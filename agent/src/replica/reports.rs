@@ -123,6 +123,15 @@ impl Reports {
         waiting.map_or_else(Default::default, |waiting| waiting.unreported.counts)
     }
 
+    /// No packet that was reported came later than this, since boot. `None` if nothing waits.
+    pub fn told_until_ns(&self, slot: u32) -> Option<u64> {
+        let Waiting {
+            unreported,
+            since_boot_ns,
+        } = self.waiting.get(slot as usize)?;
+        (!unreported.is_empty()).then(|| unreported.began_boot_ns.min(*since_boot_ns))
+    }
+
     /// What was not reported of a flow that ends.
     pub fn take(&mut self, slot: u32) -> Unreported {
         let waiting = self.waiting.get_mut(slot as usize);

@@ -114,6 +114,29 @@ fn a_record_lasts_from_the_first_to_the_last_packet_that_it_counts() {
 }
 
 #[test]
+fn a_snapshot_lasts_no_longer_than_the_packets_that_it_counts() {
+    let mut replica = replica(8);
+    replica.report_every(Duration::from_mins(1));
+    let snapshot = |replica: &Replica, second| {
+        let mut records = Vec::new();
+        replica.flows(0..8, clock(second), &mut |record| records.push(*record));
+        let [record] = records[..] else {
+            panic!("one flow")
+        };
+        (record.delta[0].packets, record.delta_duration_ns / SECOND)
+    };
+    for second in (0..=60).step_by(10) {
+        scan(&mut replica, second, &[(1, counters(second, &[ACK], &[]))]);
+    }
+    assert_eq!(snapshot(&replica, 65), (7, 60));
+    // These two are not reported yet.
+    for second in [70, 80] {
+        scan(&mut replica, second, &[(1, counters(second, &[ACK], &[]))]);
+    }
+    assert_eq!(snapshot(&replica, 85), (7, 60));
+}
+
+#[test]
 fn a_closed_flow_says_so_until_its_end() {
     let mut replica = replica(8);
     let closing = |records: &[Record]| -> Vec<_> {
