@@ -1,7 +1,11 @@
 //! The names by which this host may be asked for its metrics. A web page can have its own name resolve to an address of
 //! this host (DNS rebinding), and then read all that is answered to it.
 
-use std::{fs::File, io::Read as _, net::IpAddr};
+use std::{
+    fs::File,
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr, UdpSocket},
+};
 
 use hyper::{
     Request,
@@ -59,7 +63,8 @@ impl Local {
         }
     }
 
-    /// Whether a name is the machine's, alone or in a domain in which it looks names up, or has an address in its own file.
+    /// Whether a name is the machine's, alone or in a domain in which it looks names up, or that of one of its addresses in its own
+    /// file.
     fn has(&self, name: &str) -> bool {
         let is_it = |other: &str| other.trim_end_matches('.').eq_ignore_ascii_case(name);
         let node = self.node.trim();
@@ -73,10 +78,20 @@ impl Local {
         });
         let mut hosts = self.hosts.lines().flat_map(|line| {
             let line = line.split('#').next().unwrap_or_default();
-            line.split_ascii_whitespace().skip(1)
+            let mut words = line.split_ascii_whitespace();
+            let address = words.next().and_then(|address| address.parse().ok());
+            words.filter(move |word| is_it(word) && address.is_some_and(is_own))
         });
-        is_it(node) || domains.any(in_domain) || hosts.any(is_it)
+        is_it(node) || domains.any(in_domain) || hosts.next().is_some()
     }
+}
+
+/// Whether an address is this machine's. Lists that block names give them no real address.
+fn is_own(address: IpAddr) -> bool {
+    let is_no_hosts =
+        address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST;
+    // The kernel lets nobody have a socket at the address of another machine.
+    !is_no_hosts && (address.is_loopback() || UdpSocket::bind((address, 0)).is_ok())
 }
 
 fn beginning(path: &str) -> String {
@@ -96,7 +111,8 @@ mod tests {
         Local {
             node: "web1\n".to_owned(),
             resolver: "nameserver 10.0.0.1\nsearch example.net lan.\n".to_owned(),
-            hosts: "127.0.0.1 localhost # evil.example\n127.0.1.1\tweb1.corp.example web1\n"
+            hosts: "127.0.0.1 localhost # evil.example\n127.0.1.1\tweb1.corp.example web1\n\
+                    192.0.2.7 other.corp.example\n0.0.0.0 blocked.example\nnonsense odd.example\n"
                 .to_owned(),
         }
     }
@@ -133,6 +149,9 @@ mod tests {
             "127.0.0.1@evil.example",
             "1.2.3.4.5",
             "example.net",
+            "other.corp.example",
+            "blocked.example",
+            "odd.example",
             "a b",
             "[::1",
         ] {
