@@ -55,6 +55,13 @@ pub struct SocketBound {
 }
 
 impl SocketBound {
+    /// `kept` without what makes it negative for a moment: sockets that go while they are counted may be taken off twice.
+    #[inline(always)]
+    #[must_use]
+    pub const fn held(kept: u64) -> u64 {
+        if kept.cast_signed() < 0 { 0 } else { kept }
+    }
+
     /// In numbers.
     pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 }
@@ -97,6 +104,12 @@ mod pod {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_taken_off_twice_takes_no_room() {
+        assert_eq!([0, 7].map(SocketBound::held), [0, 7]);
+        assert_eq!(SocketBound::held(1u64.wrapping_sub(8)), 0);
+    }
 
     #[test]
     fn a_key_tells_processes_apart_and_has_their_number() {

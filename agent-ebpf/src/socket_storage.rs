@@ -25,7 +25,7 @@ fn has_room(what: KeptWithSockets) -> bool {
     };
     // SAFETY: elements of an array stay where they are.
     unsafe {
-        let kept = (&raw const (*bound).kept).read_volatile();
+        let kept = SocketBound::held((&raw const (*bound).kept).read_volatile());
         if kept >= (&raw const (*bound).most).read_volatile() {
             atomic::add(&raw mut (*bound).refused, 1);
             return false;

@@ -169,13 +169,13 @@ impl SocketBounds {
     }
 
     fn kept(&self, what: KeptWithSockets) -> u64 {
-        self.numbers.load(place(what, KEPT))
+        SocketBound::held(self.numbers.load(place(what, KEPT)))
     }
 
     /// What comes meanwhile may count twice, until the next time.
     fn recount(&self, what: KeptWithSockets, link: &OwnedFd) -> io::Result<()> {
         let of = |number| place(what, number);
-        let before = self.kept(what);
+        let before = self.numbers.load(of(KEPT));
         self.numbers.store(of(SEEN), 0);
         run_to_the_end(File::from(bpf::open_iterator(link.as_fd())?))?;
         let kept = self.numbers.load(of(SEEN));
