@@ -50,8 +50,10 @@ pub struct SocketBound {
     pub most: u64,
     /// How often there was no room.
     pub refused: u64,
-    /// While they are counted, so many were seen.
+    /// While they are counted, so many were seen that are forgotten beyond the bound, on top of the lasting ones of the time before.
     pub seen: u64,
+    /// Likewise, so many that are not forgotten.
+    pub lasting: u64,
 }
 
 impl SocketBound {
@@ -89,8 +91,10 @@ pub struct TaskLayout {
     pub cred_uid: u32,
     /// Of a `socket`: its `sock`.
     pub socket_sock: u32,
-    /// Of a `sock`: its address family.
+    /// Of a `sock`: its address family, its state as TCP has it, and its type.
     pub sock_family: u32,
+    pub sock_state: u32,
+    pub sock_type: u32,
 }
 
 #[cfg(feature = "user")]

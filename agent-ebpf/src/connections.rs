@@ -205,7 +205,11 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) -> u32 {
 /// of some is not given back by [`note_end`].
 #[inline(always)]
 pub fn count_kept(kept: *mut KeptWithSocket) {
-    FLOWS.count(KeptWithSockets::Flow, kept);
+    // SAFETY: the context is valid for the program's run.
+    let socket = unsafe { KeptWithSocket::socket(kept) };
+    if !socket.is_null() {
+        FLOWS.count(KeptWithSockets::Flow, socket, false);
+    }
 }
 
 /// Whether userspace has found where a socket keeps what it knows.

@@ -11,7 +11,7 @@ use agent_common::{
     process::{KeptWithSockets, TaskLayout},
 };
 use aya_ebpf::{
-    bindings::{__sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC},
+    bindings::{__sk_buff, BPF_F_CLONE, BPF_F_NO_PREALLOC, BPF_TCP_LISTEN},
     btf_maps::LruHashMap,
     helpers::generated::{
         bpf_get_current_task_btf, bpf_get_current_uid_gid, bpf_get_listener_sock,
@@ -27,6 +27,8 @@ use crate::{
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
+const SOCK_DGRAM: u16 = 2;
+const SOCK_RAW: u16 = 3;
 
 /// Fixed when the programs are loaded: the verifier takes offsets into the kernel's structures only if it knows them.
 #[unsafe(no_mangle)]
@@ -38,6 +40,8 @@ static TASK_LAYOUT: TaskLayout = TaskLayout {
     cred_uid: 0,
     socket_sock: 0,
     sock_family: 0,
+    sock_state: 0,
+    sock_type: 0,
 };
 
 /// What the keys stand for that flows have asked for. Those that none has asked for in the longest time make room. Userspace sets
@@ -156,10 +160,23 @@ pub fn note_holder(open: *mut OpenFile) {
 }
 
 /// Counts a socket whose maker is kept, and forgets that beyond the bound: what accepted connections inherit takes room that nobody was
-/// asked for.
+/// asked for. A socket that accepts connections, or has none, keeps its own: whoever has many connections would take it from others.
 #[inline(always)]
 pub fn count_kept(kept: *mut KeptWithSocket) {
-    SOCKETS.count(KeptWithSockets::Process, kept);
+    // SAFETY: the context is valid for the program's run.
+    let socket = unsafe { KeptWithSocket::socket(kept) };
+    if socket.is_null() {
+        return;
+    }
+    // SAFETY: the kernel reads its own structures for the program.
+    let (state, kind): (u8, u16) = unsafe {
+        (
+            at(socket, &TASK_LAYOUT.sock_state),
+            at(socket, &TASK_LAYOUT.sock_type),
+        )
+    };
+    let lasts = u32::from(state) == BPF_TCP_LISTEN || kind == SOCK_DGRAM || kind == SOCK_RAW;
+    SOCKETS.count(KeptWithSockets::Process, socket, lasts);
 }
 
 /// `task` is one of the kernel's, which the verifier knows as such.

@@ -44,16 +44,23 @@ pub fn leave(what: KeptWithSockets) {
     }
 }
 
-/// Counts one that is there, while userspace has all of them counted. Returns whether it is within the bound.
+/// Counts one that is there, while userspace has all of them counted. Returns whether it is within the bound. Those that last are among
+/// themselves.
 #[inline(always)]
-fn is_within(what: KeptWithSockets) -> bool {
+fn is_within(what: KeptWithSockets, lasts: bool) -> bool {
     let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
         return true;
     };
     // SAFETY: as above. Nobody else counts.
     unsafe {
+        let most = (&raw const (*bound).most).read_volatile();
+        let lasting = (&raw const (*bound).lasting).read_volatile();
+        if lasts && lasting < most {
+            (&raw mut (*bound).lasting).write_volatile(lasting + 1);
+            return true;
+        }
         let seen = (&raw const (*bound).seen).read_volatile();
-        if seen >= (&raw const (*bound).most).read_volatile() {
+        if seen >= most {
             atomic::add(&raw mut (*bound).refused, 1);
             return false;
         }
@@ -69,6 +76,15 @@ pub struct KeptWithSocket {
     map: *mut c_void,
     socket: *mut c_void,
     value: *mut c_void,
+}
+
+impl KeptWithSocket {
+    /// The socket; null once all were seen.
+    #[inline(always)]
+    pub unsafe fn socket(kept: *mut Self) -> *mut c_void {
+        // SAFETY: the caller's promise.
+        unsafe { (*kept).socket }
+    }
 }
 
 #[repr(C)]
@@ -130,13 +146,12 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         kept
     }
 
-    /// Counts a socket with which something is kept, and forgets that beyond the bound.
+    /// Counts a socket with which something is kept, and forgets that beyond the bound. The socket is not null. `lasts` if it keeps that in
+    /// place of others.
     #[inline(always)]
-    pub fn count(&self, what: KeptWithSockets, kept: *mut KeptWithSocket) {
-        // SAFETY: the context is valid for the program's run.
-        let socket = unsafe { (*kept).socket };
-        if !socket.is_null() && !is_within(what) {
-            // SAFETY: it is not null, as was just checked.
+    pub fn count(&self, what: KeptWithSockets, socket: *mut c_void, lasts: bool) {
+        if !is_within(what, lasts) {
+            // SAFETY: the caller's promise.
             unsafe { self.delete(socket) };
         }
     }

@@ -124,6 +124,9 @@ fn tasks(btf: &Btf) -> Result<TaskLayout> {
         socket_sock: btf.offset_of("socket", "sk")?,
         sock_family: btf.offset_of("sock", "__sk_common")?
             + btf.offset_of("sock_common", "skc_family")?,
+        sock_state: btf.offset_of("sock", "__sk_common")?
+            + btf.offset_of("sock_common", "skc_state")?,
+        sock_type: btf.offset_of("sock", "sk_type")?,
     })
 }
 

@@ -41,6 +41,7 @@ const KEPT: usize = 0;
 const MOST: usize = 1;
 const REFUSED: usize = 2;
 const SEEN: usize = 3;
+const LASTING: usize = 4;
 
 /// Faster than connections can be accepted.
 const INHERITED_PER_SECOND: u64 = 50_000;
@@ -176,9 +177,13 @@ impl SocketBounds {
     fn recount(&self, what: KeptWithSockets, link: &OwnedFd) -> io::Result<()> {
         let of = |number| place(what, number);
         let before = self.numbers.load(of(KEPT));
-        self.numbers.store(of(SEEN), 0);
+        // They take their room from the others.
+        let lasted = self.numbers.load(of(LASTING));
+        self.numbers.store(of(SEEN), lasted);
+        self.numbers.store(of(LASTING), 0);
         run_to_the_end(File::from(bpf::open_iterator(link.as_fd())?))?;
-        let kept = self.numbers.load(of(SEEN));
+        let seen = self.numbers.load(of(SEEN)).saturating_sub(lasted);
+        let kept = seen + self.numbers.load(of(LASTING));
         self.numbers.add(of(KEPT), kept.wrapping_sub(before));
         Ok(())
     }

@@ -1,7 +1,9 @@
 //! Whoever makes sockets by the ten thousand takes no more of the agent's memory than there is for what is kept with sockets.
 
 use std::{
-    fs, thread,
+    fs,
+    net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -52,6 +54,13 @@ print "connected\n"; <STDIN>;
 }, @ARGV;
 "#;
 
+const OTHER_PORT: u16 = 7002;
+const OTHER: &str = r#"
+use IO::Socket::INET; $| = 1;
+my $server = IO::Socket::INET->new(LocalPort => 7002, Listen => 5) or die "$!";
+print "ready\n"; <STDIN>;
+"#;
+
 fn files(version: Version) -> [&'static str; 2] {
     match version {
         Version::One => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
@@ -88,6 +97,8 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
     let before = used();
 
     let users = ControlGroup::slice().unwrap();
+    let mut other = Program::start(&users, "other.service", &lab.agent, OTHER, &[]);
+    assert_eq!(other.line(), "ready");
     let many = CONNECTIONS.to_string();
     let start = |name: &str, script: &str, port: &str| {
         Program::start(&users, name, &lab.agent, script, &[&many, port])
@@ -114,6 +125,16 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
         grown <= ROOM_BYTES + BESIDE_BYTES,
         "{grown} bytes of {BOUND} sockets"
     );
+    // Somebody else's socket that accepts connections has kept its process all the while.
+    let connect = || Ok(TcpStream::connect((lab.agent.ipv4, OTHER_PORT))?);
+    let connection = lab.peer.namespace.enter(connect).unwrap();
+    wait_until("the server of others is known", || {
+        let flows = agent.flows(&lab.agent);
+        let mut flows = flows.iter();
+        flows.any(|flow| flow["dst_port"] == OTHER_PORT && !flow["dst_process"].is_null())
+    });
+    drop(connection);
+    other.ends();
     both.into_iter().flatten().for_each(Program::ends);
     // There is room again.
     let to = lab.peer.ipv4.to_string();

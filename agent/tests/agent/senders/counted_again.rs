@@ -6,7 +6,7 @@ use std::{
     net::{TcpListener, TcpStream},
 };
 
-use agent_common::process::KeptWithSockets;
+use agent_common::process::{KeptWithSockets, SocketBound};
 use aya::maps::{Array, Map, MapData};
 use lab::{Host, Lab, privilege::is_root_or_skip};
 
@@ -27,13 +27,13 @@ const SETTINGS: &[&str] = &[
     "--linger",
     "1s",
 ];
-/// The places of the numbers: kept, most, refused, seen.
+/// The places of the numbers: kept, most, refused, seen, lasting.
 pub const KEPT: usize = 0;
 pub const MOST: usize = 1;
 
 /// The counts of what the programs of an agent keep with sockets, of one kind.
 pub struct Bounds {
-    map: Array<MapData, [u64; 4]>,
+    map: Array<MapData, [u64; SocketBound::WORDS]>,
     at: u32,
 }
 
