@@ -276,6 +276,14 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
+/// Attaches an iterator that goes over nothing in particular, for [`open_iterator`]. The link keeps it.
+pub fn create_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attr = attributes();
+    attr.link_create.__bindgen_anon_1.prog_fd = fd(program);
+    attr.link_create.attach_type = bpf_attach_type::BPF_TRACE_ITER as u32;
+    bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
+}
+
 /// Attaches an iterator to a map, for [`open_iterator`]. The link keeps both.
 pub fn create_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     // `union bpf_iter_link_info`: of a map, its descriptor.

@@ -69,7 +69,7 @@ impl EndedConnections {
         run_times: &RunTimes,
         bounds: &SocketBounds,
     ) -> Result<()> {
-        self.counting = bounds.count(programs, KeptWithSockets::Flow);
+        self.counting = bounds.count(programs, KeptWithSockets::Flow, || {});
         let program = tracepoint::load(programs, ENDS)?;
         self.link = Some(tracepoint::attach(program, ENDS, run_times)?);
         Ok(())

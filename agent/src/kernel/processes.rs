@@ -3,7 +3,13 @@
 //! Programs at the root of the cgroups run wherever a process makes or binds a socket. Another one runs once over all files that are
 //! open, for the sockets that were there before.
 
-use std::{fs::File, os::fd::AsFd as _, path::Path, sync::Arc, thread};
+use std::{
+    fs::File,
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    sync::Arc,
+    thread,
+};
 
 use agent_common::{Process, process::KeptWithSockets};
 use anyhow::{Context as _, Result};
@@ -14,6 +20,7 @@ use aya::{
 };
 
 use super::{
+    bpf,
     iterator::{self, run_to_the_end},
     memory::map_memory_bytes,
     refusal,
@@ -75,7 +82,16 @@ impl Noting {
         cgroups: &Path,
         bounds: &SocketBounds,
     ) -> Result<Self> {
-        let counting = bounds.count(programs, KeptWithSockets::Process);
+        let files = open_files(programs).map(Arc::new);
+        let again = files.as_ref().ok().map(Arc::clone);
+        let look_again = move || {
+            if let Some(files) = &again
+                && let Err(error) = look_at(files)
+            {
+                tracing::warn!("cannot look again for sockets that had no room: {error:#}");
+            }
+        };
+        let counting = bounds.count(programs, KeptWithSockets::Process, look_again);
         let folder = File::open(cgroups);
         let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
         // First, so that no socket comes in between.
@@ -100,10 +116,9 @@ impl Noting {
                     .context("keep the program attached")?,
             );
         }
-        let looking = open_files(programs).and_then(|files| {
+        let looking = files.and_then(|files| {
             let thread = thread::Builder::new().name("open-files".to_owned());
-            let look =
-                || run_to_the_end(files).unwrap_or_else(|error| old_are_unknown(&error.into()));
+            let look = move || look_at(&files).unwrap_or_else(|error| old_are_unknown(&error));
             thread
                 .spawn(look)
                 .context("start a thread that looks for sockets")
@@ -141,14 +156,17 @@ fn load_maker<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut CgroupSo
     Ok(program)
 }
 
-/// Reading the file runs the program over all open files.
-fn open_files(programs: &mut Ebpf) -> Result<File> {
+/// The link of the program that goes over all open files.
+fn open_files(programs: &mut Ebpf) -> Result<OwnedFd> {
     let program = iterator::load(programs, OPEN, FILES)?;
-    let link = program.attach();
-    let link = link.context("attach the program to the list of open files")?;
-    let link = program
-        .take_link(link)
-        .context("keep the program attached")?;
-    link.into_file()
-        .context("open the kernel's list of open files")
+    let program = program.fd().context("a loaded program has a descriptor")?;
+    let link = bpf::create_iterator(program.as_fd());
+    link.context("attach the program to the list of open files")
+}
+
+/// Runs it over all of them.
+fn look_at(files: &OwnedFd) -> Result<()> {
+    let files =
+        bpf::open_iterator(files.as_fd()).context("open the kernel's list of open files")?;
+    run_to_the_end(File::from(files)).context("go through the kernel's list of open files")
 }

@@ -12,7 +12,7 @@ use std::{
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use agent_common::process::{KeptWithSockets, SocketBound};
@@ -47,6 +47,9 @@ const LASTING: usize = 4;
 const INHERITED_PER_SECOND: u64 = 50_000;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whoever makes many sockets again and again does not have the agent look all the time.
+const LOOKS_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
 /// What programs of this kind go over.
 const KEPT_IN: &str = "bpf_sk_storage_map";
@@ -106,10 +109,15 @@ impl SocketBounds {
         self.numbers.load(place(what, REFUSED))
     }
 
-    /// Has the programs count from now on what is kept. `None` if the kernel does not allow that: then room is taken and never given
+    /// Has the programs count from now on what is kept. `look_again` is called when there is room again, after some found none. `None` if the kernel does not allow that: then room is taken and never given
     /// back for some, and what exceeds it is counted all the same.
-    pub fn count(&self, programs: &mut Ebpf, what: KeptWithSockets) -> Option<Counting> {
-        self.try_count(programs, what)
+    pub fn count(
+        &self,
+        programs: &mut Ebpf,
+        what: KeptWithSockets,
+        look_again: impl Fn() + Send + 'static,
+    ) -> Option<Counting> {
+        self.try_count(programs, what, look_again)
             .inspect_err(|error| {
                 tracing::warn!(
                     "sockets that were closed keep their room until a restart: {error:#}"
@@ -118,7 +126,12 @@ impl SocketBounds {
             .ok()
     }
 
-    fn try_count(&self, programs: &mut Ebpf, what: KeptWithSockets) -> Result<Counting> {
+    fn try_count(
+        &self,
+        programs: &mut Ebpf,
+        what: KeptWithSockets,
+        look_again: impl Fn() + Send + 'static,
+    ) -> Result<Counting> {
         let (name, map) = counted(what);
         let program = iterator::load(programs, name, KEPT_IN)?;
         let program = program.fd().context("a loaded program has a descriptor")?;
@@ -135,14 +148,21 @@ impl SocketBounds {
         let (ends, ended) = channel();
         thread::Builder::new()
             .name("sockets".to_owned())
-            .spawn(move || bounds.follow(what, &link, &ended))
+            .spawn(move || bounds.follow(what, &link, &look_again, &ended))
             .context("start a thread that counts sockets")?;
         Ok(Counting { _ends: ends })
     }
 
-    fn follow(&self, what: KeptWithSockets, link: &OwnedFd, ended: &Receiver<()>) {
+    fn follow(
+        &self,
+        what: KeptWithSockets,
+        link: &OwnedFd,
+        look_again: &impl Fn(),
+        ended: &Receiver<()>,
+    ) {
         let (mut refusals, mut faults) = (LogLimit::default(), LogLimit::default());
         let mut told = 0;
+        let mut looks = Looks::default();
         loop {
             if let Err(error) = self.recount(what, link)
                 && faults.event().is_some()
@@ -162,11 +182,19 @@ impl SocketBounds {
                     }
                 );
             }
+            if looks.is_due(Instant::now(), so_far, self.has_room_again(what)) {
+                look_again();
+            }
             let pause = pause(self.most.saturating_sub(self.kept(what)));
             if ended.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
         }
+    }
+
+    /// Not only for a few: looking for them goes through all files that are open.
+    fn has_room_again(&self, what: KeptWithSockets) -> bool {
+        self.kept(what) < self.most - self.most / 8
     }
 
     fn kept(&self, what: KeptWithSockets) -> u64 {
@@ -189,6 +217,30 @@ impl SocketBounds {
     }
 }
 
+/// When it was looked for sockets last that had found no room.
+#[derive(Default)]
+struct Looks {
+    last: Option<Instant>,
+    /// How many had found none by then.
+    refused: u64,
+}
+
+impl Looks {
+    fn is_due(&mut self, now: Instant, refused: u64, has_room: bool) -> bool {
+        let is_soon = self
+            .last
+            .is_some_and(|last| now.duration_since(last) < LOOKS_AGAIN_AFTER);
+        if refused == self.refused || !has_room || is_soon {
+            return false;
+        }
+        *self = Self {
+            last: Some(now),
+            refused,
+        };
+        true
+    }
+}
+
 fn place(what: KeptWithSockets, number: usize) -> usize {
     what as usize * SocketBound::WORDS + number
 }
@@ -202,6 +254,18 @@ fn pause(left: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_without_room_are_looked_for_when_there_is_some_and_not_all_the_time() {
+        let mut looks = Looks::default();
+        let start = Instant::now();
+        assert!(!looks.is_due(start, 0, true), "all had room");
+        assert!(!looks.is_due(start, 5, false));
+        assert!(looks.is_due(start, 5, true));
+        assert!(!looks.is_due(start + LOOKS_AGAIN_AFTER, 5, true));
+        assert!(!looks.is_due(start, 6, true));
+        assert!(looks.is_due(start + LOOKS_AGAIN_AFTER, 6, true));
+    }
 
     #[test]
     fn the_fewer_are_left_the_sooner_they_are_counted() {

@@ -61,6 +61,14 @@ my $server = IO::Socket::INET->new(LocalPort => 7002, Listen => 5) or die "$!";
 print "ready\n"; <STDIN>;
 "#;
 
+const LATE_PORT: u16 = 7003;
+const LATE: &str = r#"
+use IO::Socket::INET; $| = 1;
+my $socket = IO::Socket::INET->new(Proto => 'udp', PeerAddr => $ARGV[0], PeerPort => 9, LocalPort => 7003) or die "$!";
+print "ready\n";
+while (<STDIN>) { $socket->send("hello"); print "answered\n" }
+"#;
+
 fn files(version: Version) -> [&'static str; 2] {
     match version {
         Version::One => ["memory.limit_in_bytes", "memory.usage_in_bytes"],
@@ -97,6 +105,7 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
     let before = used();
 
     let users = ControlGroup::slice().unwrap();
+    let to = lab.peer.ipv4.to_string();
     let mut other = Program::start(&users, "other.service", &lab.agent, OTHER, &[]);
     assert_eq!(other.line(), "ready");
     let many = CONNECTIONS.to_string();
@@ -125,6 +134,17 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
         grown <= ROOM_BYTES + BESIDE_BYTES,
         "{grown} bytes of {BOUND} sockets"
     );
+    // This one finds no room, and is found when there is some.
+    let mut late = Program::start(&users, "late.service", &lab.agent, LATE, &[&to]);
+    assert_eq!(late.line(), "ready");
+    late.goes_on();
+    let late_has_process = || {
+        let flows = agent.flows(&lab.agent);
+        let mut flows = flows.iter();
+        flows.any(|flow| flow["src_port"] == LATE_PORT && !flow["src_process"].is_null())
+    };
+    agent.wait_for_scans(&lab.agent, 2);
+    assert!(!late_has_process());
     // Somebody else's socket that accepts connections has kept its process all the while.
     let connect = || Ok(TcpStream::connect((lab.agent.ipv4, OTHER_PORT))?);
     let connection = lab.peer.namespace.enter(connect).unwrap();
@@ -137,7 +157,11 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
     other.ends();
     both.into_iter().flatten().for_each(Program::ends);
     // There is room again.
-    let to = lab.peer.ipv4.to_string();
+    wait_until("the one without room has its process", || {
+        late.goes_on();
+        late_has_process()
+    });
+    late.ends();
     let mut port = 5000;
     wait_until("a later socket has its process", || {
         port += 1;
