@@ -51,7 +51,7 @@ static FLOWS: SocketStorage<FlowOfSocket, { BPF_F_NO_PREALLOC as usize }> = Sock
 #[btf_map]
 static ENDED: RingBuf<EndedConnection, 4096> = RingBuf::new();
 
-/// How often there was no room: in the ring, or beside a socket.
+/// How often there was no room in the ring.
 #[btf_map]
 static ENDS_LOST: Array<u64, 1> = Array::new();
 
@@ -184,7 +184,6 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) -> u32 {
     // SAFETY: the socket is the kernel's.
     let kept = unsafe { FLOWS.get_or_put(KeptWithSockets::Flow, socket, flow) };
     if kept.is_null() {
-        note_lost();
         return ENDS_UNTOLD;
     }
     // A connection that is seen on several interfaces has several flows. The one that asked last is told of its end. If two ask at

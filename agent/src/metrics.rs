@@ -360,7 +360,7 @@ impl Shown {
             (
                 Help(
                     "flow_agent_lost_tcp_ends",
-                    "How often the kernel had no room to keep, or to tell, what a socket of TCP knew at last",
+                    "Flows that lack what a socket of TCP knew at last, since the kernel had no room to keep or to tell it",
                 ),
                 replica.lost_tcp_ends,
             ),

@@ -116,6 +116,7 @@ pub struct Replica {
     in_sight: InSight,
     /// The filter rules may leave out one direction of a flow.
     rules_divide_flows: bool,
+    untold_ends: u64,
 }
 
 impl Replica {
@@ -149,6 +150,7 @@ impl Replica {
             remembered: Remembered::default(),
             in_sight: InSight::default(),
             rules_divide_flows: false,
+            untold_ends: 0,
         }
     }
 
@@ -223,6 +225,11 @@ impl Replica {
     /// How many connections were forgotten that may go on, so that the initiator is assumed then.
     pub fn forgotten_initiators(&self) -> u64 {
         self.remembered.forgotten()
+    }
+
+    /// How many flows had a socket of whose end nobody is told.
+    pub fn untold_ends(&self) -> u64 {
+        self.untold_ends
     }
 
     pub fn begin_scan(&mut self, clock: ScanClock) {
@@ -408,7 +415,7 @@ impl Replica {
             self.senders.follow(slot, &coming);
             self.tell_end(slot, EndReason::EndOfFlow, sink);
             let mut next = self.slab[slot].next(counters, self.clock, self.scan);
-            next.note_sockets(coming.sockets());
+            self.untold_ends += u64::from(next.note_sockets(coming.sockets()));
             next.give_opener(coming.opener());
             self.slab[slot] = next;
             self.senders.begin(slot, coming);
@@ -421,7 +428,7 @@ impl Replica {
             return;
         }
         let entry = &mut self.slab[slot];
-        entry.note_sockets(self.senders.coming_sockets());
+        self.untold_ends += u64::from(entry.note_sockets(self.senders.coming_sockets()));
         let syns_before = [0, 1].map(|direction| entry.handshake.has_any_syn(direction));
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
@@ -688,7 +695,7 @@ impl Replica {
     fn insert(&mut self, hash: u64, mut entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
         // Making room may take in a half of another flow.
         let coming = self.senders.take_coming();
-        entry.note_sockets(coming.sockets());
+        self.untold_ends += u64::from(entry.note_sockets(coming.sockets()));
         entry.give_opener(coming.opener());
         while self.len() >= self.max_flows {
             self.make_room(sink);

@@ -687,9 +687,16 @@ impl Scanner {
         self.encoder.nameless_ends()
     }
 
-    /// How often the kernel had no room to tell of a connection that ended.
+    /// How many flows lack what a socket of TCP knew at last: there was no room to keep it, or to tell it.
     pub fn lost_tcp_ends(&self) -> u64 {
-        self.kernel.ended.lost()
+        let ended = &self.kernel.ended;
+        // Where ends are not told of at all, none is lost.
+        let untold = if ended.are_told() {
+            self.replica.untold_ends()
+        } else {
+            0
+        };
+        ended.lost() + untold
     }
 
     /// What was made of the messages of the DNS, if they are read.

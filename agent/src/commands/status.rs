@@ -473,7 +473,7 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         }
         if replica.lost_tcp_ends > 0 {
             lines.push(format!(
-                "  no room for what TCP knew of a connection at its end: {} times",
+                "  flows without what TCP knew at their end, for lack of room: {}",
                 replica.lost_tcp_ends
             ));
         }

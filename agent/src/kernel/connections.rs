@@ -90,13 +90,17 @@ impl EndedConnections {
             if self.log.event().is_some() {
                 tracing::warn!(
                     so_far = lost,
-                    "the kernel had no room to tell of connections that ended, since more of them did between two scans, or no memory \
-                     beside their sockets: what records say of TCP is for some of them that of an earlier packet; lower \
+                    "the kernel had no room to tell of connections that ended, since more of them did between two scans: what records say of TCP is for some of them that of an earlier packet; lower \
                      --scan-interval"
                 );
             }
         }
         Ok(())
+    }
+
+    /// Whether the programs note what ends.
+    pub fn are_told(&self) -> bool {
+        self.link.is_some()
     }
 
     /// How often there was no room.

@@ -10,6 +10,7 @@ use super::{
     remembered::Initiator,
     reports::Unreported,
     segments::Segments,
+    senders::Sockets,
     waiting::{self, only_direction},
 };
 use crate::{
@@ -64,7 +65,7 @@ pub struct Entry {
     /// Of TCP.
     segments: Segments,
     origin: Origin,
-    /// Bits by direction: a socket of this host has sent in it, and is not known to be gone.
+    /// Bits by direction: a socket of this host has sent in it, and is not known to be gone. Beside them [`Entry::WITHOUT_END`].
     sockets: u8,
 }
 
@@ -86,6 +87,9 @@ enum Origin {
 const _: () = assert!(size_of::<Entry>() <= 160);
 
 impl Entry {
+    /// A bit of `sockets`: a socket of this host has sent of whose end nobody is told.
+    const WITHOUT_END: u8 = 4;
+
     /// A flow that begins with what one scan counted.
     pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
         let handshake = Handshake::of(counters);
@@ -388,11 +392,16 @@ impl Entry {
         was_complete && opens(counters)
     }
 
-    /// Sockets of this host have sent in these directions.
+    /// Returns whether there is one of whose end nobody is told, for the first time.
     #[inline]
-    pub fn note_sockets(&mut self, have_sent: [bool; 2]) {
-        let [first, second] = have_sent.map(u8::from);
+    pub fn note_sockets(&mut self, sockets: Sockets) -> bool {
+        let [first, second] = sockets.with_end.map(u8::from);
         self.sockets |= first | second << 1;
+        let is_first = sockets.is_one_without_end && self.sockets & Self::WITHOUT_END == 0;
+        if is_first {
+            self.sockets |= Self::WITHOUT_END;
+        }
+        is_first
     }
 
     pub fn note_socket_is_gone(&mut self, direction: usize) {

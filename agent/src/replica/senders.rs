@@ -112,10 +112,22 @@ pub struct Coming {
     are_without_end: [bool; 2],
 }
 
+/// The sockets of this host that have sent some packets.
+#[derive(Clone, Copy, Default)]
+pub struct Sockets {
+    /// By direction: there is one whose end is told.
+    pub with_end: [bool; 2],
+    /// There is one of whose end nobody is told, since nothing more can be kept with sockets.
+    pub is_one_without_end: bool,
+}
+
 impl Coming {
-    /// In which directions a socket of this host sent it whose end is told.
-    pub fn sockets(&self) -> [bool; 2] {
-        [0, 1].map(|at| self.senders.tcp[at].is_known() && !self.are_without_end[at])
+    /// The sockets of this host that sent it.
+    pub fn sockets(&self) -> Sockets {
+        Sockets {
+            with_end: [0, 1].map(|at| self.senders.tcp[at].is_known() && !self.are_without_end[at]),
+            is_one_without_end: self.are_without_end.contains(&true),
+        }
     }
 
     /// The direction of the end that opened the connection, if a socket of this host shows it.
@@ -163,11 +175,11 @@ impl KnownSenders {
         };
     }
 
-    /// In which directions a socket of this host has sent what comes whose end is told.
+    /// The sockets of this host that have sent what comes.
     #[inline]
-    pub fn coming_sockets(&self) -> [bool; 2] {
+    pub fn coming_sockets(&self) -> Sockets {
         if !self.comes {
-            return [false; 2];
+            return Sockets::default();
         }
         self.coming.sockets()
     }

@@ -38,7 +38,7 @@ impl Replica {
             return;
         }
         if !entry.is_told {
-            entry.note_sockets(self.senders.coming_sockets());
+            self.untold_ends += u64::from(entry.note_sockets(self.senders.coming_sockets()));
             entry.give_opener(self.senders.coming_opener());
             entry.join(counters, self.clock);
             self.senders.note(known);

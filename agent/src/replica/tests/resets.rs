@@ -136,10 +136,34 @@ fn the_next_connection_with_the_same_ports_waits_for_its_socket_too() {
 #[test]
 fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
     let (mut replica, info) = reset_with(TcpInfo::without_end);
+    assert_eq!(replica.untold_ends(), 1);
     let ended = scan(&mut replica, 8, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
     assert_eq!(ended[0].failure, Some(Failure::Reset));
     assert_eq!(ended[0].tcp[1], info);
+}
+
+#[test]
+fn a_socket_whose_end_nobody_tells_counts_once_however_often_it_is_asked() {
+    let mut replica = replica(8);
+    let info = TcpInfo {
+        min_rtt_us: 1,
+        delivered: 1,
+        ..TcpInfo::default()
+    };
+    let senders = Senders {
+        tcp: [info.without_end(), TcpInfo::default()],
+        ..Senders::default()
+    };
+    for number in [1, 2] {
+        for second in 1..=5 {
+            replica.begin_scan(clock(second));
+            let both = both(second);
+            replica.update_with(&[key(number)], &[both], &[senders], &mut |_| {});
+            replica.end_scan(&BTreeSet::new(), &mut |_| {});
+        }
+        assert_eq!(replica.untold_ends(), u64::from(number));
+    }
 }
 
 /// Of a refused connection nothing is known at the end.
