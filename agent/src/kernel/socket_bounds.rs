@@ -175,10 +175,10 @@ impl SocketBounds {
                 tracing::warn!(
                     so_far,
                     most = self.most,
-                    "some sockets have no {}, since there are more than the agent keeps that of",
+                    "too many sockets: the {} of some is unknown",
                     match what {
                         KeptWithSockets::Process => "process",
-                        KeptWithSockets::Flow => "flow that is told of their end",
+                        KeptWithSockets::Flow => "final TCP state",
                     }
                 );
             }

@@ -169,7 +169,7 @@ const KEYS: &[Key] = &[
         name: "end_records",
         kinds: IPFIX,
         value: ValueType::Boolean,
-        help: "A record without packets for each flow that ended while it was quiet, which tells why.",
+        help: "Send an end record, without packets, for flows that end while quiet.",
     },
     Key {
         name: "octets",
