@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lab::{Host, Lab, privilege::is_root_or_skip};
+use lab::{Host, Lab, kernel, privilege::is_root_or_skip};
 use serde_json::{Value, json};
 
 use crate::support::{Agent, Report, as_the_service, wait_until};
@@ -16,8 +16,20 @@ const PORT: u16 = 7000;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
+/// Long enough to look at the agent several times, and short enough to wait for. An emulator needs seconds for a look.
+fn short() -> String {
+    format!("{}s", kernel::packets(1, 15))
+}
+
+/// Scans that take longer than [`short`].
+fn long_after() -> u64 {
+    kernel::packets(20, 180)
+}
+
 /// A scan is over before a closed flow is, and a quiet flow lives for long.
-const SHORT_LINGER: &[&str] = &["--scan-interval", "100ms", "--linger", "1s"];
+fn short_linger() -> [String; 4] {
+    ["--scan-interval", "100ms", "--linger", &short()].map(str::to_owned)
+}
 
 /// A connection with one byte of each end.
 struct Talk {
@@ -99,7 +111,7 @@ fn segments_out_of_nowhere_are_no_connection_and_prove_no_initiator() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    let agent = Agent::start(&lab, SHORT_LINGER);
+    let agent = Agent::start(&lab, &short_linger().each_ref().map(String::as_str));
     let wire = lab.peer.frame_socket().unwrap();
     let stray = |port: u16, flags: u8| {
         let frame = lab.peer.frame_v4(&lab.agent);
@@ -136,14 +148,16 @@ fn a_forged_rst_ends_no_flow_of_a_connection_that_goes_on() {
         return;
     }
     // Within the linger, and, where the socket tells, also after it.
-    a_forged_rst(&[], [2, 20]);
-    a_forged_rst(&["--enrich", "tcp"], [20, 20]);
+    let after = long_after();
+    a_forged_rst(&[], [2, after]);
+    a_forged_rst(&["--enrich", "tcp"], [after, after]);
 }
 
 /// So many scans after a forged RST the client speaks, and after more scans the server.
 fn a_forged_rst(more: &[&str], scans: [u64; 2]) {
     let lab = Lab::addressed().unwrap();
-    let settings = [SHORT_LINGER, more].concat();
+    let linger = short_linger();
+    let settings = [&linger.each_ref().map(String::as_str), more].concat();
     let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
     let mut talk = Talk::begin(&lab.agent, &lab.peer);
     agent.wait_for_scans(&lab.agent, 2);
@@ -181,7 +195,8 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    let settings = ["--scan-interval", "100ms", "--idle-timeout", "1s"];
+    let short = short();
+    let settings = ["--scan-interval", "100ms", "--idle-timeout", &short];
     for [client, server] in [[&lab.agent, &lab.peer], [&lab.peer, &lab.agent]] {
         let agent = Agent::start(&lab, &settings);
         let mut talk = Talk::begin(client, server);
