@@ -22,6 +22,7 @@ use crate::{
     clock,
     counted::Counted,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    identity::Identity,
     in_force::followed,
     limits,
     metrics::{MetricsListener, collector::StreamSums},
@@ -166,7 +167,8 @@ impl Collector {
             digests: RandomState::new(),
             senders: Senders::default(),
             calls: Arc::new(Semaphore::new(max_agents as usize)),
-            addresses: Counted::default(),
+            of_addresses: Counted::default(),
+            of_credentials: Counted::default(),
             limits: config.agents,
             asks: config.asks,
             stopping,
@@ -238,8 +240,9 @@ pub(crate) struct Intake {
     digests: RandomState,
     senders: Senders,
     calls: Arc<Semaphore>,
-    /// Calls of each address.
-    addresses: Counted<Source>,
+    /// Calls of each address and of each credential.
+    of_addresses: Counted<Source>,
+    of_credentials: Counted<Identity>,
     limits: AgentLimits,
     /// What agents are asked for.
     asks: Relief,
@@ -262,7 +265,7 @@ impl Intake {
         self.streams.sums()
     }
 
-    /// Their number has no bound that is small.
+    /// Of which there may be thousands.
     pub(crate) fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
         CollectorStatus {

@@ -4,6 +4,8 @@ use std::{fmt, net::IpAddr, sync::Arc};
 
 use clap::ValueEnum;
 
+use crate::source;
+
 /// A caller as the collector itself knows it, whatever it says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Identity {
@@ -37,6 +39,15 @@ impl Identity {
             Some(("ip", address)) => address.parse().ok().map(Self::Address),
             Some(_) => None,
             None => Self::named(text),
+        }
+    }
+
+    /// The same for all addresses that one host may use: those of an IPv6 /64.
+    #[must_use]
+    pub fn of_host(&self) -> Self {
+        match self {
+            Self::Address(address) => Self::Address(source::host(*address)),
+            Self::Named(_) | Self::User(_) => self.clone(),
         }
     }
 

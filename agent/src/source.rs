@@ -14,11 +14,16 @@ pub enum Source {
 
 impl Source {
     pub fn of_ip(address: IpAddr) -> Self {
-        Self::Ip(match address.to_canonical() {
-            IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) if v6.is_loopback() => v6.into(),
-            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
-        })
+        Self::Ip(host(address))
+    }
+}
+
+/// The first address of all that the host of this one has: an IPv4 address is alone, and an IPv6 network has a /64.
+pub fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(v4) => v4.into(),
+        IpAddr::V6(v6) if v6.is_loopback() => v6.into(),
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 

@@ -46,6 +46,9 @@ const WHOLE_BATCH: Duration = Duration::from_secs(30);
 /// How long the last acknowledgement of a call waits to be read.
 const LAST_ACK: Duration = Duration::from_secs(30);
 
+/// Open calls of one credential. An agent has one, and another while it reconnects. A relay brings the batches of many hosts. Without
+/// a credential there may be many hosts behind an address, which has its own limit.
+const MOST_CALLS: u32 = 16;
 /// What a batch that waits for the writer counts at least, for what is known of it beside its records.
 const LEAST_BYTES: usize = 64 << 10;
 
@@ -59,7 +62,7 @@ pub(crate) struct Call {
 
 /// What a call holds until its answer is read or given up.
 pub(crate) struct CallPlaces {
-    _of_sender: OwnedSemaphorePermit,
+    _of_credential: Option<CountedPlace<Identity>>,
     _of_address: Option<CountedPlace<Source>>,
 }
 
@@ -69,6 +72,8 @@ struct Reader {
     peer: String,
     caller: Grant,
     sender: Arc<Sender>,
+    /// What the last batch took in the queue.
+    last_bytes: usize,
     stream: Option<Stream>,
     /// What the agent calls itself, once that was found to be true.
     claimed: Claimed,
@@ -124,7 +129,7 @@ impl Intake {
         let most = self.limits.most_per_address;
         let of_address = match peer {
             Peer::Tcp(address) => {
-                let place = self.addresses.place(Source::of_ip(address.ip()), most);
+                let place = self.of_addresses.place(Source::of_ip(address.ip()), most);
                 Some(place.ok_or_else(|| {
                     Status::resource_exhausted(format!(
                         "{most} agents send from this address, and --max-agents-per-address of the collector allows no more"
@@ -133,13 +138,17 @@ impl Intake {
             }
             Peer::Unix { .. } | Peer::Unknown => None,
         };
-        let sender = self.senders.sender(&caller);
-        let of_sender = sender.call().ok_or_else(|| {
-            Status::resource_exhausted(format!(
-                "{} has {} open calls, and may have no more: a host needs one",
-                caller.identity, sender.most_calls
-            ))
-        })?;
+        let of_credential = match &caller.identity {
+            identity @ Identity::Named(_) if !caller.is_relay() => {
+                let place = self.of_credentials.place(identity.clone(), MOST_CALLS);
+                Some(place.ok_or_else(|| {
+                    Status::resource_exhausted(format!(
+                        "{identity} has {MOST_CALLS} open calls, and may have no more: a host needs one"
+                    ))
+                })?)
+            }
+            Identity::Named(_) | Identity::User(_) | Identity::Address(_) => None,
+        };
         let (told, outcomes) = mpsc::unbounded_channel();
         let held_back = HeldBack {
             streams: self.streams.clone(),
@@ -152,8 +161,9 @@ impl Intake {
             reader: Reader {
                 intake: Arc::clone(self),
                 peer: peer.to_string(),
+                sender: self.senders.sender(&caller),
                 caller,
-                sender,
+                last_bytes: LEAST_BYTES,
                 stream: None,
                 claimed: Claimed::default(),
                 held_back,
@@ -166,7 +176,7 @@ impl Intake {
             _place: place,
         };
         let places = CallPlaces {
-            _of_sender: of_sender,
+            _of_credential: of_credential,
             _of_address: of_address,
         };
         Ok((call, places))
@@ -187,7 +197,7 @@ impl Call {
             mut outcomes,
             _place,
         } = self;
-        let asks = reader.intake.asks;
+        let wanted = reader.intake.asks;
         let mut stopping = reader.intake.stopping.clone();
         // Whatever it holds of the call is dropped as soon as it has ended. The channel of outcomes ends when the writer has none
         // of its batches any more.
@@ -225,8 +235,8 @@ impl Call {
                     if let (Ok(place), Some(last_seq)) = (place, stored_seq.take()) {
                         place.send(ExportAck {
                             last_seq,
-                            report_interval_ns: clock::nanos(asks.report_interval),
-                            sample_rate: asks.sample_rate,
+                            report_interval_ns: clock::nanos(wanted.report_interval),
+                            sample_rate: wanted.sample_rate,
                         });
                     }
                 }
@@ -270,15 +280,15 @@ impl Reader {
     }
 
     /// A relay brings what other collectors have let in.
-    fn is_limited(&self) -> Option<u32> {
+    fn records_limit(&self) -> Option<u32> {
         let limit = self.intake.limits.records_per_second;
         limit.filter(|_| !self.caller.is_relay())
     }
 
     async fn wait_for_its_rate(&mut self) {
-        if self.is_limited().is_some() && self.sender.owes() {
+        if self.sender.is_in_debt() {
             self.held_back.begin();
-            self.sender.paid().await;
+            self.sender.wait_until_paid().await;
             self.held_back.end();
         }
     }
@@ -290,23 +300,27 @@ impl Reader {
     /// Makes of a message what the writer needs of it.
     async fn entry(&mut self, message: Message, end: &Arc<CallEnd>) -> Result<Entry, Status> {
         let intake = Arc::clone(&self.intake);
-        let decoding = intake.senders.decode(&self.sender).await;
+        let turn = intake.senders.turn(&self.sender, self.last_bytes).await;
         let caller = self.caller.clone();
         // A thread goes on when the call is gone, so it holds its turn.
-        let (incoming, decoding) = blocking(move || {
+        let (incoming, turn) = blocking(move || {
             let incoming = Incoming::read(&message.batch()?, &caller);
             let incoming = incoming
                 .and_then(Incoming::checked)
                 .map_err(|error| refused(&error))?;
-            Ok((incoming, decoding))
+            Ok((incoming, turn))
         })
         .await?;
+        if let Some(records_per_second) = self.records_limit() {
+            let records = incoming.batch.records.len() as u64;
+            self.sender.charge(records, records_per_second);
+        }
         self.claim(&incoming)?;
         let told = self.follow(&incoming)?;
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
         let is_compared = intake.pairs.is_some();
-        let (made, decoding) = blocking(move || {
+        let (made, turn) = blocking(move || {
             let pieces = forms.iter().map(|form| form.piece(&incoming, told));
             let pieces = pieces.collect::<Result<Vec<_>, _>>();
             let facts = Facts::of(&incoming, incoming.digest(&digests), told);
@@ -316,18 +330,14 @@ impl Reader {
                 sightings: is_compared.then(|| Sightings::of(&incoming)),
                 facts,
             };
-            Ok((made, decoding))
+            Ok((made, turn))
         })
         .await?;
         if let Some(stream) = &mut self.stream {
             stream.told = made.facts.told();
         }
-        if let Some(records_per_second) = self.is_limited() {
-            let records = made.facts.volume.records;
-            self.sender.charge(records, records_per_second);
-        }
-        let room = intake.senders.queue(&self.sender, made.bytes()).await;
-        drop(decoding);
+        self.last_bytes = made.bytes();
+        let room = intake.senders.queue(turn, self.last_bytes).await;
         Ok(made.into_entry(end, room))
     }
 

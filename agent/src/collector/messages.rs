@@ -74,7 +74,7 @@ impl Messages {
             1 if self.may_be_gzip => true,
             _ => {
                 return Err(Status::internal(
-                    "a message is compressed, and the call has no grpc-encoding",
+                    "a message is compressed in another way than its call says",
                 ));
             }
         };

@@ -1,13 +1,13 @@
-//! What one sender may use of the collector at a time: open calls, memory for batches on their way in and on their way to the
-//! stores, a turn to decode, and records a second.
+//! What one sender may use of the collector at a time: memory for batches on their way in and on their way to the stores, a turn
+//! to decode, and records a second.
 //!
 //! A sender is a credential. Without one, it is a user of this host or an address; all of an IPv6 /64 are one address. Each sender
-//! waits for its own share first and then queues for the memory that all share, so a sender that uses up its share delays nobody
-//! but itself.
+//! waits for its own share first and then queues for what all share, so a sender that uses up its share delays nobody but itself.
+//! Shares are taken in one order: memory to receive, the own turn to decode, the own part of the queue, the turn of all, the queue
+//! of all.
 
 use std::{
     collections::HashMap,
-    net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -17,70 +17,68 @@ use tokio::{
 };
 
 use super::rate::Debt;
-use crate::{
-    identity::{Grant, Identity},
-    source::Source,
-};
+use crate::identity::{Grant, Identity};
 
-/// Batches that are still being received, in KiB: of all senders, and of one.
+/// Batches that are still being received, in KiB.
 const RECEIVED_KIB: Shared = Shared {
     all: 96 << 10,
-    each: 8 << 10,
+    of_host: 8 << 10,
+    of_relay: 48 << 10,
 };
-/// Batches that wait for the writer, in KiB as they are held: of all senders, and of one. A single batch may be larger than the
-/// share of one sender.
+/// Batches that wait for the writer, in KiB as they are held. A single batch may be larger than the share of its sender.
 const QUEUED_KIB: Shared = Shared {
     all: 64 << 10,
-    each: 8 << 10,
+    of_host: 8 << 10,
+    of_relay: 32 << 10,
 };
-/// Batches that are decoded at a time, which takes many times their size: of all senders, and of one.
-const DECODED: Shared = Shared { all: 2, each: 1 };
-
-/// Open calls of one credential. An agent has one, and another while it reconnects. A relay brings the batches of many hosts. Without
-/// a credential there may be many hosts behind an address, which has its own limit.
-const MOST_CALLS: u32 = 16;
+/// Batches that are decoded at a time, which takes many times their size.
+const DECODED: Shared = Shared {
+    all: 2,
+    of_host: 1,
+    of_relay: 1,
+};
 
 /// Senders beyond this are forgotten unless they are in use.
 const MOST_IDLE: usize = 1024;
 
+/// How much there is of something, and how much of it one sender may have. A relay brings the batches of many hosts.
 #[derive(Clone, Copy)]
 struct Shared {
     all: u32,
-    each: u32,
+    of_host: u32,
+    of_relay: u32,
 }
 
 /// Everyone who sends.
 pub(super) struct Senders {
     known: Mutex<Known>,
-    receiving: Pool,
-    queued: Pool,
-    decoding: Pool,
+    receiving: Arc<Semaphore>,
+    decoding: Arc<Semaphore>,
+    queued: Arc<Semaphore>,
 }
 
 struct Known {
-    senders: HashMap<Identity, Arc<Sender>>,
+    /// A name may have a token to send and one to relay.
+    senders: HashMap<(Identity, bool), Arc<Sender>>,
     /// Forget idle ones at this many.
     sweep_at: usize,
 }
 
-/// What all senders share.
-struct Pool {
-    size: Shared,
-    units: Arc<Semaphore>,
-}
-
 /// One who sends.
 pub(super) struct Sender {
-    calls: Arc<Semaphore>,
-    /// How many calls it may have open.
-    pub most_calls: u32,
-    receiving: Arc<Semaphore>,
-    queued: Arc<Semaphore>,
-    decoding: Arc<Semaphore>,
+    receiving: Own,
+    decoding: Own,
+    queued: Own,
     debt: Mutex<Debt>,
 }
 
-/// Part of a pool, until this is dropped.
+/// The share of one sender.
+struct Own {
+    most: u32,
+    units: Arc<Semaphore>,
+}
+
+/// Part of what all share, until this is dropped.
 pub(super) struct Held {
     /// It keeps the sender from being forgotten, and starting over with a whole share.
     _sender: Arc<Sender>,
@@ -88,16 +86,26 @@ pub(super) struct Held {
     _of_all: OwnedSemaphorePermit,
 }
 
+/// A sender's turn to have a batch decoded and queued.
+pub(super) struct Turn {
+    sender: Arc<Sender>,
+    /// Of the sender's part of the queue.
+    reserved: OwnedSemaphorePermit,
+    _of_sender: OwnedSemaphorePermit,
+    _of_all: OwnedSemaphorePermit,
+}
+
 impl Default for Senders {
     fn default() -> Self {
+        let all = |size: Shared| Arc::new(Semaphore::new(size.all as usize));
         Self {
             known: Mutex::new(Known {
                 senders: HashMap::new(),
                 sweep_at: MOST_IDLE,
             }),
-            receiving: Pool::new(RECEIVED_KIB),
-            queued: Pool::new(QUEUED_KIB),
-            decoding: Pool::new(DECODED),
+            receiving: all(RECEIVED_KIB),
+            decoding: all(DECODED),
+            queued: all(QUEUED_KIB),
         }
     }
 }
@@ -105,36 +113,53 @@ impl Default for Senders {
 impl Senders {
     /// The sender behind a caller.
     pub(super) fn sender(&self, caller: &Grant) -> Arc<Sender> {
-        let most_calls = match &caller.identity {
-            Identity::Named(_) if !caller.is_relay() => MOST_CALLS,
-            _ => u32::MAX,
-        };
         let mut known = self.known();
         if known.senders.len() >= known.sweep_at {
             known
                 .senders
-                .retain(|_, sender| Arc::strong_count(sender) > 1 || sender.owes());
+                .retain(|_, sender| Arc::strong_count(sender) > 1 || sender.is_in_debt());
             known.sweep_at = (2 * known.senders.len()).max(MOST_IDLE);
         }
-        let sender = known.senders.entry(whole_host(&caller.identity));
-        Arc::clone(sender.or_insert_with(|| Arc::new(Sender::new(most_calls))))
+        let is_relay = caller.is_relay();
+        let sender = known.senders.entry((caller.identity.of_host(), is_relay));
+        Arc::clone(sender.or_insert_with(|| Arc::new(Sender::new(is_relay))))
     }
 
     /// Waits for memory to receive a message of this many bytes.
     pub(super) async fn receive(&self, sender: &Arc<Sender>, bytes: usize) -> Held {
-        let pool = &self.receiving;
-        pool.hold(sender, &sender.receiving, kib(bytes)).await
+        let of_sender = sender.receiving.wait(kib(bytes)).await;
+        Held {
+            _sender: Arc::clone(sender),
+            _of_sender: of_sender,
+            _of_all: wait(&self.receiving, kib(bytes).min(RECEIVED_KIB.all)).await,
+        }
     }
 
-    /// Waits for memory to queue this many bytes.
-    pub(super) async fn queue(&self, sender: &Arc<Sender>, bytes: usize) -> Held {
-        let pool = &self.queued;
-        pool.hold(sender, &sender.queued, kib(bytes)).await
+    /// Waits for a turn to have a batch decoded that will probably take this many bytes in the queue.
+    pub(super) async fn turn(&self, sender: &Arc<Sender>, bytes: usize) -> Turn {
+        let of_sender = sender.decoding.wait(1).await;
+        sender.wait_until_paid().await;
+        let reserved = sender.queued.wait(kib(bytes)).await;
+        Turn {
+            sender: Arc::clone(sender),
+            reserved,
+            _of_sender: of_sender,
+            _of_all: wait(&self.decoding, 1).await,
+        }
     }
 
-    /// Waits for a turn to decode a batch.
-    pub(super) async fn decode(&self, sender: &Arc<Sender>) -> Held {
-        self.decoding.hold(sender, &sender.decoding, 1).await
+    /// Ends a turn: waits for memory to queue this many bytes.
+    pub(super) async fn queue(&self, mut turn: Turn, bytes: usize) -> Held {
+        let of_all = wait(&self.queued, kib(bytes).min(QUEUED_KIB.all)).await;
+        turn.sender.queued.adjust(&mut turn.reserved, kib(bytes));
+        let Turn {
+            sender, reserved, ..
+        } = turn;
+        Held {
+            _sender: sender,
+            _of_sender: reserved,
+            _of_all: of_all,
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -143,49 +168,29 @@ impl Senders {
     }
 }
 
-impl Pool {
-    fn new(size: Shared) -> Self {
-        Self {
-            size,
-            units: Arc::new(Semaphore::new(size.all as usize)),
-        }
-    }
-
-    /// Both semaphores serve in order of arrival.
-    async fn hold(&self, sender: &Arc<Sender>, own: &Arc<Semaphore>, units: u32) -> Held {
-        let Shared { all, each } = self.size;
-        let never_closed = "these semaphores are never closed";
-        let of_sender = Arc::clone(own).acquire_many_owned(units.min(each));
-        let of_sender = of_sender.await.expect(never_closed);
-        let of_all = Arc::clone(&self.units).acquire_many_owned(units.min(all));
-        Held {
-            _sender: Arc::clone(sender),
-            _of_sender: of_sender,
-            _of_all: of_all.await.expect(never_closed),
-        }
-    }
-}
-
 impl Sender {
-    fn new(most_calls: u32) -> Self {
-        let units = |count: u32| Arc::new(Semaphore::new(count as usize));
+    fn new(is_relay: bool) -> Self {
+        let own = |size: Shared| {
+            let most = if is_relay {
+                size.of_relay
+            } else {
+                size.of_host
+            };
+            Own {
+                most,
+                units: Arc::new(Semaphore::new(most as usize)),
+            }
+        };
         Self {
-            calls: units(most_calls),
-            most_calls,
-            receiving: units(RECEIVED_KIB.each),
-            queued: units(QUEUED_KIB.each),
-            decoding: units(DECODED.each),
+            receiving: own(RECEIVED_KIB),
+            decoding: own(DECODED),
+            queued: own(QUEUED_KIB),
             debt: Mutex::default(),
         }
     }
 
-    /// A place for a call, if it may have another one.
-    pub(super) fn call(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.calls).try_acquire_owned().ok()
-    }
-
     /// Waits until it has paid for the records it has sent, whichever call brought them.
-    pub(super) async fn paid(&self) {
+    pub(super) async fn wait_until_paid(&self) {
         loop {
             let Some(until) = self.debt().owes_until(Instant::now()) else {
                 return;
@@ -200,7 +205,7 @@ impl Sender {
     }
 
     /// Whether its next batch has to wait.
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn is_in_debt(&self) -> bool {
         self.debt().owes_until(Instant::now()).is_some()
     }
 
@@ -210,15 +215,30 @@ impl Sender {
     }
 }
 
-/// A host may use every address of its IPv6 network.
-fn whole_host(identity: &Identity) -> Identity {
-    let Identity::Address(address) = identity else {
-        return identity.clone();
-    };
-    match Source::of_ip(*address) {
-        Source::Ip(address) => Identity::Address(address),
-        Source::User(_) | Source::Unknown => Identity::Address(IpAddr::from([0; 4])),
+impl Own {
+    async fn wait(&self, units: u32) -> OwnedSemaphorePermit {
+        wait(&self.units, units.min(self.most)).await
     }
+
+    /// Makes a part that was taken as large as it should have been, as far as the share goes.
+    fn adjust(&self, taken: &mut OwnedSemaphorePermit, units: u32) {
+        let (units, had) = (units.min(self.most) as usize, taken.num_permits());
+        if units < had {
+            drop(taken.split(had - units));
+            return;
+        }
+        let more = (units - had).min(self.units.available_permits());
+        let more = u32::try_from(more).unwrap_or(0);
+        if let Ok(more) = Arc::clone(&self.units).try_acquire_many_owned(more) {
+            taken.merge(more);
+        }
+    }
+}
+
+/// Waits in order of arrival.
+async fn wait(units: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
+    let permit = Arc::clone(units).acquire_many_owned(count).await;
+    permit.expect("these semaphores are never closed")
 }
 
 fn kib(bytes: usize) -> u32 {
@@ -227,7 +247,7 @@ fn kib(bytes: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use std::{pin::pin, time::Duration};
+    use std::time::Duration;
 
     use futures_util::FutureExt as _;
 
@@ -246,52 +266,55 @@ mod tests {
         senders.sender(&grant(name))
     }
 
+    async fn queue(senders: &Senders, sender: &Arc<Sender>, bytes: usize) -> Held {
+        let turn = senders.turn(sender, bytes).await;
+        senders.queue(turn, bytes).await
+    }
+
     #[tokio::test]
     async fn a_sender_with_its_whole_share_waits_and_others_do_not() {
         let senders = Senders::default();
         let [one, other] = ["one", "other"].map(|name| named(&senders, name));
-        let held = [
+        let received = [
             senders.receive(&one, 4 * MIB).await,
             senders.receive(&one, 4 * MIB).await,
         ];
-        let queued = senders.queue(&one, 8 * MIB).await;
-        let decoded = senders.decode(&one).await;
-        let mut waits = [
-            senders.receive(&one, 1).boxed(),
-            senders.queue(&one, 1).boxed(),
-            senders.decode(&one).boxed(),
-        ];
-        for wait in &mut waits {
-            assert!(wait.now_or_never().is_none());
-        }
         // The same credential on another call is the same sender.
-        assert!(
-            senders
-                .receive(&named(&senders, "one"), 1)
-                .now_or_never()
-                .is_none()
-        );
+        let again = named(&senders, "one");
+        let mut waits = senders.receive(&again, 1).boxed();
+        assert!((&mut waits).now_or_never().is_none());
+        let queued = queue(&senders, &one, 8 * MIB).await;
+        // It waits for its part of the queue before it takes the turn of another.
+        let mut turn = senders.turn(&one, 1).boxed();
+        assert!((&mut turn).now_or_never().is_none());
+        let of_others = ["two", "three"].map(|name| named(&senders, name));
+        let turns = of_others.each_ref().map(|it| senders.turn(it, 1));
+        let turns = turns.map(|turn| turn.now_or_never().expect("it is free"));
+        drop(turns);
         assert!(senders.receive(&other, 8 * MIB).now_or_never().is_some());
-        assert!(senders.queue(&other, 8 * MIB).now_or_never().is_some());
-        assert!(senders.decode(&other).now_or_never().is_some());
-        drop((held, queued, decoded));
-        for wait in waits {
-            wait.await;
-        }
+        assert!(queue(&senders, &other, 8 * MIB).now_or_never().is_some());
+        drop(queued);
+        let turn = turn.await;
+        // Nor has it two turns.
+        assert!(senders.turn(&again, 1).now_or_never().is_none());
+        drop(turn);
+        assert!(senders.turn(&again, 1).now_or_never().is_some());
+        drop(received);
+        waits.await;
     }
 
     #[tokio::test]
     async fn the_pool_is_shared_in_order_of_arrival_and_a_batch_may_be_larger_than_a_share() {
         let senders = Senders::default();
-        let names: Vec<_> = (0..8).map(|number| format!("h{number}")).collect();
         let mut held = Vec::new();
-        for name in &names[..6] {
-            held.push(senders.queue(&named(&senders, name), 10 * MIB).await);
+        for number in 0..6 {
+            let sender = named(&senders, &format!("h{number}"));
+            held.push(queue(&senders, &sender, 10 * MIB).await);
         }
         // 4 MiB are left.
-        let (large, small) = (named(&senders, "h6"), named(&senders, "h7"));
-        let mut large = pin!(senders.queue(&large, 10 * MIB));
-        let mut small = pin!(senders.queue(&small, MIB));
+        let (large, small) = (named(&senders, "large"), named(&senders, "small"));
+        let mut large = Box::pin(queue(&senders, &large, 10 * MIB));
+        let mut small = Box::pin(queue(&senders, &small, MIB));
         assert!(large.as_mut().now_or_never().is_none());
         assert!(small.as_mut().now_or_never().is_none());
         held.pop();
@@ -300,37 +323,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_batch_takes_of_the_share_follows_its_size() {
+        let senders = Senders::default();
+        let one = named(&senders, "one");
+        for (expected, actual) in [(8 * MIB, MIB), (MIB, 8 * MIB), (4 * MIB, 40 * MIB)] {
+            let turn = senders.turn(&one, expected).await;
+            let held = senders.queue(turn, actual).await;
+            let free = one.queued.units.available_permits();
+            assert_eq!(free, (8 * MIB).saturating_sub(actual) >> 10);
+            drop(held);
+            assert_eq!(one.queued.units.available_permits(), (8 * MIB) >> 10);
+        }
+    }
+
+    #[tokio::test]
     async fn who_gives_up_waiting_gives_back_its_place_in_the_order() {
         let senders = Senders::default();
         let [one, two, three] = ["one", "two", "three"].map(|name| named(&senders, name));
-        let held = [senders.decode(&one).await, senders.decode(&two).await];
-        let mut gives_up = Box::pin(senders.decode(&three));
+        let turns = [senders.turn(&one, 1).await, senders.turn(&two, 1).await];
+        let mut gives_up = Box::pin(senders.turn(&three, 1));
         assert!(gives_up.as_mut().now_or_never().is_none());
-        drop(gives_up);
-        drop(held);
-        let again = [
-            senders.decode(&three).now_or_never(),
-            senders.decode(&one).now_or_never(),
-        ];
+        drop((gives_up, turns));
+        let again = [&three, &one].map(|it| senders.turn(it, 1).now_or_never());
         assert!(again.iter().all(Option::is_some));
     }
 
-    #[test]
-    fn a_credential_has_a_few_calls_and_a_relay_and_callers_without_one_any() {
+    #[tokio::test]
+    async fn a_relay_has_more_and_shares_nothing_with_a_sender_of_its_name() {
         let senders = Senders::default();
-        let count = |caller: &Grant| {
-            let sender = senders.sender(caller);
-            let calls = std::iter::from_fn(|| sender.call()).take(100);
-            calls.collect::<Vec<_>>().len()
-        };
-        assert_eq!(count(&grant("one")), MOST_CALLS as usize);
         let relay = Grant {
             roles: Roles::read("relay").unwrap(),
-            ..grant("relay")
+            ..grant("one")
         };
-        for any in [grant("uid:7"), grant("ip:192.0.2.1"), relay] {
-            assert_eq!(count(&any), 100);
-        }
+        let relay = senders.sender(&relay);
+        assert!(!Arc::ptr_eq(&relay, &named(&senders, "one")));
+        let held = queue(&senders, &relay, 31 * MIB).await;
+        assert!(queue(&senders, &relay, MIB).now_or_never().is_some());
+        drop(held);
     }
 
     #[test]
@@ -346,19 +375,20 @@ mod tests {
     async fn senders_are_forgotten_unless_they_hold_or_owe_something() {
         let senders = Senders::default();
         let name = |number: usize| format!("h{number}");
-        let held = senders.decode(&named(&senders, "holds")).await;
+        let held = senders.receive(&named(&senders, "holds"), 1).await;
         named(&senders, "owes").charge(1_000_000, 1);
         for number in 0..3 * MOST_IDLE {
             named(&senders, &name(number));
         }
-        let known = senders.known();
-        assert!(known.senders.len() <= MOST_IDLE);
-        for name in ["holds", "owes"] {
-            assert!(known.senders.contains_key(&Identity::named(name).unwrap()));
-        }
-        drop((known, held));
+        let is_known = |name: &str| {
+            let name = Identity::named(name).unwrap();
+            senders.known().senders.contains_key(&(name, false))
+        };
+        assert!(senders.known().senders.len() <= MOST_IDLE);
+        assert!(is_known("holds") && is_known("owes"));
+        drop(held);
         let owes = named(&senders, "owes");
-        let paid = tokio::time::timeout(Duration::from_millis(1), owes.paid());
+        let paid = tokio::time::timeout(Duration::from_millis(1), owes.wait_until_paid());
         assert!(paid.await.is_err());
     }
 }

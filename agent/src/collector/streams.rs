@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    net::{IpAddr, Ipv6Addr},
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
@@ -281,9 +282,16 @@ fn make_room(streams: &mut BTreeMap<Key, Stream>, sender: &Identity, now: Durati
     }
 }
 
-/// All streams of a sender.
+/// All streams of a sender. One address of an IPv6 /64 is as good as another.
 fn of_sender(sender: &Identity) -> RangeInclusive<Key> {
-    (sender.clone(), 0)..=(sender.clone(), u64::MAX)
+    let first = sender.of_host();
+    let last = match &first {
+        Identity::Address(IpAddr::V6(v6)) if !v6.is_loopback() => {
+            Identity::Address(Ipv6Addr::from_bits(v6.to_bits() | u128::from(u64::MAX)).into())
+        }
+        Identity::Named(_) | Identity::User(_) | Identity::Address(_) => first.clone(),
+    };
+    (first, 0)..=(last, u64::MAX)
 }
 
 /// The one that has been without a call for longest.

@@ -374,7 +374,8 @@ mod tests {
         let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
         let told = LostSoFar::default();
         let senders = Senders::default();
-        let room = senders.queue(&senders.sender(&caller), 1).await;
+        let turn = senders.turn(&senders.sender(&caller), 1).await;
+        let room = senders.queue(turn, 1).await;
         Entry {
             facts: Facts::of(&incoming, seq, told),
             pieces: vec![form.piece(&incoming, told).unwrap()],

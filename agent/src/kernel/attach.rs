@@ -161,6 +161,10 @@ pub enum Mode {
 
 /// One attached hook.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, and any of them may go with any other"
+)]
 pub struct Hook {
     pub interface: String,
     pub id: InterfaceId,

@@ -17,11 +17,14 @@ use tonic::Status;
 
 use super::{
     idle::Idle,
-    limits::{AnswerPlace, Doors, Place, Refusal},
+    limits::{Doors, Place, Refusal, Share, SharePlace},
     local_user,
     peer::Peer,
 };
-use crate::{identity::Identity, silent::Seat};
+use crate::{
+    identity::{Grant, Identity},
+    silent::Seat,
+};
 
 /// How long a connection keeps its place before its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,6 +65,8 @@ struct Activity {
     open: u32,
     /// The connection's place of its listener, until the connection is gone or has given way.
     place: Option<Place>,
+    /// Its place of those that its credential may have.
+    of_credential: Option<SharePlace>,
     /// Those that give way, if the connection may have to.
     idle: Option<Arc<Idle>>,
     /// Among them, while nothing is open.
@@ -85,6 +90,7 @@ impl Caller {
         let activity = Activity {
             open: 0,
             place: None,
+            of_credential: None,
             idle: None,
             seat: None,
             has_asked: false,
@@ -164,6 +170,7 @@ impl Caller {
         activity.rise();
         activity.idle = None;
         activity.place = None;
+        activity.of_credential = None;
     }
 
     /// Opens a request, which stays open until it is dropped.
@@ -184,18 +191,25 @@ impl Caller {
         )))
     }
 
-    /// A place for an answer, which the peer has to read before long. `holder` is who has shown a credential.
-    pub(super) async fn answer(
-        &self,
-        doors: &Doors,
-        holder: Option<&Identity>,
-    ) -> Result<Unread, Status> {
-        let place = doors.answer(&self.peer, holder).await?;
-        Ok(self.unread(place, Instant::now() + UNREAD_TIMEOUT))
+    /// A place for an answer, which the peer has to read before long.
+    pub(super) async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
+        let place = doors.answer(&self.peer).await?;
+        Ok(self.unread(Some(place), Instant::now() + UNREAD_TIMEOUT))
     }
 
-    /// The same, until then.
-    pub(super) fn unread(&self, place: AnswerPlace, until: Instant) -> Unread {
+    /// Takes the connection's place of those that one credential may have, unless it has one: that of the first credential which is
+    /// shown on it.
+    pub(super) async fn belongs_to(&self, grant: &Grant, doors: &Doors) -> Result<(), Status> {
+        if self.activity().of_credential.is_none() {
+            let place = doors.share(Share::Connections, Some(grant), &self.peer);
+            let place = place.await?;
+            self.activity().of_credential = place;
+        }
+        Ok(())
+    }
+
+    /// An answer that has to be read until then. It may have a place.
+    pub(super) fn unread(&self, place: Option<Place>, until: Instant) -> Unread {
         let mut activity = self.activity();
         let number = activity.number;
         activity.number += 1;
@@ -207,10 +221,10 @@ impl Caller {
         }
     }
 
-    /// When the connection ends unless the oldest of its unread answers is read.
+    /// When the connection ends unless an answer is read.
     pub(super) fn unread_until(&self) -> Option<Instant> {
         let activity = self.activity();
-        activity.unread.first_key_value().map(|(_, until)| *until)
+        activity.unread.values().min().copied()
     }
 
     /// When the connection loses its place unless a request comes; `None` while it is not idle.
@@ -260,7 +274,7 @@ impl Drop for OpenRequest {
 pub(super) struct Unread {
     caller: Caller,
     number: u64,
-    _place: AnswerPlace,
+    _place: Option<Place>,
 }
 
 impl Drop for Unread {
@@ -335,9 +349,9 @@ mod tests {
         let doors = Doors::new(Limits::default().fixed());
         let caller = Caller::new(Peer::Unknown);
         assert_eq!(caller.unread_until(), None);
-        let first = caller.answer(&doors, None).await.unwrap();
+        let first = caller.answer(&doors).await.unwrap();
         let until = caller.unread_until().unwrap();
-        let second = caller.answer(&doors, None).await.unwrap();
+        let second = caller.answer(&doors).await.unwrap();
         assert_eq!(caller.unread_until(), Some(until));
         drop(first);
         assert!(caller.unread_until().unwrap() >= until);

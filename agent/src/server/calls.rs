@@ -12,7 +12,10 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use prost::Message;
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
 use tonic::{
     Status,
     body::Body,
@@ -26,10 +29,10 @@ use tonic::{
 use super::{
     Listeners,
     admission::must_read,
-    caller::{Caller, OpenRequest, Unread},
+    caller::{Caller, OpenRequest, UNREAD_TIMEOUT, Unread},
     drained_or_given_up,
     grpc_only::GrpcOnly,
-    limits::Doors,
+    limits::{Doors, Share, SharePlace},
     log_undelivered, request,
     standard::StandardServices,
     withdrawn,
@@ -151,36 +154,48 @@ async fn answer_admitted(
     caller: &Caller,
 ) -> Result<Response<Body>, Status> {
     let doors = calls.doors();
-    let open = caller.open(doors)?;
     let grant = request.extensions().get::<Grant>();
+    if let Some(grant) = grant {
+        caller.belongs_to(grant, doors).await?;
+    }
+    let open = caller.open(doors)?;
     let Some(call) = calls.standard().find(request.uri().path()) else {
         return calls.answer(request, caller, open).await;
     };
-    let (place, unread) = if call.is_stream {
+    let (place, unread, share) = if call.is_stream {
         // Such a stream has the place of one who observes, of which there are few.
         if let Some(grant) = grant {
             must_read(grant, caller, doors)?;
         }
-        (Some(doors.consumer(&caller.peer)?), None)
+        let share = doors.share(Share::Streams, grant, &caller.peer).await?;
+        (Some(doors.consumer(&caller.peer)?), None, share)
     } else {
-        let holder = grant.map(|grant| &grant.identity);
-        (None, Some(caller.answer(doors, holder).await?))
+        let share = doors.share(Share::HealthAnswers, grant, &caller.peer);
+        let share = share.await?;
+        // It has a few bytes, and a credential has a few.
+        let unread = if share.is_some() {
+            caller.unread(None, Instant::now() + UNREAD_TIMEOUT)
+        } else {
+            caller.answer(doors).await?
+        };
+        (None, Some(unread), share)
     };
-    let kept = (open, place, unread);
+    let kept = (open, place, unread, share);
     Ok(calls.standard().answer(call, request, kept).await)
 }
 
-/// Reads a request that asks for one message, and takes a place for the answer.
+/// Reads a request that asks for one message, and takes a place for the answer. A request that does not come holds no place of
+/// others.
 pub(super) async fn place_for<M: Message + Default>(
     request: Request<Body>,
     caller: &Caller,
     doors: &Doors,
-) -> Result<Unread, Status> {
+) -> Result<(Unread, Option<SharePlace>), Status> {
     let (head, body) = request.into_parts();
-    let _: M = request::message(&head.headers, body).await?;
     let grant = head.extensions.get::<Grant>();
-    let holder = grant.map(|grant| &grant.identity);
-    caller.answer(doors, holder).await
+    let share = doors.share(Share::Answers, grant, &caller.peer).await?;
+    let _: M = request::message(&head.headers, body).await?;
+    Ok((caller.answer(doors).await?, share))
 }
 
 /// How to serve.

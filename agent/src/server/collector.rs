@@ -7,7 +7,10 @@ use anyhow::Result;
 use futures_util::{StreamExt as _, stream};
 use http_body::Frame;
 use prost::Message as _;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
 use tonic::{
     Code, Status,
     body::Body,
@@ -18,10 +21,10 @@ use super::{
     Limits, Listeners,
     admission::{Admission, must},
     answer::{self, Form},
-    caller::{Caller, OpenRequest},
+    caller::{Caller, OpenRequest, Unread},
     calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
     encoding::Compressor,
-    limits::{Doors, Refusal},
+    limits::{Doors, Refusal, Share},
     listen::Listening,
     live_status::server_status,
     request,
@@ -41,9 +44,11 @@ use crate::{
     token::InForce,
 };
 
-/// How much an agent may send on a call before we read it: 5 MB a second over a path of 50 ms. Each call keeps that much in memory
-/// while it waits for its share.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+/// How much an agent may send on a call before we read it: 1.3 MB a second over a path of 50 ms. HTTP/2 keeps it in memory while the
+/// call waits for its share, and with it up to half of the connection's window for frames of few bytes.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// How long the end of a call waits to be read.
+const UNREAD_END: Duration = Duration::from_secs(30);
 /// RFC 9113, 6.9.1.
 const MOST_WINDOW_BYTES: u32 = (1 << 31) - 1;
 /// Acknowledgements that an agent does not read wait here, then they become one.
@@ -211,7 +216,7 @@ impl CollectorCalls {
             })?;
         let (acks, told) = mpsc::channel(UNREAD_ACKS);
         let (ended, end) = oneshot::channel();
-        let (doors, peer) = (Arc::clone(&self.doors), caller.peer.clone());
+        let (doors, caller) = (Arc::clone(&self.doors), caller.clone());
         let credential = head.extensions.get::<Credential>().cloned();
         tokio::spawn(async move {
             // The answer ends as well, but only where it is read.
@@ -228,10 +233,11 @@ impl CollectorCalls {
             if let Err(status) = &outcome
                 && status.code() == Code::PermissionDenied
             {
-                doors.refuse_because(Refusal::Identity, &peer, &status.message());
+                doors.refuse_because(Refusal::Identity, &caller.peer, &status.message());
             }
+            let unread = caller.unread(None, Instant::now() + UNREAD_END);
             // The connection may be gone.
-            let _ = ended.send(outcome);
+            let _ = ended.send((outcome, unread));
         });
         Ok(acknowledgements(told, end, (open, places)))
     }
@@ -278,6 +284,9 @@ impl CollectorCalls {
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
+        let grant = head.extensions.get::<Grant>();
+        let doors = &self.doors;
+        let share = doors.share(Share::Streams, grant, &caller.peer).await?;
         let request: ObserveRequest = request::message(&head.headers, body).await?;
         if request.snapshot {
             return Err(Status::failed_precondition(
@@ -291,7 +300,7 @@ impl CollectorCalls {
         let subscription = self
             .hub
             .subscribe(&consumer_name(&request), &caller.peer.to_string());
-        Ok(answer::batches(subscription, form, (open, place)))
+        Ok(answer::batches(subscription, form, (open, place, share)))
     }
 }
 
@@ -304,7 +313,7 @@ fn unknown(path: &str) -> Status {
 /// What an agent reads: acknowledgements, and in the end how the call went.
 fn acknowledgements(
     acks: mpsc::Receiver<ExportAck>,
-    end: oneshot::Receiver<Result<(), Status>>,
+    end: oneshot::Receiver<(Result<(), Status>, Unread)>,
     kept: (OpenRequest, CallPlaces),
 ) -> Response<Body> {
     let state = Some((acks, end, kept));
@@ -316,8 +325,10 @@ fn acknowledgements(
                 Some((acks, end, kept)),
             ));
         }
-        let outcome = end.await;
-        let outcome = outcome.unwrap_or_else(|_| Err(Status::internal("the call broke off")));
+        let outcome = match end.await {
+            Ok((outcome, _unread)) => outcome,
+            Err(_) => Err(Status::internal("the call broke off")),
+        };
         Some((Frame::trailers(answer::trailers(outcome)), None))
     });
     answer::framed(frames.boxed())

@@ -11,14 +11,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep},
+};
 use tonic::Status;
 use tracing::warn;
 
 use super::{farewell, peer::Peer};
 use crate::{
     counted::{Counted, CountedPlace},
-    identity::Identity,
+    identity::{Grant, Identity, Role},
     log_limit::LogLimit,
     proto::ServerStatus,
 };
@@ -32,9 +35,53 @@ const PLACES_FOR_ROOT: usize = 4;
 
 /// How many answers may wait for their peers to take them.
 const UNREAD_ANSWERS: u32 = 16;
-/// How many of them one credential may have.
-const UNREAD_OF_ONE: u32 = 4;
+
+/// What one credential may have of something that there is little of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Share {
+    /// Of a listener. Those who read may share a credential.
+    Connections,
+    /// Requests for one message, and their answers that wait to be read.
+    Answers,
+    /// Answers of services that tell everybody how this process is.
+    HealthAnswers,
+    /// Streams, such as those that observe.
+    Streams,
+}
+
+impl Share {
+    fn most(self, grant: &Grant) -> u32 {
+        let reads = grant.roles.has(Role::Observe) || grant.roles.has(Role::Status);
+        match self {
+            Self::Connections if reads => 64,
+            Self::Connections | Self::Streams => 16,
+            Self::HealthAnswers => 4,
+            Self::Answers => 2,
+        }
+    }
+
+    fn refusal(self) -> Refusal {
+        match self {
+            Self::Connections => Refusal::Connection,
+            Self::Answers | Self::HealthAnswers => Refusal::Answer,
+            Self::Streams => Refusal::Consumer,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Answers | Self::HealthAnswers => "unread answers",
+            Self::Streams => "open streams",
+        }
+    }
+}
+
+/// A credential's place.
+pub(super) type SharePlace = CountedPlace<(Share, Identity)>;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often to look for a place of a share meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The settings.
 #[derive(Debug, Clone, Copy)]
@@ -84,12 +131,6 @@ struct Size {
 }
 
 pub(super) type Place = OwnedSemaphorePermit;
-
-/// Of an answer that waits to be read.
-pub(super) struct AnswerPlace {
-    _place: Place,
-    _of_holder: Option<CountedPlace<Identity>>,
-}
 
 impl Places {
     pub(super) fn new(count: u32) -> Self {
@@ -203,13 +244,16 @@ impl Refusal {
     }
 }
 
+fn has_share(grant: &Grant, peer: &Peer) -> bool {
+    !peer.runs_the_agent() && !grant.is_relay() && matches!(grant.identity, Identity::Named(_))
+}
+
 /// What all listeners share.
 pub(super) struct Doors {
     limits: watch::Receiver<Limits>,
     consumers: Places,
     answers: Places,
-    /// Of each credential.
-    answers_of: Counted<Identity>,
+    of_credentials: Counted<(Share, Identity)>,
     refusals: [Refused; Refusal::COUNT],
     accept_log: Mutex<LogLimit>,
 }
@@ -231,7 +275,7 @@ impl Doors {
             limits,
             consumers: Places::new(max_consumers),
             answers: Places::new(UNREAD_ANSWERS),
-            answers_of: Counted::default(),
+            of_credentials: Counted::default(),
             refusals: Default::default(),
             accept_log: Mutex::default(),
         }
@@ -291,35 +335,50 @@ impl Doors {
     }
 
     /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
-    /// make room in no time. Whoever shows a credential has no more than its share, unless it runs
-    /// this process.
-    pub(super) async fn answer(
-        &self,
-        peer: &Peer,
-        holder: Option<&Identity>,
-    ) -> Result<AnswerPlace, Status> {
-        let refuse = |most: u32| {
+    /// make room in no time.
+    pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
+        let shared = Arc::clone(&self.answers.shared).acquire_owned();
+        if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
+            return Ok(place);
+        }
+        self.answers.take(peer).ok_or_else(|| {
             self.refuse(Refusal::Answer, peer);
             Status::resource_exhausted(format!(
-                "{most} answers have not been read yet: ask again later"
+                "{UNREAD_ANSWERS} answers of this agent have not been read yet: ask again later"
             ))
-        };
-        let of_holder = match holder.filter(|_| !peer.runs_the_agent()) {
-            Some(holder) => {
-                let place = self.answers_of.place(holder.clone(), UNREAD_OF_ONE);
-                Some(place.ok_or_else(|| refuse(UNREAD_OF_ONE))?)
-            }
-            None => None,
-        };
-        let shared = Arc::clone(&self.answers.shared).acquire_owned();
-        let place = match tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
-            Ok(Ok(place)) => Some(place),
-            Ok(Err(_)) | Err(_) => self.answers.take(peer),
-        };
-        Ok(AnswerPlace {
-            _place: place.ok_or_else(|| refuse(UNREAD_ANSWERS))?,
-            _of_holder: of_holder,
         })
+    }
+
+    /// A place of the share of whoever has shown a credential. Waits a little. Those who run this process, and callers without a
+    /// credential, have none.
+    pub(super) async fn share(
+        &self,
+        share: Share,
+        grant: Option<&Grant>,
+        peer: &Peer,
+    ) -> Result<Option<SharePlace>, Status> {
+        let Some(grant) = grant.filter(|grant| has_share(grant, peer)) else {
+            return Ok(None);
+        };
+        let most = share.most(grant);
+        let give_up_at = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            let holder = (share, grant.identity.of_host());
+            if let Some(place) = self.of_credentials.place(holder, most) {
+                return Ok(Some(place));
+            }
+            if Instant::now() >= give_up_at {
+                break;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+        let refused = format!(
+            "{} has {most} {}, and may have no more",
+            grant.identity,
+            share.name()
+        );
+        self.refuse_because(share.refusal(), peer, &refused);
+        Err(Status::resource_exhausted(refused))
     }
 
     pub(super) fn status(&self) -> ServerStatus {

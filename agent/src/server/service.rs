@@ -133,7 +133,7 @@ impl AgentCalls {
             order,
             limit: (request.limit != 0).then_some(request.limit as usize),
         };
-        let place = caller.answer(&self.doors, None).await?;
+        let place = caller.answer(&self.doors).await?;
         let snapshot = self.asks.flows().await.map_err(refused)?;
         let room = self.asks.bytes.clone();
         let listed = spawn_blocking(move || choice.of(snapshot, &room)).await;

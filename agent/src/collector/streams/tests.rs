@@ -198,6 +198,21 @@ fn a_sender_with_as_many_streams_as_it_may_have_forgets_its_own_oldest() {
 }
 
 #[test]
+fn addresses_of_an_ipv6_network_have_their_streams_together() {
+    let streams = Streams::default();
+    for host in 1..=MOST_OF_OTHERS as u64 + 9 {
+        let address = format!("ip:2001:db8::{host:x}");
+        let batch = FlowBatch {
+            stream_id: host,
+            ..batch(1)
+        };
+        let incoming = from(&batch, Identity::read(&address).unwrap());
+        drop(streams.begin(&incoming, "there"));
+    }
+    assert_eq!(streams.status().len(), MOST_OF_OTHERS);
+}
+
+#[test]
 fn what_was_held_back_counts_for_its_stream_or_the_last_one_of_the_sender() {
     let streams = Streams::default();
     let second = Duration::from_secs(1);

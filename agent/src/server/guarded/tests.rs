@@ -234,8 +234,8 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
     let (mut guarded, caller, mut peer) = silent_until(Instant::now(), &doors);
     let _open = caller.open(&doors).unwrap();
     let until = async |until| {
-        let place = doors.answer(&Peer::Unknown, None).await.unwrap();
-        caller.unread(place, until)
+        let place = doors.answer(&Peer::Unknown).await.unwrap();
+        caller.unread(Some(place), until)
     };
     let read = until(Instant::now()).await;
     let unread = until(Instant::now() + LONG).await;

@@ -166,8 +166,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender may have all the memory",
         file: "agent/src/collector/senders.rs",
-        from: "acquire_many_owned(units.min(each));",
-        to: "acquire_many_owned(units.min(0 * each));",
+        from: "wait(&self.units, units.min(self.most)).await",
+        to: "wait(&self.units, units.min(0 * self.most)).await",
         target: unit(
             "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
         ),
@@ -175,32 +175,57 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "the memory of all senders has no bound",
         file: "agent/src/collector/senders.rs",
-        from: "acquire_many_owned(units.min(all));",
-        to: "acquire_many_owned(units.min(0 * all));",
+        from: "kib(bytes).min(QUEUED_KIB.all)",
+        to: "kib(bytes).min(0 * QUEUED_KIB.all)",
         target: unit(
             "collector::senders::tests::the_pool_is_shared_in_order_of_arrival_and_a_batch_may_be_larger_than_a_share",
         ),
     },
     Fault {
-        name: "a credential may have any number of calls",
+        name: "what a batch takes of the share does not follow its size",
         file: "agent/src/collector/senders.rs",
-        from: "Identity::Named(_) if !caller.is_relay() => MOST_CALLS,",
-        to: "Identity::Named(_) if caller.is_relay() => MOST_CALLS,",
+        from: "drop(taken.split(had - units));",
+        to: "",
+        target: unit("collector::senders::tests::what_a_batch_takes_of_the_share_follows_its_size"),
+    },
+    Fault {
+        name: "a relay has the share of a host",
+        file: "agent/src/collector/senders.rs",
+        from: "size.of_relay",
+        to: "size.of_relay.min(size.of_host)",
         target: unit(
-            "collector::senders::tests::a_credential_has_a_few_calls_and_a_relay_and_callers_without_one_any",
+            "collector::senders::tests::a_relay_has_more_and_shares_nothing_with_a_sender_of_its_name",
+        ),
+    },
+    Fault {
+        name: "a sender takes the turn of others before it has its own part of the queue",
+        file: "agent/src/collector/senders.rs",
+        from: "let reserved = sender.queued.wait(kib(bytes)).await;",
+        to: "let _turn = wait(&self.decoding, 1).await;\n        let reserved = sender.queued.wait(kib(bytes)).await;\n        drop(_turn);",
+        target: unit(
+            "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
+        ),
+    },
+    Fault {
+        name: "a credential may have any number of calls",
+        file: "agent/src/collector/export.rs",
+        from: "identity @ Identity::Named(_) if !caller.is_relay() => {",
+        to: "identity @ Identity::Named(_) if caller.is_relay() => {",
+        target: agent(
+            "collect::attacks::memory::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end",
         ),
     },
     Fault {
         name: "each address of an IPv6 network is another sender",
         file: "agent/src/collector/senders.rs",
-        from: "senders.entry(whole_host(&caller.identity));",
-        to: "senders.entry(caller.identity.clone());\n        let _ = whole_host;",
+        from: "entry((caller.identity.of_host(), is_relay))",
+        to: "entry((caller.identity.clone(), is_relay))",
         target: unit("collector::senders::tests::addresses_of_an_ipv6_network_are_one_sender"),
     },
     Fault {
         name: "a sender that owes something is forgotten",
         file: "agent/src/collector/senders.rs",
-        from: "Arc::strong_count(sender) > 1 || sender.owes()",
+        from: "Arc::strong_count(sender) > 1 || sender.is_in_debt()",
         to: "Arc::strong_count(sender) > 1",
         target: unit(
             "collector::senders::tests::senders_are_forgotten_unless_they_hold_or_owe_something",
@@ -209,8 +234,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender that holds something is forgotten",
         file: "agent/src/collector/senders.rs",
-        from: "Arc::strong_count(sender) > 1 || sender.owes()",
-        to: "sender.owes()",
+        from: "Arc::strong_count(sender) > 1 || sender.is_in_debt()",
+        to: "sender.is_in_debt()",
         target: unit(
             "collector::senders::tests::senders_are_forgotten_unless_they_hold_or_owe_something",
         ),
@@ -218,8 +243,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a batch of a sender is decoded while another one of it is",
         file: "agent/src/collector/senders.rs",
-        from: "const DECODED: Shared = Shared { all: 2, each: 1 };",
-        to: "const DECODED: Shared = Shared { all: 2, each: 2 };",
+        from: "    all: 2,\n    of_host: 1,",
+        to: "    all: 2,\n    of_host: 2,",
         target: unit(
             "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
         ),
@@ -227,8 +252,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender's streams push out those of others",
         file: "agent/src/collector/streams.rs",
-        from: "range(of_sender(sender)).count() >= most_of_sender {",
-        to: "range(of_sender(sender)).count() > 2 * most_of_sender {",
+        from: "streams.range(of_sender(sender)).count() >= most_of_sender {",
+        to: "streams.range(of_sender(sender)).count() > 2 * most_of_sender {",
         target: unit(
             "collector::streams::tests::a_sender_with_as_many_streams_as_it_may_have_forgets_its_own_oldest",
         ),
@@ -281,8 +306,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "batches are decoded in no fair order",
         file: "agent/src/collector/senders.rs",
-        from: "self.decoding.hold(sender, &sender.decoding, 1).await",
-        to: "self.decoding.hold(sender, &Arc::new(Semaphore::new(1)), 1).await",
+        from: "let of_sender = sender.decoding.wait(1).await;",
+        to: "let of_sender = wait(&Arc::new(Semaphore::new(1)), 1).await;",
         target: agent(
             "collect::attacks::memory::those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little",
         ),

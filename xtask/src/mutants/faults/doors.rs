@@ -69,10 +69,35 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a credential may leave any number of answers unread",
         file: "agent/src/server/limits.rs",
-        from: "const UNREAD_OF_ONE: u32 = 4;",
-        to: "const UNREAD_OF_ONE: u32 = UNREAD_ANSWERS;",
+        from: "Self::Answers => 2,",
+        to: "Self::Answers => UNREAD_ANSWERS,",
         target: agent(
             "collect::attacks::memory::streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others",
+        ),
+    },
+    Fault {
+        name: "a credential may have all streams",
+        file: "agent/src/server/limits.rs",
+        from: "Self::Connections | Self::Streams => 16,",
+        to: "Self::Connections | Self::Streams => 1000,",
+        target: agent(
+            "collect::attacks::memory::whoever_watches_the_health_leaves_room_for_those_who_observe",
+        ),
+    },
+    Fault {
+        name: "a credential may have all connections",
+        file: "agent/src/server/calls.rs",
+        from: "caller.belongs_to(grant, doors).await?;",
+        to: "let _ = (grant, Caller::belongs_to);",
+        target: agent("collect::attacks::memory::a_credential_has_a_share_of_the_connections"),
+    },
+    Fault {
+        name: "whoever does not read how a call ended keeps the connection",
+        file: "agent/src/server/collector.rs",
+        from: "caller.unread(None, Instant::now() + UNREAD_END);",
+        to: "caller.unread(None, Instant::now() + 1000 * UNREAD_END);",
+        target: agent(
+            "collect::attacks::memory::a_call_whose_acknowledgements_nobody_reads_gives_its_place_back",
         ),
     },
     Fault {

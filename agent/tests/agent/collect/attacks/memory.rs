@@ -5,9 +5,10 @@ use std::{io::Write as _, time::Duration};
 use agent::proto::{Account, Count, GetCollectorStatusRequest};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use flate2::{Compression, write::GzEncoder};
-use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _, future::join_all, stream::FuturesUnordered};
 use prost::Message as _;
 use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
 
 use super::*;
 use crate::doors::client::{Begun, Call, framed, outcome};
@@ -18,20 +19,6 @@ const EXPORT: &str = "/flow.v1.FlowCollector/Export";
 const MESSAGE: usize = 4 << 20;
 /// Open calls that a credential may have.
 const MOST_CALLS: usize = 16;
-
-/// Opens so many calls with each of the attackers' credentials, each on a connection from another address.
-async fn open_calls(confined: &Confined, of_each: usize) -> Vec<(Client, Call)> {
-    let mut open = Vec::new();
-    for (number, name) in ATTACKERS.into_iter().enumerate() {
-        for call in 0..of_each {
-            let from = address(1 + number * of_each + call);
-            let mut client = confined.client(name, from, 65_535).await;
-            let call = client.open(EXPORT).await.unwrap();
-            open.push((client, call));
-        }
-    }
-    open
-}
 
 /// How a call ended.
 async fn end(call: Call) -> Code {
@@ -46,8 +33,6 @@ async fn end(call: Call) -> Code {
 fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
     const TEST: &str =
         "agent::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end";
-    /// As many as each credential may have, and as many more.
-    const CALLS: usize = 2 * MOST_CALLS;
     let folder = tempfile::tempdir().unwrap();
     let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
         return;
@@ -56,19 +41,26 @@ fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
     half[1..5].copy_from_slice(&(MESSAGE as u32).to_be_bytes());
     let half = half.freeze();
     confined.run(async {
-        let mut open = open_calls(&confined, CALLS).await;
-        for (_, call) in &mut open {
-            // It leaves as far as the collector takes it, and not at all where the call was refused.
-            let _ = call.body.send_data(half.clone(), false);
+        let mut ends = FuturesUnordered::new();
+        for (number, name) in ATTACKERS.into_iter().enumerate() {
+            for connection in 0..MOST_CALLS {
+                let from = address(1 + number * MOST_CALLS + connection);
+                let mut client = confined.client(name, from, 65_535).await;
+                // Twice as many as a credential may have.
+                for _ in 0..2 {
+                    let mut call = client.open(EXPORT).await.unwrap();
+                    // It leaves as far as the collector takes it, and not at all where the call was refused.
+                    let _ = call.body.send_data(half.clone(), false);
+                    let client = client.clone();
+                    ends.push(async move {
+                        let code = end(call).await;
+                        drop(client);
+                        code
+                    });
+                }
+            }
         }
-        let ends = open.into_iter().map(|(client, call)| async move {
-            let code = end(call).await;
-            drop(client);
-            code
-        });
-        let mut ends: FuturesUnordered<_> = ends.collect();
-        let refused = ATTACKERS.len() * (CALLS - MOST_CALLS);
-        for _ in 0..refused {
+        for _ in 0..ATTACKERS.len() * MOST_CALLS {
             assert_eq!(ends.next().await, Some(Code::ResourceExhausted));
         }
         confined.others_are_served(1, 10).await;
@@ -79,17 +71,17 @@ fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
         assert!(peak < memory_of_the_unit() / 5, "{peak}");
         assert_eq!(ends.next().await, Some(Code::DeadlineExceeded));
     });
-    let refused = confined.status()["server"]["refused_agents"].as_u64();
-    assert!(refused >= Some(1), "{refused:?}");
+    let refused = &confined.status()["server"]["refused_agents"];
+    assert_eq!(*refused, ATTACKERS.len() * MOST_CALLS);
     confined.peak();
 }
 
 /// A message that becomes as long as it may, and then as many lines of JSON as it may.
-fn bomb(stream_id: u64) -> Bytes {
+fn bomb(stream_id: u64, seq: u64) -> Bytes {
     let batch = FlowBatch {
         stream_id,
         agent: None,
-        ..batch(1, 16_000)
+        ..batch(seq, 16_000)
     };
     let mut raw = batch.encode_to_vec();
     // A field that a later agent may send.
@@ -114,14 +106,19 @@ fn those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little() {
     let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
         return;
     };
-    let bombs: Vec<_> = (1..=MOST_CALLS as u64).map(bomb).collect();
+    let bombs: Vec<_> = (1..=MOST_CALLS as u64)
+        .map(|stream_id| [1, 2, 3].map(|seq| bomb(stream_id, seq)))
+        .collect();
+    let all = bombs.as_flattened().len() as u64;
     let status = confined.run(async {
         let mut open = Vec::new();
         for (number, name) in ATTACKERS.into_iter().enumerate() {
             let mut client = confined.client(name, address(1 + number), 65_535).await;
-            for bomb in &bombs {
+            for bombs in &bombs {
                 let mut call = client.open_with_gzip(EXPORT).await.unwrap();
-                call.body.send_data(bomb.clone(), false).unwrap();
+                for bomb in bombs {
+                    call.body.send_data(bomb.clone(), false).unwrap();
+                }
                 open.push(call);
             }
         }
@@ -133,7 +130,7 @@ fn those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little() {
         let of_it = streams.iter().filter(|stream| stream["identity"] == name);
         let taken: u64 = of_it.filter_map(|stream| stream["batches"].as_u64()).sum();
         // It had a turn when the other host had one, or two.
-        assert!(taken < MOST_CALLS as u64, "{name}: all {taken} were taken");
+        assert!(taken < all, "{name}: all {taken} were taken");
     }
     let peak = confined.peak();
     assert!(peak < memory_of_the_unit() * 3 / 4, "{peak}");
@@ -175,7 +172,9 @@ fn a_call_whose_acknowledgements_nobody_reads_gives_its_place_back() {
         {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        drop(call);
+        // Nor does it keep its connection.
+        let response = call.response.await.unwrap();
+        assert!(outcome(response).await.is_err());
     });
     confined.peak();
 }
@@ -208,35 +207,55 @@ fn streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others() {
     /// Of each attacker.
     const STREAMS: u64 = 50;
     const KEPT: usize = 16;
-    const UNREAD: usize = 8;
-    const UNREAD_OF_ONE: usize = 4;
+    const CALLS: usize = 8;
+    const UNREAD_OF_ONE: usize = 2;
     let folder = tempfile::tempdir().unwrap();
     let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
         return;
     };
-    let attackers = &ATTACKERS[..3];
+    let attackers = &ATTACKERS[..6];
+    let refused = |codes: &[Option<Code>]| {
+        let refused = codes.iter().flatten();
+        refused
+            .inspect(|code| assert_eq!(**code, Code::ResourceExhausted))
+            .count()
+    };
     confined.run(async {
         confined.others_are_served(1, 1).await;
         let channel = confined.channel(address(1)).await;
         for name in attackers {
             for stream_id in 1..=STREAMS {
-                confined
-                    .send(&channel, name, vec![with_reasons(stream_id)])
-                    .await;
+                let batch = with_reasons(stream_id);
+                confined.send(&channel, name, vec![batch]).await;
             }
         }
         let request = GetCollectorStatusRequest::default();
-        let mut unread = Vec::new();
-        for (place, name) in attackers.iter().enumerate() {
-            for number in 0..UNREAD {
-                let from = address(2 + place * UNREAD + number);
-                let mut client = confined.client(name, from, 0).await;
-                let begun = client.begin(STATUS, &request).await.unwrap();
-                let code = begun.refusal().map(|refusal| refusal.code);
-                let expected = (number >= UNREAD_OF_ONE).then_some(Code::ResourceExhausted);
-                assert_eq!(code, expected, "{name} {number}");
-                unread.push((client, begun));
-            }
+        let mut open = Vec::new();
+        for (number, name) in attackers.iter().enumerate() {
+            let client = confined.client(name, address(2 + number), 0).await;
+            // Half a request holds as much as an unread answer.
+            let is_half = number == 0;
+            let calls = (0..CALLS).map(|_| {
+                let (mut client, request) = (client.clone(), &request);
+                async move {
+                    if !is_half {
+                        let begun = client.begin(STATUS, request).await.unwrap();
+                        return (begun.refusal().map(|it| it.code), None, Some(begun));
+                    }
+                    let mut call = client.open(STATUS).await.unwrap();
+                    let half = Bytes::from_static(&[0, 0, 0, 255, 255, 0]);
+                    call.body.send_data(half, false).unwrap();
+                    let Call { body, response } = call;
+                    let begun = tokio::time::timeout(Duration::from_secs(15), response).await;
+                    let begun = begun.ok().map(|begun| Begun(begun.unwrap()));
+                    let refusal = begun.as_ref().and_then(Begun::refusal);
+                    (refusal.map(|it| it.code), Some(body), begun)
+                }
+            });
+            let begun = join_all(calls).await;
+            let codes: Vec<_> = begun.iter().map(|(code, ..)| *code).collect();
+            assert_eq!(refused(&codes), CALLS - UNREAD_OF_ONE, "{name} {codes:?}");
+            open.push((client, begun));
         }
         // Another one who reads the status gets all of it.
         let mut client = confined.client(OTHER, address(0), 65_535).await;
@@ -253,5 +272,64 @@ fn streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others() {
     for name in attackers {
         assert_eq!(of(name), KEPT, "{name}");
     }
+    confined.peak();
+}
+
+#[test]
+fn whoever_watches_the_health_leaves_room_for_those_who_observe() {
+    const TEST: &str = "agent::whoever_watches_the_health_leaves_room_for_those_who_observe";
+    const WATCH: &str = "/grpc.health.v1.Health/Watch";
+    const CALLS: usize = 20;
+    const MOST: usize = 16;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
+        return;
+    };
+    confined.run(async {
+        let client = confined.client(ATTACKER, address(1), 65_535).await;
+        let watches = (0..CALLS).map(|_| {
+            let mut client = client.clone();
+            async move { client.begin(WATCH, &HealthCheckRequest::default()).await }
+        });
+        let watches = join_all(watches).await;
+        let refused = watches.iter().flatten().filter_map(Begun::refusal);
+        assert_eq!(refused.count(), CALLS - MOST);
+        let mut client = confined.client(OTHER, address(0), 65_535).await;
+        let begun = client.begin(WATCH, &HealthCheckRequest::default()).await;
+        assert!(begun.unwrap().refusal().is_none());
+    });
+    confined.peak();
+}
+
+#[test]
+fn a_credential_has_a_share_of_the_connections() {
+    const TEST: &str = "agent::a_credential_has_a_share_of_the_connections";
+    const CHECK: &str = "/grpc.health.v1.Health/Check";
+    /// Of one that may read, too.
+    const MOST: usize = 64;
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {
+        return;
+    };
+    confined.run(async {
+        let request = HealthCheckRequest::default();
+        let mut open = Vec::new();
+        for number in 0..=MOST {
+            let mut client = confined.client(ATTACKER, address(1 + number), 65_535).await;
+            let outcome = client.call(CHECK, &request).await.unwrap();
+            let expected = if number < MOST {
+                Code::Ok
+            } else {
+                Code::ResourceExhausted
+            };
+            assert_eq!(outcome.code, expected, "{number}");
+            open.push(client);
+        }
+        confined.others_are_served(1, 1).await;
+        // A connection that ends gives its place back.
+        open.clear();
+        let mut client = confined.client(ATTACKER, address(0), 65_535).await;
+        while client.call(CHECK, &request).await.unwrap().code != Code::Ok {}
+    });
     confined.peak();
 }
