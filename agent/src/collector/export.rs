@@ -26,7 +26,7 @@ use super::{
     pairs::Sightings,
     senders::{Held, Sender},
     streams::{Facts, Key, OpenCall, Streams},
-    writer::{CallEnd, Entry, Outcome},
+    writer::{CallEnd, Entry, Outcome, record_bytes},
 };
 use crate::{
     batch::{Batch, validity::Origin},
@@ -410,7 +410,8 @@ impl Made {
         let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
         let shared = self.shared.as_ref().map_or(0, |batch| batch.body.len());
         let sightings = self.sightings.as_ref().map_or(0, Sightings::bytes);
-        (pieces + shared + sightings).max(LEAST_BYTES)
+        let least = LEAST_BYTES.max(record_bytes(&self.facts));
+        (pieces + shared + sightings).max(least)
     }
 
     fn into_entry(self, end: &Arc<CallEnd>, room: Held) -> Entry {

@@ -17,7 +17,7 @@ use crate::{
     outputs::{
         Output, Prepared,
         clickhouse::{self, ClickHouse},
-        files::{Rotated, Written},
+        files::{Piece, Rotated, Written},
         kafka::{Kafka, Record},
         parquet, settings,
     },
@@ -343,8 +343,12 @@ fn named(output: &Output) -> (&'static str, String) {
 }
 
 async fn write(file: &mut Rotated, parts: &[Part<'_>]) -> Result<()> {
-    let pieces: Vec<_> = parts.iter().map(|part| part.piece.clone()).collect();
-    while file.write_all(&pieces).await? == Written::Anew {}
+    let pieces = parts.iter().map(|part| Piece {
+        bytes: part.piece.clone(),
+        rows: part.facts.volume.records,
+    });
+    let pieces: Vec<_> = pieces.collect();
+    while file.write_all(pieces.clone()).await? == Written::Anew {}
     file.sync().await
 }
 

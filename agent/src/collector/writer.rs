@@ -26,6 +26,8 @@ use crate::{batch::Batch, hub::Hub};
 /// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
 const MOST_BATCHES: usize = 256;
 const MOST_BYTES: usize = 8 << 20;
+/// A record counts as so many bytes at least: it may come in two, and each store makes a row or a line of it.
+const BYTES_PER_RECORD: usize = 256;
 /// Batches that are waited for, if a store asks for it: as many as have room in the queue.
 const MOST_GATHERED: usize = 1024;
 
@@ -275,15 +277,17 @@ impl CallEnd {
     }
 }
 
+/// What a batch's records count at least.
+pub(super) fn record_bytes(facts: &Facts) -> usize {
+    facts.volume.records as usize * BYTES_PER_RECORD
+}
+
 /// How many of these are brought to the disk together.
 fn together(entries: &[Entry]) -> usize {
     let longest = |entry: &Entry| {
-        entry
-            .pieces
-            .iter()
-            .map(Bytes::len)
-            .max()
-            .unwrap_or_default()
+        let pieces = entry.pieces.iter().map(Bytes::len);
+        let longest = pieces.max().unwrap_or_default();
+        longest.max(record_bytes(&entry.facts))
     };
     let mut bytes = 0;
     let fits = entries.iter().take_while(|entry| {
@@ -634,5 +638,10 @@ mod tests {
             short.push(entry(&one, seq).await);
         }
         assert_eq!(together(&short), 3);
+        // Two bytes each.
+        for entry in &mut short {
+            entry.facts.volume.records = 1 << 14;
+        }
+        assert_eq!(together(&short), 2);
     }
 }

@@ -71,6 +71,10 @@ impl Compression {
     }
 }
 
+/// A file that is made of pieces has at most so many rows: each takes time, however short the pieces are. A write that has
+/// more makes a file of its own.
+const MOST_ROWS: u64 = 1 << 20;
+
 /// Of all files. The umask takes of it.
 const MODE: u32 = 0o640;
 
@@ -119,12 +123,29 @@ struct Open {
     place: Arc<Place>,
     file: File,
     len_bytes: u64,
+    /// Of a file that is made of pieces.
+    rows: u64,
     /// It has more than what every file begins with.
     has_more: bool,
     /// Its name is on the disk for sure.
     is_named: bool,
     since: Instant,
     complete: Complete,
+}
+
+/// What is appended.
+#[derive(Clone)]
+pub struct Piece {
+    pub bytes: Bytes,
+    /// What it becomes in a file that is made of pieces.
+    pub rows: u64,
+}
+
+impl Piece {
+    /// Of this process.
+    fn own(bytes: Bytes) -> Self {
+        Self { bytes, rows: 0 }
+    }
 }
 
 /// What a write came to.
@@ -176,22 +197,22 @@ impl Rotated {
 
     /// Appends a piece, all of it or nothing.
     pub async fn write(&mut self, piece: impl Into<Bytes>) -> Result<Written> {
-        self.append(vec![piece.into()], true).await
+        self.append(vec![Piece::own(piece.into())], true).await
     }
 
     /// Appends pieces one after the other, all of them or nothing.
-    pub async fn write_all(&mut self, pieces: &[Bytes]) -> Result<Written> {
-        self.append(pieces.to_vec(), true).await
+    pub async fn write_all(&mut self, pieces: Vec<Piece>) -> Result<Written> {
+        self.append(pieces, true).await
     }
 
     /// Appends a piece of what every file begins with. A file with nothing else is never complete: if such pieces alone
     /// made it too long, nothing else would ever be written.
     pub async fn write_preface(&mut self, piece: Bytes) -> Result<Written> {
-        self.append(vec![piece], false).await
+        self.append(vec![Piece::own(piece)], false).await
     }
 
-    async fn append(&mut self, pieces: Vec<Bytes>, is_more: bool) -> Result<Written> {
-        if self.is_complete(len_bytes(&pieces)) {
+    async fn append(&mut self, pieces: Vec<Piece>, is_more: bool) -> Result<Written> {
+        if self.is_complete(len_bytes(&pieces), rows(&pieces)) {
             self.close().await?;
         }
         let Some(mut open) = self.open.take() else {
@@ -218,7 +239,7 @@ impl Rotated {
 
     /// Completes the file if it is old enough.
     pub async fn complete_if_due(&mut self) -> Result<()> {
-        if self.is_complete(0) {
+        if self.is_complete(0, 0) {
             self.close().await?;
         }
         Ok(())
@@ -265,11 +286,12 @@ impl Rotated {
         Ok(())
     }
 
-    /// Whether the file takes no more of this length.
-    fn is_complete(&self, more_bytes: u64) -> bool {
+    /// Whether the file takes no more of this length and of so many rows.
+    fn is_complete(&self, more_bytes: u64, more_rows: u64) -> bool {
         self.open.as_ref().is_some_and(|open| {
             let rotation = &self.place.rotation;
-            let is_large = open.len_bytes + more_bytes > rotation.bytes;
+            let has_many = self.place.made.is_some() && open.rows + more_rows > MOST_ROWS;
+            let is_large = has_many || open.len_bytes + more_bytes > rotation.bytes;
             open.has_more && (is_large || open.since.elapsed() >= rotation.after)
         })
     }
@@ -314,6 +336,7 @@ impl Rotated {
             Ok(Open {
                 file: file.context("make the file")?,
                 len_bytes: 0,
+                rows: 0,
                 has_more: false,
                 is_named: false,
                 since: Instant::now(),
@@ -327,15 +350,16 @@ impl Rotated {
 }
 
 impl Open {
-    fn append(&mut self, pieces: &[Bytes]) -> Result<()> {
+    fn append(&mut self, pieces: &[Piece]) -> Result<()> {
         let mut all = pieces.iter();
-        let written = all.try_for_each(|piece| self.file.write_all(piece));
+        let written = all.try_for_each(|piece| self.file.write_all(&piece.bytes));
         if written.is_err() {
             // A part of the piece may be there. If it stays, whoever completes the file takes it off.
             drop(self.file.set_len(self.len_bytes));
         }
         written?;
         self.len_bytes += len_bytes(pieces);
+        self.rows += rows(pieces);
         Ok(())
     }
 
@@ -353,8 +377,12 @@ impl Open {
     }
 }
 
-fn len_bytes(pieces: &[Bytes]) -> u64 {
-    pieces.iter().map(|piece| piece.len() as u64).sum()
+fn len_bytes(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
+}
+
+fn rows(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.rows).sum()
 }
 
 /// Keeps other outputs and other processes away from the files. The file of the lock stays there.

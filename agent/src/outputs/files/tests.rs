@@ -196,6 +196,36 @@ fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
     );
 }
 
+#[tokio::test]
+async fn a_file_that_is_made_of_pieces_is_complete_at_its_most_rows() {
+    fn copy(from: &mut File, to: File, _: Compression) -> Result<File> {
+        compress(from, to, Compression::None)
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let made = Made {
+        stem: "flows",
+        ending: &[".copy"],
+        whole_len: whole::lines,
+        make: copy,
+    };
+    let rotation = Rotation {
+        bytes: 1 << 30,
+        ..rotation(Compression::None)
+    };
+    let mut file = Rotated::made(folder.path().to_owned(), rotation, made);
+    // Four fit, and the fifth begins another file.
+    for _ in 0..5 {
+        let piece = Piece {
+            bytes: Bytes::from_static(LINE),
+            rows: MOST_ROWS / 4,
+        };
+        while file.write_all(vec![piece.clone()]).await.unwrap() == Written::Anew {}
+    }
+    let complete = files(&folder);
+    let complete = complete.iter().find(|(name, _)| name.ends_with(".copy"));
+    assert_eq!(complete.unwrap().1, LINE.repeat(4));
+}
+
 /// Each start finds files of times to come, as after a clock that was years ahead was put right.
 #[tokio::test]
 async fn the_newest_files_stay_however_far_the_clock_was_set_back() {

@@ -3,6 +3,7 @@
 
 mod memory;
 mod rate;
+mod time;
 
 use std::{
     future::Future,
