@@ -222,7 +222,9 @@ async fn a_file_that_is_made_of_pieces_is_complete_at_its_most_rows() {
         while file.write_all(vec![piece.clone()]).await.unwrap() == Written::Anew {}
     }
     let complete = files(&folder);
-    let complete = complete.iter().find(|(name, _)| name.ends_with(".copy"));
+    let complete = complete
+        .iter()
+        .find(|(name, _)| Path::new(name).extension() == Some("copy".as_ref()));
     assert_eq!(complete.unwrap().1, LINE.repeat(4));
 }
 
