@@ -108,8 +108,8 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     }
 }
 
-/// An accepted socket is a clone of its listener and records the interface by which the connection came. `ip_version` is that of its
-/// packets.
+/// An accepted socket is a clone of its listener and records the interface on which the connection arrived. `ip_version` is the IP
+/// version of its packets.
 #[inline(always)]
 fn role_of(socket: *mut c_void, ip_version: u8) -> Role {
     if fixed(&TCP_LAYOUT.max_ack_backlog) == 0 || fixed(&TCP_LAYOUT.multicast_v4) == 0 {

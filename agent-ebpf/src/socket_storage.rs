@@ -44,8 +44,8 @@ pub fn leave(what: KeptWithSockets) {
     }
 }
 
-/// Counts one that is there, while userspace has all of them counted. Returns whether it is within the bound. Those that last are among
-/// themselves.
+/// Counts a socket while userspace has all of them counted. Returns whether it is within the bound. Sockets that last are counted
+/// apart from the others.
 #[inline(always)]
 fn is_within(what: KeptWithSockets, lasts: bool) -> bool {
     let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {

@@ -265,7 +265,7 @@ impl Intake {
         self.streams.sums()
     }
 
-    /// Of which there may be thousands.
+    /// The status without its streams, of which there may be thousands.
     pub(crate) fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
         CollectorStatus {

@@ -1,6 +1,6 @@
 //! Who calls a collector, and what that caller may do there.
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
 use clap::ValueEnum;
 
@@ -42,12 +42,14 @@ impl Identity {
         }
     }
 
-    /// The same for all addresses that one host may use: those of an IPv6 /64.
-    #[must_use]
-    pub fn of_host(&self) -> Self {
+    /// All identities that a host with this one may have: without a credential, those of an IPv6 /64.
+    pub fn of_host(&self) -> RangeInclusive<Self> {
         match self {
-            Self::Address(address) => Self::Address(source::host(*address)),
-            Self::Named(_) | Self::User(_) => self.clone(),
+            Self::Address(address) => {
+                let (first, last) = source::of_host(*address).into_inner();
+                Self::Address(first)..=Self::Address(last)
+            }
+            Self::Named(_) | Self::User(_) => self.clone()..=self.clone(),
         }
     }
 
@@ -157,6 +159,11 @@ impl Grant {
     /// Whether it brings nothing but the batches of other collectors.
     pub fn is_relay(&self) -> bool {
         self.roles.has(Role::Relay) && !self.roles.has(Role::Send)
+    }
+
+    /// Whether it is the credential of one host or reader, which can be given a share of its own.
+    pub fn has_share(&self) -> bool {
+        matches!(self.identity, Identity::Named(_)) && !self.is_relay()
     }
 }
 

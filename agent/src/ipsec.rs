@@ -25,7 +25,7 @@ const BEET_MODE: u8 = 4;
 const IPTFS_MODE: u8 = 5;
 const DEVICE_ID: u16 = 31;
 
-/// States are listed again so often, in readings of how many there are: one may replace another.
+/// States are listed again after so many counts, since one state may replace another.
 const LISTED_EVERY: u32 = 16;
 
 /// The states of one network namespace.
@@ -35,7 +35,7 @@ pub struct Ipsec {
     known: Known,
 }
 
-/// What was read of the states when they were listed last.
+/// What the last listing of the states found.
 #[derive(Default)]
 struct Known {
     states: u32,
@@ -45,7 +45,7 @@ struct Known {
 }
 
 impl Known {
-    /// Whether to list the states again, of which there are so many.
+    /// Whether to list the states again, now that there are `states` of them.
     fn is_due(&mut self, states: u32) -> bool {
         self.counted += 1;
         states != self.states || states != 0 && self.counted >= LISTED_EVERY

@@ -1,6 +1,9 @@
 //! Where a peer comes from, as far as it cannot choose that itself. What one source may take is counted by it.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    ops::RangeInclusive,
+};
 
 /// A source of connections. Clients that share an address (NAT, a proxy) are one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,16 +17,19 @@ pub enum Source {
 
 impl Source {
     pub fn of_ip(address: IpAddr) -> Self {
-        Self::Ip(host(address))
+        Self::Ip(*of_host(address).start())
     }
 }
 
-/// The first address of all that the host of this one has: an IPv4 address is alone, and an IPv6 network has a /64.
-pub fn host(address: IpAddr) -> IpAddr {
+/// All addresses that the host with this one may use: an IPv4 address alone, or an IPv6 /64.
+pub fn of_host(address: IpAddr) -> RangeInclusive<IpAddr> {
+    const INTERFACE: u128 = u64::MAX as u128;
     match address.to_canonical() {
-        IpAddr::V4(v4) => v4.into(),
-        IpAddr::V6(v6) if v6.is_loopback() => v6.into(),
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        IpAddr::V6(v6) if !v6.is_loopback() => {
+            let [first, last] = [v6.to_bits() & !INTERFACE, v6.to_bits() | INTERFACE];
+            Ipv6Addr::from_bits(first).into()..=Ipv6Addr::from_bits(last).into()
+        }
+        alone @ (IpAddr::V4(_) | IpAddr::V6(_)) => alone..=alone,
     }
 }
 

@@ -49,7 +49,7 @@ const LAST_ACK: Duration = Duration::from_secs(30);
 /// Open calls of one credential. An agent has one, and another while it reconnects. A relay brings the batches of many hosts. Without
 /// a credential there may be many hosts behind an address, which has its own limit.
 const MOST_CALLS: u32 = 16;
-/// What a batch that waits for the writer counts at least, for what is known of it beside its records.
+/// The least that a batch is charged while it waits for the writer, to cover what is kept beside its records.
 const LEAST_BYTES: usize = 64 << 10;
 
 /// A call that has a place.
@@ -138,16 +138,16 @@ impl Intake {
             }
             Peer::Unix { .. } | Peer::Unknown => None,
         };
-        let of_credential = match &caller.identity {
-            identity @ Identity::Named(_) if !caller.is_relay() => {
-                let place = self.of_credentials.place(identity.clone(), MOST_CALLS);
-                Some(place.ok_or_else(|| {
-                    Status::resource_exhausted(format!(
-                        "{identity} has {MOST_CALLS} open calls, and may have no more: a host needs one"
-                    ))
-                })?)
-            }
-            Identity::Named(_) | Identity::User(_) | Identity::Address(_) => None,
+        let of_credential = if caller.has_share() {
+            let identity = &caller.identity;
+            let place = self.of_credentials.place(identity.clone(), MOST_CALLS);
+            Some(place.ok_or_else(|| {
+                Status::resource_exhausted(format!(
+                    "{identity} has {MOST_CALLS} open calls, and may have no more: a host needs one"
+                ))
+            })?)
+        } else {
+            None
         };
         let (told, outcomes) = mpsc::unbounded_channel();
         let held_back = HeldBack {
@@ -297,10 +297,13 @@ impl Reader {
         self.intake.senders.receive(&self.sender, bytes).await
     }
 
-    /// Makes of a message what the writer needs of it.
+    /// Decodes a message into what the writer needs.
     async fn entry(&mut self, message: Message, end: &Arc<CallEnd>) -> Result<Entry, Status> {
         let intake = Arc::clone(&self.intake);
-        let turn = intake.senders.turn(&self.sender, self.last_bytes).await;
+        let own = self.sender.own_turn().await;
+        // Another call of the sender may have used up the rate meanwhile.
+        self.wait_for_its_rate().await;
+        let turn = intake.senders.turn(own, self.last_bytes).await;
         let caller = self.caller.clone();
         // A thread goes on when the call is gone, so it holds its turn.
         let (incoming, turn) = blocking(move || {
@@ -405,7 +408,7 @@ struct Made {
 }
 
 impl Made {
-    /// What is held of it.
+    /// In memory, until it is stored.
     fn bytes(&self) -> usize {
         let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
         let shared = self.shared.as_ref().map_or(0, |batch| batch.body.len());

@@ -86,12 +86,17 @@ pub(super) struct Held {
     _of_all: OwnedSemaphorePermit,
 }
 
-/// A sender's turn to have a batch decoded and queued.
-pub(super) struct Turn {
+/// The turn of one batch among those of its sender.
+pub(super) struct OwnTurn {
     sender: Arc<Sender>,
+    _of_sender: OwnedSemaphorePermit,
+}
+
+/// The turn of one batch among those of all senders, to be decoded and queued.
+pub(super) struct Turn {
+    own: OwnTurn,
     /// Of the sender's part of the queue.
     reserved: OwnedSemaphorePermit,
-    _of_sender: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
@@ -121,7 +126,9 @@ impl Senders {
             known.sweep_at = (2 * known.senders.len()).max(MOST_IDLE);
         }
         let is_relay = caller.is_relay();
-        let sender = known.senders.entry((caller.identity.of_host(), is_relay));
+        let sender = known
+            .senders
+            .entry((caller.identity.of_host().start().clone(), is_relay));
         Arc::clone(sender.or_insert_with(|| Arc::new(Sender::new(is_relay))))
     }
 
@@ -136,14 +143,11 @@ impl Senders {
     }
 
     /// Waits for a turn to have a batch decoded that will probably take this many bytes in the queue.
-    pub(super) async fn turn(&self, sender: &Arc<Sender>, bytes: usize) -> Turn {
-        let of_sender = sender.decoding.wait(1).await;
-        sender.wait_until_paid().await;
-        let reserved = sender.queued.wait(kib(bytes)).await;
+    pub(super) async fn turn(&self, own: OwnTurn, bytes: usize) -> Turn {
+        let reserved = own.sender.queued.wait(kib(bytes)).await;
         Turn {
-            sender: Arc::clone(sender),
+            own,
             reserved,
-            _of_sender: of_sender,
             _of_all: wait(&self.decoding, 1).await,
         }
     }
@@ -151,13 +155,11 @@ impl Senders {
     /// Ends a turn: waits for memory to queue this many bytes.
     pub(super) async fn queue(&self, mut turn: Turn, bytes: usize) -> Held {
         let of_all = wait(&self.queued, kib(bytes).min(QUEUED_KIB.all)).await;
-        turn.sender.queued.adjust(&mut turn.reserved, kib(bytes));
-        let Turn {
-            sender, reserved, ..
-        } = turn;
+        let queued = &turn.own.sender.queued;
+        queued.adjust(&mut turn.reserved, kib(bytes));
         Held {
-            _sender: sender,
-            _of_sender: reserved,
+            _sender: turn.own.sender,
+            _of_sender: turn.reserved,
             _of_all: of_all,
         }
     }
@@ -169,6 +171,14 @@ impl Senders {
 }
 
 impl Sender {
+    /// Waits for the turn of a batch among those of this sender.
+    pub(super) async fn own_turn(self: &Arc<Self>) -> OwnTurn {
+        OwnTurn {
+            sender: Arc::clone(self),
+            _of_sender: self.decoding.wait(1).await,
+        }
+    }
+
     fn new(is_relay: bool) -> Self {
         let own = |size: Shared| {
             let most = if is_relay {
@@ -266,8 +276,12 @@ mod tests {
         senders.sender(&grant(name))
     }
 
+    async fn turn(senders: &Senders, sender: &Arc<Sender>, bytes: usize) -> Turn {
+        senders.turn(sender.own_turn().await, bytes).await
+    }
+
     async fn queue(senders: &Senders, sender: &Arc<Sender>, bytes: usize) -> Held {
-        let turn = senders.turn(sender, bytes).await;
+        let turn = turn(senders, sender, bytes).await;
         senders.queue(turn, bytes).await
     }
 
@@ -285,20 +299,20 @@ mod tests {
         assert!((&mut waits).now_or_never().is_none());
         let queued = queue(&senders, &one, 8 * MIB).await;
         // It waits for its part of the queue before it takes the turn of another.
-        let mut turn = senders.turn(&one, 1).boxed();
-        assert!((&mut turn).now_or_never().is_none());
+        let mut next = turn(&senders, &one, 1).boxed();
+        assert!((&mut next).now_or_never().is_none());
         let of_others = ["two", "three"].map(|name| named(&senders, name));
-        let turns = of_others.each_ref().map(|it| senders.turn(it, 1));
-        let turns = turns.map(|turn| turn.now_or_never().expect("it is free"));
+        let turns = of_others.each_ref().map(|it| turn(&senders, it, 1));
+        let turns = turns.map(|one| one.now_or_never().expect("it is free"));
         drop(turns);
         assert!(senders.receive(&other, 8 * MIB).now_or_never().is_some());
         assert!(queue(&senders, &other, 8 * MIB).now_or_never().is_some());
         drop(queued);
-        let turn = turn.await;
+        let next = next.await;
         // Nor has it two turns.
-        assert!(senders.turn(&again, 1).now_or_never().is_none());
-        drop(turn);
-        assert!(senders.turn(&again, 1).now_or_never().is_some());
+        assert!(turn(&senders, &again, 1).now_or_never().is_none());
+        drop(next);
+        assert!(turn(&senders, &again, 1).now_or_never().is_some());
         drop(received);
         waits.await;
     }
@@ -327,8 +341,8 @@ mod tests {
         let senders = Senders::default();
         let one = named(&senders, "one");
         for (expected, actual) in [(8 * MIB, MIB), (MIB, 8 * MIB), (4 * MIB, 40 * MIB)] {
-            let turn = senders.turn(&one, expected).await;
-            let held = senders.queue(turn, actual).await;
+            let next = turn(&senders, &one, expected).await;
+            let held = senders.queue(next, actual).await;
             let free = one.queued.units.available_permits();
             assert_eq!(free, (8 * MIB).saturating_sub(actual) >> 10);
             drop(held);
@@ -340,11 +354,11 @@ mod tests {
     async fn who_gives_up_waiting_gives_back_its_place_in_the_order() {
         let senders = Senders::default();
         let [one, two, three] = ["one", "two", "three"].map(|name| named(&senders, name));
-        let turns = [senders.turn(&one, 1).await, senders.turn(&two, 1).await];
-        let mut gives_up = Box::pin(senders.turn(&three, 1));
+        let turns = [turn(&senders, &one, 1).await, turn(&senders, &two, 1).await];
+        let mut gives_up = Box::pin(turn(&senders, &three, 1));
         assert!(gives_up.as_mut().now_or_never().is_none());
         drop((gives_up, turns));
-        let again = [&three, &one].map(|it| senders.turn(it, 1).now_or_never());
+        let again = [&three, &one].map(|it| turn(&senders, it, 1).now_or_never());
         assert!(again.iter().all(Option::is_some));
     }
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::{IpAddr, Ipv6Addr},
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
@@ -173,14 +172,14 @@ impl Streams {
         }
     }
 
-    /// Notes how long a batch of this stream waited.
+    /// Adds the time that a batch of this stream waited.
     pub(super) fn held_back(&self, stream: &Key, waited: Duration) {
         if let Some(stream) = self.streams().get_mut(stream) {
             stream.told.held_back_ns += clock::nanos(waited);
         }
     }
 
-    /// The same of a batch that went before its stream was known: it counts for the sender's last one.
+    /// Adds the time that a batch waited whose call ended before its stream was known, to the sender's most recent stream.
     pub(super) fn last_was_held_back(&self, sender: &Identity, waited: Duration) {
         let mut streams = self.streams();
         let last = streams.range_mut(of_sender(sender));
@@ -255,7 +254,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// The stream of this name, which may be another one.
+/// The stream with this key, which is made if it is not there.
 fn entry<'a>(streams: &'a mut BTreeMap<Key, Stream>, key: &Key, now: Duration) -> &'a mut Stream {
     if !streams.contains_key(key) {
         make_room(streams, &key.0, now);
@@ -263,8 +262,8 @@ fn entry<'a>(streams: &'a mut BTreeMap<Key, Stream>, key: &Key, now: Duration) -
     streams.entry(key.clone()).or_default()
 }
 
-/// Forgets what makes room for another stream of this sender: whatever was quiet for long, its own oldest one if it has as many
-/// as it may, and the oldest of all if there are as many as there may be.
+/// Makes room for another stream of this sender. Forgets streams that were quiet for a day, the sender's oldest if it has its full
+/// number, and the oldest of all if the table is full.
 fn make_room(streams: &mut BTreeMap<Key, Stream>, sender: &Identity, now: Duration) {
     streams
         .retain(|_, stream| stream.calls > 0 || now.saturating_sub(stream.last) < FORGOTTEN_AFTER);
@@ -282,15 +281,9 @@ fn make_room(streams: &mut BTreeMap<Key, Stream>, sender: &Identity, now: Durati
     }
 }
 
-/// All streams of a sender. One address of an IPv6 /64 is as good as another.
+/// All streams of a sender, whichever of its addresses it uses.
 fn of_sender(sender: &Identity) -> RangeInclusive<Key> {
-    let first = sender.of_host();
-    let last = match &first {
-        Identity::Address(IpAddr::V6(v6)) if !v6.is_loopback() => {
-            Identity::Address(Ipv6Addr::from_bits(v6.to_bits() | u128::from(u64::MAX)).into())
-        }
-        Identity::Named(_) | Identity::User(_) | Identity::Address(_) => first.clone(),
-    };
+    let (first, last) = sender.of_host().into_inner();
     (first, 0)..=(last, u64::MAX)
 }
 

@@ -378,7 +378,8 @@ mod tests {
         let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
         let told = LostSoFar::default();
         let senders = Senders::default();
-        let turn = senders.turn(&senders.sender(&caller), 1).await;
+        let own = senders.sender(&caller).own_turn().await;
+        let turn = senders.turn(own, 1).await;
         let room = senders.queue(turn, 1).await;
         Entry {
             facts: Facts::of(&incoming, seq, told),

@@ -35,8 +35,11 @@ const PLACES_FOR_ROOT: usize = 4;
 
 /// How many answers may wait for their peers to take them.
 const UNREAD_ANSWERS: u32 = 16;
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often to look for a place of a share meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What one credential may have of something that there is little of.
+/// Scarce things of which each credential has a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Share {
     /// Of a listener. Those who read may share a credential.
@@ -79,9 +82,6 @@ impl Share {
 
 /// A credential's place.
 pub(super) type SharePlace = CountedPlace<(Share, Identity)>;
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to look for a place of a share meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// The settings.
 #[derive(Debug, Clone, Copy)]
@@ -244,10 +244,6 @@ impl Refusal {
     }
 }
 
-fn has_share(grant: &Grant, peer: &Peer) -> bool {
-    !peer.runs_the_agent() && !grant.is_relay() && matches!(grant.identity, Identity::Named(_))
-}
-
 /// What all listeners share.
 pub(super) struct Doors {
     limits: watch::Receiver<Limits>,
@@ -357,13 +353,13 @@ impl Doors {
         grant: Option<&Grant>,
         peer: &Peer,
     ) -> Result<Option<SharePlace>, Status> {
-        let Some(grant) = grant.filter(|grant| has_share(grant, peer)) else {
+        let Some(grant) = grant.filter(|grant| grant.has_share() && !peer.runs_the_agent()) else {
             return Ok(None);
         };
         let most = share.most(grant);
         let give_up_at = Instant::now() + ANSWER_TIMEOUT;
         loop {
-            let holder = (share, grant.identity.of_host());
+            let holder = (share, grant.identity.clone());
             if let Some(place) = self.of_credentials.place(holder, most) {
                 return Ok(Some(place));
             }

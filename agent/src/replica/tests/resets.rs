@@ -69,6 +69,15 @@ fn a_connection_that_goes_on_much_later_keeps_its_ends() {
     );
 }
 
+/// What TCP knows of a connection.
+fn known() -> TcpInfo {
+    TcpInfo {
+        min_rtt_us: 1,
+        delivered: 1,
+        ..TcpInfo::default()
+    }
+}
+
 /// A flow whose socket on this host, at b, has got an RST.
 fn reset_with_socket() -> (Replica, TcpInfo) {
     reset_with(|info| info)
@@ -77,11 +86,7 @@ fn reset_with_socket() -> (Replica, TcpInfo) {
 /// The same, whose socket has `noted` of what TCP knows.
 fn reset_with(noted: fn(TcpInfo) -> TcpInfo) -> (Replica, TcpInfo) {
     let mut replica = replica(8);
-    let info = TcpInfo {
-        min_rtt_us: 1,
-        delivered: 1,
-        ..TcpInfo::default()
-    };
+    let info = known();
     let senders = Senders {
         tcp: [TcpInfo::default(), noted(info)],
         ..Senders::default()
@@ -111,11 +116,7 @@ fn a_flow_waits_as_long_as_the_socket_that_got_an_rst_is_there() {
 fn the_next_connection_with_the_same_ports_waits_for_its_socket_too() {
     let mut replica = replica(8);
     scan(&mut replica, 1, &[(1, opening())]);
-    let info = TcpInfo {
-        min_rtt_us: 1,
-        delivered: 1,
-        ..TcpInfo::default()
-    };
+    let info = known();
     let senders = Senders {
         tcp: [TcpInfo::default(), info],
         ..Senders::default()
@@ -146,11 +147,7 @@ fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
 #[test]
 fn a_socket_whose_end_nobody_tells_counts_once_however_often_it_is_asked() {
     let mut replica = replica(8);
-    let info = TcpInfo {
-        min_rtt_us: 1,
-        delivered: 1,
-        ..TcpInfo::default()
-    };
+    let info = known();
     let senders = Senders {
         tcp: [info.without_end(), TcpInfo::default()],
         ..Senders::default()

@@ -200,8 +200,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender takes the turn of others before it has its own part of the queue",
         file: "agent/src/collector/senders.rs",
-        from: "let reserved = sender.queued.wait(kib(bytes)).await;",
-        to: "let _turn = wait(&self.decoding, 1).await;\n        let reserved = sender.queued.wait(kib(bytes)).await;\n        drop(_turn);",
+        from: "let reserved = own.sender.queued.wait(kib(bytes)).await;",
+        to: "let _turn = wait(&self.decoding, 1).await;\n        let reserved = own.sender.queued.wait(kib(bytes)).await;\n        drop(_turn);",
         target: unit(
             "collector::senders::tests::a_sender_with_its_whole_share_waits_and_others_do_not",
         ),
@@ -209,8 +209,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a credential may have any number of calls",
         file: "agent/src/collector/export.rs",
-        from: "identity @ Identity::Named(_) if !caller.is_relay() => {",
-        to: "identity @ Identity::Named(_) if caller.is_relay() => {",
+        from: "let of_credential = if caller.has_share() {",
+        to: "let of_credential = if caller.is_relay() {",
         target: agent(
             "collect::attacks::memory::half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end",
         ),
@@ -218,8 +218,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "each address of an IPv6 network is another sender",
         file: "agent/src/collector/senders.rs",
-        from: "entry((caller.identity.of_host(), is_relay))",
-        to: "entry((caller.identity.clone(), is_relay))",
+        from: "caller.identity.of_host().start().clone()",
+        to: "caller.identity.clone()",
         target: unit("collector::senders::tests::addresses_of_an_ipv6_network_are_one_sender"),
     },
     Fault {
@@ -306,8 +306,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "batches are decoded in no fair order",
         file: "agent/src/collector/senders.rs",
-        from: "let of_sender = sender.decoding.wait(1).await;",
-        to: "let of_sender = wait(&Arc::new(Semaphore::new(1)), 1).await;",
+        from: "_of_sender: self.decoding.wait(1).await,",
+        to: "_of_sender: wait(&Arc::new(Semaphore::new(1)), 1).await,",
         target: agent(
             "collect::attacks::memory::those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little",
         ),
