@@ -48,6 +48,8 @@ pub(super) struct Incoming {
     pub batch: FlowBatch,
     pub sender: Identity,
     pub origin: validity::Origin,
+    /// Fields beside its records.
+    others: usize,
 }
 
 impl Incoming {
@@ -94,6 +96,7 @@ impl Incoming {
             batch,
             sender,
             origin,
+            others,
         };
         incoming.refuse_long_names()?;
         Ok(incoming)
@@ -207,6 +210,11 @@ impl Incoming {
             volume += Volume::of_record(record.delta());
         }
         volume
+    }
+
+    /// What making a file of it costs, in rows. Of names, some eight take as long as a row.
+    pub(super) fn rows(&self) -> u64 {
+        (self.batch.records.len() + self.others / 8) as u64
     }
 
     /// What it says of losses since its stream began.
@@ -508,5 +516,19 @@ mod tests {
         ] {
             assert_eq!(read(raw).is_ok(), is_taken);
         }
+    }
+
+    #[test]
+    fn names_count_as_a_part_of_a_row_each() {
+        let rows = |interfaces| {
+            let batch = FlowBatch {
+                records: vec![FlowRecord::default(); 5],
+                interfaces: vec![Interface::default(); interfaces],
+                ..batch()
+            };
+            read(batch.encode_to_vec()).unwrap().rows()
+        };
+        assert_eq!(rows(80_000) - rows(0), 10_000);
+        assert!((5..10).contains(&rows(0)));
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     outputs::{
         Output, Prepared,
         clickhouse::{self, ClickHouse},
-        files::{Piece, Rotated, Written},
+        files::{Owner, Piece, shared::Shared},
         kafka::{Kafka, Record},
         parquet, settings,
     },
@@ -123,7 +123,7 @@ pub(crate) struct Store {
 
 /// What is written to.
 enum Place {
-    File(Rotated),
+    File(Shared),
     Topic(Kafka),
     Tables(Box<ClickHouse>),
 }
@@ -150,8 +150,8 @@ impl Store {
         let (kind, address) = named(output.output());
         output.tell_of_secret(kind);
         let (form, place) = match output.store().context("the output is refused")? {
-            settings::Place::Lines(file) => (Form::Jsonl, Place::File(file)),
-            settings::Place::Columns(file) => (Form::Parquet, Place::File(file)),
+            settings::Place::Lines(file) => (Form::Jsonl, Place::File(Shared::new(file))),
+            settings::Place::Columns(file) => (Form::Parquet, Place::File(Shared::new(file))),
             settings::Place::Topic(kafka) => (Form::Batch, Place::Topic(kafka)),
             settings::Place::Tables(tables) => (Form::Rows, Place::Tables(tables.into())),
         };
@@ -206,10 +206,7 @@ impl Store {
     /// Makes the file, or asks for the topic or the tables, so that a start tells what would be wrong later.
     pub(super) async fn begin(&mut self) -> Result<()> {
         let begun = match &mut self.place {
-            Place::File(file) => {
-                file.write(Bytes::new()).await?;
-                return Ok(());
-            }
+            Place::File(files) => return files.begin().await,
             Place::Topic(kafka) => kafka.begin().await,
             Place::Tables(tables) => tables.begin().await,
         };
@@ -230,8 +227,8 @@ impl Store {
 
     /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
     pub(super) async fn look(&mut self) {
-        if let Place::File(file) = &mut self.place {
-            drop(file.complete_if_due().await);
+        if let Place::File(files) = &mut self.place {
+            drop(files.complete_if_due().await);
         }
         if self.status.status().failing
             && let Some(times) = self.fails.rest()
@@ -248,10 +245,10 @@ impl Store {
             return Vec::new();
         }
         let kept = match &mut self.place {
-            Place::File(file) => {
-                let written = write(file, parts).await;
-                let kept: Kept = written.map_err(|error| format!("{error:#}").into());
-                vec![kept; parts.len()]
+            Place::File(files) => {
+                let kept = files.write(parts.iter().map(Part::piece).collect()).await;
+                let kept = kept.into_iter();
+                kept.map(|kept| kept.map_err(Arc::from)).collect()
             }
             Place::Topic(kafka) => {
                 let records: Vec<_> = parts.iter().map(Part::record).collect();
@@ -311,13 +308,23 @@ impl Store {
     }
 
     pub(super) async fn close(mut self) {
-        if let Place::File(file) = &mut self.place {
-            file.close_at_the_end().await;
+        if let Place::File(files) = &mut self.place {
+            files.close_at_the_end().await;
         }
     }
 }
 
 impl Part<'_> {
+    /// As a file gets it.
+    fn piece(&self) -> (Owner, Piece) {
+        let (identity, _) = &self.facts.stream;
+        let piece = Piece {
+            bytes: self.piece.clone(),
+            rows: self.facts.rows,
+        };
+        (Owner::of(&identity.of_host().start().to_string()), piece)
+    }
+
     /// As Kafka gets it.
     fn record(&self) -> Record<'_> {
         let Facts {
@@ -340,16 +347,6 @@ impl Part<'_> {
 /// As in the settings.
 fn named(output: &Output) -> (&'static str, String) {
     (output.kind().name(), output.address())
-}
-
-async fn write(file: &mut Rotated, parts: &[Part<'_>]) -> Result<()> {
-    let pieces = parts.iter().map(|part| Piece {
-        bytes: part.piece.clone(),
-        rows: part.facts.volume.records,
-    });
-    let pieces: Vec<_> = pieces.collect();
-    while file.write_all(pieces.clone()).await? == Written::Anew {}
-    file.sync().await
 }
 
 #[cfg(test)]

@@ -61,6 +61,8 @@ pub(super) struct Facts {
     /// Without it, an agent that is cloned with its spool would keep the other one's batches from being stored.
     pub digest: u64,
     pub volume: Volume,
+    /// What making a file of it costs, in rows.
+    pub rows: u64,
     pub agent: AgentIdentity,
     window_end_unix_ns: u64,
     lost: (u64, RecordSum),
@@ -81,6 +83,7 @@ impl Facts {
             seq: batch.stream_seq,
             digest,
             volume: incoming.volume(),
+            rows: incoming.rows(),
             agent: incoming.agent(),
             window_end_unix_ns: batch.window_end_unix_ns,
             lost: incoming.lost(),

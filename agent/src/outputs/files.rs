@@ -8,6 +8,8 @@
 //!
 //! A format whose files can be read only when they are complete keeps its pieces in a hidden file, and makes the complete
 //! one of them in the end.
+//!
+//! Files that many senders fill are [`shared`].
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -31,9 +33,12 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 use crate::own_file;
 
+mod kept;
 mod names;
+pub mod shared;
 pub mod whole;
 
+pub use names::Owner;
 use names::{Complete, Names};
 
 /// When a file is complete, what becomes of it, and how many there may be.
@@ -41,7 +46,7 @@ use names::{Complete, Names};
 pub struct Rotation {
     pub bytes: u64,
     pub after: Duration,
-    /// How many complete files are kept, and how many bytes they may have together.
+    /// How many complete files are kept of all senders and of each that has its own, and how many bytes they may have together.
     pub files: u32,
     pub total_bytes: u64,
     pub compression: Compression,
@@ -97,6 +102,7 @@ pub struct Made {
 pub struct Rotated {
     address: PathBuf,
     place: Arc<Place>,
+    owner: Option<Owner>,
     open: Option<Open>,
     writing: Option<Writing>,
 }
@@ -121,6 +127,7 @@ struct Place {
 /// The file that is written.
 struct Open {
     place: Arc<Place>,
+    path: PathBuf,
     file: File,
     len_bytes: u64,
     /// Of a file that is made of pieces.
@@ -185,6 +192,18 @@ impl Rotated {
         Self {
             address,
             place: Arc::new(place),
+            owner: None,
+            open: None,
+            writing: None,
+        }
+    }
+
+    /// Another file in the same place, of one sender alone.
+    fn of(&self, owner: Owner) -> Self {
+        Self {
+            address: self.address.clone(),
+            place: Arc::clone(&self.place),
+            owner: Some(owner),
             open: None,
             writing: None,
         }
@@ -296,6 +315,24 @@ impl Rotated {
         })
     }
 
+    /// Whether so much is more than one of so many parts of a file.
+    fn is_part(&self, [bytes, rows]: [u64; 2], parts: u64) -> bool {
+        let is_long = self.place.made.is_some() && rows > MOST_ROWS / parts;
+        is_long || bytes > self.place.rotation.bytes / parts
+    }
+
+    /// Completes the file if it is old enough, and says whether there is none any more.
+    async fn is_over(&mut self) -> Result<bool> {
+        if self.open.is_some() {
+            self.complete_if_due().await?;
+        } else {
+            // What a write that failed has left.
+            let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
+            blocking(move || place.recover(owner.as_ref())).await?;
+        }
+        Ok(self.open.is_none())
+    }
+
     /// Completes the file at the end of the process, where nobody else would tell that this fails.
     pub async fn close_at_the_end(&mut self) {
         if let Err(error) = self.close().await {
@@ -313,7 +350,7 @@ impl Rotated {
         };
         let completed = blocking(move || {
             if open.len_bytes == 0 {
-                return fs::remove_file(&open.place.names.open).context("remove the empty file");
+                return fs::remove_file(&open.path).context("remove the empty file");
             }
             open.file.sync_all().context("write it to the disk")?;
             open.place.complete(&open.complete)
@@ -323,16 +360,13 @@ impl Rotated {
     }
 
     async fn begin(&self) -> Result<Open> {
-        let place = Arc::clone(&self.place);
+        let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
         let begun = blocking(move || {
             place.take_lock()?;
-            place.recover()?;
+            place.recover(owner.as_ref())?;
+            let path = place.names.open(owner.as_ref());
             let mut options = OpenOptions::new();
-            let file = options
-                .append(true)
-                .create_new(true)
-                .mode(MODE)
-                .open(&place.names.open);
+            let file = options.append(true).create_new(true).mode(MODE).open(&path);
             Ok(Open {
                 file: file.context("make the file")?,
                 len_bytes: 0,
@@ -340,7 +374,8 @@ impl Rotated {
                 has_more: false,
                 is_named: false,
                 since: Instant::now(),
-                complete: place.names.complete(SystemTime::now())?,
+                complete: place.names.complete(SystemTime::now(), owner.as_ref())?,
+                path,
                 place,
             })
         });
@@ -366,7 +401,7 @@ impl Open {
     fn sync(&mut self) -> Result<()> {
         self.file.sync_data()?;
         if !self.is_named {
-            let folder = self.place.names.open.parent();
+            let folder = self.path.parent();
             let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
             File::open(folder.unwrap_or(Path::new(".")))
                 .and_then(|folder| folder.sync_all())
@@ -387,7 +422,7 @@ fn rows(pieces: &[Piece]) -> u64 {
 
 /// Keeps other outputs and other processes away from the files. The file of the lock stays there.
 fn lock(names: &Names) -> Result<File> {
-    names.open.file_name().context("it names no file")?;
+    names.open(None).file_name().context("it names no file")?;
     let lock = &names.lock;
     let mut options = own_file::options();
     let options = options.write(true).create(true).truncate(false);
@@ -405,16 +440,21 @@ fn lock(names: &Names) -> Result<File> {
 impl Place {
     fn take_lock(&self) -> Result<()> {
         if self.lock.get().is_none() {
+            let lock = lock(&self.names)?;
+            for owner in self.names.owners()? {
+                let recovered = self.recover(Some(&owner));
+                recovered.with_context(|| self.names.open(Some(&owner)).display().to_string())?;
+            }
             // Nobody else has set it meanwhile: they would hold the lock.
-            drop(self.lock.set(lock(&self.names)?));
+            drop(self.lock.set(lock));
         }
         Ok(())
     }
 
-    /// Completes what a process before this one left behind.
-    fn recover(&self) -> Result<()> {
+    /// Completes what a process before this one left behind, or a write that failed.
+    fn recover(&self, owner: Option<&Owner>) -> Result<()> {
         self.names.finish_parts(|part| self.finish(part))?;
-        let path = &self.names.open;
+        let path = &self.names.open(owner);
         let mut file = match own_file::options().read(true).write(true).open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             opened => opened.context("open the file that is there")?,
@@ -440,17 +480,18 @@ impl Place {
         }
         let began = metadata.created().or_else(|_| metadata.modified());
         let began = began.context("the time of the file that is there")?;
-        self.complete(&self.names.complete(began)?)
+        self.complete(&self.names.complete(began, owner)?)
     }
 
     /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the
     /// complete file has all of it.
     fn complete(&self, name: &Complete) -> Result<()> {
         let (names, rotation) = (&self.names, &self.rotation);
+        let open = names.open(name.owner.as_ref());
         if self.made.is_none() && rotation.compression == Compression::None {
-            fs::rename(&names.open, names.whole(name, "")).context("rename it")?;
+            fs::rename(open, names.whole(name, "")).context("rename it")?;
         } else {
-            fs::rename(&names.open, names.part(name)).context("rename it")?;
+            fs::rename(open, names.part(name)).context("rename it")?;
             self.finish(name)?;
         }
         names.remove_the_oldest(rotation)

@@ -2,17 +2,21 @@
 //! `flows-20260102T030405Z.jsonl`, and if that is taken, `flows-20260102T030405Z-2.jsonl`. Whenever the clock was set back
 //! since the newest file, the names from then on say so: `flows-20250102T030405Z-r1.jsonl`, later `-r2`. So the order of files does
 //! not depend on the clock.
+//!
+//! A file of one sender alone says so: `flows-20260102T030405Z-from-web01.jsonl`, and while it is written
+//! `flows-from-web01.jsonl`.
 
 use std::{
     cmp::Ordering,
     fmt, fs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::SystemTime,
 };
 
 use anyhow::{Context as _, Result};
 
-use super::{Compression, Rotation};
+use super::{Compression, Rotation, kept};
 
 /// Ends the name of a file that is being compressed, or that waits for it.
 const PART: &str = ".part";
@@ -20,6 +24,49 @@ const PART: &str = ".part";
 const STAMP_CHARS: usize = 16;
 /// Stands before how often the clock was set back.
 const RESETS: &str = "-r";
+/// Stands before the owner of a file.
+const FROM: &str = "-from-";
+/// A name has 255 bytes.
+const MOST_OWNER_CHARS: usize = 100;
+
+/// The one sender whose file it is, as in the file's name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Owner(Arc<str>);
+
+impl Owner {
+    /// Of this sender. What has no place in a name is a `+`, a dot too, so that no owner ends like a file. Two long senders may
+    /// be one owner.
+    pub fn of(sender: &str) -> Self {
+        let chars = sender.chars().take(MOST_OWNER_CHARS);
+        let chars = chars.map(|char| if is_of_owner(char) { char } else { '+' });
+        Self(chars.collect::<String>().into())
+    }
+
+    /// The owner at the beginning of a text, if there is one, and the rest.
+    fn read(text: &str) -> Option<(Option<Self>, &str)> {
+        let Some(behind) = text.strip_prefix(FROM) else {
+            return Some((None, text));
+        };
+        let end = behind.find(|char| !is_of_owner(char));
+        let (owner, rest) = behind.split_at(end.unwrap_or(behind.len()));
+        (!owner.is_empty()).then(|| (Some(Self(owner.into())), rest))
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+fn is_of_owner(char: char) -> bool {
+    char.is_ascii_alphanumeric() || "-_+".contains(char)
+}
+
+/// What a name has of the owner.
+fn from(owner: Option<&Owner>) -> String {
+    owner.map_or_else(String::new, |Owner(owner)| format!("{FROM}{owner}"))
+}
 
 /// The names of one output's files.
 pub(super) struct Names {
@@ -32,7 +79,8 @@ pub(super) struct Names {
     endings: &'static [&'static str],
     /// Begins the names of files that are not complete.
     hidden: &'static str,
-    pub(super) open: PathBuf,
+    /// How the name of the file ends that is written.
+    open: String,
     pub(super) lock: PathBuf,
 }
 
@@ -41,11 +89,12 @@ pub(super) struct Names {
 pub(super) struct Complete {
     name: String,
     order: Order,
+    pub(super) owner: Option<Owner>,
 }
 
 /// What the name of a file says of its place among the others, the oldest first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Order {
+pub(super) struct Order {
     /// How often the clock was set back before it.
     clock_resets: u32,
     stamp: String,
@@ -54,19 +103,31 @@ struct Order {
 }
 
 impl Order {
-    /// Of a file that begins at this time, when another one is the newest.
-    fn after(newest: Option<Self>, stamp: String) -> Self {
+    /// Of a file that begins at this time, when another one is the owner's newest, and the clock was set back so often before
+    /// the files of all.
+    fn after(newest: Option<Self>, resets: u32, stamp: String) -> Self {
+        // Whether the clock was set back since, or before another owner's file, that file says.
+        let newest = newest.filter(|newest| newest.clock_resets == resets);
         let (clock_resets, number) = match newest {
-            None => (0, 1),
+            None => (resets, 1),
             Some(newest) => match stamp.cmp(&newest.stamp) {
-                Ordering::Greater => (newest.clock_resets, 1),
-                Ordering::Equal => (newest.clock_resets, newest.number + 1),
-                Ordering::Less => (newest.clock_resets + 1, 1),
+                Ordering::Greater => (resets, 1),
+                Ordering::Equal => (resets, newest.number + 1),
+                Ordering::Less => (resets + 1, 1),
             },
         };
         Self {
             clock_resets,
             stamp,
+            number,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn numbered(number: u32) -> Self {
+        Self {
+            clock_resets: 0,
+            stamp: String::new(),
             number,
         }
     }
@@ -109,6 +170,9 @@ fn numbered<'a>(text: &'a str, prefix: &str) -> Option<(Option<u32>, &'a str)> {
         return Some((None, text));
     };
     let digits = behind.chars().take_while(char::is_ascii_digit).count();
+    if digits == 0 {
+        return Some((None, text));
+    }
     let (number, rest) = behind.split_at(digits);
     let number = number.parse().ok().filter(|&number| number < u32::MAX)?;
     Some((Some(number), rest))
@@ -143,7 +207,7 @@ impl Names {
             extension,
             endings: &Compression::SUFFIXES,
             hidden: "",
-            open: path.to_owned(),
+            open: String::new(),
             lock: folder.join(format!(".{}.lock", text(path.file_name()))),
         }
     }
@@ -157,20 +221,54 @@ impl Names {
             extension: String::new(),
             endings: ending,
             hidden: ".",
-            open: folder.join(format!(".{stem}{suffix}.open")),
+            open: format!("{suffix}.open"),
             lock: folder.join(format!(".{stem}{suffix}.lock")),
         }
     }
 
-    /// A name that nobody has, later in the order than all others.
-    pub(super) fn complete(&self, began: SystemTime) -> Result<Complete> {
+    /// The file that is written.
+    pub(super) fn open(&self, owner: Option<&Owner>) -> PathBuf {
+        let Self {
+            hidden,
+            stem,
+            extension,
+            open,
+            ..
+        } = self;
+        let from = from(owner);
+        self.folder
+            .join(format!("{hidden}{stem}{from}{extension}{open}"))
+    }
+
+    /// The owners of files that are written, or that a process before this one has left.
+    pub(super) fn owners(&self) -> Result<Vec<Owner>> {
+        let (begin, end) = (
+            format!("{}{}", self.hidden, self.stem),
+            format!("{}{}", self.extension, self.open),
+        );
+        let owner = |name: &String| {
+            let (owner, rest) = Owner::read(name.strip_prefix(&begin)?)?;
+            owner.filter(|_| rest == end)
+        };
+        Ok(self.list()?.iter().filter_map(owner).collect())
+    }
+
+    /// A name that nobody has, later in the order than all others of the owner.
+    pub(super) fn complete(&self, began: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
         let stamp = humantime::format_rfc3339_seconds(began).to_string();
-        let files = self.files()?.into_iter();
-        let newest = files.map(|file| file.complete.order).max();
-        let order = Order::after(newest, stamp.replace(['-', ':'], ""));
-        let (stem, extension) = (&self.stem, &self.extension);
-        let name = format!("{stem}-{order}{extension}");
-        Ok(Complete { name, order })
+        let files = self.files()?;
+        let resets = files.iter().map(|file| file.complete.order.clock_resets);
+        let resets = resets.max().unwrap_or(0);
+        let files = files.into_iter().map(|file| file.complete);
+        let of_owner = files.filter(|file| file.owner.as_ref() == owner);
+        let newest = of_owner.map(|file| file.order).max();
+        let order = Order::after(newest, resets, stamp.replace(['-', ':'], ""));
+        let (stem, from, extension) = (&self.stem, from(owner), &self.extension);
+        Ok(Complete {
+            name: format!("{stem}-{order}{from}{extension}"),
+            order,
+            owner: owner.cloned(),
+        })
     }
 
     /// The complete file.
@@ -212,55 +310,53 @@ impl Names {
         Ok(())
     }
 
-    /// Removes complete files, the oldest first, until there are no more than there may be.
+    /// Removes complete files until there are no more than there may be.
     pub(super) fn remove_the_oldest(&self, rotation: &Rotation) -> Result<()> {
         let complete = self.files()?.into_iter().filter(|file| !file.is_part);
-        let mut files: Vec<_> = complete
-            .map(|file| {
-                let len = fs::metadata(&file.path).map_or(0, |metadata| metadata.len());
-                (file.complete.order, len, file.path)
-            })
-            .collect();
-        files.sort();
-        let mut total: u64 = files.iter().map(|(_, len, _)| len).sum();
-        let mut count = files.len();
-        for (_, len, path) in files {
-            if count <= rotation.files as usize && total <= rotation.total_bytes {
-                break;
-            }
-            remove(&path)?;
-            (count, total) = (count - 1, total - len);
+        let files = complete.map(|file| kept::File {
+            order: file.complete.order,
+            owner: file.complete.owner,
+            bytes: fs::metadata(&file.path).map_or(0, |metadata| metadata.len()),
+            path: file.path,
+        });
+        kept::too_many(files.collect(), rotation)
+            .iter()
+            .try_for_each(|path| remove(path))
+    }
+
+    fn list(&self) -> Result<Vec<String>> {
+        let what = || format!("list {}", self.folder.display());
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.folder).with_context(what)? {
+            let name = entry.with_context(what)?.file_name();
+            names.extend(name.into_string());
         }
-        Ok(())
+        Ok(names)
     }
 
     fn files(&self) -> Result<Vec<Found>> {
-        let what = || format!("list {}", self.folder.display());
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.folder).with_context(what)? {
-            let entry = entry.with_context(what)?;
-            if let Ok(name) = entry.file_name().into_string()
-                && let Some((complete, ending, is_part)) = self.read(&name)
-            {
-                found.push(Found {
-                    complete,
-                    ending,
-                    is_part,
-                    path: entry.path(),
-                });
-            }
-        }
-        Ok(found)
+        let names = self.list()?;
+        let found = names.into_iter().filter_map(|name| {
+            let (complete, ending, is_part) = self.read(&name)?;
+            Some(Found {
+                complete,
+                ending,
+                is_part,
+                path: self.folder.join(name),
+            })
+        });
+        Ok(found.collect())
     }
 
     /// What a name says, if it is of ours: which complete file, what is behind its extension, whether it is a part.
-    fn read(&self, name: &str) -> Option<(Complete, &'static str, bool)> {
+    pub(super) fn read(&self, name: &str) -> Option<(Complete, &'static str, bool)> {
         let (name, is_part) = match name.strip_suffix(PART) {
             Some(part) => (part.strip_prefix(self.hidden)?, true),
             None => (name, false),
         };
         let rest = name.strip_prefix(&self.stem)?.strip_prefix('-')?;
         let (order, rest) = Order::read(rest)?;
+        let (owner, rest) = Owner::read(rest)?;
         let suffix = rest.strip_prefix(&self.extension)?;
         let mut endings = self.endings.iter().copied();
         let ending = match endings.find(|ending| *ending == suffix) {
@@ -270,7 +366,8 @@ impl Names {
             None => return None,
         };
         let name = name[..name.len() - suffix.len()].to_owned();
-        Some((Complete { name, order }, ending, is_part))
+        let complete = Complete { name, order, owner };
+        Some((complete, ending, is_part))
     }
 }
 

@@ -181,7 +181,7 @@ fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
         ..rotation(Compression::None)
     };
     for line in 0..12 {
-        let name = names.complete(began).unwrap();
+        let name = names.complete(began, None).unwrap();
         fs::write(names.whole(&name, ""), line.to_string()).unwrap();
         names.remove_the_oldest(&bounds).unwrap();
     }
@@ -194,6 +194,61 @@ fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
             ("flows-19700101T010000Z-12.jsonl".to_owned(), b"11".to_vec()),
         ]
     );
+}
+
+#[test]
+fn a_file_of_one_sender_says_whose_it_is_and_when_it_began() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = Names::at(&folder.path().join("flows.jsonl"));
+    let owners = ["web01", "-r1-2", "a.jsonl.gz", "ip:2001:db8::1", "from-b"].map(Owner::of);
+    let at = |hour| std::time::UNIX_EPOCH + Duration::from_hours(hour);
+    for (hour, owner) in [
+        (2, None),
+        (1, Some(&owners[0])),
+        (3, Some(&owners[0])),
+        // The clock was set back. What others write says so, too.
+        (2, Some(&owners[0])),
+        (1, None),
+        (2, Some(&owners[1])),
+        (2, Some(&owners[2])),
+        (2, Some(&owners[2])),
+        (2, Some(&owners[3])),
+        (2, Some(&owners[4])),
+    ] {
+        let name = names.complete(at(hour), owner).unwrap();
+        fs::write(names.whole(&name, ""), "").unwrap();
+        let file = names.whole(&name, "");
+        let read = names.read(file.file_name().unwrap().to_str().unwrap());
+        let (complete, ending, is_part) = read.unwrap();
+        assert_eq!(
+            (complete.owner.as_ref(), ending, is_part),
+            (owner, "", false)
+        );
+    }
+    let written: Vec<_> = files(&folder).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(
+        written,
+        [
+            "flows-19700101T010000Z-from-web01.jsonl",
+            "flows-19700101T010000Z-r1.jsonl",
+            "flows-19700101T020000Z-r1-2-from-a+jsonl+gz.jsonl",
+            "flows-19700101T020000Z-r1-from--r1-2.jsonl",
+            "flows-19700101T020000Z-r1-from-a+jsonl+gz.jsonl",
+            "flows-19700101T020000Z-r1-from-from-b.jsonl",
+            "flows-19700101T020000Z-r1-from-ip+2001+db8++1.jsonl",
+            "flows-19700101T020000Z-r1-from-web01.jsonl",
+            "flows-19700101T020000Z.jsonl",
+            "flows-19700101T030000Z-from-web01.jsonl",
+        ]
+    );
+    for owner in &owners {
+        fs::write(names.open(Some(owner)), "").unwrap();
+    }
+    let mut found = names.owners().unwrap();
+    found.sort();
+    let mut owners = owners.to_vec();
+    owners.sort();
+    assert_eq!(found, owners);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 mod memory;
 mod rate;
+mod storage;
 mod time;
 
 use std::{

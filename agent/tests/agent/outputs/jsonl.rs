@@ -17,9 +17,10 @@ pub fn lines(folder: &Path) -> Vec<Value> {
 }
 
 /// Sorts `flows-20260102T030405Z.jsonl` before `flows-20260102T030405Z-2.jsonl` of the same second, and `flows.jsonl`, which is
-/// still written, last.
+/// still written, last. A file of one sender is between those of all.
 fn age_order(file: &Path) -> (bool, String, u32) {
     let name = file.file_stem().unwrap().to_str().unwrap();
+    let name = name.split_once("-from-").map_or(name, |(name, _)| name);
     match name.split_once('Z') {
         None => (true, name.to_owned(), 0),
         Some((begun, "")) => (false, begun.to_owned(), 1),

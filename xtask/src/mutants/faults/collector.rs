@@ -5,10 +5,87 @@ use super::{Fault, agent, unit};
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a file is not brought to the disk before its batches are acknowledged",
-        file: "agent/src/collector/store.rs",
-        from: "    file.sync().await\n}",
-        to: "    Ok(drop(file))\n}",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "    file.sync().await?;\n",
+        to: "",
         target: agent("collect::what_is_acknowledged_is_there_after_the_power_fails"),
+    },
+    Fault {
+        name: "a flood goes into the file of all",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "self.own.len() < MOST_OWN && self.all.is_part(filled, PARTS)",
+        to: "self.own.len() > MOST_OWN && self.all.is_part(filled, PARTS)",
+        target: agent(
+            "collect::attacks::storage::a_flood_of_a_few_senders_leaves_all_that_others_stored",
+        ),
+    },
+    Fault {
+        name: "many senders have no file of their own",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "const MOST_OWN: usize = 8;",
+        to: "const MOST_OWN: usize = 7;",
+        target: unit(
+            "outputs::files::shared::tests::no_more_than_eight_have_files_of_their_own_at_a_time",
+        ),
+    },
+    Fault {
+        name: "whoever had a file of its own once has one for ever",
+        file: "agent/src/outputs/files.rs",
+        from: "        Ok(self.open.is_none())\n",
+        to: "        Ok(false)\n",
+        target: unit(
+            "outputs::files::shared::tests::whoever_has_filled_its_part_gets_a_file_of_its_own_until_that_is_old",
+        ),
+    },
+    Fault {
+        name: "what a sender's own file did not take is said to be there",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "outcomes[place] = Err(why.clone());",
+        to: "drop((place, why.clone()));",
+        target: unit(
+            "outputs::files::shared::tests::only_what_is_not_there_is_said_to_have_failed",
+        ),
+    },
+    Fault {
+        name: "a sender's own file that a kill has left stays as it is",
+        file: "agent/src/outputs/files.rs",
+        from: "for owner in self.names.owners()? {",
+        to: "for owner in self.names.owners()?.split_off(0).drain(..0) {",
+        target: unit(
+            "outputs::files::shared::tests::what_a_killed_process_has_left_is_completed_at_the_next_start",
+        ),
+    },
+    Fault {
+        name: "the oldest file goes, whoever floods",
+        file: "agent/src/outputs/files/kept.rs",
+        from: "if of_owners > rotation.total_bytes / 2 {",
+        to: "if of_owners > rotation.total_bytes {",
+        target: unit(
+            "outputs::files::kept::tests::senders_with_files_of_their_own_leave_half_to_all_others",
+        ),
+    },
+    Fault {
+        name: "a sender that floods has as many files as it likes",
+        file: "agent/src/outputs/files/kept.rs",
+        from: "while row.files.len() > most ||",
+        to: "while most == 0 ||",
+        target: unit("outputs::files::kept::tests::files_of_a_sender_count_for_themselves"),
+    },
+    Fault {
+        name: "files of a sender that is gone stay for ever",
+        file: "agent/src/outputs/files/kept.rs",
+        from: "oldest.is_some() && row.oldest()",
+        to: "oldest.is_none() && row.oldest()",
+        target: unit(
+            "outputs::files::kept::tests::files_of_a_sender_that_is_gone_go_with_those_of_the_same_time",
+        ),
+    },
+    Fault {
+        name: "names in a batch cost nothing when a file is made",
+        file: "agent/src/collector/incoming.rs",
+        from: "(self.batch.records.len() + self.others / 8)",
+        to: "self.batch.records.len()",
+        target: unit("collector::incoming::tests::names_count_as_a_part_of_a_row_each"),
     },
     Fault {
         name: "a batch behind one that was refused is acknowledged",

@@ -218,7 +218,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a file that begins after the clock was set back is the oldest",
         file: "agent/src/outputs/files/names.rs",
-        from: "Ordering::Less => (newest.clock_resets + 1, 1),",
+        from: "Ordering::Less => (resets + 1, 1),",
         to: "Ordering::Less => (0, 1),",
         target: unit(
             "outputs::files::tests::the_newest_files_stay_however_far_the_clock_was_set_back",

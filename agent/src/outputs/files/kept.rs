@@ -1,0 +1,151 @@
+//! Which files are removed when there are too many.
+//!
+//! Of files of all senders, and of each sender that has its own, as many are kept. So a sender that writes many files removes
+//! its own. Bytes count together: as long as those who have files of their own have more than half, the one with the most
+//! loses its oldest file, and else the oldest file goes. So the files of all others keep half of the storage whoever floods.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    path::PathBuf,
+};
+
+use super::{
+    Rotation,
+    names::{Order, Owner},
+};
+
+/// A complete file.
+pub(super) struct File {
+    pub order: Order,
+    /// Nobody's, if it has the flows of many.
+    pub owner: Option<Owner>,
+    pub bytes: u64,
+    pub path: PathBuf,
+}
+
+/// The files of one owner, or those of all others.
+#[derive(Default)]
+struct Row {
+    /// The oldest first.
+    files: VecDeque<File>,
+    bytes: u64,
+}
+
+impl Row {
+    fn push(&mut self, file: File) {
+        self.bytes += file.bytes;
+        self.files.push_back(file);
+    }
+
+    fn pop(&mut self) -> Option<File> {
+        let file = self.files.pop_front()?;
+        self.bytes -= file.bytes;
+        Some(file)
+    }
+
+    fn oldest(&self) -> Option<&Order> {
+        self.files.front().map(|file| &file.order)
+    }
+}
+
+/// The files to remove.
+pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf> {
+    files.sort_by(|one, other| (&one.order, &one.owner).cmp(&(&other.order, &other.owner)));
+    let most = rotation.files as usize;
+    let (mut all, mut own) = (Row::default(), BTreeMap::<_, Row>::new());
+    for mut file in files {
+        match file.owner.take() {
+            None => all.push(file),
+            Some(owner) => own.entry(owner).or_default().push(file),
+        }
+    }
+    let mut removed = Vec::new();
+    while all.files.len() > most {
+        removed.extend(all.pop());
+    }
+    // Those of a sender that writes no more go with what others wrote at that time.
+    let oldest = all.oldest().filter(|_| all.files.len() == most).cloned();
+    for row in own.values_mut() {
+        let is_older = |row: &Row| oldest.is_some() && row.oldest() < oldest.as_ref();
+        while row.files.len() > most || !row.files.is_empty() && is_older(row) {
+            removed.extend(row.pop());
+        }
+    }
+    loop {
+        let of_owners: u64 = own.values().map(|row| row.bytes).sum();
+        if of_owners + all.bytes <= rotation.total_bytes {
+            break;
+        }
+        let owners = own.values_mut().filter(|row| !row.files.is_empty());
+        let row = if of_owners > rotation.total_bytes / 2 {
+            owners.max_by_key(|row| row.bytes)
+        } else {
+            let rows = owners.chain([&mut all]).filter(|row| !row.files.is_empty());
+            rows.min_by(|one, other| one.oldest().cmp(&other.oldest()))
+        };
+        let Some(file) = row.and_then(Row::pop) else {
+            break;
+        };
+        removed.push(file);
+    }
+    removed.into_iter().map(|file| file.path).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Compression, *};
+
+    /// What is left of files of ten bytes each, the oldest first: `-` is one of many senders, a letter that of one alone.
+    fn left(files: &str, most: u32, total_bytes: u64) -> String {
+        let rotation = Rotation {
+            bytes: 10,
+            after: std::time::Duration::MAX,
+            files: most,
+            total_bytes,
+            compression: Compression::None,
+        };
+        let numbered = files.chars().enumerate();
+        let all = numbered.map(|(place, char)| File {
+            order: Order::numbered(place as u32),
+            owner: (char != '-').then(|| Owner::of(&char.to_string())),
+            bytes: 10,
+            path: place.to_string().into(),
+        });
+        let removed = too_many(all.collect(), &rotation);
+        let is_left = |place: usize| !removed.contains(&place.to_string().into());
+        let left = files.chars().enumerate();
+        left.filter_map(|(place, char)| is_left(place).then_some(char))
+            .collect()
+    }
+
+    #[test]
+    fn files_of_a_sender_count_for_themselves() {
+        assert_eq!(left("---aaaaaaa-bb", 4, u64::MAX), "---aaaa-bb");
+        assert_eq!(left("----", 3, u64::MAX), "---");
+        assert_eq!(left("aaaa", 3, u64::MAX), "aaa");
+    }
+
+    #[test]
+    fn files_of_a_sender_that_is_gone_go_with_those_of_the_same_time() {
+        assert_eq!(left("aa-a-b-", 3, u64::MAX), "-a-b-");
+        assert_eq!(left("aa-a-b--", 3, u64::MAX), "-b--");
+        // Older ones of others are still to be removed.
+        assert_eq!(left("aa-a-b", 3, u64::MAX), "aa-a-b");
+    }
+
+    #[test]
+    fn senders_with_files_of_their_own_leave_half_to_all_others() {
+        assert_eq!(left("-----aaaaaaaaaa", 99, 100), "-----aaaaa");
+        assert_eq!(left("------aaaaaaaaaa", 99, 100), "-----aaaaa");
+        // Each of them has as much.
+        assert_eq!(left("-----aaaabbbbbbbb", 99, 100), "-----aaabb");
+        assert_eq!(left("aaaabbbbbbbb-----", 99, 100), "aaabb-----");
+        // What others do not need is theirs.
+        assert_eq!(left("--aaaaaaaaaaaa", 99, 100), "--aaaaaaaa");
+        // And the other way round.
+        assert_eq!(left("-a-----------", 99, 100), "----------");
+        assert_eq!(left("--a-----------", 99, 100), "----------");
+        assert_eq!(left("------------aa", 99, 100), "--------aa");
+        assert_eq!(left("a", 99, 5), "");
+    }
+}
