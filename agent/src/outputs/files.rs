@@ -201,7 +201,7 @@ impl Rotated {
     /// Another file in the same place, of one sender alone.
     fn of(&self, owner: Owner) -> Self {
         Self {
-            address: self.address.clone(),
+            address: self.place.names.open(Some(&owner)),
             place: Arc::clone(&self.place),
             owner: Some(owner),
             open: None,
@@ -231,7 +231,9 @@ impl Rotated {
     }
 
     async fn append(&mut self, pieces: Vec<Piece>, is_more: bool) -> Result<Written> {
-        if self.is_complete(len_bytes(&pieces), rows(&pieces)) {
+        // Those of single senders might all be old at once, and are completed one by one.
+        let is_old = self.owner.is_none() && self.is_old();
+        if is_old || self.is_full(len_bytes(&pieces), rows(&pieces)) {
             self.close().await?;
         }
         let Some(mut open) = self.open.take() else {
@@ -258,7 +260,7 @@ impl Rotated {
 
     /// Completes the file if it is old enough.
     pub async fn complete_if_due(&mut self) -> Result<()> {
-        if self.is_complete(0, 0) {
+        if self.is_old() || self.is_full(0, 0) {
             self.close().await?;
         }
         Ok(())
@@ -306,31 +308,46 @@ impl Rotated {
     }
 
     /// Whether the file takes no more of this length and of so many rows.
-    fn is_complete(&self, more_bytes: u64, more_rows: u64) -> bool {
+    fn is_full(&self, more_bytes: u64, more_rows: u64) -> bool {
         self.open.as_ref().is_some_and(|open| {
             let rotation = &self.place.rotation;
             let has_many = self.place.made.is_some() && open.rows + more_rows > MOST_ROWS;
             let is_large = has_many || open.len_bytes + more_bytes > rotation.bytes;
-            open.has_more && (is_large || open.since.elapsed() >= rotation.after)
+            open.has_more && is_large
         })
     }
 
-    /// Whether so much is more than one of so many parts of a file.
-    fn is_part(&self, [bytes, rows]: [u64; 2], parts: u64) -> bool {
-        let is_long = self.place.made.is_some() && rows > MOST_ROWS / parts;
-        is_long || bytes > self.place.rotation.bytes / parts
+    fn is_old(&self) -> bool {
+        self.open
+            .as_ref()
+            .is_some_and(|open| open.has_more && open.since.elapsed() >= self.place.rotation.after)
     }
 
-    /// Completes the file if it is old enough, and says whether there is none any more.
-    async fn is_over(&mut self) -> Result<bool> {
-        if self.open.is_some() {
-            self.complete_if_due().await?;
-        } else {
-            // What a write that failed has left.
-            let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
-            blocking(move || place.recover(owner.as_ref())).await?;
+    /// What a piece takes of a file, in bytes of its length.
+    fn share(&self, piece: &Piece) -> u64 {
+        let bytes = piece.bytes.len() as u64;
+        if self.place.made.is_none() {
+            return bytes;
         }
-        Ok(self.open.is_none())
+        let of_rows = u128::from(piece.rows) * u128::from(self.place.rotation.bytes);
+        let of_rows = u64::try_from(of_rows / u128::from(MOST_ROWS)).unwrap_or(u64::MAX);
+        bytes.max(of_rows)
+    }
+
+    /// Whether the file of a sender should be completed: before it is full, or after a write that failed.
+    fn is_due(&self) -> bool {
+        let bytes = self.place.rotation.bytes;
+        self.open.is_none() || self.is_old() || self.is_full(bytes / 8, MOST_ROWS / 8)
+    }
+
+    /// Completes the file, also one that a process before this one has left, or a write that failed.
+    async fn end(&mut self) -> Result<()> {
+        if self.open.is_some() {
+            return self.close().await;
+        }
+        let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
+        let recovered = blocking(move || place.recover(owner.as_ref())).await;
+        recovered.with_context(|| format!("complete {}", self.address.display()))
     }
 
     /// Completes the file at the end of the process, where nobody else would tell that this fails.
@@ -440,20 +457,15 @@ fn lock(names: &Names) -> Result<File> {
 impl Place {
     fn take_lock(&self) -> Result<()> {
         if self.lock.get().is_none() {
-            let lock = lock(&self.names)?;
-            for owner in self.names.owners()? {
-                let recovered = self.recover(Some(&owner));
-                recovered.with_context(|| self.names.open(Some(&owner)).display().to_string())?;
-            }
             // Nobody else has set it meanwhile: they would hold the lock.
-            drop(self.lock.set(lock));
+            drop(self.lock.set(lock(&self.names)?));
         }
         Ok(())
     }
 
     /// Completes what a process before this one left behind, or a write that failed.
     fn recover(&self, owner: Option<&Owner>) -> Result<()> {
-        self.names.finish_parts(|part| self.finish(part))?;
+        self.names.finish_parts(owner, |part| self.finish(part))?;
         let path = &self.names.open(owner);
         let mut file = match own_file::options().read(true).write(true).open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -480,7 +492,7 @@ impl Place {
         }
         let began = metadata.created().or_else(|_| metadata.modified());
         let began = began.context("the time of the file that is there")?;
-        self.complete(&self.names.complete(began, owner)?)
+        self.complete(&self.names.recovered(began, owner)?)
     }
 
     /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the

@@ -25,13 +25,13 @@ pub(super) struct File {
 
 /// The files of one owner, or those of all others.
 #[derive(Default)]
-struct Row {
+struct Files {
     /// The oldest first.
     files: VecDeque<File>,
     bytes: u64,
 }
 
-impl Row {
+impl Files {
     fn push(&mut self, file: File) {
         self.bytes += file.bytes;
         self.files.push_back(file);
@@ -52,7 +52,7 @@ impl Row {
 pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf> {
     files.sort_by(|one, other| (&one.order, &one.owner).cmp(&(&other.order, &other.owner)));
     let most = rotation.files as usize;
-    let (mut all, mut own) = (Row::default(), BTreeMap::<_, Row>::new());
+    let (mut all, mut own) = (Files::default(), BTreeMap::<_, Files>::new());
     for mut file in files {
         match file.owner.take() {
             None => all.push(file),
@@ -63,27 +63,26 @@ pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf
     while all.files.len() > most {
         removed.extend(all.pop());
     }
-    // Those of a sender that writes no more go with what others wrote at that time.
-    let oldest = all.oldest().filter(|_| all.files.len() == most).cloned();
-    for row in own.values_mut() {
-        let is_older = |row: &Row| oldest.is_some() && row.oldest() < oldest.as_ref();
-        while row.files.len() > most || !row.files.is_empty() && is_older(row) {
-            removed.extend(row.pop());
+    for some in own.values_mut() {
+        while some.files.len() > most {
+            removed.extend(some.pop());
         }
     }
     loop {
-        let of_owners: u64 = own.values().map(|row| row.bytes).sum();
+        let of_owners: u64 = own.values().map(|some| some.bytes).sum();
         if of_owners + all.bytes <= rotation.total_bytes {
             break;
         }
-        let owners = own.values_mut().filter(|row| !row.files.is_empty());
-        let row = if of_owners > rotation.total_bytes / 2 {
-            owners.max_by_key(|row| row.bytes)
+        let owners = own.values_mut().filter(|some| !some.files.is_empty());
+        let some = if of_owners > rotation.total_bytes / 2 {
+            owners.max_by_key(|some| some.bytes)
         } else {
-            let rows = owners.chain([&mut all]).filter(|row| !row.files.is_empty());
-            rows.min_by(|one, other| one.oldest().cmp(&other.oldest()))
+            let each = owners
+                .chain([&mut all])
+                .filter(|some| !some.files.is_empty());
+            each.min_by(|one, other| one.oldest().cmp(&other.oldest()))
         };
-        let Some(file) = row.and_then(Row::pop) else {
+        let Some(file) = some.and_then(Files::pop) else {
             break;
         };
         removed.push(file);
@@ -123,14 +122,6 @@ mod tests {
         assert_eq!(left("---aaaaaaa-bb", 4, u64::MAX), "---aaaa-bb");
         assert_eq!(left("----", 3, u64::MAX), "---");
         assert_eq!(left("aaaa", 3, u64::MAX), "aaa");
-    }
-
-    #[test]
-    fn files_of_a_sender_that_is_gone_go_with_those_of_the_same_time() {
-        assert_eq!(left("aa-a-b-", 3, u64::MAX), "-a-b-");
-        assert_eq!(left("aa-a-b--", 3, u64::MAX), "-b--");
-        // Older ones of others are still to be removed.
-        assert_eq!(left("aa-a-b", 3, u64::MAX), "aa-a-b");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! not depend on the clock.
 //!
 //! A file of one sender alone says so: `flows-20260102T030405Z-from-web01.jsonl`, and while it is written
-//! `flows-from-web01.jsonl`.
+//! `flows.jsonl.from-web01`.
 
 use std::{
     cmp::Ordering,
@@ -24,10 +24,11 @@ const PART: &str = ".part";
 const STAMP_CHARS: usize = 16;
 /// Stands before how often the clock was set back.
 const RESETS: &str = "-r";
-/// Stands before the owner of a file.
+/// Stands before the owner of a complete file, and of one that is written.
 const FROM: &str = "-from-";
+const OPEN_FROM: &str = ".from-";
 /// A name has 255 bytes.
-const MOST_OWNER_CHARS: usize = 100;
+const MOST_OWNER_CHARS: usize = 64;
 
 /// The one sender whose file it is, as in the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -79,8 +80,8 @@ pub(super) struct Names {
     endings: &'static [&'static str],
     /// Begins the names of files that are not complete.
     hidden: &'static str,
-    /// How the name of the file ends that is written.
-    open: String,
+    /// The file that is written.
+    open: PathBuf,
     pub(super) lock: PathBuf,
 }
 
@@ -103,10 +104,9 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// Of a file that begins at this time, when another one is the owner's newest, and the clock was set back so often before
-    /// the files of all.
+    /// Of a file that begins at this time, when another one is the newest, and the clock was set back so often before.
     fn after(newest: Option<Self>, resets: u32, stamp: String) -> Self {
-        // Whether the clock was set back since, or before another owner's file, that file says.
+        // Otherwise the clock was set back since.
         let newest = newest.filter(|newest| newest.clock_resets == resets);
         let (clock_resets, number) = match newest {
             None => (resets, 1),
@@ -207,7 +207,7 @@ impl Names {
             extension,
             endings: &Compression::SUFFIXES,
             hidden: "",
-            open: String::new(),
+            open: path.to_owned(),
             lock: folder.join(format!(".{}.lock", text(path.file_name()))),
         }
     }
@@ -221,48 +221,57 @@ impl Names {
             extension: String::new(),
             endings: ending,
             hidden: ".",
-            open: format!("{suffix}.open"),
+            open: folder.join(format!(".{stem}{suffix}.open")),
             lock: folder.join(format!(".{stem}{suffix}.lock")),
         }
     }
 
     /// The file that is written.
     pub(super) fn open(&self, owner: Option<&Owner>) -> PathBuf {
-        let Self {
-            hidden,
-            stem,
-            extension,
-            open,
-            ..
-        } = self;
-        let from = from(owner);
-        self.folder
-            .join(format!("{hidden}{stem}{from}{extension}{open}"))
+        let mut path = self.open.clone().into_os_string();
+        if let Some(owner) = owner {
+            path.push(format!("{OPEN_FROM}{owner}"));
+        }
+        path.into()
     }
 
     /// The owners of files that are written, or that a process before this one has left.
     pub(super) fn owners(&self) -> Result<Vec<Owner>> {
-        let (begin, end) = (
-            format!("{}{}", self.hidden, self.stem),
-            format!("{}{}", self.extension, self.open),
-        );
+        let open = self.open.file_name().unwrap_or_default();
+        let begin = format!("{}{OPEN_FROM}", open.to_string_lossy());
         let owner = |name: &String| {
-            let (owner, rest) = Owner::read(name.strip_prefix(&begin)?)?;
-            owner.filter(|_| rest == end)
+            let owner = name.strip_prefix(&begin)?;
+            let is_one = !owner.is_empty() && owner.chars().all(is_of_owner);
+            is_one.then(|| Owner(owner.into()))
         };
         Ok(self.list()?.iter().filter_map(owner).collect())
     }
 
-    /// A name that nobody has, later in the order than all others of the owner.
+    /// A name that nobody has, later in the order than all others.
     pub(super) fn complete(&self, began: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
+        self.later(began, owner, |_| true)
+    }
+
+    /// The same for a file that began before this process. Files of others may have begun and be complete since.
+    pub(super) fn recovered(&self, began: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
+        self.later(began, owner, |file| file.owner.as_ref() == owner)
+    }
+
+    /// A name that is later in the order than these.
+    fn later(
+        &self,
+        began: SystemTime,
+        owner: Option<&Owner>,
+        is_earlier: impl Fn(&Complete) -> bool,
+    ) -> Result<Complete> {
         let stamp = humantime::format_rfc3339_seconds(began).to_string();
-        let files = self.files()?;
-        let resets = files.iter().map(|file| file.complete.order.clock_resets);
-        let resets = resets.max().unwrap_or(0);
-        let files = files.into_iter().map(|file| file.complete);
-        let of_owner = files.filter(|file| file.owner.as_ref() == owner);
-        let newest = of_owner.map(|file| file.order).max();
-        let order = Order::after(newest, resets, stamp.replace(['-', ':'], ""));
+        let files = self.files()?.into_iter().map(|file| file.complete);
+        let files: Vec<_> = files.collect();
+        let resets = files.iter().map(|file| file.order.clock_resets).max();
+        let earlier = files.into_iter().filter(is_earlier);
+        let newest = earlier.map(|file| file.order).max();
+        let stamp = stamp.replace(['-', ':'], "");
+        let order = Order::after(newest, resets.unwrap_or(0), stamp);
         let (stem, from, extension) = (&self.stem, from(owner), &self.extension);
         Ok(Complete {
             name: format!("{stem}-{order}{from}{extension}"),
@@ -293,8 +302,13 @@ impl Names {
     }
 
     /// Finishes what was being completed when a process was killed.
-    pub(super) fn finish_parts(&self, finish: impl Fn(&Complete) -> Result<()>) -> Result<()> {
-        let parts = self.files()?.into_iter().filter(|file| file.is_part);
+    pub(super) fn finish_parts(
+        &self,
+        owner: Option<&Owner>,
+        finish: impl Fn(&Complete) -> Result<()>,
+    ) -> Result<()> {
+        let files = self.files()?.into_iter();
+        let parts = files.filter(|file| file.is_part && file.complete.owner.as_ref() == owner);
         let (waiting, halves): (Vec<_>, Vec<_>) = parts.partition(|file| file.ending.is_empty());
         for half in halves {
             remove(&half.path)?;

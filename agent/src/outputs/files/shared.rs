@@ -1,9 +1,9 @@
-//! Files that many senders fill, of which none may cost the others theirs: whoever has filled its part of a file gets one of
-//! its own, until that is complete by its age.
+//! Files that many senders fill, of which none may cost the others theirs: whoever fills much of a file gets files of its own.
 
 use std::{
     collections::{BTreeMap, HashMap},
     path::Path,
+    time::Instant,
 };
 
 use anyhow::Result;
@@ -11,17 +11,22 @@ use anyhow::Result;
 use super::{Owner, Piece, Rotated, Written};
 use crate::log_limit::LogLimit;
 
-/// A sender may fill one in so many parts of a file that has the flows of others.
-const PARTS: u64 = 8;
-/// Files of senders that are written at the same time. Further senders fill the file of all.
-const MOST_OWN: usize = 8;
+/// A sender may fill one in so many parts of a file that has the flows of others, in the time after which a file is complete.
+const PARTS: u64 = 16;
+/// Senders that have files of their own at the same time.
+const MOST_OWN: usize = 16;
+/// Senders whose shares are counted.
+const MOST_COUNTED: usize = 1 << 14;
 
 pub struct Shared {
     all: Rotated,
     own: BTreeMap<Owner, Rotated>,
-    /// What each sender has in the file of all, in bytes and rows.
-    filled: HashMap<Owner, [u64; 2]>,
-    begins: LogLimit,
+    /// Whose files a process before this one has left.
+    left: Vec<Owner>,
+    /// What each sender has written, in bytes of a file. It is halved when a file would be complete by its age.
+    written: HashMap<Owner, u64>,
+    halved: Instant,
+    fails: LogLimit,
 }
 
 impl Shared {
@@ -29,8 +34,10 @@ impl Shared {
         Self {
             all,
             own: BTreeMap::new(),
-            filled: HashMap::new(),
-            begins: LogLimit::default(),
+            left: Vec::new(),
+            written: HashMap::new(),
+            halved: Instant::now(),
+            fails: LogLimit::default(),
         }
     }
 
@@ -41,34 +48,28 @@ impl Shared {
 
     /// Makes the file of all, so that a start tells what would be wrong later.
     pub async fn begin(&mut self) -> Result<()> {
-        self.all.write(Vec::new()).await.map(drop)
+        self.all.write(Vec::new()).await?;
+        self.left = self.all.place.names.owners()?;
+        Ok(())
     }
 
-    /// Brings pieces to the disk for sure, and says of each whether it is there: those of a sender are in their order.
+    /// Brings pieces to the disk for sure, and says of each whether it is there. Those of a sender stay in their order.
     pub async fn write(&mut self, pieces: Vec<(Owner, Piece)>) -> Vec<Result<(), String>> {
-        // Whoever filled its own file until now writes on into the file of all. What fails is tried again.
-        drop(self.complete_if_due().await);
-        if self.all.open.is_none() {
-            self.filled.clear();
-        }
         let mut outcomes = vec![Ok(()); pieces.len()];
-        let mut files = BTreeMap::<_, (Vec<usize>, Vec<(Owner, Piece)>)>::new();
+        let mut files = BTreeMap::<_, (Vec<usize>, Vec<Piece>)>::new();
         for (place, (owner, piece)) in pieces.into_iter().enumerate() {
-            let file = self.own_file(&owner, &piece).then(|| owner.clone());
-            let (places, pieces) = files.entry(file).or_default();
+            let has_own = self.has_own(&owner, &piece).await;
+            let (places, pieces) = files.entry(has_own.then_some(owner)).or_default();
             places.push(place);
-            pieces.push((owner, piece));
+            pieces.push(piece);
         }
-        for (file, (places, pieces)) in files {
-            let written = match file {
-                None => self.write_for_all(pieces).await,
-                Some(owner) => {
-                    let file = self.own.get_mut(&owner).expect("it is of this sender");
-                    let pieces = pieces.into_iter().map(|(_, piece)| piece);
-                    write(file, &pieces.collect::<Vec<_>>()).await.map(drop)
-                }
+        for (owner, (places, pieces)) in files {
+            let file = match &owner {
+                None => &mut self.all,
+                // It may have lost its place to one that comes later in this group.
+                Some(owner) => self.own.get_mut(owner).unwrap_or(&mut self.all),
             };
-            if let Err(error) = written {
+            if let Err(error) = write(file, &pieces).await {
                 let why = format!("{error:#}");
                 for place in places {
                     outcomes[place] = Err(why.clone());
@@ -78,54 +79,74 @@ impl Shared {
         outcomes
     }
 
-    /// Whether a piece of this sender goes into a file of its own.
-    fn own_file(&mut self, owner: &Owner, piece: &Piece) -> bool {
+    /// Counts a piece, and says whether it goes into a file of its sender alone.
+    async fn has_own(&mut self, owner: &Owner, piece: &Piece) -> bool {
+        let all = self.count(owner, self.all.share(piece));
         if self.own.contains_key(owner) {
             return true;
         }
-        let [bytes, rows] = self.filled.get(owner).copied().unwrap_or_default();
-        let filled = [bytes + piece.bytes.len() as u64, rows + piece.rows];
-        if self.own.len() < MOST_OWN && self.all.is_part(filled, PARTS) {
-            if self.begins.event().is_some() {
-                tracing::info!(
-                    address = %self.address().display(),
-                    sender = %owner,
-                    "a sender has filled an eighth of a file: from now on it has files of its own"
-                );
-            }
-            self.own.insert(owner.clone(), self.all.of(owner.clone()));
-            return true;
+        if all <= self.all.place.rotation.bytes / PARTS {
+            return false;
         }
-        self.filled.insert(owner.clone(), filled);
-        false
+        if self.own.len() >= MOST_OWN {
+            let written = |owner: &Owner| self.written.get(owner).copied().unwrap_or_default();
+            let least = self.own.keys().min_by_key(|owner| written(owner)).cloned();
+            // Otherwise two would take it from each other again and again.
+            let Some(least) = least.filter(|least| written(least) < all / 2) else {
+                return false;
+            };
+            self.end(&least).await;
+        }
+        tracing::info!(
+            address = %self.address().display(),
+            sender = %owner,
+            "a sender fills much of a file, and gets files of its own"
+        );
+        self.own.insert(owner.clone(), self.all.of(owner.clone()));
+        true
     }
 
-    async fn write_for_all(&mut self, pieces: Vec<(Owner, Piece)>) -> Result<()> {
-        let (owners, pieces): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
-        if write(&mut self.all, &pieces).await? == Written::Anew {
-            self.filled.clear();
-            for (owner, piece) in owners.into_iter().zip(pieces) {
-                let [bytes, rows] = self.filled.entry(owner).or_default();
-                *bytes += piece.bytes.len() as u64;
-                *rows += piece.rows;
-            }
+    /// Returns what the sender has written with this.
+    fn count(&mut self, owner: &Owner, more: u64) -> u64 {
+        if self.halved.elapsed() >= self.all.place.rotation.after {
+            self.halved = Instant::now();
+            self.written.retain(|_, written| {
+                *written /= 2;
+                *written > 0
+            });
         }
-        Ok(())
+        if self.written.len() >= MOST_COUNTED {
+            let part = self.all.place.rotation.bytes / PARTS;
+            self.written.retain(|_, written| *written > part);
+        }
+        let written = self.written.entry(owner.clone()).or_default();
+        *written = written.saturating_add(more);
+        *written
     }
 
-    /// Completes the files that are old enough.
+    /// Completes a sender's file. If that fails, the next start does it, or the next write of this sender.
+    async fn end(&mut self, owner: &Owner) {
+        let file = self.own.remove(owner);
+        let mut file = file.unwrap_or_else(|| self.all.of(owner.clone()));
+        if let Err(error) = file.end().await
+            && let Some(times) = self.fails.event()
+        {
+            tracing::warn!(
+                times,
+                "a file of one sender could not be completed: {error:#}"
+            );
+        }
+    }
+
+    /// Completes the file of all if it is old enough, and at most one of the others, so that batches do not wait for all of
+    /// them.
     pub async fn complete_if_due(&mut self) -> Result<()> {
-        let mut completed = self.all.complete_if_due().await;
-        let mut over = Vec::new();
-        for (owner, file) in &mut self.own {
-            match file.is_over().await {
-                Ok(true) => over.push(owner.clone()),
-                Ok(false) => {}
-                Err(error) => completed = completed.and(Err(error)),
-            }
-        }
-        for owner in over {
-            self.own.remove(&owner);
+        let completed = self.all.complete_if_due().await;
+        self.left.retain(|owner| !self.own.contains_key(owner));
+        let mut due = self.own.iter().filter(|(_, file)| file.is_due());
+        let due = due.next().map(|(owner, _)| owner.clone());
+        if let Some(owner) = due.or_else(|| self.left.pop()) {
+            self.end(&owner).await;
         }
         completed
     }
@@ -139,14 +160,9 @@ impl Shared {
     }
 }
 
-/// Says whether a file was begun for these pieces.
-async fn write(file: &mut Rotated, pieces: &[Piece]) -> Result<Written> {
-    let mut begun = Written::Yes;
-    while file.write_all(pieces.to_vec()).await? == Written::Anew {
-        begun = Written::Anew;
-    }
-    file.sync().await?;
-    Ok(begun)
+async fn write(file: &mut Rotated, pieces: &[Piece]) -> Result<()> {
+    while file.write_all(pieces.to_vec()).await? == Written::Anew {}
+    file.sync().await
 }
 
 #[cfg(test)]

@@ -202,48 +202,36 @@ fn a_file_of_one_sender_says_whose_it_is_and_when_it_began() {
     let names = Names::at(&folder.path().join("flows.jsonl"));
     let owners = ["web01", "-r1-2", "a.jsonl.gz", "ip:2001:db8::1", "from-b"].map(Owner::of);
     let at = |hour| std::time::UNIX_EPOCH + Duration::from_hours(hour);
-    for (hour, owner) in [
-        (2, None),
-        (1, Some(&owners[0])),
-        (3, Some(&owners[0])),
-        // The clock was set back. What others write says so, too.
-        (2, Some(&owners[0])),
-        (1, None),
-        (2, Some(&owners[1])),
-        (2, Some(&owners[2])),
-        (2, Some(&owners[2])),
-        (2, Some(&owners[3])),
-        (2, Some(&owners[4])),
+    for (is_recovered, hour, owner, expected) in [
+        (false, 2, None, "Z"),
+        // It began before the other one was complete.
+        (true, 1, Some(&owners[0]), "Z-from-web01"),
+        (false, 3, Some(&owners[0]), "Z-from-web01"),
+        // The clock was set back.
+        (false, 2, Some(&owners[1]), "Z-r1-from--r1-2"),
+        (true, 1, None, "Z-r1"),
+        (false, 2, Some(&owners[2]), "Z-r1-2-from-a+jsonl+gz"),
+        (false, 3, Some(&owners[3]), "Z-r1-from-ip+2001+db8++1"),
+        (false, 4, Some(&owners[4]), "Z-r1-from-from-b"),
     ] {
-        let name = names.complete(at(hour), owner).unwrap();
-        fs::write(names.whole(&name, ""), "").unwrap();
-        let file = names.whole(&name, "");
-        let read = names.read(file.file_name().unwrap().to_str().unwrap());
-        let (complete, ending, is_part) = read.unwrap();
-        assert_eq!(
-            (complete.owner.as_ref(), ending, is_part),
-            (owner, "", false)
-        );
+        let name = if is_recovered {
+            names.recovered(at(hour), owner)
+        } else {
+            names.complete(at(hour), owner)
+        };
+        let name = name.unwrap();
+        let path = names.whole(&name, "");
+        fs::write(&path, "").unwrap();
+        let file = path.file_name().unwrap().to_str().unwrap();
+        let expected = format!("flows-19700101T{hour:02}0000{expected}.jsonl");
+        assert_eq!(file, expected);
+        let (read, ending, is_part) = names.read(file).unwrap();
+        assert_eq!((read.owner.as_ref(), ending, is_part), (owner, "", false));
     }
-    let written: Vec<_> = files(&folder).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(
-        written,
-        [
-            "flows-19700101T010000Z-from-web01.jsonl",
-            "flows-19700101T010000Z-r1.jsonl",
-            "flows-19700101T020000Z-r1-2-from-a+jsonl+gz.jsonl",
-            "flows-19700101T020000Z-r1-from--r1-2.jsonl",
-            "flows-19700101T020000Z-r1-from-a+jsonl+gz.jsonl",
-            "flows-19700101T020000Z-r1-from-from-b.jsonl",
-            "flows-19700101T020000Z-r1-from-ip+2001+db8++1.jsonl",
-            "flows-19700101T020000Z-r1-from-web01.jsonl",
-            "flows-19700101T020000Z.jsonl",
-            "flows-19700101T030000Z-from-web01.jsonl",
-        ]
-    );
     for owner in &owners {
         fs::write(names.open(Some(owner)), "").unwrap();
     }
+    fs::write(folder.path().join("flows-from-eu.jsonl"), "").unwrap();
     let mut found = names.owners().unwrap();
     found.sort();
     let mut owners = owners.to_vec();

@@ -6,35 +6,62 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a file is not brought to the disk before its batches are acknowledged",
         file: "agent/src/outputs/files/shared.rs",
-        from: "    file.sync().await?;\n",
-        to: "",
+        from: "    file.sync().await\n}",
+        to: "    Ok(())\n}",
         target: agent("collect::what_is_acknowledged_is_there_after_the_power_fails"),
     },
     Fault {
         name: "a flood goes into the file of all",
         file: "agent/src/outputs/files/shared.rs",
-        from: "self.own.len() < MOST_OWN && self.all.is_part(filled, PARTS)",
-        to: "self.own.len() > MOST_OWN && self.all.is_part(filled, PARTS)",
+        from: "if all <= self.all.place.rotation.bytes / PARTS {",
+        to: "if all > 0 || PARTS > 0 {",
         target: agent(
             "collect::attacks::storage::a_flood_of_a_few_senders_leaves_all_that_others_stored",
         ),
     },
     Fault {
-        name: "many senders have no file of their own",
+        name: "those who came first have all files of single senders",
         file: "agent/src/outputs/files/shared.rs",
-        from: "const MOST_OWN: usize = 8;",
-        to: "const MOST_OWN: usize = 7;",
+        from: "written(least) < all / 2",
+        to: "written(least) > all",
         target: unit(
-            "outputs::files::shared::tests::no_more_than_eight_have_files_of_their_own_at_a_time",
+            "outputs::files::shared::tests::whoever_writes_more_than_twice_as_much_takes_the_place_of_another",
         ),
     },
     Fault {
-        name: "whoever had a file of its own once has one for ever",
-        file: "agent/src/outputs/files.rs",
-        from: "        Ok(self.open.is_none())\n",
-        to: "        Ok(false)\n",
+        name: "a sender's part of a file begins anew with each file",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "*written = written.saturating_add(more);",
+        to: "*written = written.saturating_add(more) % 320;",
+        target: unit(
+            "outputs::files::shared::tests::many_who_flood_at_the_same_rate_remove_nothing_of_others",
+        ),
+    },
+    Fault {
+        name: "what a sender wrote once counts for ever",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "*written /= 2;",
+        to: "*written /= 1;",
         target: unit(
             "outputs::files::shared::tests::whoever_has_filled_its_part_gets_a_file_of_its_own_until_that_is_old",
+        ),
+    },
+    Fault {
+        name: "all files of single senders are completed at once",
+        file: "agent/src/outputs/files.rs",
+        from: "let is_old = self.owner.is_none() && self.is_old();",
+        to: "let is_old = self.is_old();",
+        target: unit(
+            "outputs::files::shared::tests::files_of_single_senders_are_completed_one_at_a_time",
+        ),
+    },
+    Fault {
+        name: "a new sender's file is not later than those of others",
+        file: "agent/src/outputs/files/names.rs",
+        from: "self.later(began, owner, |_| true)",
+        to: "self.recovered(began, owner)",
+        target: unit(
+            "outputs::files::shared::tests::a_sender_whose_first_file_begins_after_the_clock_was_set_back_keeps_it",
         ),
     },
     Fault {
@@ -48,9 +75,9 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a sender's own file that a kill has left stays as it is",
-        file: "agent/src/outputs/files.rs",
-        from: "for owner in self.names.owners()? {",
-        to: "for owner in self.names.owners()?.split_off(0).drain(..0) {",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "due.or_else(|| self.left.pop())",
+        to: "due",
         target: unit(
             "outputs::files::shared::tests::what_a_killed_process_has_left_is_completed_at_the_next_start",
         ),
@@ -70,15 +97,6 @@ pub(super) const FAULTS: &[Fault] = &[
         from: "while row.files.len() > most ||",
         to: "while most == 0 ||",
         target: unit("outputs::files::kept::tests::files_of_a_sender_count_for_themselves"),
-    },
-    Fault {
-        name: "files of a sender that is gone stay for ever",
-        file: "agent/src/outputs/files/kept.rs",
-        from: "oldest.is_some() && row.oldest()",
-        to: "oldest.is_none() && row.oldest()",
-        target: unit(
-            "outputs::files::kept::tests::files_of_a_sender_that_is_gone_go_with_those_of_the_same_time",
-        ),
     },
     Fault {
         name: "names in a batch cost nothing when a file is made",

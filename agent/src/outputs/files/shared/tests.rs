@@ -1,4 +1,4 @@
-use std::{fs, os::unix::fs::MetadataExt as _, time::Duration};
+use std::{fs, time::Duration};
 
 use tempfile::TempDir;
 
@@ -80,34 +80,131 @@ async fn a_flood_removes_nothing_of_others_before_it_or_in_between() {
     assert_eq!(others.len(), 160 + 50);
     let of_flood = numbers(&folder, 99, all);
     assert!(of_flood.ends_with(&[4998, 4999]));
-    // Its own four, and its part of the file of all.
-    assert!(of_flood.len() <= 4 * 80 + 10, "{}", of_flood.len());
+    // Its own four and the one that was written last, and its part of the file of all.
+    assert!(of_flood.len() <= 5 * 80 + 5, "{}", of_flood.len());
+}
+
+#[tokio::test]
+async fn many_who_flood_at_the_same_rate_remove_nothing_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = shared(&folder, rotation());
+    for number in 0..160 {
+        write(&mut files, number % 20, number).await;
+    }
+    for number in 0..1000 {
+        for sender in 80..88 {
+            write(&mut files, sender, number).await;
+        }
+    }
+    files.close_at_the_end().await;
+    let others = (0..20).map(|sender| numbers(&folder, sender, |_| true).len());
+    assert_eq!(others.sum::<usize>(), 160);
+}
+
+#[tokio::test]
+async fn whoever_writes_more_than_twice_as_much_takes_the_place_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = shared(&folder, rotation());
+    for sender in 0..MOST_OWN {
+        for number in 0..10 + sender {
+            write(&mut files, sender, number).await;
+        }
+    }
+    let has_own = |files: &Shared, sender: usize| {
+        let owner = Owner::of(&sender.to_string());
+        files.own.contains_key(&owner)
+    };
+    assert_eq!(files.own.len(), MOST_OWN);
+    for number in 0..21 {
+        assert!(!has_own(&files, 99));
+        write(&mut files, 99, number).await;
+    }
+    write(&mut files, 99, 21).await;
+    assert!(has_own(&files, 99) && !has_own(&files, 0));
+    assert_eq!(files.own.len(), MOST_OWN);
+    for sender in (0..MOST_OWN).chain([99]) {
+        let all = numbers(&folder, sender, |_| true);
+        let written = if sender == 99 { 22 } else { 10 + sender };
+        assert_eq!(all, (0..written).collect::<Vec<_>>(), "{sender}");
+    }
+}
+
+#[tokio::test]
+async fn files_of_single_senders_are_completed_one_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let after = Duration::from_millis(1);
+    let mut files = shared(
+        &folder,
+        Rotation {
+            after,
+            ..rotation()
+        },
+    );
+    // Each fills a part of a file at once.
+    for sender in 0..4 {
+        let pieces = (0..10).map(|number| piece(sender, number)).collect();
+        let written = files.write(pieces).await;
+        assert!(written.iter().all(Result::is_ok));
+    }
+    tokio::time::sleep(after).await;
+    for left in (0..4).rev() {
+        files.complete_if_due().await.unwrap();
+        assert_eq!(files.own.len(), left);
+    }
+}
+
+#[tokio::test]
+async fn a_sender_whose_first_file_begins_after_the_clock_was_set_back_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for day in 1..=4 {
+        let name = format!("flows-2999010{day}T000000Z.jsonl");
+        fs::write(folder.path().join(name), line(2, day)).unwrap();
+    }
+    let total_bytes = 80 * line(0, 0).len() as u64;
+    let mut files = shared(
+        &folder,
+        Rotation {
+            total_bytes,
+            ..rotation()
+        },
+    );
+    for number in 0..76 {
+        write(&mut files, 1, number).await;
+    }
+    files.close_at_the_end().await;
+    assert_eq!(numbers(&folder, 1, |_| true).len(), 76);
 }
 
 #[tokio::test]
 async fn whoever_has_filled_its_part_gets_a_file_of_its_own_until_that_is_old() {
     let folder = tempfile::tempdir().unwrap();
+    let after = Duration::from_hours(1);
     let mut files = shared(
         &folder,
         Rotation {
-            after: Duration::from_secs(2),
+            after,
             ..rotation()
         },
     );
     for number in 0..30 {
         write(&mut files, 1, number).await;
     }
-    let in_own = |name: &str| name.contains("from-1.");
-    let open = folder.path().join("flows-from-1.jsonl");
-    assert_eq!(numbers(&folder, 1, in_own), (10..30).collect::<Vec<_>>());
+    let in_own = |name: &str| name.contains("from-1");
+    let open = folder.path().join("flows.jsonl.from-1");
+    assert_eq!(numbers(&folder, 1, in_own), (5..30).collect::<Vec<_>>());
+    files.complete_if_due().await.unwrap();
     assert!(open.exists());
-    while open.exists() {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        files.complete_if_due().await.unwrap();
+    let own = files.own.values_mut().next().unwrap();
+    own.open.as_mut().unwrap().since -= after;
+    files.complete_if_due().await.unwrap();
+    assert!(!open.exists());
+    // Its share is halved, and again.
+    for number in 0..3 {
+        files.halved -= after;
+        write(&mut files, 2, number).await;
     }
     write(&mut files, 1, 30).await;
-    assert_eq!(numbers(&folder, 1, in_own), (10..30).collect::<Vec<_>>());
-    assert_eq!(numbers(&folder, 1, |name| !in_own(name)).len(), 11);
+    assert!(files.own.is_empty());
 }
 
 #[tokio::test]
@@ -120,9 +217,10 @@ async fn what_a_killed_process_has_left_is_completed_at_the_next_start() {
     drop(files);
     let mut files = shared(&folder, rotation());
     files.begin().await.unwrap();
-    assert!(!folder.path().join("flows-from-1.jsonl").exists());
+    files.complete_if_due().await.unwrap();
+    assert!(!folder.path().join("flows.jsonl.from-1").exists());
     let in_own = |name: &str| name.starts_with("flows-2") && name.ends_with("Z-from-1.jsonl");
-    assert_eq!(numbers(&folder, 1, in_own).len(), 20);
+    assert_eq!(numbers(&folder, 1, in_own).len(), 25);
     assert_eq!(numbers(&folder, 1, |_| true), (0..30).collect::<Vec<_>>());
 }
 
@@ -130,39 +228,17 @@ async fn what_a_killed_process_has_left_is_completed_at_the_next_start() {
 async fn only_what_is_not_there_is_said_to_have_failed() {
     let folder = tempfile::tempdir().unwrap();
     let mut files = shared(&folder, rotation());
-    for number in 0..10 {
+    for number in 0..5 {
         write(&mut files, 1, number).await;
     }
-    let own = folder.path().join("flows-from-1.jsonl");
+    let own = folder.path().join("flows.jsonl.from-1");
     fs::create_dir(&own).unwrap();
-    let pieces = vec![piece(1, 10), piece(2, 0), piece(1, 11), piece(2, 1)];
+    let pieces = vec![piece(1, 5), piece(2, 0), piece(1, 6), piece(2, 1)];
     let written = files.write(pieces).await;
     let has_failed: Vec<_> = written.iter().map(Result::is_err).collect();
     assert_eq!(has_failed, [true, false, true, false], "{written:?}");
     assert_eq!(numbers(&folder, 2, |_| true), [0, 1]);
     fs::remove_dir(own).unwrap();
-    write(&mut files, 1, 10).await;
-    assert_eq!(numbers(&folder, 1, |_| true), (0..11).collect::<Vec<_>>());
-}
-
-#[tokio::test]
-async fn no_more_than_eight_have_files_of_their_own_at_a_time() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut files = shared(&folder, rotation());
-    for sender in 0..10 {
-        for number in 0..40 {
-            write(&mut files, sender, number).await;
-        }
-    }
-    let own: Vec<_> = fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| entry.file_name().to_str().unwrap().contains("-from-"))
-        .map(|entry| entry.metadata().unwrap().ino())
-        .collect();
-    assert_eq!(own.len(), 8);
-    for sender in 0..10 {
-        let all = numbers(&folder, sender, |_| true);
-        assert_eq!(all, (0..40).collect::<Vec<_>>(), "{sender}");
-    }
+    write(&mut files, 1, 5).await;
+    assert_eq!(numbers(&folder, 1, |_| true), (0..6).collect::<Vec<_>>());
 }
