@@ -6,24 +6,26 @@
 //! reported with bounds once a minute: what left before an early moment and had not arrived by a later one is lost for sure.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    time::{Duration, Instant},
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    time::Duration,
 };
 
 mod agents;
 mod file;
 mod flow;
 mod report;
+mod room;
 mod sighting;
 #[cfg(test)]
 mod tests;
 
-use agents::{Agents, Doubt, Noted};
+use agents::{Agents, Doubt, Index, Noted};
 pub(crate) use file::PairFile;
-use flow::{Flow, Now};
+use flow::{Flow, Next, Now, Time};
 use report::Report;
-use sighting::FlowId;
+use room::Room;
 pub(super) use sighting::Sightings;
+use sighting::{FlowId, Sighting};
 
 use crate::{
     clock,
@@ -37,11 +39,18 @@ const MOST_LATE: Duration = Duration::from_hours(1);
 /// Paths that have sums of their own.
 const MOST_PATHS: usize = 1000;
 
+/// How long an agent is waited for whose records may come this late.
+fn wait_for(settle: Duration, late: Duration) -> Duration {
+    let slowest = settle.saturating_add(late.min(MOST_LATE));
+    WAIT.max(slowest.saturating_mul(3))
+}
+
 /// How agents are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct PairSettings {
     /// How much the clocks of two hosts may differ, with the time that packets are on their way.
     pub settle: Duration,
+    /// One sender has at most half of them.
     pub max_flows: usize,
 }
 
@@ -49,7 +58,11 @@ pub(super) struct Pairs {
     settings: PairSettings,
     agents: Agents,
     flows: HashMap<FlowId, Flow>,
-    /// Of what was seen until then, a part may be forgotten, or never have been followed.
+    /// Of flows. The sender that saw a flow first has its place.
+    places: Room,
+    /// Flows with which something is to be done, the next one last.
+    to_visit: Vec<FlowId>,
+    /// Of what was seen until then, a part may be forgotten.
     forgotten_to: u64,
     paths: BTreeMap<[String; 2], PathStatus>,
     not_followed: u64,
@@ -62,6 +75,8 @@ impl Pairs {
             settings,
             agents: Agents::default(),
             flows: HashMap::new(),
+            places: Room::new(settings.max_flows),
+            to_visit: Vec::new(),
             forgotten_to: 0,
             paths: BTreeMap::new(),
             not_followed: 0,
@@ -73,22 +88,31 @@ impl Pairs {
         clock::nanos(self.settings.settle)
     }
 
-    fn wait(&self, now: Instant) -> Duration {
-        let latest = self.agents.latest(WAIT, now).min(MOST_LATE);
-        let slowest = self.settings.settle.saturating_add(latest);
-        WAIT.max(slowest.saturating_mul(3))
+    fn now(&self, time: Time) -> Now {
+        let PairSettings { settle, .. } = self.settings;
+        let wait = wait_for(settle, self.agents.latest(WAIT, time.at));
+        let least = wait_for(settle, Duration::ZERO);
+        // An agent that says it reports late makes all flows wait. That must not fill the table.
+        let is_crowded = self.places.is_more_than_half_full();
+        Now {
+            time,
+            settle_ns: self.settle_ns(),
+            least_ns: clock::nanos(least),
+            wait,
+            remember: if is_crowded { least } else { wait },
+        }
     }
 
     /// Takes a batch that has not been taken before.
-    pub(super) fn take(&mut self, batch: &Sightings, now: Instant) {
+    pub(super) fn take(&mut self, batch: &Sightings, time: Time) {
         let settle_ns = self.settle_ns();
-        let mut noted = self.agents.note(batch, settle_ns, now);
-        if noted == Noted::Nowhere {
+        let mut noted = self.agents.note(batch, settle_ns, time.at);
+        if noted == Noted::Nowhere && self.agents.may_forget(time.at) {
             let flows = self.flows.values();
             let named: HashSet<_> = flows.flat_map(Flow::agents).collect();
-            let silent_for = self.wait(now);
-            self.agents.forget(&named, silent_for, now);
-            noted = self.agents.note(batch, settle_ns, now);
+            let silent_for = self.now(time).wait;
+            self.agents.forget(&named, silent_for, time.at);
+            noted = self.agents.note(batch, settle_ns, time.at);
         }
         let agent = match noted {
             Noted::At(agent) => agent,
@@ -99,61 +123,103 @@ impl Pairs {
             }
         };
         for sighting in &batch.flows {
-            let is_full = self.flows.len() >= self.settings.max_flows;
-            if is_full && !self.flows.contains_key(&sighting.flow) {
-                self.not_followed += 1;
-                self.forgotten_to = self.forgotten_to.max(batch.window[1]);
-                continue;
-            }
-            let forgotten_to = self.forgotten_to;
-            let flow = self
-                .flows
-                .entry(sighting.flow)
-                .or_insert_with(|| Flow::new(sighting, forgotten_to, now));
-            let has_room = self.agents.has_room_in(flow.agents(), agent);
-            if !has_room || !flow.take(sighting, agent, batch.window, now) {
-                self.not_followed += 1;
-            }
+            let is_followed = self.follow(sighting, agent, batch, time);
+            self.not_followed += u64::from(!is_followed);
         }
     }
 
-    /// Reports what can be compared by now, and forgets what has been quiet for long.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<Report> {
-        let mut reports = Vec::new();
-        let now = Now {
-            at: now,
-            settle_ns: self.settle_ns(),
-            wait: self.wait(now),
-        };
-        let Self {
-            agents,
-            flows,
-            unpaired,
-            forgotten_to,
-            ..
-        } = self;
-        flows.retain(|id, flow| {
-            let made = flow.due(id, agents, &now);
-            *unpaired += u64::from(flow.is_told_now(&now) && made.is_empty());
-            reports.extend(made);
-            let is_over = flow.is_over(&now);
-            if is_over {
-                // An agent may be later still.
-                *forgotten_to = (*forgotten_to).max(flow.last_seen());
+    /// Fails if there is no room. Then only lines are inexact in which a part may be missing.
+    fn follow(&mut self, sighting: &Sighting, agent: Index, batch: &Sightings, time: Time) -> bool {
+        let latest = time.unix_ns.saturating_add(self.settle_ns());
+        let end = batch.window[1];
+        let flow = match self.flows.entry(sighting.flow) {
+            Entry::Occupied(flow) => flow.into_mut(),
+            Entry::Vacant(place) => {
+                if !self.places.take(&batch.sender) {
+                    self.agents.has_no_room(agent, end);
+                    return false;
+                }
+                let sender = batch.sender.clone();
+                place.insert(Flow::new(sender, latest, self.forgotten_to, time.at))
             }
-            !is_over
-        });
+        };
+        if !self.agents.has_room_in(flow.agents(), agent) {
+            self.agents.has_no_room_in_a_flow(agent, end);
+            return false;
+        }
+        flow.take(sighting, agent, batch.window, time.at)
+    }
+
+    /// Looks with which flows something is to be done, unless some are left over.
+    pub(super) fn look(&mut self, time: Time) {
+        let now = self.now(time);
+        // It may be ahead if the collector's clock was set back.
+        self.forgotten_to = self.forgotten_to.min(now.latest_of_quiet());
+        if self.to_visit.is_empty() {
+            let flows = self.flows.iter();
+            let flows = flows.filter(|(_, flow)| flow.next(&self.agents, &now).is_some());
+            self.to_visit = flows.map(|(id, _)| *id).collect();
+        }
+    }
+
+    /// Reports what can be compared by now, and forgets what has been quiet for long, until there are this many reports or
+    /// nothing is left over.
+    pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
+        let now = self.now(time);
+        let mut reports = Vec::new();
+        while reports.len() < most
+            && let Some(id) = self.to_visit.pop()
+        {
+            self.visit(&id, &now, &mut reports);
+        }
         self.add_all(&reports);
         reports
     }
 
-    /// Reports what has not been told, at the end.
-    pub(super) fn end(&mut self) -> Vec<Report> {
-        let flows = self.flows.iter();
-        let reports: Vec<_> = flows
-            .flat_map(|(id, flow)| flow.stopped(id, &self.agents))
-            .collect();
-        self.flows.clear();
+    pub(super) fn has_more(&self) -> bool {
+        !self.to_visit.is_empty()
+    }
+
+    fn visit(&mut self, id: &FlowId, now: &Now, reports: &mut Vec<Report>) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        while let Some(next) = flow.next(&self.agents, now) {
+            match next {
+                Next::Tell => {
+                    let made = flow.tell(id, &self.agents, now);
+                    self.unpaired += u64::from(made.is_empty());
+                    reports.extend(made);
+                }
+                Next::GoOn => reports.extend(flow.go_on(id, &self.agents, now)),
+                Next::Forget => {
+                    // An agent may be later still.
+                    let forgotten_to = flow.last_seen().min(now.latest_of_quiet());
+                    self.forgotten_to = self.forgotten_to.max(forgotten_to);
+                    self.places.give_back(&flow.sender, 1);
+                    self.flows.remove(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Looks which flows have not been told, at the end.
+    pub(super) fn stop(&mut self) {
+        let flows = self.flows.iter().filter(|(_, flow)| !flow.is_told());
+        self.to_visit = flows.map(|(id, _)| *id).collect();
+    }
+
+    /// Reports these, until there are this many reports or nothing is left over.
+    pub(super) fn end(&mut self, most: usize) -> Vec<Report> {
+        let mut reports = Vec::new();
+        while reports.len() < most
+            && let Some(id) = self.to_visit.pop()
+        {
+            if let Some(flow) = self.flows.remove(&id) {
+                reports.extend(flow.stopped(&id, &self.agents));
+            }
+        }
         self.add_all(&reports);
         reports
     }
@@ -165,7 +231,7 @@ impl Pairs {
     }
 
     fn add(&mut self, report: &Report) {
-        let mut name = [&report.from, &report.to].map(|agent| agent.hostname.clone());
+        let mut name = report.agents.map(|agent| self.agents.get(agent).host());
         if self.paths.len() >= MOST_PATHS && !self.paths.contains_key(&name) {
             name = Default::default();
         }

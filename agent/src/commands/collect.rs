@@ -69,7 +69,8 @@ pub struct Args {
           value_parser = waiting_time, help_heading = STORES)]
     pub pairs_settle: Duration,
 
-    /// Flows that are followed at the same time to compare agents. A thousand take some 600 kB.
+    /// Flows that are followed at the same time to compare agents. One sender has at most half of them. A thousand take some
+    /// 900 kB.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_PAIRS_MAX_FLOWS", default_value_t = DEFAULT_PAIRS_MAX_FLOWS,
           value_parser = number(1..=1_000_000), help_heading = STORES)]
     pub pairs_max_flows: u32,

@@ -8,14 +8,22 @@ use std::{
 
 use serde::Serialize;
 
-use super::sighting::{Gaps, Sightings};
+use super::{
+    MOST_LATE,
+    room::Room,
+    sighting::{Gaps, MOST_INTERFACES, Sightings},
+    wait_for,
+};
 use crate::{identity::Identity, proto::AgentIdentity};
 
 /// Starts of agents that are known at the same time.
 const MOST: usize = 10_000;
-const MOST_INTERFACES: usize = 4096;
+/// Interfaces of all of them.
+const MOST_INTERFACES_OF_ALL: usize = 1 << 18;
 /// Those of a credential that see one flow: an agent that starts anew in the middle of it is two.
 const MOST_OF_A_CREDENTIAL: usize = 2;
+/// To find out which can be forgotten takes a walk over all flows.
+const FORGET_EVERY: Duration = Duration::from_secs(10);
 /// When another stream of an agent is read instead. An agent may have two outputs to this collector.
 const SILENT_STREAM: Duration = Duration::from_secs(30);
 
@@ -58,12 +66,14 @@ pub(super) enum Doubt {
 /// An agent's number here.
 pub(super) type Index = u32;
 
-#[derive(Default)]
 pub(super) struct Agents {
     all: HashMap<Index, Agent>,
     /// By sender, machine, boot and start.
     by_name: HashMap<[String; 4], Index>,
     next: Index,
+    places: Room,
+    interfaces: Room,
+    forgot_at: Option<Instant>,
 }
 
 /// What became of a batch.
@@ -72,12 +82,13 @@ pub(super) enum Noted {
     At(Index),
     /// It has come on another stream of the agent, or has nothing that counts.
     Elsewhere,
-    /// There are too many agents.
+    /// There are too many agents, or too many of this sender.
     Nowhere,
 }
 
 pub(super) struct Agent {
     pub name: Arc<AgentIdentity>,
+    pub sender: Identity,
     pub heard: Instant,
     /// The stream that is read.
     stream_id: u64,
@@ -90,7 +101,9 @@ pub(super) struct Agent {
     pub whole_since: u64,
     /// Why what was before is not whole.
     pub why: Doubt,
-    pub has_ended: bool,
+    /// The end of the last window of which a flow found no room.
+    pub refused_to: u64,
+    has_ended: bool,
     /// How late a record may come.
     pub report_interval_ns: u64,
     sample_rate: u32,
@@ -99,8 +112,21 @@ pub(super) struct Agent {
     gaps: Gaps,
     /// A batch has told of losses, and not of when.
     has_lost: bool,
-    /// When each interface was there first.
+    /// When each interface was there first, as far as there is room.
     interfaces: BTreeMap<(u32, u32), u64>,
+}
+
+impl Default for Agents {
+    fn default() -> Self {
+        Self {
+            all: HashMap::new(),
+            by_name: HashMap::new(),
+            next: 0,
+            places: Room::new(MOST),
+            interfaces: Room::new(MOST_INTERFACES_OF_ALL),
+            forgot_at: None,
+        }
+    }
 }
 
 impl Agents {
@@ -108,15 +134,45 @@ impl Agents {
         &self.all[&index]
     }
 
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn interfaces(&self) -> usize {
+        let interfaces = self.all.values().map(|agent| agent.interfaces.len());
+        interfaces.sum()
+    }
+
     /// Whether a flow that these have seen may have this one, too: starts of agents that show one credential leave room for others.
     pub(super) fn has_room_in(&self, all: impl Iterator<Item = Index>, agent: Index) -> bool {
-        let identity = &self.get(agent).name.identity;
-        if !matches!(Identity::read(identity), Some(Identity::Named(_))) {
+        let sender = &self.get(agent).sender;
+        if !matches!(sender, Identity::Named(_)) {
             return true;
         }
         let others = all.filter(|&other| other != agent);
-        let of_it = others.filter(|&other| self.get(other).name.identity == *identity);
+        let of_it = others.filter(|&other| self.get(other).sender == *sender);
         of_it.count() < MOST_OF_A_CREDENTIAL
+    }
+
+    /// A flow that this agent saw in a window that ended then is not followed.
+    pub(super) fn has_no_room(&mut self, agent: Index, end: u64) {
+        let agent = self.all.get_mut(&agent).expect("it was noted");
+        agent.refused_to = agent.refused_to.max(end);
+    }
+
+    /// The same of a flow that is followed, where others of its credential have the room.
+    pub(super) fn has_no_room_in_a_flow(&mut self, agent: Index, end: u64) {
+        let agent = self.all.get_mut(&agent).expect("it was noted");
+        agent.is_not_whole(end, Doubt::NoRoom);
+    }
+
+    /// Whether the agent has reported what was before the flow was quiet, and that it has been quiet since.
+    pub(super) fn is_settled(&self, agent: Index, last_seen: u64, settle_ns: u64) -> bool {
+        let agent = self.get(agent);
+        let quiet_for = settle_ns.saturating_add(agent.report_interval_ns);
+        agent.seen_to >= last_seen.saturating_add(quiet_for)
     }
 
     /// How late records may be, by the settings of the agents that were heard within this time.
@@ -124,7 +180,7 @@ impl Agents {
         let heard = self.all.values().filter(|agent| {
             let interval = Duration::from_nanos(agent.report_interval_ns);
             let silent_for = now.duration_since(agent.heard);
-            !agent.has_ended && silent_for < within.max(interval.min(super::MOST_LATE))
+            !agent.has_ended && silent_for < within.max(interval.min(MOST_LATE))
         });
         let latest = heard.map(|agent| agent.report_interval_ns).max();
         Duration::from_nanos(latest.unwrap_or_default())
@@ -142,7 +198,7 @@ impl Agents {
         if let Some(&index) = self.by_name.get(&name) {
             let agent = self.all.get_mut(&index);
             let agent = agent.expect("what has a name is there");
-            return if agent.note(batch, settle_ns, now) {
+            return if agent.note(batch, &mut self.interfaces, settle_ns, now) {
                 Noted::At(index)
             } else {
                 Noted::Elsewhere
@@ -152,21 +208,39 @@ impl Agents {
         if batch.window[1] == 0 {
             return Noted::Elsewhere;
         }
-        if self.all.len() >= MOST {
+        if !self.places.take(&batch.sender) {
             return Noted::Nowhere;
         }
         let index = self.next;
         self.next = self.next.wrapping_add(1);
-        self.all.insert(index, Agent::first(batch, now));
+        let mut agent = Agent::first(batch, now);
+        agent.note_interfaces(batch, &mut self.interfaces);
+        self.all.insert(index, agent);
         self.by_name.insert(name, index);
         Noted::At(index)
+    }
+
+    /// Whether it is time to look which agents can be forgotten.
+    pub(super) fn may_forget(&mut self, now: Instant) -> bool {
+        let waits = |at: Instant| now.duration_since(at) < FORGET_EVERY;
+        if self.forgot_at.is_some_and(waits) {
+            return false;
+        }
+        self.forgot_at = Some(now);
+        true
     }
 
     /// Forgets those that have ended or are silent for this time, and that nothing names.
     pub(super) fn forget(&mut self, named: &HashSet<Index>, silent_for: Duration, now: Instant) {
         self.all.retain(|index, agent| {
             let is_gone = agent.has_ended || now.duration_since(agent.heard) >= silent_for;
-            named.contains(index) || !is_gone
+            let stays = named.contains(index) || !is_gone;
+            if !stays {
+                self.places.give_back(&agent.sender, 1);
+                let interfaces = agent.interfaces.len();
+                self.interfaces.give_back(&agent.sender, interfaces);
+            }
+            stays
         });
         self.by_name.retain(|_, index| self.all.contains_key(index));
     }
@@ -177,6 +251,7 @@ impl Agent {
         let end = batch.window[1];
         Self {
             name: Arc::new(batch.agent.clone()),
+            sender: batch.sender.clone(),
             heard: now,
             stream_id: batch.stream_id,
             seq: batch.seq,
@@ -185,18 +260,41 @@ impl Agent {
             // A part of this scan may have gone to another collector.
             whole_since: end,
             why: Doubt::Began,
+            refused_to: 0,
             has_ended: batch.is_final,
             report_interval_ns: batch.report_interval_ns,
             sample_rate: batch.sample_rate,
             slower_until: 0,
             gaps: batch.gaps,
             has_lost: false,
-            interfaces: batch.interfaces.iter().map(|&one| (one, end)).collect(),
+            interfaces: BTreeMap::new(),
         }
     }
 
+    /// The host's name, for sums. With a credential it is that one's: a domain behind it is only a claim, so that one could
+    /// have thousands of names.
+    pub(super) fn host(&self) -> String {
+        match &self.sender {
+            Identity::Named(name) => name.to_string(),
+            Identity::User(_) | Identity::Address(_) => self.name.hostname.clone(),
+        }
+    }
+
+    /// Whether nothing of it is waited for.
+    pub(super) fn is_gone(&self, settle_ns: u64, now: Instant) -> bool {
+        self.has_ended || now.duration_since(self.heard) >= self.wait(settle_ns)
+    }
+
+    /// How long it is waited for.
+    pub(super) fn wait(&self, settle_ns: u64) -> Duration {
+        wait_for(
+            Duration::from_nanos(settle_ns),
+            Duration::from_nanos(self.report_interval_ns),
+        )
+    }
+
     /// Whether the batch counts.
-    fn note(&mut self, batch: &Sightings, settle_ns: u64, now: Instant) -> bool {
+    fn note(&mut self, batch: &Sightings, room: &mut Room, settle_ns: u64, now: Instant) -> bool {
         if batch.stream_id == self.stream_id {
             self.has_lost |= batch.seq != self.seq.wrapping_add(1)
                 || batch.gaps.lost_batches > self.gaps.lost_batches;
@@ -238,18 +336,28 @@ impl Agent {
             self.is_not_whole(end, Doubt::Sampled);
         }
         self.note_account(batch);
-        for &interface in &batch.interfaces {
-            if self.interfaces.len() >= MOST_INTERFACES {
-                self.interfaces.clear();
-            }
-            self.interfaces.entry(interface).or_insert(end);
-        }
+        self.note_interfaces(batch, room);
         self.note_report_interval(batch);
         self.has_ended |= batch.is_final;
         if batch.is_last_of_scan {
             self.seen_to = self.seen_to.max(end);
         }
         true
+    }
+
+    fn note_interfaces(&mut self, batch: &Sightings, room: &mut Room) {
+        for &interface in &batch.interfaces {
+            if self.interfaces.contains_key(&interface) {
+                continue;
+            }
+            if self.interfaces.len() >= MOST_INTERFACES {
+                room.give_back(&self.sender, self.interfaces.len());
+                self.interfaces.clear();
+            }
+            if room.take(&self.sender) {
+                self.interfaces.insert(interface, batch.window[1]);
+            }
+        }
     }
 
     fn note_account(&mut self, batch: &Sightings) {
@@ -283,7 +391,7 @@ impl Agent {
         }
     }
 
-    /// When the interface was there first. What it passed before, nobody may have counted.
+    /// When the interface was there first, or never if it found no room. What it passed before, nobody may have counted.
     pub(super) fn counts_since(&self, interface: (u32, u32)) -> u64 {
         let since = self.interfaces.get(&interface).copied();
         since.unwrap_or(u64::MAX)

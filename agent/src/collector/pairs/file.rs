@@ -1,14 +1,11 @@
 //! Writes the reports into a file, and tells how that goes.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 
-use super::{PairSettings, Pairs, Report, Sightings};
+use super::{PairSettings, Pairs, Report, Sightings, Time};
 use crate::{
     log_limit::LogLimit,
     outputs::{Prepared, files::Rotated, settings::Place},
@@ -17,6 +14,8 @@ use crate::{
 
 /// Lines that are in memory together.
 const REPORTS_AT_ONCE: usize = 1000;
+/// Batches wait while a look lasts. What is left over comes first at the next one.
+const REPORTS_OF_A_LOOK: usize = 20_000;
 
 /// Compares agents, and has a file for what it finds.
 pub(crate) struct PairFile {
@@ -64,34 +63,49 @@ impl PairFile {
     }
 
     pub(in crate::collector) fn take(&mut self, batch: &Sightings) {
-        self.pairs.take(batch, Instant::now());
+        self.pairs.take(batch, Time::now());
     }
 
     /// Writes what can be reported by now.
     pub(in crate::collector) async fn look(&mut self) {
-        let reports = self.pairs.due(Instant::now());
-        self.write(&reports).await;
+        self.write_due(REPORTS_OF_A_LOOK).await;
         // What fails is told with the next report.
         drop(self.file.complete_if_due().await);
     }
 
-    async fn write(&mut self, reports: &[Report]) {
-        for reports in reports.chunks(REPORTS_AT_ONCE) {
-            let lines: Vec<u8> = reports.iter().flat_map(Report::line).collect();
-            let Err(error) = self.file.write(lines).await else {
-                continue;
-            };
-            self.not_written += reports.len() as u64;
-            self.last_error = format!("{error:#}");
-            if let Some(times) = self.fails.event() {
-                tracing::warn!(
-                    address = self.address,
-                    times,
-                    "reports of pairs are lost: {}",
-                    self.last_error
-                );
-            }
+    async fn write_due(&mut self, most: usize) {
+        let time = Time::now();
+        self.pairs.look(time);
+        let mut written = 0;
+        while self.pairs.has_more() && written < most {
+            let reports = self.pairs.due(time, REPORTS_AT_ONCE);
+            self.write(&reports).await;
+            written += reports.len();
         }
+        self.show();
+    }
+
+    async fn write(&mut self, reports: &[Report]) {
+        if reports.is_empty() {
+            return;
+        }
+        let lines: Vec<u8> = reports.iter().flat_map(Report::line).collect();
+        let Err(error) = self.file.write(lines).await else {
+            return;
+        };
+        self.not_written += reports.len() as u64;
+        self.last_error = format!("{error:#}");
+        if let Some(times) = self.fails.event() {
+            tracing::warn!(
+                address = self.address,
+                times,
+                "reports of pairs are lost: {}",
+                self.last_error
+            );
+        }
+    }
+
+    fn show(&self) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         *status = PairsStatus {
             not_written: self.not_written,
@@ -101,9 +115,15 @@ impl PairFile {
     }
 
     pub(in crate::collector) async fn close(mut self) {
-        self.look().await;
-        let reports = self.pairs.end();
-        self.write(&reports).await;
+        self.write_due(usize::MAX).await;
+        // Some may have been left over.
+        self.write_due(usize::MAX).await;
+        self.pairs.stop();
+        while self.pairs.has_more() {
+            let reports = self.pairs.end(REPORTS_AT_ONCE);
+            self.write(&reports).await;
+        }
+        self.show();
         self.file.close_at_the_end().await;
     }
 }

@@ -10,20 +10,24 @@ use agent_common::Direction;
 use super::{
     agents::{Agents, Doubt, Index},
     report::{Bounds, Moment, Report},
-    sighting::{Ends, FlowId, Sighting, Sum, Way},
+    sighting::{FlowId, Sighting, Sum, Way},
 };
+use crate::{clock, collector::streams::unix_now, identity::Identity};
 
 /// How often a flow is reported that goes on.
 pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
 /// Agents that see one flow.
-const MOST_SIGHTS: usize = 8;
+pub(super) const MOST_SIGHTS: usize = 8;
 
 pub(super) struct Flow {
-    ends: Ends,
-    /// No packet that counts here is older.
-    since: u64,
+    /// Whose place it has.
+    pub sender: Identity,
+    /// No window that came before the flow was followed ends later.
+    followed_from: u64,
     /// What was before may be missing here, and why.
     whole_since: (u64, Doubt),
+    /// The end of the last window of which an agent's part found no room here.
+    refused_to: u64,
     last_seen: u64,
     changed: Instant,
     /// When it was reported last, or began.
@@ -37,6 +41,10 @@ pub(super) struct Flow {
 struct Sight {
     agent: Index,
     now: Passed,
+    /// No packet that counts here is older.
+    since: u64,
+    last_seen: u64,
+    changed: Instant,
     /// When the window ends in which packets came last.
     window_end: u64,
     /// What was before that window, and when it began.
@@ -52,17 +60,65 @@ type Passed = [[Sum; 2]; 2];
 
 /// What it takes to judge whether a flow is quiet.
 pub(super) struct Now {
-    pub at: Instant,
+    pub time: Time,
     pub settle_ns: u64,
+    /// How long a flow is remembered at least.
+    pub least_ns: u64,
     pub wait: Duration,
+    /// How long a flow waits that no second agent has seen, and is remembered when it is quiet.
+    pub remember: Duration,
+}
+
+/// The same moment by both of the collector's clocks.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::collector) struct Time {
+    pub at: Instant,
+    pub unix_ns: u64,
+}
+
+impl Time {
+    pub(super) fn now() -> Self {
+        Self {
+            at: Instant::now(),
+            unix_ns: clock::nanos(unix_now()),
+        }
+    }
+}
+
+/// What is to be done with a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Report it to the packet where that can be.
+    Tell,
+    /// Report it with bounds.
+    GoOn,
+    Forget,
+}
+
+impl Now {
+    /// No agent whose clock is right has seen anything later.
+    fn latest(&self) -> u64 {
+        self.time.unix_ns.saturating_add(self.settle_ns)
+    }
+
+    /// The same of a flow that can be forgotten.
+    pub(super) fn latest_of_quiet(&self) -> u64 {
+        self.latest().saturating_sub(self.least_ns)
+    }
 }
 
 impl Flow {
-    pub(super) fn new(sighting: &Sighting, forgotten_to: u64, now: Instant) -> Self {
+    pub(super) fn new(
+        sender: Identity,
+        followed_from: u64,
+        forgotten_to: u64,
+        now: Instant,
+    ) -> Self {
         Self {
-            ends: sighting.ends,
-            since: sighting.since,
+            sender,
+            followed_from,
             whole_since: (forgotten_to, Doubt::NoRoom),
+            refused_to: 0,
             last_seen: 0,
             changed: now,
             told: now,
@@ -73,6 +129,11 @@ impl Flow {
 
     pub(super) fn agents(&self) -> impl Iterator<Item = Index> {
         self.sights.iter().map(|sight| sight.agent)
+    }
+
+    /// Whether all of it has been reported.
+    pub(super) fn is_told(&self) -> bool {
+        self.is_told
     }
 
     pub(super) fn last_seen(&self) -> u64 {
@@ -90,56 +151,70 @@ impl Flow {
         let place = self.sights.iter().position(|sight| sight.agent == agent);
         let sight = match place {
             Some(place) => &mut self.sights[place],
-            None if self.sights.len() == MOST_SIGHTS => return false,
+            None if self.sights.len() == MOST_SIGHTS => {
+                self.refused_to = self.refused_to.max(window[1]);
+                return false;
+            }
             None => {
-                self.sights.push(Sight::new(agent, window[0]));
+                self.sights.push(Sight::new(agent, window[0], now));
                 self.sights.last_mut().expect("it was pushed")
             }
         };
-        sight.take(sighting, window);
+        sight.take(sighting, window, now);
         if std::mem::take(&mut self.is_told) {
             self.told = now;
-            self.since = sighting.since;
         }
-        self.since = self.since.min(sighting.since);
         self.changed = now;
         self.last_seen = self.last_seen.max(sighting.last_seen);
         true
     }
 
-    /// Whether it can be forgotten.
-    pub(super) fn is_over(&self, now: &Now) -> bool {
-        self.is_told && now.at.duration_since(self.changed) >= now.wait
-    }
-
-    /// Whether it has been told at this moment.
-    pub(super) fn is_told_now(&self, now: &Now) -> bool {
-        self.is_told && self.told == now.at
-    }
-
-    /// What is to be said of the flow now.
-    pub(super) fn due(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
+    /// What is to be done with it, if anything.
+    pub(super) fn next(&self, agents: &Agents, now: &Now) -> Option<Next> {
+        let unchanged_for = now.time.at.duration_since(self.changed);
         if self.is_told {
-            return Vec::new();
+            return (unchanged_for >= now.remember).then_some(Next::Forget);
         }
-        let is_quiet = self.sights.iter().all(|sight| {
-            let agent = agents.get(sight.agent);
-            let is_silent = now.at.duration_since(agent.heard) >= now.wait;
-            agent.has_ended || is_silent || self.is_settled(agents, sight, now.settle_ns)
-        });
+        let is_alone = self.sights.len() < 2;
         // Another agent may be late.
-        let waits = now.at.duration_since(self.changed) < now.wait;
-        if is_quiet && self.sights.len() >= 2 || !waits {
-            let reports = self.reports(id, agents, |from, to, sums| {
-                let why = self.doubt(agents, now.settle_ns, from, to);
-                why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
-            });
-            self.tell(agents, now);
-            return reports;
+        let wait = if is_alone { now.remember } else { now.wait };
+        let is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
+        if is_quiet || unchanged_for >= wait || self.is_held_up(agents, now) {
+            return Some(Next::Tell);
         }
-        if now.at.duration_since(self.told) < REPORT_EVERY {
-            return Vec::new();
-        }
+        let is_time = now.time.at.duration_since(self.told) >= REPORT_EVERY;
+        is_time.then_some(Next::GoOn)
+    }
+
+    /// Whether one sender alone keeps the flow from being quiet. It is not waited for as long as it likes: it may say that it
+    /// sees anything.
+    fn is_held_up(&self, agents: &Agents, now: &Now) -> bool {
+        self.sights.iter().any(|sight| {
+            let sender = &agents.get(sight.agent).sender;
+            let others = self.sights.iter();
+            let others = others.filter(|other| agents.get(other.agent).sender != *sender);
+            let is_long_ago = |other: &Sight| {
+                let wait = agents.get(other.agent).wait(now.settle_ns);
+                now.time.at.duration_since(other.changed) >= wait
+            };
+            others.clone().count() >= 2
+                && others.clone().all(is_long_ago)
+                && are_quiet(others, agents, now)
+        })
+    }
+
+    /// What is to be said of the flow now that it is quiet, or waits no longer.
+    pub(super) fn tell(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
+        let reports = self.reports(id, agents, |from, to, sums| {
+            let why = self.doubt(agents, now.settle_ns, from, to);
+            why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
+        });
+        self.begin_anew(agents, now);
+        reports
+    }
+
+    /// What can be said of a flow that is not quiet.
+    pub(super) fn go_on(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
         let mut reports = self.reports(id, agents, |from, to, _| {
             let why = self.doubt(agents, now.settle_ns, from, to);
             Some(
@@ -152,36 +227,41 @@ impl Flow {
                 report.lost = self.bounds(agents, report, now.settle_ns);
             }
         }
-        self.told = now.at;
+        self.told = now.time.at;
         reports
     }
 
     /// At the end of the collector.
     pub(super) fn stopped(&self, id: &FlowId, agents: &Agents) -> Vec<Report> {
-        if self.is_told {
-            return Vec::new();
-        }
         self.reports(id, agents, |_, _, _| Some(Doubt::Stopped))
     }
 
-    /// What was seen up to here is told, and begins anew. An agent that comes later has what no one counted.
-    fn tell(&mut self, agents: &Agents, now: &Now) {
-        let told_to = self.sights.iter().map(|sight| {
-            let agent = agents.get(sight.agent);
-            agent.seen_to.saturating_sub(agent.report_interval_ns)
-        });
-        let told_to = told_to.min().unwrap_or(0).min(self.last_seen);
-        self.whole_since = (self.whole_since.0.max(told_to), Doubt::Late);
+    /// What was seen up to here is told. Of an agent that comes later, a part may be in what was told.
+    fn begin_anew(&mut self, agents: &Agents, now: &Now) {
+        // Whoever says more is not believed.
+        let last_seen = self.last_seen.min(now.latest());
+        let is_settled = |sight: &Sight| agents.is_settled(sight.agent, last_seen, now.settle_ns);
+        if self.sights.iter().all(is_settled) {
+            self.is_not_whole(last_seen, Doubt::Late);
+        } else {
+            // By the clock of the one that comes later.
+            self.is_not_whole(last_seen.saturating_add(now.settle_ns), Doubt::Late);
+        }
+        let refused_to = std::mem::take(&mut self.refused_to);
+        if refused_to > 0 {
+            let refused_to = refused_to.min(now.latest());
+            self.is_not_whole(refused_to.saturating_add(now.settle_ns), Doubt::NoRoom);
+        }
         self.is_told = true;
-        self.told = now.at;
+        self.told = now.time.at;
         self.sights.clear();
     }
 
-    /// Whether the agent has reported what was before the flow was quiet, and that it has been quiet since.
-    fn is_settled(&self, agents: &Agents, sight: &Sight, settle_ns: u64) -> bool {
-        let agent = agents.get(sight.agent);
-        let quiet_for = settle_ns.saturating_add(agent.report_interval_ns);
-        agent.seen_to >= self.last_seen.saturating_add(quiet_for)
+    /// What was before may be missing.
+    fn is_not_whole(&mut self, time: u64, why: Doubt) {
+        if time >= self.whole_since.0 {
+            self.whole_since = (time, why);
+        }
     }
 
     /// A report for each path between two agents. `judge` says why it is not exact.
@@ -204,13 +284,13 @@ impl Flow {
                     let name = |sight: &Sight| Arc::clone(&agents.get(sight.agent).name);
                     reports.push(Report {
                         community_id: id.community_id,
-                        ends: self.ends,
+                        ends: id.ends,
                         way,
                         agents: [from.agent, to.agent],
                         from: name(from),
                         to: name(to),
-                        since: self.since,
-                        until: self.last_seen,
+                        since: from.since.min(to.since),
+                        until: from.last_seen.max(to.last_seen),
                         sent,
                         received,
                         lost: why.is_none().then(|| Bounds::exact(sent, received)),
@@ -238,24 +318,45 @@ impl Flow {
     /// Why the sums of these two may not be of the same packets.
     fn doubt(&self, agents: &Agents, settle_ns: u64, from: &Sight, to: &Sight) -> Option<Doubt> {
         let (whole_since, why) = self.whole_since;
-        if whole_since != 0 && self.since <= whole_since {
+        let since = from.since.min(to.since);
+        let last_seen = from.last_seen.max(to.last_seen);
+        if whole_since != 0 && since <= whole_since {
             return Some(why);
         }
         [from, to].into_iter().find_map(|sight| {
             let agent = agents.get(sight.agent);
             let margin = settle_ns.saturating_add(agent.report_interval_ns);
-            let is_before = |time: u64| self.since < time.saturating_add(margin);
+            let is_before = |time: u64| since < time.saturating_add(margin);
             if is_before(agent.whole_since) {
                 return Some(agent.why);
+            }
+            // Since the flow is followed, nothing of it was refused for want of a place.
+            if is_before(agent.refused_to.min(self.followed_from)) {
+                return Some(Doubt::NoRoom);
             }
             let mut at = sight.at.iter().flatten().flatten();
             if sight.is_at_several || at.any(|&one| is_before(agent.counts_since(one))) {
                 return Some(Doubt::Interfaces);
             }
-            let is_settled = self.is_settled(agents, sight, settle_ns);
+            let is_settled = agents.is_settled(sight.agent, last_seen, settle_ns);
             (!is_settled).then_some(Doubt::Silent)
         })
     }
+}
+
+/// Whether these have reported all that they saw, and that nothing followed.
+fn are_quiet<'a>(
+    sights: impl Iterator<Item = &'a Sight> + Clone,
+    agents: &Agents,
+    now: &Now,
+) -> bool {
+    let last_seen = sights.clone().map(|sight| sight.last_seen).max();
+    let last_seen = last_seen.unwrap_or_default();
+    let mut agents_of_it = sights.map(|sight| sight.agent);
+    agents_of_it.all(|agent| {
+        agents.get(agent).is_gone(now.settle_ns, now.time.at)
+            || agents.is_settled(agent, last_seen, now.settle_ns)
+    })
 }
 
 /// Whether packets leave the one's network for the other's. Two routers make no path, since it is not known which comes first.
@@ -277,10 +378,13 @@ fn is_path(from: &Sight, to: &Sight, way: usize) -> bool {
 }
 
 impl Sight {
-    fn new(agent: Index, window_begin: u64) -> Self {
+    fn new(agent: Index, window_begin: u64, now: Instant) -> Self {
         Self {
             agent,
             now: Passed::default(),
+            since: u64::MAX,
+            last_seen: 0,
+            changed: now,
             window_end: 0,
             before: (Passed::default(), window_begin),
             at: Default::default(),
@@ -288,7 +392,10 @@ impl Sight {
         }
     }
 
-    fn take(&mut self, sighting: &Sighting, [begin, end]: [u64; 2]) {
+    fn take(&mut self, sighting: &Sighting, [begin, end]: [u64; 2], now: Instant) {
+        self.since = self.since.min(sighting.since);
+        self.last_seen = self.last_seen.max(sighting.last_seen);
+        self.changed = now;
         if end > self.window_end {
             self.before = (self.now, begin);
             self.window_end = end;

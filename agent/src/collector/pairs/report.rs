@@ -8,7 +8,7 @@ use super::{
     agents::{Doubt, Index},
     sighting::{Ends, Sum},
 };
-use crate::{community_id, proto::AgentIdentity};
+use crate::{community_id, output::harmless, proto::AgentIdentity};
 
 /// The packets of one end of a flow on their way from one agent to another.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,7 +115,8 @@ impl Report {
             lost_packets_max: self.lost.and_then(|lost| lost.max),
             inexact: self.why,
         };
-        let mut line = serde_json::to_vec(&line).expect("it has no map");
+        let line = serde_json::to_string(&line).expect("it has no map");
+        let mut line = harmless::json(&line).into_owned().into_bytes();
         line.push(b'\n');
         line
     }

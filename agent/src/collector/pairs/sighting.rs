@@ -7,13 +7,19 @@ use agent_common::Direction;
 
 use crate::{
     collector::incoming::Incoming,
+    identity::Identity,
     output::human,
     proto::{Account, AgentIdentity, FlowBatch, FlowRecord, pair},
 };
 
+/// Interfaces of one agent that are known. What it sees at others is never exact.
+pub(super) const MOST_INTERFACES: usize = 4096;
+
 /// A batch, for those who compare agents.
 pub(in crate::collector) struct Sightings {
     pub agent: AgentIdentity,
+    /// Whose places it takes. Of what a relay brings, that is whom the first collector had it from.
+    pub sender: Identity,
     pub stream_id: u64,
     pub seq: u64,
     /// When the scan's window began and ended, Unix time in nanoseconds. Zero in a batch that only tells of losses.
@@ -42,7 +48,6 @@ pub(super) struct Gaps {
 /// Packets of one record.
 pub(super) struct Sighting {
     pub flow: FlowId,
-    pub ends: Ends,
     /// From the first end, then from the second.
     pub ways: [Way; 2],
     /// No packet of the record is older.
@@ -66,16 +71,17 @@ pub(super) struct Sum {
     pub ip_bytes: u64,
 }
 
-/// What is the same at both agents.
+/// What is the same at both agents. The ends are in it, since a sender may show the Community ID of a flow between others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FlowId {
     pub community_id: [u8; 20],
+    pub ends: Ends,
     encapsulation: i32,
     tunnel_id: Option<u32>,
 }
 
 /// The lower end first, so that it does not depend on who was taken for the initiator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ends {
     pub protocol: u32,
     pub addr: [IpAddr; 2],
@@ -87,6 +93,7 @@ impl Sightings {
         let batch = &incoming.batch;
         Self {
             agent: incoming.agent(),
+            sender: incoming.sender.of_host().start().clone(),
             stream_id: batch.stream_id,
             seq: batch.stream_seq,
             window: [batch.window_start_unix_ns, batch.window_end_unix_ns],
@@ -106,6 +113,7 @@ impl Sightings {
                 .interfaces
                 .iter()
                 .map(|interface| (interface.netns, interface.ifindex))
+                .take(MOST_INTERFACES)
                 .collect(),
             flows: batch
                 .records
@@ -117,7 +125,7 @@ impl Sightings {
 
     /// What it takes in memory.
     pub(in crate::collector) fn bytes(&self) -> usize {
-        self.flows.len() * size_of::<Sighting>()
+        size_of_val(&self.flows[..]) + size_of_val(&self.interfaces[..])
     }
 }
 
@@ -181,13 +189,13 @@ impl Sighting {
         Some(Self {
             flow: FlowId {
                 community_id,
+                ends: Ends {
+                    protocol: record.protocol,
+                    addr: ends.map(|(addr, _)| addr),
+                    port: ends.map(|(_, port)| port),
+                },
                 encapsulation: record.encapsulation.unwrap_or_default(),
                 tunnel_id: record.tunnel_id,
-            },
-            ends: Ends {
-                protocol: record.protocol,
-                addr: ends.map(|(addr, _)| addr),
-                port: ends.map(|(_, port)| port),
             },
             ways,
             since: if is_first {

@@ -1,5 +1,9 @@
 //! Agents are batches here: what they report, and in which windows.
 
+mod attacks;
+
+use std::time::Instant;
+
 use prost::Message as _;
 
 use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
@@ -74,18 +78,26 @@ fn take(pairs: &mut Pairs, batch: &FlowBatch) {
 }
 
 fn take_from(pairs: &mut Pairs, batch: &FlowBatch, identity: Identity) {
+    pairs.take(&sightings(batch, identity), Time::now());
+}
+
+fn sightings(batch: &FlowBatch, identity: Identity) -> Sightings {
     let caller = Grant {
         identity,
         roles: Roles::all(),
     };
     let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
-    pairs.take(&Sightings::of(&incoming), Instant::now());
+    Sightings::of(&incoming)
 }
 
 fn pairs() -> Pairs {
+    pairs_of(20)
+}
+
+fn pairs_of(max_flows: usize) -> Pairs {
     Pairs::new(PairSettings {
         settle: Duration::from_secs(2),
-        max_flows: 10,
+        max_flows,
     })
 }
 
@@ -127,7 +139,13 @@ fn arriving(packets: [u64; 2], began: Option<u64>, last_seen: u64) -> Vec<FlowRe
 }
 
 fn due(pairs: &mut Pairs) -> Vec<Report> {
-    pairs.due(Instant::now())
+    due_at(pairs, Instant::now())
+}
+
+fn due_at(pairs: &mut Pairs, at: Instant) -> Vec<Report> {
+    let time = Time { at, ..Time::now() };
+    pairs.look(time);
+    pairs.due(time, usize::MAX)
 }
 
 /// From, to, sent, received, and the loss or why it is not known.
@@ -443,7 +461,7 @@ fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
     }
     // `b` is a scan ahead.
     b.scan(&mut pairs, arriving([9, 0], None, end(6)));
-    let reports = pairs.due(Instant::now() + REPORT_EVERY);
+    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
     let expected = [path("a", "b", 60, 63, Err(Doubt::GoesOn))];
     assert_eq!(told(&reports), expected);
     // Of the 60 that had left, 54 had arrived. Nine of those that are known to have arrived may be later ones, and nine
@@ -454,7 +472,7 @@ fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
     for _ in 0..2 {
         a.scan(&mut pairs, leaving([10, 0], None, end(7)));
     }
-    let reports = pairs.due(Instant::now() + 2 * REPORT_EVERY);
+    let reports = due_at(&mut pairs, Instant::now() + 2 * REPORT_EVERY);
     let bounds = reports[0].lost.unwrap();
     assert_eq!((bounds.min, bounds.max), (0, Some(17)));
     // Both have been quiet.
@@ -475,7 +493,7 @@ fn with_much_loss_the_least_that_is_lost_is_known_before_the_end() {
         a.scan(&mut pairs, leaving([1000, 0], began, 20 + 10 * scan));
         b.scan(&mut pairs, arriving([100, 0], began, 20 + 10 * scan));
     }
-    let reports = pairs.due(Instant::now() + REPORT_EVERY);
+    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
     let bounds = reports[0].lost.unwrap();
     // 5,000 had left when `b`, ten seconds later, had 600; 6,000 when it had 500.
     assert_eq!((bounds.min, bounds.max), (4400, Some(5500)));
@@ -516,7 +534,7 @@ fn what_nobody_else_saw_is_forgotten_and_counted_and_so_is_what_finds_no_place()
     );
     a.scan(&mut pairs, Vec::new());
     assert_eq!(due(&mut pairs), []);
-    assert_eq!(pairs.due(Instant::now() + WAIT), []);
+    assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
     let status = pairs.status();
     assert_eq!((status.flows, status.unpaired), (0, 10));
 }
@@ -530,7 +548,7 @@ fn an_agent_that_falls_silent_does_not_hold_a_flow_for_ever() {
     a.scan(&mut pairs, Vec::new());
     assert_eq!(due(&mut pairs), []);
     let expected = [path("a", "b", 100, 90, Err(Doubt::Silent))];
-    assert_eq!(told(&pairs.due(Instant::now() + WAIT)), expected);
+    assert_eq!(told(&due_at(&mut pairs, Instant::now() + WAIT)), expected);
 }
 
 #[test]
@@ -565,17 +583,14 @@ fn quiet(pairs: &mut Pairs, agents: [&mut Agent; 2]) {
 
 #[test]
 fn what_found_no_place_makes_what_follows_inexact_once() {
-    let mut pairs = Pairs::new(PairSettings {
-        settle: Duration::from_secs(2),
-        max_flows: 1,
-    });
+    let mut pairs = pairs_of(1);
     let (mut a, mut b) = known(&mut pairs);
     let mut other = leaving([1, 0], Some(13), 14);
     other[0].community_id = vec![9; 20].into();
     a.scan(&mut pairs, other);
     a.scan(&mut pairs, leaving([10, 0], Some(22), 29));
-    pairs.due(Instant::now() + WAIT);
-    pairs.due(Instant::now() + WAIT);
+    due_at(&mut pairs, Instant::now() + WAIT);
+    due_at(&mut pairs, Instant::now() + WAIT);
     assert_eq!((pairs.status().flows, pairs.status().not_followed), (0, 1));
     // The first ten have found no place.
     a.scan(&mut pairs, leaving([5, 0], None, 39));
@@ -592,7 +607,7 @@ fn what_comes_after_the_flow_was_forgotten_is_not_called_exact() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
     a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    pairs.due(Instant::now() + WAIT);
+    due_at(&mut pairs, Instant::now() + WAIT);
     assert_eq!(pairs.status().flows, 0);
     // The batches of `b` had waited on its disk.
     b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
@@ -772,7 +787,8 @@ fn at_the_end_what_was_not_told_is_reported_without_a_loss() {
     a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
     b.scan(&mut pairs, arriving([9, 0], Some(13), 19));
     let expected = [path("a", "b", 10, 9, Err(Doubt::Stopped))];
-    assert_eq!(told(&pairs.end()), expected);
+    pairs.stop();
+    assert_eq!(told(&pairs.end(usize::MAX)), expected);
     assert_eq!(pairs.status().paths[0].inexact, 1);
 }
 
@@ -796,7 +812,7 @@ fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
     }
     let now = Instant::now() + WAIT;
     let expected = [path("a", "b", 10, 10, Err(Doubt::Silent))];
-    assert_eq!(told(&pairs.due(now)), expected);
+    assert_eq!(told(&due_at(&mut pairs, now)), expected);
     a.scan(&mut pairs, leaving([10, 0], None, 59));
     next(&mut again, &mut pairs, arriving([8, 0], None, 59));
     a.scan(&mut pairs, Vec::new());
@@ -819,7 +835,7 @@ fn a_credential_does_not_take_all_the_room_in_which_agents_see_a_flow() {
     a.scan(&mut pairs, leaving([100, 0], Some(12), 19));
     b.scan(&mut pairs, arriving([93, 0], Some(12), 19));
     quiet(&mut pairs, [&mut a, &mut b]);
-    let reports = told(&pairs.due(Instant::now() + WAIT));
+    let reports = told(&due_at(&mut pairs, Instant::now() + WAIT));
     assert!(
         reports.contains(&path("a", "b", 100, 93, Ok(7))),
         "{reports:?}"
