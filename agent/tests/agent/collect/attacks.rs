@@ -2,6 +2,7 @@
 //! agents. They call from many addresses.
 
 mod memory;
+mod pairs;
 mod rate;
 mod storage;
 mod time;
@@ -38,6 +39,8 @@ const ATTACKERS: [&str; 8] = [
 const ATTACKER: &str = "mallory";
 /// Another host, which sends in between.
 const OTHER: &str = "there";
+/// To which it has flows.
+const PEER: &str = "peer";
 
 /// The packaged unit's limit on memory, in bytes.
 fn memory_of_the_unit() -> u64 {
@@ -91,7 +94,7 @@ impl Confined {
         let lab = Lab::quiet().unwrap();
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("tokens");
-        let names = ATTACKERS.into_iter().chain([OTHER]);
+        let names = ATTACKERS.into_iter().chain([OTHER, PEER]);
         let tokens = names.map(|name| (name, new_token(&file, name, "send,status")));
         let tokens = tokens.collect();
         let socket = format!("unix:{}", folder.path().join("socket").display());
