@@ -94,8 +94,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender that floods has as many files as it likes",
         file: "agent/src/outputs/files/kept.rs",
-        from: "while row.files.len() > most ||",
-        to: "while most == 0 ||",
+        from: "while some.files.len() > most {",
+        to: "while some.files.len() > most && most == 0 {",
         target: unit("outputs::files::kept::tests::files_of_a_sender_count_for_themselves"),
     },
     Fault {

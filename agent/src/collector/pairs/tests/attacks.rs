@@ -476,8 +476,8 @@ fn lies_about_a_flow_of_two_hosts_change_no_line_between_these() {
         let exact = told.iter().filter(|(.., lost)| lost.is_ok());
         assert_eq!(exact.collect::<Vec<_>>(), [&lost()], "{told:?}");
         // It says nothing of the lie's times.
-        let line = reports.iter().find(|report| report.why.is_none()).unwrap();
-        assert_eq!((line.since, line.until), (began * SECOND, last * SECOND));
+        let told = reports.iter().find(|report| report.why.is_none()).unwrap();
+        assert_eq!((told.since, told.until), (began * SECOND, last * SECOND));
     }
 }
 
