@@ -154,7 +154,7 @@ impl Pairs {
     pub(super) fn look(&mut self, time: Time) {
         let now = self.now(time);
         // It may be ahead if the collector's clock was set back.
-        self.forgotten_to = self.forgotten_to.min(now.latest_of_quiet());
+        self.forgotten_to = self.forgotten_to.min(now.latest_forgotten());
         if self.to_visit.is_empty() {
             let flows = self.flows.iter();
             let flows = flows.filter(|(_, flow)| flow.next(&self.agents, &now).is_some());
@@ -194,7 +194,7 @@ impl Pairs {
                 Next::GoOn => reports.extend(flow.go_on(id, &self.agents, now)),
                 Next::Forget => {
                     // An agent may be later still.
-                    let forgotten_to = flow.last_seen().min(now.latest_of_quiet());
+                    let forgotten_to = flow.forgotten_to().min(now.latest_forgotten());
                     self.forgotten_to = self.forgotten_to.max(forgotten_to);
                     self.places.give_back(&flow.sender, 1);
                     self.flows.remove(id);

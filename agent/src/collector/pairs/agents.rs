@@ -72,7 +72,7 @@ pub(super) struct Agents {
     by_name: HashMap<[String; 4], Index>,
     next: Index,
     places: Room,
-    interfaces: Room,
+    pub(super) interfaces: Room,
     forgot_at: Option<Instant>,
 }
 
@@ -346,6 +346,7 @@ impl Agent {
     }
 
     fn note_interfaces(&mut self, batch: &Sightings, room: &mut Room) {
+        let mut has_room = true;
         for &interface in &batch.interfaces {
             if self.interfaces.contains_key(&interface) {
                 continue;
@@ -354,10 +355,23 @@ impl Agent {
                 room.give_back(&self.sender, self.interfaces.len());
                 self.interfaces.clear();
             }
+            if has_room && !room.has_place(&self.sender) {
+                self.forget_interfaces(batch, room);
+                has_room = room.has_place(&self.sender);
+            }
             if room.take(&self.sender) {
                 self.interfaces.insert(interface, batch.window[1]);
             }
         }
+    }
+
+    /// Forgets those that are gone.
+    fn forget_interfaces(&mut self, batch: &Sightings, room: &mut Room) {
+        let there: HashSet<_> = batch.interfaces.iter().collect();
+        let before = self.interfaces.len();
+        self.interfaces
+            .retain(|interface, _| there.contains(interface));
+        room.give_back(&self.sender, before - self.interfaces.len());
     }
 
     fn note_account(&mut self, batch: &Sightings) {

@@ -1,26 +1,32 @@
 //! Writes the reports into a file, and tells how that goes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 
 use super::{PairSettings, Pairs, Report, Sightings, Time};
 use crate::{
     log_limit::LogLimit,
-    outputs::{Prepared, files::Rotated, settings::Place},
+    outputs::{
+        Prepared,
+        files::{Owner, Piece, shared::Shared},
+        settings::Place,
+    },
     proto::PairsStatus,
 };
 
 /// Lines that are in memory together.
-const REPORTS_AT_ONCE: usize = 1000;
-/// Batches wait while a look lasts. What is left over comes first at the next one.
-const REPORTS_OF_A_LOOK: usize = 20_000;
+const REPORTS_AT_ONCE: usize = 500;
+/// Batches wait while a look lasts. What is left over comes first at the next one. A line has some 700 bytes.
+const BYTES_OF_A_LOOK: usize = 8 << 20;
 
 /// Compares agents, and has a file for what it finds.
 pub(crate) struct PairFile {
     pairs: Pairs,
-    file: Rotated,
+    files: Shared,
     address: String,
     status: Arc<Mutex<PairsStatus>>,
     not_written: u64,
@@ -39,7 +45,7 @@ impl PairFile {
         Ok(Self {
             pairs,
             address: file.address().display().to_string(),
-            file,
+            files: Shared::new(file),
             status,
             not_written: 0,
             last_error: String::new(),
@@ -53,7 +59,7 @@ impl PairFile {
 
     /// Makes the file, so that a start tells what would be wrong later.
     pub(in crate::collector) async fn begin(&mut self) -> Result<()> {
-        let begun = self.file.write(Bytes::new()).await;
+        let begun = self.files.begin().await;
         begun.with_context(|| format!("begin to report pairs in {}", self.address))?;
         tracing::info!(
             address = self.address,
@@ -68,9 +74,9 @@ impl PairFile {
 
     /// Writes what can be reported by now.
     pub(in crate::collector) async fn look(&mut self) {
-        self.write_due(REPORTS_OF_A_LOOK).await;
+        self.write_due(BYTES_OF_A_LOOK).await;
         // What fails is told with the next report.
-        drop(self.file.complete_if_due().await);
+        drop(self.files.complete_if_due().await);
     }
 
     async fn write_due(&mut self, most: usize) {
@@ -79,30 +85,44 @@ impl PairFile {
         let mut written = 0;
         while self.pairs.has_more() && written < most {
             let reports = self.pairs.due(time, REPORTS_AT_ONCE);
-            self.write(&reports).await;
-            written += reports.len();
+            written += self.write(&reports).await;
         }
         self.show();
     }
 
-    async fn write(&mut self, reports: &[Report]) {
-        if reports.is_empty() {
-            return;
+    /// Returns how many bytes the reports have.
+    async fn write(&mut self, reports: &[Report]) -> usize {
+        let mut lines = BTreeMap::<_, (Vec<u8>, u64)>::new();
+        for report in reports {
+            let owner = Owner::of(&report.sender.to_string());
+            let (text, number) = lines.entry(owner).or_default();
+            text.extend(report.line());
+            *number += 1;
         }
-        let lines: Vec<u8> = reports.iter().flat_map(Report::line).collect();
-        let Err(error) = self.file.write(lines).await else {
-            return;
-        };
-        self.not_written += reports.len() as u64;
-        self.last_error = format!("{error:#}");
-        if let Some(times) = self.fails.event() {
-            tracing::warn!(
-                address = self.address,
-                times,
-                "reports of pairs are lost: {}",
-                self.last_error
-            );
+        let (mut pieces, mut numbers, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for (owner, (text, number)) in lines {
+            bytes += text.len();
+            let piece = Piece {
+                bytes: text.into(),
+                rows: number,
+            };
+            pieces.push((owner, piece));
+            numbers.push(number);
         }
+        for (written, number) in self.files.write(pieces).await.into_iter().zip(numbers) {
+            let Err(error) = written else { continue };
+            self.not_written += number;
+            self.last_error = error;
+            if let Some(times) = self.fails.event() {
+                tracing::warn!(
+                    address = self.address,
+                    times,
+                    "reports of pairs are lost: {}",
+                    self.last_error
+                );
+            }
+        }
+        bytes
     }
 
     fn show(&self) {
@@ -124,6 +144,45 @@ impl PairFile {
             self.write(&reports).await;
         }
         self.show();
-        self.file.close_at_the_end().await;
+        self.files.close_at_the_end().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::{super::tests::with_a_line, *};
+    use crate::outputs::settings::{Wish, Wishes};
+
+    #[tokio::test]
+    async fn every_line_is_written_however_often_a_file_is_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pairs.jsonl");
+        let setting = format!(
+            r#"{{"kind": "jsonl", "address": "{}", "rotate_bytes": 1, "compression": "none"}}"#,
+            path.display()
+        );
+        let Wishes(wishes) = setting.parse().unwrap();
+        let Wish::Output(output) = &wishes[0] else {
+            panic!("no output");
+        };
+        let settings = PairSettings {
+            settle: Duration::from_secs(2),
+            max_flows: 20,
+        };
+        let mut file = PairFile::of(&output.clone().prepare().unwrap(), settings).unwrap();
+        file.begin().await.unwrap();
+        for _ in 0..5 {
+            file.pairs = with_a_line();
+            file.look().await;
+        }
+        assert_eq!(file.not_written, 0);
+        let files = fs::read_dir(folder.path()).unwrap();
+        let lines = files.map(|entry| {
+            let text = fs::read_to_string(entry.unwrap().path()).unwrap();
+            text.lines().count()
+        });
+        assert_eq!(lines.sum::<usize>(), 5);
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use agent_common::Direction;
 
 use super::{
+    WAIT,
     agents::{Agents, Doubt, Index},
     report::{Bounds, Moment, Report},
     sighting::{FlowId, Sighting, Sum, Way},
@@ -101,9 +102,10 @@ impl Now {
         self.time.unix_ns.saturating_add(self.settle_ns)
     }
 
-    /// The same of a flow that can be forgotten.
-    pub(super) fn latest_of_quiet(&self) -> u64 {
-        self.latest().saturating_sub(self.least_ns)
+    /// No part of a flow that can be forgotten is later.
+    pub(super) fn latest_forgotten(&self) -> u64 {
+        let latest = self.latest().saturating_sub(self.least_ns);
+        latest.saturating_add(self.settle_ns)
     }
 }
 
@@ -136,8 +138,9 @@ impl Flow {
         self.is_told
     }
 
-    pub(super) fn last_seen(&self) -> u64 {
-        self.last_seen
+    /// Until when a part may be missing, once it is forgotten.
+    pub(super) fn forgotten_to(&self) -> u64 {
+        self.last_seen.max(self.whole_since.0)
     }
 
     /// Fails if too many agents see it.
@@ -153,6 +156,7 @@ impl Flow {
             Some(place) => &mut self.sights[place],
             None if self.sights.len() == MOST_SIGHTS => {
                 self.refused_to = self.refused_to.max(window[1]);
+                self.changed = now;
                 return false;
             }
             None => {
@@ -186,21 +190,21 @@ impl Flow {
         is_time.then_some(Next::GoOn)
     }
 
-    /// Whether one sender alone keeps the flow from being quiet. It is not waited for as long as it likes: it may say that it
-    /// sees anything.
+    /// Whether two hosts have been quiet for long, and others keep the flow from being quiet. Those are not waited for as long
+    /// as they like: they may say that they see anything.
     fn is_held_up(&self, agents: &Agents, now: &Now) -> bool {
-        self.sights.iter().any(|sight| {
-            let sender = &agents.get(sight.agent).sender;
-            let others = self.sights.iter();
-            let others = others.filter(|other| agents.get(other.agent).sender != *sender);
-            let is_long_ago = |other: &Sight| {
-                let wait = agents.get(other.agent).wait(now.settle_ns);
-                now.time.at.duration_since(other.changed) >= wait
-            };
-            others.clone().count() >= 2
-                && others.clone().all(is_long_ago)
-                && are_quiet(others, agents, now)
-        })
+        let unchanged_for = |sight: &Sight| now.time.at.duration_since(sight.changed);
+        // It costs no look at the agents where there is nothing to wait for.
+        let quiet = self.sights.iter();
+        let quiet = quiet.filter(|sight| unchanged_for(sight) >= WAIT);
+        if quiet.clone().count() < 2 {
+            return false;
+        }
+        let wait = |sight: &Sight| agents.get(sight.agent).wait(now.settle_ns);
+        let quiet = quiet.filter(|sight| unchanged_for(sight) >= wait(sight));
+        let mut senders = quiet.clone().map(|sight| &agents.get(sight.agent).sender);
+        let first = senders.next();
+        senders.any(|sender| Some(sender) != first) && are_quiet(quiet, agents, now)
     }
 
     /// What is to be said of the flow now that it is quiet, or waits no longer.
@@ -209,7 +213,7 @@ impl Flow {
             let why = self.doubt(agents, now.settle_ns, from, to);
             why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
         });
-        self.begin_anew(agents, now);
+        self.begin_anew(now);
         reports
     }
 
@@ -237,16 +241,12 @@ impl Flow {
     }
 
     /// What was seen up to here is told. Of an agent that comes later, a part may be in what was told.
-    fn begin_anew(&mut self, agents: &Agents, now: &Now) {
+    fn begin_anew(&mut self, now: &Now) {
+        // By the clock of the one that comes later. Whoever was settled has nothing before that.
+        let before_settled = now.settle_ns.saturating_sub(1);
         // Whoever says more is not believed.
         let last_seen = self.last_seen.min(now.latest());
-        let is_settled = |sight: &Sight| agents.is_settled(sight.agent, last_seen, now.settle_ns);
-        if self.sights.iter().all(is_settled) {
-            self.is_not_whole(last_seen, Doubt::Late);
-        } else {
-            // By the clock of the one that comes later.
-            self.is_not_whole(last_seen.saturating_add(now.settle_ns), Doubt::Late);
-        }
+        self.is_not_whole(last_seen.saturating_add(before_settled), Doubt::Late);
         let refused_to = std::mem::take(&mut self.refused_to);
         if refused_to > 0 {
             let refused_to = refused_to.min(now.latest());
@@ -254,7 +254,7 @@ impl Flow {
         }
         self.is_told = true;
         self.told = now.time.at;
-        self.sights.clear();
+        self.sights = Vec::new();
     }
 
     /// What was before may be missing.
@@ -283,6 +283,7 @@ impl Flow {
                     let why = judge(from, to, [sent, received]);
                     let name = |sight: &Sight| Arc::clone(&agents.get(sight.agent).name);
                     reports.push(Report {
+                        sender: self.sender.clone(),
                         community_id: id.community_id,
                         ends: id.ends,
                         way,

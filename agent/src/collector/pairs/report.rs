@@ -8,11 +8,13 @@ use super::{
     agents::{Doubt, Index},
     sighting::{Ends, Sum},
 };
-use crate::{community_id, output::harmless, proto::AgentIdentity};
+use crate::{community_id, identity::Identity, output::harmless, proto::AgentIdentity};
 
 /// The packets of one end of a flow on their way from one agent to another.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::collector) struct Report {
+    /// Whose place the flow has.
+    pub(super) sender: Identity,
     pub community_id: [u8; 20],
     pub(super) ends: Ends,
     /// The end that sent the packets.

@@ -20,14 +20,17 @@ impl Room {
         }
     }
 
+    pub(super) fn has_place(&self, sender: &Identity) -> bool {
+        self.held.get(sender).copied().unwrap_or_default() < self.free
+    }
+
     /// Whether the sender gets a place.
     pub(super) fn take(&mut self, sender: &Identity) -> bool {
-        let held = self.held.get(sender).copied().unwrap_or_default();
-        if held >= self.free {
+        if !self.has_place(sender) {
             return false;
         }
         self.free -= 1;
-        self.held.insert(sender.clone(), held + 1);
+        *self.held.entry(sender.clone()).or_default() += 1;
         true
     }
 

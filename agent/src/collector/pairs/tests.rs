@@ -167,6 +167,16 @@ fn path(from: &str, to: &str, sent: u64, received: u64, lost: Result<u64, Doubt>
     (from.to_owned(), to.to_owned(), sent, received, lost)
 }
 
+/// With one line to report.
+pub(super) fn with_a_line() -> Pairs {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([3, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([2, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    pairs
+}
+
 /// Two agents of which all is known from the 10th second on.
 fn known(pairs: &mut Pairs) -> (Agent, Agent) {
     let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
@@ -639,6 +649,55 @@ fn a_third_agent_that_is_late_is_not_held_against_what_was_told() {
     late.scan(&mut pairs, arriving([49, 0], None, 58));
     quiet(&mut pairs, [&mut a, &mut late]);
     assert_eq!(told(&due(&mut pairs)), [path("a", "c", 50, 49, Ok(1))]);
+}
+
+#[test]
+fn what_comes_later_to_a_third_agent_is_not_held_against_what_was_told_before() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let mut late = Agent::new("c", 3);
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([10, 0], Some(19), 19));
+    r.scan(&mut pairs, arriving([10, 0], Some(19), 19));
+    quiet(&mut pairs, [&mut a, &mut r]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
+    // The same packets, a while on their way.
+    late.scan(&mut pairs, arriving([10, 0], Some(20), 20));
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([5, 0], None, 39));
+    late.scan(&mut pairs, arriving([5, 0], None, 39));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    let expected = [path("a", "c", 5, 15, Err(Doubt::Late))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn what_left_a_little_later_than_a_flow_was_forgotten_may_be_a_part_of_it() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    b.scan(&mut pairs, arriving([10, 0], Some(19), 19));
+    assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
+    assert_eq!(pairs.status().flows, 0);
+    a.scan(&mut pairs, leaving([10, 0], Some(20), 20));
+    a.scan(&mut pairs, leaving([7, 0], None, 29));
+    b.scan(&mut pairs, arriving([7, 0], None, 29));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 17, 7, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn interfaces_that_are_gone_make_room_for_others() {
+    let mut pairs = pairs();
+    pairs.agents.interfaces = Room::new(8);
+    let mut agent = Agent::new("a", 1);
+    for there in [0..4, 4..6, 4..8] {
+        let mut batch = agent.batch(Vec::new());
+        let expected = there.len();
+        batch.interfaces = there.map(interface).collect();
+        take(&mut pairs, &batch);
+        assert_eq!(pairs.agents.interfaces(), expected);
+    }
 }
 
 #[test]

@@ -478,7 +478,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "pairs: a sender may have all the room",
         file: "agent/src/collector/pairs/room.rs",
-        from: "if held >= self.free {",
+        from: "if !self.has_place(sender) {",
         to: "if self.free == 0 {",
         target: unit(
             "collector::pairs::tests::attacks::flows_without_end_of_one_sender_leave_half_the_room_to_others",
@@ -521,15 +521,6 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
-        name: "pairs: what a third start of a credential saw is not missing",
-        file: "agent/src/collector/pairs.rs",
-        from: "self.agents.has_no_room_in_a_flow(agent, end);",
-        to: "let _ = Agents::has_no_room_in_a_flow;",
-        target: unit(
-            "collector::pairs::tests::attacks::a_third_start_of_a_credential_in_a_flow_is_not_exact_and_the_hosts_are",
-        ),
-    },
-    Fault {
         name: "pairs: each batch without room walks all flows",
         file: "agent/src/collector/pairs/agents.rs",
         from: "now.duration_since(at) < FORGET_EVERY",
@@ -568,8 +559,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "pairs: a flow from the future makes all that follow inexact",
         file: "agent/src/collector/pairs.rs",
-        from: "flow.last_seen().min(now.latest_of_quiet())",
-        to: "flow.last_seen()",
+        from: "flow.forgotten_to().min(now.latest_forgotten())",
+        to: "flow.forgotten_to()",
         target: unit(
             "collector::pairs::tests::attacks::what_was_seen_ahead_of_the_clock_is_not_forgotten_ahead_of_it",
         ),
@@ -577,7 +568,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "pairs: a clock that was set back makes all that follows inexact",
         file: "agent/src/collector/pairs.rs",
-        from: "self.forgotten_to = self.forgotten_to.min(now.latest_of_quiet());",
+        from: "self.forgotten_to = self.forgotten_to.min(now.latest_forgotten());",
         to: "",
         target: unit(
             "collector::pairs::tests::attacks::what_was_forgotten_before_the_clock_was_set_back_is_not_ahead_of_it",
@@ -604,8 +595,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "pairs: one sender holds up the flow of others",
         file: "agent/src/collector/pairs/flow.rs",
-        from: "others.clone().count() >= 2",
-        to: "others.clone().count() > 8",
+        from: "if quiet.clone().count() < 2 {",
+        to: "if quiet.clone().count() < 9 {",
         target: unit(
             "collector::pairs::tests::attacks::lies_about_a_flow_of_two_hosts_change_no_line_between_these",
         ),
@@ -640,11 +631,27 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "pairs: an agent that was silent is compared with what was told",
         file: "agent/src/collector/pairs/flow.rs",
-        from: "if self.sights.iter().all(is_settled) {",
-        to: "if self.sights.iter().any(is_settled) {",
+        from: "last_seen.saturating_add(before_settled)",
+        to: "last_seen.max(before_settled.min(0))",
         target: unit(
-            "collector::pairs::tests::attacks::an_agent_that_was_silent_is_late_for_what_was_told_without_it",
+            "collector::pairs::tests::what_comes_later_to_a_third_agent_is_not_held_against_what_was_told_before",
         ),
+    },
+    Fault {
+        name: "pairs: what was forgotten is no part of what comes a little later",
+        file: "agent/src/collector/pairs/flow.rs",
+        from: "self.last_seen.max(self.whole_since.0)",
+        to: "self.last_seen",
+        target: unit(
+            "collector::pairs::tests::what_left_a_little_later_than_a_flow_was_forgotten_may_be_a_part_of_it",
+        ),
+    },
+    Fault {
+        name: "pairs: interfaces that are gone keep their room",
+        file: "agent/src/collector/pairs/agents.rs",
+        from: "self.forget_interfaces(batch, room);",
+        to: "",
+        target: unit("collector::pairs::tests::interfaces_that_are_gone_make_room_for_others"),
     },
     Fault {
         name: "pairs: what is left over waits for what is due later",

@@ -260,8 +260,8 @@ fn a_third_start_of_a_credential_in_a_flow_is_not_exact_and_the_hosts_are() {
     }
     let reports = told(&due(&mut pairs));
     assert!(reports.contains(&lost()), "{reports:?}");
-    let inexact = path("x", "b", 100, 93, Err(Doubt::NoRoom));
-    assert!(reports.contains(&inexact), "{reports:?}");
+    let mut of_starts = reports.iter().filter(|(from, ..)| from == "x");
+    assert!(of_starts.all(|(.., lost)| lost.is_err()), "{reports:?}");
 }
 
 #[test]
