@@ -36,7 +36,12 @@ fn piece(sender: usize, number: usize) -> (Owner, Piece) {
 }
 
 async fn write(files: &mut Shared, sender: usize, number: usize) {
-    assert_eq!(files.write(vec![piece(sender, number)]).await, [Ok(())]);
+    write_all(files, [piece(sender, number)]).await;
+}
+
+async fn write_all(files: &mut Shared, pieces: impl IntoIterator<Item = (Owner, Piece)>) {
+    let written = files.write(pieces.into_iter().collect()).await;
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
 }
 
 /// The numbers that are there of this sender, by the files' beginnings.
@@ -66,10 +71,11 @@ async fn a_flood_removes_nothing_of_others_before_it_or_in_between() {
     for number in 0..160 {
         write(&mut files, number % 20, number).await;
     }
-    for number in 0..5000 {
-        write(&mut files, 99, number).await;
-        if number % 100 == 0 {
-            write(&mut files, number / 100 % 20, 1000 + number).await;
+    for round in 0..250 {
+        let flood = (0..20).map(|number| piece(99, 20 * round + number));
+        write_all(&mut files, flood).await;
+        if round % 5 == 0 {
+            write(&mut files, round / 5 % 20, 1000 + round).await;
         }
     }
     files.close_at_the_end().await;
@@ -92,9 +98,7 @@ async fn many_who_flood_at_the_same_rate_remove_nothing_of_others() {
         write(&mut files, number % 20, number).await;
     }
     for number in 0..1000 {
-        for sender in 80..88 {
-            write(&mut files, sender, number).await;
-        }
+        write_all(&mut files, (80..88).map(|sender| piece(sender, number))).await;
     }
     files.close_at_the_end().await;
     let others = (0..20).map(|sender| numbers(&folder, sender, |_| true).len());
@@ -142,9 +146,7 @@ async fn files_of_single_senders_are_completed_one_at_a_time() {
     );
     // Each fills a part of a file at once.
     for sender in 0..4 {
-        let pieces = (0..10).map(|number| piece(sender, number)).collect();
-        let written = files.write(pieces).await;
-        assert!(written.iter().all(Result::is_ok));
+        write_all(&mut files, (0..10).map(|number| piece(sender, number))).await;
     }
     tokio::time::sleep(after).await;
     for left in (0..4).rev() {
