@@ -370,7 +370,10 @@ impl Rotated {
                 return fs::remove_file(&open.path).context("remove the empty file");
             }
             open.file.sync_all().context("write it to the disk")?;
-            open.place.complete(&open.complete)
+            let owner = open.complete.owner.as_ref();
+            let of_owner = owner.map(|_| open.place.names.complete(SystemTime::now(), owner));
+            let name = of_owner.transpose()?;
+            open.place.complete(&name.unwrap_or(open.complete))
         });
         let completed = completed.await;
         completed.with_context(|| format!("complete {}", self.address.display()))
@@ -490,9 +493,12 @@ impl Place {
         if whole == 0 {
             return fs::remove_file(path).context("remove the file without a whole piece");
         }
+        if owner.is_some() {
+            return self.complete(&self.names.complete(SystemTime::now(), owner)?);
+        }
         let began = metadata.created().or_else(|_| metadata.modified());
         let began = began.context("the time of the file that is there")?;
-        self.complete(&self.names.recovered(began, owner)?)
+        self.complete(&self.names.recovered(began)?)
     }
 
     /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the

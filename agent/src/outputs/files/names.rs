@@ -4,10 +4,11 @@
 //! not depend on the clock.
 //!
 //! A file of one sender alone says so: `flows-20260102T030405Z-from-web01.jsonl`, and while it is written
-//! `flows.jsonl.from-web01`.
+//! `flows.jsonl.from-web01`. It may be written for longer than many others, so it has the time of its end.
 
 use std::{
     cmp::Ordering,
+    collections::BTreeSet,
     fmt, fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -235,7 +236,7 @@ impl Names {
         path.into()
     }
 
-    /// The owners of files that are written, or that a process before this one has left.
+    /// The owners of files that are not complete, as a process before this one has left them.
     pub(super) fn owners(&self) -> Result<Vec<Owner>> {
         let open = self.open.file_name().unwrap_or_default();
         let begin = format!("{}{OPEN_FROM}", open.to_string_lossy());
@@ -244,27 +245,35 @@ impl Names {
             let is_one = !owner.is_empty() && owner.chars().all(is_of_owner);
             is_one.then(|| Owner(owner.into()))
         };
-        Ok(self.list()?.iter().filter_map(owner).collect())
+        let parts = self.files()?.into_iter().filter(|file| file.is_part);
+        let of_parts = parts.filter_map(|part| part.complete.owner);
+        let owners: BTreeSet<_> = self
+            .list()?
+            .iter()
+            .filter_map(owner)
+            .chain(of_parts)
+            .collect();
+        Ok(owners.into_iter().collect())
     }
 
     /// A name that nobody has, later in the order than all others.
-    pub(super) fn complete(&self, began: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
-        self.later(began, owner, |_| true)
+    pub(super) fn complete(&self, time: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
+        self.later(time, owner, |_| true)
     }
 
-    /// The same for a file that began before this process. Files of others may have begun and be complete since.
-    pub(super) fn recovered(&self, began: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
-        self.later(began, owner, |file| file.owner.as_ref() == owner)
+    /// The same for a file without owner that began before this process. Others may have ended since.
+    pub(super) fn recovered(&self, began: SystemTime) -> Result<Complete> {
+        self.later(began, None, |file| file.owner.is_none())
     }
 
     /// A name that is later in the order than these.
     fn later(
         &self,
-        began: SystemTime,
+        time: SystemTime,
         owner: Option<&Owner>,
         is_earlier: impl Fn(&Complete) -> bool,
     ) -> Result<Complete> {
-        let stamp = humantime::format_rfc3339_seconds(began).to_string();
+        let stamp = humantime::format_rfc3339_seconds(time).to_string();
         let files = self.files()?.into_iter().map(|file| file.complete);
         let files: Vec<_> = files.collect();
         let resets = files.iter().map(|file| file.order.clock_resets).max();

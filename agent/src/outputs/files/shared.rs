@@ -26,6 +26,7 @@ pub struct Shared {
     /// What each sender has written, in bytes of a file. It is halved when a file would be complete by its age.
     written: HashMap<Owner, u64>,
     halved: Instant,
+    begins: LogLimit,
     fails: LogLimit,
 }
 
@@ -37,6 +38,7 @@ impl Shared {
             left: Vec::new(),
             written: HashMap::new(),
             halved: Instant::now(),
+            begins: LogLimit::default(),
             fails: LogLimit::default(),
         }
     }
@@ -56,20 +58,25 @@ impl Shared {
     /// Brings pieces to the disk for sure, and says of each whether it is there. Those of a sender stay in their order.
     pub async fn write(&mut self, pieces: Vec<(Owner, Piece)>) -> Vec<Result<(), String>> {
         let mut outcomes = vec![Ok(()); pieces.len()];
-        let mut files = BTreeMap::<_, (Vec<usize>, Vec<Piece>)>::new();
+        let mut files = BTreeMap::<_, Vec<(usize, Piece)>>::new();
+        let mut ended = None;
         for (place, (owner, piece)) in pieces.into_iter().enumerate() {
-            let has_own = self.has_own(&owner, &piece).await;
-            let (places, pieces) = files.entry(has_own.then_some(owner)).or_default();
-            places.push(place);
-            pieces.push(piece);
+            let has_own = self.has_own(&owner, &piece, &mut ended).await;
+            let pieces = files.entry(has_own.then_some(owner)).or_default();
+            pieces.push((place, piece));
         }
-        for (owner, (places, pieces)) in files {
-            let file = match &owner {
-                None => &mut self.all,
-                // It may have lost its place to one that comes later in this group.
-                Some(owner) => self.own.get_mut(owner).unwrap_or(&mut self.all),
-            };
-            if let Err(error) = write(file, &pieces).await {
+        if ended.is_some()
+            && let Some(mut pieces) = files.remove(&ended)
+        {
+            // They come before those of the same sender that have no own file any more.
+            let all = files.entry(None).or_default();
+            pieces.append(all);
+            *all = pieces;
+        }
+        for (owner, pieces) in files {
+            let own = owner.and_then(|owner| self.own.get_mut(&owner));
+            let (places, pieces): (Vec<_>, Vec<_>) = pieces.into_iter().unzip();
+            if let Err(error) = write(own.unwrap_or(&mut self.all), &pieces).await {
                 let why = format!("{error:#}");
                 for place in places {
                     outcomes[place] = Err(why.clone());
@@ -79,8 +86,9 @@ impl Shared {
         outcomes
     }
 
-    /// Counts a piece, and says whether it goes into a file of its sender alone.
-    async fn has_own(&mut self, owner: &Owner, piece: &Piece) -> bool {
+    /// Counts a piece, and says whether it goes into a file of its sender alone. For that, one other sender's file may be
+    /// ended, which takes its time.
+    async fn has_own(&mut self, owner: &Owner, piece: &Piece, ended: &mut Option<Owner>) -> bool {
         let all = self.count(owner, self.all.share(piece));
         if self.own.contains_key(owner) {
             return true;
@@ -89,6 +97,9 @@ impl Shared {
             return false;
         }
         if self.own.len() >= MOST_OWN {
+            if ended.is_some() {
+                return false;
+            }
             let written = |owner: &Owner| self.written.get(owner).copied().unwrap_or_default();
             let least = self.own.keys().min_by_key(|owner| written(owner)).cloned();
             // Otherwise two would take it from each other again and again.
@@ -96,12 +107,16 @@ impl Shared {
                 return false;
             };
             self.end(&least).await;
+            *ended = Some(least);
         }
-        tracing::info!(
-            address = %self.address().display(),
-            sender = %owner,
-            "a sender fills much of a file, and gets files of its own"
-        );
+        if let Some(times) = self.begins.event() {
+            tracing::info!(
+                address = %self.address().display(),
+                sender = %owner,
+                times,
+                "a sender fills much of a file, and gets files of its own"
+            );
+        }
         self.own.insert(owner.clone(), self.all.of(owner.clone()));
         true
     }
@@ -143,10 +158,21 @@ impl Shared {
     pub async fn complete_if_due(&mut self) -> Result<()> {
         let completed = self.all.complete_if_due().await;
         self.left.retain(|owner| !self.own.contains_key(owner));
-        let mut due = self.own.iter().filter(|(_, file)| file.is_due());
-        let due = due.next().map(|(owner, _)| owner.clone());
-        if let Some(owner) = due.or_else(|| self.left.pop()) {
+        if let Some(owner) = self.left.pop() {
             self.end(&owner).await;
+            return completed;
+        }
+        let due = self.own.iter().filter(|(_, file)| file.is_due());
+        let due = due.min_by_key(|(_, file)| file.open.as_ref().map(|open| open.since));
+        let Some((owner, file)) = due else {
+            return completed;
+        };
+        let (owner, is_full) = (owner.clone(), file.open.is_some() && !file.is_old());
+        self.end(&owner).await;
+        if is_full {
+            // It goes on. Otherwise another one would get its place, and lose it again.
+            let next = self.all.of(owner.clone());
+            self.own.insert(owner, next);
         }
         completed
     }

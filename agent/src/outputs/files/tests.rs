@@ -197,25 +197,25 @@ fn a_name_that_became_free_is_not_given_to_a_later_file_of_the_same_second() {
 }
 
 #[test]
-fn a_file_of_one_sender_says_whose_it_is_and_when_it_began() {
+fn a_file_of_one_sender_says_whose_it_is_and_when_it_ended() {
     let folder = tempfile::tempdir().unwrap();
     let names = Names::at(&folder.path().join("flows.jsonl"));
     let owners = ["web01", "-r1-2", "a.jsonl.gz", "ip:2001:db8::1", "from-b"].map(Owner::of);
     let at = |hour| std::time::UNIX_EPOCH + Duration::from_hours(hour);
     for (is_recovered, hour, owner, expected) in [
         (false, 2, None, "Z"),
+        (false, 4, Some(&owners[0]), "Z-from-web01"),
         // It began before the other one was complete.
-        (true, 1, Some(&owners[0]), "Z-from-web01"),
-        (false, 3, Some(&owners[0]), "Z-from-web01"),
+        (true, 3, None, "Z"),
         // The clock was set back.
         (false, 2, Some(&owners[1]), "Z-r1-from--r1-2"),
-        (true, 1, None, "Z-r1"),
         (false, 2, Some(&owners[2]), "Z-r1-2-from-a+jsonl+gz"),
         (false, 3, Some(&owners[3]), "Z-r1-from-ip+2001+db8++1"),
         (false, 4, Some(&owners[4]), "Z-r1-from-from-b"),
+        (true, 3, None, "Z-r1"),
     ] {
         let name = if is_recovered {
-            names.recovered(at(hour), owner)
+            names.recovered(at(hour))
         } else {
             names.complete(at(hour), owner)
         };
@@ -228,9 +228,11 @@ fn a_file_of_one_sender_says_whose_it_is_and_when_it_began() {
         let (read, ending, is_part) = names.read(file).unwrap();
         assert_eq!((read.owner.as_ref(), ending, is_part), (owner, "", false));
     }
-    for owner in &owners {
+    for owner in &owners[1..] {
         fs::write(names.open(Some(owner)), "").unwrap();
     }
+    let part = names.complete(at(5), Some(&owners[0])).unwrap();
+    fs::write(names.part(&part), "").unwrap();
     fs::write(folder.path().join("flows-from-eu.jsonl"), "").unwrap();
     let mut found = names.owners().unwrap();
     found.sort();

@@ -56,10 +56,35 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
+        name: "a sender's file is as old as its beginning",
+        file: "agent/src/outputs/files.rs",
+        from: "let of_owner = owner.map(",
+        to: "let of_owner = owner.filter(|_| open.rows == u64::MAX).map(",
+        target: unit(
+            "outputs::files::shared::tests::what_a_sender_has_written_for_long_is_not_the_oldest",
+        ),
+    },
+    Fault {
+        name: "whoever has filled its own file loses it to another",
+        file: "agent/src/outputs/files/shared.rs",
+        from: "        if is_full {\n",
+        to: "        if is_full && self.own.len() > MOST_OWN {\n",
+        target: unit("outputs::files::shared::tests::whoever_has_filled_its_file_keeps_its_place"),
+    },
+    Fault {
+        name: "a sender's file that a kill has left half complete is not found",
+        file: "agent/src/outputs/files/names.rs",
+        from: ".chain(of_parts)",
+        to: ".chain(of_parts.take(0))",
+        target: unit(
+            "outputs::files::tests::a_file_of_one_sender_says_whose_it_is_and_when_it_ended",
+        ),
+    },
+    Fault {
         name: "a new sender's file is not later than those of others",
         file: "agent/src/outputs/files/names.rs",
-        from: "self.later(began, owner, |_| true)",
-        to: "self.recovered(began, owner)",
+        from: "self.later(time, owner, |_| true)",
+        to: "self.later(time, owner, |file| file.owner.as_ref() == owner)",
         target: unit(
             "outputs::files::shared::tests::a_sender_whose_first_file_begins_after_the_clock_was_set_back_keeps_it",
         ),
@@ -76,8 +101,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a sender's own file that a kill has left stays as it is",
         file: "agent/src/outputs/files/shared.rs",
-        from: "due.or_else(|| self.left.pop())",
-        to: "due",
+        from: "if let Some(owner) = self.left.pop() {",
+        to: "if let Some(owner) = self.left.pop().filter(|_| self.left.len() > 9) {",
         target: unit(
             "outputs::files::shared::tests::what_a_killed_process_has_left_is_completed_at_the_next_start",
         ),

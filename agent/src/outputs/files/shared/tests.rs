@@ -221,7 +221,7 @@ async fn what_a_killed_process_has_left_is_completed_at_the_next_start() {
     files.begin().await.unwrap();
     files.complete_if_due().await.unwrap();
     assert!(!folder.path().join("flows.jsonl.from-1").exists());
-    let in_own = |name: &str| name.starts_with("flows-2") && name.ends_with("Z-from-1.jsonl");
+    let in_own = |name: &str| name.starts_with("flows-2") && name.ends_with("-from-1.jsonl");
     assert_eq!(numbers(&folder, 1, in_own).len(), 25);
     assert_eq!(numbers(&folder, 1, |_| true), (0..30).collect::<Vec<_>>());
 }
@@ -243,4 +243,40 @@ async fn only_what_is_not_there_is_said_to_have_failed() {
     fs::remove_dir(own).unwrap();
     write(&mut files, 1, 5).await;
     assert_eq!(numbers(&folder, 1, |_| true), (0..6).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn what_a_sender_has_written_for_long_is_not_the_oldest() {
+    let folder = tempfile::tempdir().unwrap();
+    let total_bytes = 250 * line(0, 0).len() as u64;
+    let mut files = shared(
+        &folder,
+        Rotation {
+            files: 99,
+            total_bytes,
+            ..rotation()
+        },
+    );
+    write_all(&mut files, (0..10).map(|number| piece(99, number))).await;
+    // Names have seconds.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    for number in 0..32 {
+        write_all(&mut files, (0..10).map(|sender| piece(sender, number))).await;
+        files.written.clear();
+    }
+    files.close_at_the_end().await;
+    assert!(numbers(&folder, 99, |_| true).ends_with(&[5, 6, 7, 8, 9]));
+    assert!(numbers(&folder, 1, |_| true).len() < 32);
+}
+
+#[tokio::test]
+async fn whoever_has_filled_its_file_keeps_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut files = shared(&folder, rotation());
+    write_all(&mut files, (0..78).map(|number| piece(1, number))).await;
+    for has_place in [true, false] {
+        files.complete_if_due().await.unwrap();
+        assert_eq!(files.own.contains_key(&Owner::of("1")), has_place);
+    }
+    assert_eq!(numbers(&folder, 1, |_| true).len(), 78);
 }
