@@ -32,7 +32,7 @@ pub(super) const FAULTS: &[Fault] = &[
         name: "a sender's part of a file begins anew with each file",
         file: "agent/src/outputs/files/shared.rs",
         from: "*written = written.saturating_add(more);",
-        to: "*written = written.saturating_add(more) % 320;",
+        to: "*written = written.saturating_add(more) % 200;",
         target: unit(
             "outputs::files::shared::tests::many_who_flood_at_the_same_rate_remove_nothing_of_others",
         ),

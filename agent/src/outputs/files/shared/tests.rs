@@ -149,6 +149,12 @@ async fn files_of_single_senders_are_completed_one_at_a_time() {
         write_all(&mut files, (0..10).map(|number| piece(sender, number))).await;
     }
     tokio::time::sleep(after).await;
+    // Neither does a write complete them.
+    write_all(&mut files, (0..4).map(|sender| piece(sender, 10))).await;
+    let complete = |name: &str| name.starts_with("flows-") && name.contains("-from-");
+    for sender in 0..4 {
+        assert!(numbers(&folder, sender, complete).is_empty());
+    }
     for left in (0..4).rev() {
         files.complete_if_due().await.unwrap();
         assert_eq!(files.own.len(), left);
@@ -158,23 +164,27 @@ async fn files_of_single_senders_are_completed_one_at_a_time() {
 #[tokio::test]
 async fn a_sender_whose_first_file_begins_after_the_clock_was_set_back_keeps_it() {
     let folder = tempfile::tempdir().unwrap();
-    for day in 1..=4 {
+    for day in 1..=5 {
         let name = format!("flows-2999010{day}T000000Z.jsonl");
         fs::write(folder.path().join(name), line(2, day)).unwrap();
     }
-    let total_bytes = 80 * line(0, 0).len() as u64;
+    // One too many, of which the sender has less than half.
+    let total_bytes = 7 * line(0, 0).len() as u64;
     let mut files = shared(
         &folder,
         Rotation {
+            files: 99,
             total_bytes,
             ..rotation()
         },
     );
-    for number in 0..76 {
+    for number in 0..8 {
         write(&mut files, 1, number).await;
     }
-    files.close_at_the_end().await;
-    assert_eq!(numbers(&folder, 1, |_| true).len(), 76);
+    files.end(&Owner::of("1")).await;
+    let in_own = |name: &str| name.contains("from-1");
+    assert_eq!(numbers(&folder, 1, in_own), [5, 6, 7]);
+    assert_eq!(numbers(&folder, 2, |_| true), [2, 3, 4, 5]);
 }
 
 #[tokio::test]
