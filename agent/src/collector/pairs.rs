@@ -58,11 +58,11 @@ pub(super) struct Pairs {
     settings: PairSettings,
     agents: Agents,
     flows: HashMap<FlowId, Flow>,
-    /// Of flows. The sender that saw a flow first has its place.
+    /// For flows: each is charged to the sender that saw it first.
     places: Room,
-    /// Flows with which something is to be done, the next one last.
+    /// Flows that are due to be reported or forgotten, in reverse order.
     to_visit: Vec<FlowId>,
-    /// Of what was seen until then, a part may be forgotten.
+    /// Part of what was seen up to this time may have been forgotten.
     forgotten_to: u64,
     paths: BTreeMap<[String; 2], PathStatus>,
     not_followed: u64,
@@ -128,7 +128,7 @@ impl Pairs {
         }
     }
 
-    /// Fails if there is no room. Then only lines are inexact in which a part may be missing.
+    /// Returns whether there was room. If not, only lines that may lack this part become inexact.
     fn follow(&mut self, sighting: &Sighting, agent: Index, batch: &Sightings, time: Time) -> bool {
         let latest = time.unix_ns.saturating_add(self.settle_ns());
         let end = batch.window[1];
@@ -150,7 +150,7 @@ impl Pairs {
         flow.take(sighting, agent, batch.window, time.at)
     }
 
-    /// Looks with which flows something is to be done, unless some are left over.
+    /// Collects the flows that are due, unless some are left from the last look.
     pub(super) fn look(&mut self, time: Time) {
         let now = self.now(time);
         // It may be ahead if the collector's clock was set back.
@@ -162,8 +162,8 @@ impl Pairs {
         }
     }
 
-    /// Reports what can be compared by now, and forgets what has been quiet for long, until there are this many reports or
-    /// nothing is left over.
+    /// Reports what can be compared by now and forgets flows that have been quiet for long, until it has so many reports or no
+    /// flow is left.
     pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
         let now = self.now(time);
         let mut reports = Vec::new();
@@ -204,13 +204,13 @@ impl Pairs {
         }
     }
 
-    /// Looks which flows have not been told, at the end.
+    /// Collects the flows that are still unreported when the collector stops.
     pub(super) fn stop(&mut self) {
         let flows = self.flows.iter().filter(|(_, flow)| !flow.is_told());
         self.to_visit = flows.map(|(id, _)| *id).collect();
     }
 
-    /// Reports these, until there are this many reports or nothing is left over.
+    /// Reports them, until it has so many reports or no flow is left.
     pub(super) fn end(&mut self, most: usize) -> Vec<Report> {
         let mut reports = Vec::new();
         while reports.len() < most

@@ -101,7 +101,7 @@ pub(super) struct Agent {
     pub whole_since: u64,
     /// Why what was before is not whole.
     pub why: Doubt,
-    /// The end of the last window of which a flow found no room.
+    /// The end of the last window in which one of its flows was refused.
     pub refused_to: u64,
     has_ended: bool,
     /// How late a record may come.

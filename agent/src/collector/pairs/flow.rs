@@ -21,13 +21,13 @@ pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
 pub(super) const MOST_SIGHTS: usize = 8;
 
 pub(super) struct Flow {
-    /// Whose place it has.
+    /// The sender that is charged for it.
     pub sender: Identity,
     /// No window that came before the flow was followed ends later.
     followed_from: u64,
     /// What was before may be missing here, and why.
     whole_since: (u64, Doubt),
-    /// The end of the last window of which an agent's part found no room here.
+    /// The end of the last window in which an agent's part was refused here.
     refused_to: u64,
     last_seen: u64,
     changed: Instant,

@@ -13,7 +13,7 @@ use crate::{community_id, identity::Identity, output::harmless, proto::AgentIden
 /// The packets of one end of a flow on their way from one agent to another.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::collector) struct Report {
-    /// Whose place the flow has.
+    /// The sender that is charged for the flow.
     pub(super) sender: Identity,
     pub community_id: [u8; 20],
     pub(super) ends: Ends,

@@ -21,7 +21,7 @@ const MOST_COUNTED: usize = 1 << 14;
 pub struct Shared {
     all: Rotated,
     own: BTreeMap<Owner, Rotated>,
-    /// Whose files a process before this one has left.
+    /// The owners of files that a killed process left.
     left: Vec<Owner>,
     /// What each sender has written, in bytes of a file. It is halved when a file would be complete by its age.
     written: HashMap<Owner, u64>,
@@ -55,7 +55,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Brings pieces to the disk for sure, and says of each whether it is there. Those of a sender stay in their order.
+    /// Writes and syncs the pieces, and says of each whether it is on the disk. A sender's pieces stay in their order.
     pub async fn write(&mut self, pieces: Vec<(Owner, Piece)>) -> Vec<Result<(), String>> {
         let mut outcomes = vec![Ok(()); pieces.len()];
         let mut files = BTreeMap::<_, Vec<(usize, Piece)>>::new();
@@ -93,7 +93,7 @@ impl Shared {
         if self.own.contains_key(owner) {
             return true;
         }
-        if all <= self.all.place.rotation.bytes / PARTS {
+        if all <= self.part() {
             return false;
         }
         if self.own.len() >= MOST_OWN {
@@ -121,7 +121,12 @@ impl Shared {
         true
     }
 
-    /// Returns what the sender has written with this.
+    /// What a sender may fill of the file of all.
+    fn part(&self) -> u64 {
+        self.all.place.rotation.bytes / PARTS
+    }
+
+    /// Returns what the sender has written, with this.
     fn count(&mut self, owner: &Owner, more: u64) -> u64 {
         if self.halved.elapsed() >= self.all.place.rotation.after {
             self.halved = Instant::now();
@@ -131,7 +136,7 @@ impl Shared {
             });
         }
         if self.written.len() >= MOST_COUNTED {
-            let part = self.all.place.rotation.bytes / PARTS;
+            let part = self.part();
             self.written.retain(|_, written| *written > part);
         }
         let written = self.written.entry(owner.clone()).or_default();

@@ -13,8 +13,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a flood goes into the file of all",
         file: "agent/src/outputs/files/shared.rs",
-        from: "if all <= self.all.place.rotation.bytes / PARTS {",
-        to: "if all > 0 || PARTS > 0 {",
+        from: "if all <= self.part() {",
+        to: "if all <= u64::MAX {",
         target: agent(
             "collect::attacks::storage::a_flood_of_a_few_senders_leaves_all_that_others_stored",
         ),

@@ -44,7 +44,7 @@ async fn write_all(files: &mut Shared, pieces: impl IntoIterator<Item = (Owner, 
     assert!(written.iter().all(Result::is_ok), "{written:?}");
 }
 
-/// The numbers that are there of this sender, by the files' beginnings.
+/// The numbers of this sender's lines, from all files with such names.
 fn numbers(folder: &TempDir, sender: usize, is_in: impl Fn(&str) -> bool) -> Vec<usize> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder.path()).unwrap() {
