@@ -1,6 +1,26 @@
 //! The table in which the programs find the slot of an interface. Each interface index has two possible
 //! buckets in it, so the table's size follows the number of interfaces and not the highest index.
 
+use crate::FlowKey;
+
+/// What an interface is known by: its index is unique in its network namespace only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InterfaceId {
+    /// The inode number of the network namespace.
+    pub netns: u32,
+    pub ifindex: u32,
+}
+
+impl InterfaceId {
+    /// The interface of a flow.
+    pub fn of(flow: &FlowKey) -> Self {
+        Self {
+            netns: flow.netns,
+            ifindex: flow.ifindex,
+        }
+    }
+}
+
 /// An entry of the table. A free place is all zero, since no interface has index 0. Aligned, so that the programs
 /// can read it with one load while userspace writes another one there.
 #[repr(C, align(8))]

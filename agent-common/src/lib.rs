@@ -53,7 +53,7 @@ pub use account::{HookAccount, Pair, Reason};
 pub use direction::Direction;
 pub use flow::{Clocks, Counts, Encapsulation, FlowCounters, FlowKey, L4Kind, Outer};
 pub use frame::{Frame, Header};
-pub use interface::Interface;
+pub use interface::{Interface, InterfaceId};
 pub use pages::{PageFill, PageSize, Switches};
 pub use parse::{LinkType, Packet, Part, parse, parse_all};
 pub use process::Process;

@@ -30,12 +30,12 @@ use crate::{
     dns::Dns,
     enrichment::Enrichment,
     filter::Rule,
-    freed_memory,
-    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     interfaces::{Selection, everywhere::Everywhere},
     kernel::{
         account::possible_cpus,
         attach::{self, AttachSettings, Attachments, NameInterface, Slots},
+        bpf::Runs,
         filled::FilledPages,
         layout,
         links::{self, Link, tags::TagWatch},
@@ -46,16 +46,18 @@ use crate::{
     },
     limits,
     memory_limit::Needs,
-    metrics::MetricsListener,
+    metrics::{self, MetricsListener, TimePrograms},
     netns::{Namespace, Netns},
     output::Format,
     outputs::{Outputs, Prepared},
+    process_memory,
     processes::Processes,
     proto::{AgentStatus, SettingsInForce},
     replica::{Replica, ReplicaSettings},
-    rules::{ReplaceError, RunningRules},
+    rules::RunningRules,
+    rules_in_force::ReplaceError,
     scan::{Interfaces, Scanner, ScannerParts},
-    server::{DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets, Server},
+    server::{Limits, ListenAddr, Listeners, PassedSockets, Server},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
     tls::server::{InForce, ServerTls},
@@ -152,7 +154,7 @@ pub struct Agent {
     outputs: Outputs,
     listeners: Listeners,
     tls: Option<InForce>,
-    metrics: Option<(MetricsListener, RunTimes)>,
+    metrics: Option<(MetricsListener, TimePrograms)>,
     kernel: Kernel,
     selected: Vec<(Namespace, Vec<Link>)>,
     slots: Slots,
@@ -170,7 +172,7 @@ impl Agent {
     /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners beside the `passed`
     /// sockets. What the configuration calls the agent's own network namespace is that of the calling thread.
     pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
-        freed_memory::in_small_pages();
+        process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
         let namespaces = Namespace::open_all(&config.netns)?;
@@ -225,7 +227,7 @@ impl Agent {
         let metrics = match config.metrics {
             Some(address) => {
                 let listener = MetricsListener::bind(address).await?;
-                Some((listener, kernel.run_times.clone()))
+                Some((listener, time_programs(kernel.run_times.clone())))
             }
             None => None,
         };
@@ -248,7 +250,8 @@ impl Agent {
             forward_logs(&mut kernel)?;
         }
         // Before the first scan, so that they have every batch.
-        let outputs = Outputs::start_beside(&hub, &config.listen, config.outputs.clone());
+        let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+        let outputs = Outputs::start_beside(&hub, &listens_at, config.outputs.clone());
         Ok(Self {
             config,
             identity,
@@ -371,7 +374,7 @@ impl Agent {
             outputs: outputs.clone(),
             asks: asks.clone(),
             status: statuses.clone(),
-            rules,
+            rules: Arc::new(rules),
             settings: settings_in_force,
             limits: limits.subscribe(),
             drain_timeout: DEFAULT_DRAIN_TIMEOUT,
@@ -468,6 +471,26 @@ pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: u3
         AT_LEAST
     };
     u32::try_from((selected * 2).max(at_least)).unwrap_or(u32::MAX)
+}
+
+/// Has these programs timed for the metrics.
+fn time_programs(run_times: RunTimes) -> TimePrograms {
+    Arc::new(move |length| {
+        let window = run_times.window(length)?;
+        Ok(window.map(|window| {
+            let by_hook = window.by_hook.into_iter();
+            let runs = |runs: Runs| metrics::Runs {
+                count: runs.count,
+                time: runs.time,
+            };
+            metrics::Window {
+                length: window.length,
+                by_hook: by_hook
+                    .map(|(hook, of_hook)| (hook, runs(of_hook)))
+                    .collect(),
+            }
+        }))
+    })
 }
 
 /// Waits until the programs apply the rules to an interface by its name, or until the agent stops.

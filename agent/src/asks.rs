@@ -12,9 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     batch::Batch,
-    changes::Stopping,
     hub::{Hub, Subscription},
     kept::keeping,
+    rules_in_force::Stopping,
 };
 
 /// How many bytes the flows may take that are asked for and not sent yet, for all who ask together.

@@ -35,7 +35,7 @@ use record_buffer::RecordBuffer;
 
 /// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
 /// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most
-/// (`cgroups::MOST_PATH_BYTES`). Processes take 80 bytes each at most, and a record names two of them at most. So gRPC's default
+/// ([`MAX_CGROUP_PATH_BYTES`](crate::ends::MAX_CGROUP_PATH_BYTES)). Processes take 80 bytes each at most, and a record names two of them at most. So gRPC's default
 /// limit of 4 MiB is far away.
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// A batch is closed, too, when its records name so many cgroups, or one more.

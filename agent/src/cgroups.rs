@@ -23,10 +23,8 @@ use self::{
     share::{Share, Shares},
     tree::{Mount, Tree},
 };
-use crate::proto::{Cgroup, FlowBatch, FlowRecord};
+use crate::proto::Cgroup;
 
-/// A longer path is not kept, since whoever has a cgroup of their own may make folders in folders in it.
-pub const MOST_PATH_BYTES: usize = 1024;
 /// What one takes with the longest path. Those of Kubernetes take some 1,100.
 const BYTES_PER_CGROUP: u64 = 3_500;
 /// Names that are known at the same time.
@@ -141,56 +139,6 @@ impl Cgroups {
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-}
-
-/// Who sent the packets of one direction of a record, and what the batch says about that. Nothing that is empty.
-#[derive(Clone, Copy)]
-pub struct Sender<'a> {
-    pub cgroup_id: u64,
-    cgroup: Option<&'a Cgroup>,
-}
-
-impl<'a> Sender<'a> {
-    /// Of the source's packets, and of the destination's.
-    pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
-        record
-            .cgroup_ids()
-            .map(|id| id.map(|id| Self::of(batch, id)))
-    }
-
-    fn of(batch: &'a FlowBatch, cgroup_id: u64) -> Self {
-        let place = batch
-            .cgroups
-            .binary_search_by_key(&cgroup_id, |cgroup| cgroup.id);
-        Self {
-            cgroup_id,
-            cgroup: place.ok().map(|place| &batch.cgroups[place]),
-        }
-    }
-
-    pub fn path(self) -> Option<&'a str> {
-        self.text(|cgroup| &cgroup.path)
-    }
-
-    pub fn unit(self) -> Option<&'a str> {
-        self.text(|cgroup| &cgroup.unit)
-    }
-
-    pub fn slice(self) -> Option<&'a str> {
-        self.text(|cgroup| &cgroup.slice)
-    }
-
-    pub fn container_id(self) -> Option<&'a str> {
-        self.text(|cgroup| &cgroup.container_id)
-    }
-
-    pub fn container_runtime(self) -> Option<&'a str> {
-        self.text(|cgroup| &cgroup.container_runtime)
-    }
-
-    fn text(self, of: impl FnOnce(&'a Cgroup) -> &'a str) -> Option<&'a str> {
-        self.cgroup.map(of).filter(|text| !text.is_empty())
     }
 }
 

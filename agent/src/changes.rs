@@ -4,10 +4,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{interfaces::Selection, kernel::rule_maps::PlacedRules};
+use crate::{interfaces::Selection, kernel::rule_maps::PlacedRules, rules_in_force::Stopping};
 
 /// How often the table is drained, and how long flows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +33,6 @@ pub struct Request {
     pub change: Change,
     pub done: oneshot::Sender<Result<()>>,
 }
-
-/// The task that owns the scanner has ended.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-#[error("the agent is about to stop")]
-pub struct Stopping;
 
 /// Asks the task that owns the scanner for changes. Clones ask the same task.
 #[derive(Clone)]

@@ -9,6 +9,7 @@ use thiserror::Error;
 use tonic::{Code, Response, Status, Streaming, transport::Endpoint};
 
 use crate::{
+    filter::bounds::MAX_MESSAGE_BYTES,
     proto::{
         AgentStatus, CollectorStatus, Filters, FlowBatch, GetCollectorStatusRequest,
         GetFiltersRequest, GetSettingsRequest, GetStatusRequest, ListFlowsRequest, ObserveRequest,
@@ -16,7 +17,6 @@ use crate::{
         flow_collector_control_client::FlowCollectorControlClient,
         flow_control_client::FlowControlClient,
     },
-    rules::MAX_MESSAGE_BYTES,
     tls::{
         ALPN_H2,
         client::{BrokenOff, ClientFiles, ConnectError, Connector, LastWords},

@@ -21,16 +21,14 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use crate::{
     clock,
     counted::Counted,
-    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
+    hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     identity::Identity,
     in_force::followed,
     limits,
     metrics::{MetricsListener, collector::StreamSums},
     outputs::{Prepared, Relief},
     proto::{CollectorStatus, PairsStatus},
-    server::{
-        CollectorServer, DEFAULT_DRAIN_TIMEOUT, Limits, ListenAddr, Listeners, PassedSockets,
-    },
+    server::{Limits, ListenAddr, Listeners, PassedSockets},
     source::Source,
     tls::server::{InForce, ServerTls},
     token::{self, Known},
@@ -43,18 +41,20 @@ mod messages;
 pub(crate) mod pairs;
 mod rate;
 mod senders;
+mod server;
 pub(crate) mod store;
 mod streams;
 mod writer;
 
-pub(crate) use export::CallPlaces;
+use export::CallPlaces;
 pub use incoming::MOST_BATCH_BYTES;
-pub(crate) use messages::Messages;
+use messages::Messages;
 
 use claims::Claims;
 use pairs::PairFile;
 pub use pairs::PairSettings;
 use senders::Senders;
+use server::CollectorServer;
 use store::{Form, Store, StoreStatuses};
 use streams::Streams;
 use writer::{Entry, Writer};
@@ -226,7 +226,7 @@ impl Collector {
 }
 
 /// What the calls of agents share.
-pub(crate) struct Intake {
+struct Intake {
     hub: Hub,
     streams: Streams,
     claims: Claims,
@@ -253,7 +253,7 @@ pub(crate) struct Intake {
 
 impl Intake {
     /// Without consumers and listeners, of which the server knows.
-    pub(crate) fn status(&self) -> CollectorStatus {
+    fn status(&self) -> CollectorStatus {
         CollectorStatus {
             streams: self.streams.status(),
             ..self.status_without_streams()
@@ -261,12 +261,12 @@ impl Intake {
     }
 
     /// What metrics say of the streams.
-    pub(crate) fn stream_sums(&self) -> StreamSums {
+    fn stream_sums(&self) -> StreamSums {
         self.streams.sums()
     }
 
     /// The status without its streams, of which there may be thousands.
-    pub(crate) fn status_without_streams(&self) -> CollectorStatus {
+    fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
         CollectorStatus {
             hostname: hostname.unwrap_or_default().trim().to_owned(),

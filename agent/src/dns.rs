@@ -35,16 +35,13 @@ mod learned;
 mod message;
 mod names;
 mod queries;
-mod told;
 
 use exchanges::{Exchange, Exchanges};
 use hosts_file::HostsFile;
 pub use learned::Stats;
 use learned::{Learned, addresses};
-pub use message::{MOST_ANSWERS, MOST_NAME_BYTES, code, record_type};
 use names::Realm;
-pub use names::{EndName, HostName, Source};
-pub use told::Host;
+pub use names::{EndName, HostName};
 
 pub const DEFAULT_NAMES: u32 = 65_536;
 pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;

@@ -6,9 +6,12 @@
 //! others do. The next batch that a consumer gets says how many it has lost so far. Shares for [`copies`] are taken from the
 //! bound.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use tokio::sync::watch;
@@ -31,6 +34,9 @@ pub use held::SharedHeld;
 use pace::{Logs, Pace};
 use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
+
+/// How long an agent or a collector waits, when it stops, for consumers that take nothing of what is queued.
+pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;

@@ -1,11 +1,6 @@
 //! Holds what the settings let the agent take against the memory limit of its control group, since the kernel ends a
 //! process that exceeds that.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
 use agent_common::senders::Kinds;
 
 use crate::{
@@ -18,6 +13,7 @@ use crate::{
     kernel::{
         self, account,
         bound::TaggedPrograms,
+        cgroup_limit,
         connections::{MOST_ENDED, RING_LEN_BYTES},
         pages::Size,
         processes::MOST_IN_THE_KERNEL,
@@ -67,8 +63,6 @@ const BYTES_PER_OUTPUT: u64 = 42 << 20;
 const BYTES_PER_TAGGED_PROGRAM: u64 = 256 << 10;
 /// The process before it has a flow.
 const BASE_BYTES: u64 = 32 << 20;
-
-const HIERARCHIES: &str = "/sys/fs/cgroup";
 
 /// What the memory depends on that the agent may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +129,7 @@ impl Needs {
 
     /// Says so if the limit is lower. Filter rules are not in that.
     pub(crate) fn warn_if_limit_is_low(self) {
-        let Some(limit) = of_this_process() else {
+        let Some(limit) = cgroup_limit::memory_of_this_process() else {
             return;
         };
         let most = self.most();
@@ -240,66 +234,4 @@ impl Needs {
 fn reports_late(config: &Config) -> bool {
     let may_ask = |output: &Prepared| output.output().may_ask();
     !config.replica.report_interval.is_zero() || config.outputs.iter().any(may_ask)
-}
-
-/// The memory limit of the control group of this process, or of one around it.
-pub(crate) fn of_this_process() -> Option<u64> {
-    // Without control groups there is no limit.
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    limit(&groups, Path::new(HIERARCHIES))
-}
-
-/// The lowest limit of the groups that `/proc/self/cgroup` names, and of those that they are in. `None` if there is
-/// none.
-fn limit(groups: &str, hierarchies: &Path) -> Option<u64> {
-    let limits = groups.lines().filter_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (fields.next()?, fields.next()?);
-        let (root, file) = match controllers {
-            "" => (hierarchies.to_owned(), "memory.max"),
-            _ if controllers.split(',').any(|one| one == "memory") => {
-                (hierarchies.join("memory"), "memory.limit_in_bytes")
-            }
-            _ => return None,
-        };
-        let group = root.join(path.trim_start_matches('/'));
-        let within = |group: &&Path| group.starts_with(&root);
-        let groups = group.ancestors().take_while(within);
-        groups.filter_map(|group| read(group.join(file))).min()
-    });
-    limits.min()
-}
-
-/// Without a limit there is no such file, or it has the word `max`.
-fn read(file: PathBuf) -> Option<u64> {
-    fs::read_to_string(file).ok()?.trim().parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lowest_limit_of_a_group_and_those_around_it_counts() {
-        let hierarchies = tempfile::tempdir().unwrap();
-        let root = hierarchies.path();
-        let write = |file: &str, text: &str| {
-            let path = root.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        };
-        write("system.slice/memory.max", "5000\n");
-        write("system.slice/agent.service/memory.max", "max\n");
-        write("memory/a/memory.limit_in_bytes", "7000\n");
-        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
-        for (groups, expected) in [
-            ("0::/system.slice/agent.service\n", Some(5000)),
-            ("0::/\n", None),
-            ("5:cpu,memory:/a/b\n1:name=systemd:/x\n0::/\n", Some(7000)),
-            ("5:cpuset:/a\n", None),
-            ("", None),
-        ] {
-            assert_eq!(limit(groups, root), expected, "{groups}");
-        }
-    }
 }

@@ -36,6 +36,7 @@ use families::{Families, Help, Labels};
 pub use health::Health;
 pub use http::MetricsListener;
 use programs::Sampled;
+pub use programs::{Runs, TimePrograms, Window};
 
 /// The text of all metrics.
 fn text(

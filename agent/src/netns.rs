@@ -15,7 +15,6 @@ use std::{
     thread,
 };
 
-use agent_common::FlowKey;
 use anyhow::{Context as _, Error, Result, ensure};
 use rustix::{
     fs::fstatfs,
@@ -39,24 +38,6 @@ const NSFS_MAGIC: u64 = 0x6e73_6673;
 /// What to do where a capability is missing.
 pub const REMEDY: &str = "run as root, or let the service have it by the drop-in \
                           /usr/share/doc/flow-agent/examples/netns.conf";
-
-/// What an interface is known by: its index is unique in its network namespace only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct InterfaceId {
-    /// The inode number of the network namespace.
-    pub netns: u32,
-    pub ifindex: u32,
-}
-
-impl InterfaceId {
-    /// The interface of a flow.
-    pub fn of(flow: &FlowKey) -> Self {
-        Self {
-            netns: flow.netns,
-            ifindex: flow.ifindex,
-        }
-    }
-}
 
 /// A network namespace. A clone is the same one.
 #[derive(Clone, Debug)]

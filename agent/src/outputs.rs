@@ -14,9 +14,8 @@ use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 use crate::{
     clock,
-    hub::Hub,
+    hub::{DEFAULT_DRAIN_TIMEOUT, Hub},
     proto::{DepartedOutputs, OutputStatus, OutputTlsStatus},
-    server::{DEFAULT_DRAIN_TIMEOUT, ListenAddr},
     tls::output::InForce,
 };
 
@@ -87,8 +86,7 @@ impl Outputs {
     }
 
     /// The same of an agent that listens there, where no other agent of this host does.
-    pub fn start_beside(hub: &Hub, listeners: &[ListenAddr], outputs: Vec<Prepared>) -> Self {
-        let listeners: Vec<_> = listeners.iter().map(ToString::to_string).collect();
+    pub fn start_beside(hub: &Hub, listeners: &[String], outputs: Vec<Prepared>) -> Self {
         let started = Self {
             hub: hub.clone(),
             listeners: listeners.join(" ").into(),

@@ -20,11 +20,9 @@ use crate::{
         processes::{Noting, ProcessNames},
     },
     log_limit::LogLimit,
-    proto::{FlowBatch, FlowRecord, Process},
+    proto::Process,
 };
 
-/// A name has one byte less (`TASK_COMM_LEN`), and may have become longer where its bytes are no UTF-8.
-pub const MOST_NAME_BYTES: usize = 45;
 /// Processes whose names are kept. Those that no record has named for the longest time make room.
 const MOST_KNOWN: usize = 1 << 15;
 const BYTES_PER_PROCESS: u64 = 200;
@@ -173,45 +171,10 @@ impl Known {
     }
 }
 
-/// Who made the socket that sent the packets of one direction of a record, and what the batch says about that.
-#[derive(Clone, Copy)]
-pub struct Maker<'a> {
-    pub key: u64,
-    process: Option<&'a Process>,
-}
-
-impl<'a> Maker<'a> {
-    /// Of the source's packets, and of the destination's.
-    pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
-        let of = |key| Self {
-            key,
-            process: batch
-                .processes
-                .binary_search_by_key(&key, |process| process.key)
-                .ok()
-                .map(|place| &batch.processes[place]),
-        };
-        record.process_keys().map(|key| key.map(of))
-    }
-
-    /// It is in the key.
-    pub fn pid(self) -> u32 {
-        agent_common::Process::pid_of(self.key)
-    }
-
-    pub fn name(self) -> Option<&'a str> {
-        let name = self.process.map(|process| process.name.as_str());
-        name.filter(|name| !name.is_empty())
-    }
-
-    pub fn uid(self) -> Option<u32> {
-        self.process.and_then(|process| process.uid)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ends::MAX_PROCESS_NAME_BYTES;
 
     fn process(pid: u32, name: [u8; 8]) -> agent_common::Process {
         agent_common::Process {
@@ -270,6 +233,6 @@ mod tests {
             name: [u64::MAX, u64::MAX >> 8],
             ..odd
         };
-        assert!(told(1, Some(long)).name.len() <= MOST_NAME_BYTES);
+        assert!(told(1, Some(long)).name.len() <= MAX_PROCESS_NAME_BYTES);
     }
 }

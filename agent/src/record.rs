@@ -2,7 +2,7 @@
 
 use agent_common::{Counts, Direction, FlowKey, Outer, TcpInfo};
 
-use crate::{dns::Source, round_trip::RoundTrip};
+use crate::round_trip::RoundTrip;
 
 /// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,12 +52,23 @@ pub struct IcmpError {
     pub code: u8,
 }
 
+/// How a name was learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameOrigin {
+    /// The other end of the flow asked for it before.
+    Dns = 1,
+    /// Somebody else did.
+    DnsOfAnother = 2,
+    /// The file of hosts has it.
+    HostsFile = 3,
+}
+
 /// What one end of a flow is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordName {
-    /// See [`HostName`](crate::dns::HostName).
+    /// By which the batch says what the name is.
     pub id: u64,
-    pub source: Source,
+    pub source: NameOrigin,
 }
 
 /// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.

@@ -25,7 +25,9 @@ mod waiting;
 
 use std::{collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, time::Duration};
 
-use agent_common::{Encapsulation, FlowCounters, FlowKey, Senders, tcp::EndedConnection};
+use agent_common::{
+    Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders, tcp::EndedConnection,
+};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 
@@ -52,8 +54,7 @@ pub use failed::Failed;
 use crate::{
     clock::{self, ScanClock},
     dns::Dns,
-    freed_memory,
-    netns::InterfaceId,
+    process_memory,
     record::{EndReason, IcmpError, Record},
 };
 
@@ -577,7 +578,7 @@ impl Replica {
         }
         if chunks >= MANY_CHUNKS {
             // The C library would keep it.
-            freed_memory::give_back();
+            process_memory::give_back();
         }
     }
 

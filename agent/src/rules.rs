@@ -1,6 +1,6 @@
 //! The filter rules in force, and how they are replaced while the agent runs.
 //!
-//! [`RunningRules::replace`] starts a thread, which fills the maps of the rules' networks. It then compiles the rest, asks
+//! [`Rules::replace`] starts a thread, which fills the maps of the rules' networks. It then compiles the rest, asks
 //! the task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the previous
 //! ones. When an interface comes or is renamed, rules that name interfaces take the same way with the networks that are in
 //! force. That waits for no networks of another set, since nothing is counted at the interface until then.
@@ -8,69 +8,23 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use bytes::{Bytes, BytesMut};
-use prost::Message as _;
-use thiserror::Error;
 use tokio::sync::{Mutex, oneshot, watch};
 
 use crate::{
     background,
-    changes::{Change, Changes, Stopping},
-    filter::{MAX_NETWORKS, Rule, bounds::MAX_RULES},
+    changes::{Change, Changes},
+    filter::Rule,
     kernel::rule_maps::{Networks, RuleMaps},
     link_names::LinkNames,
-    proto::Filters,
+    rules_in_force::{Author, InForce, ReplaceError, Replaced, Replacing, Rules},
 };
-
-/// The largest message with a set of rules: a million IPv6 networks of up to 49 bytes each, and some room.
-pub const MAX_MESSAGE_BYTES: usize = 48 << 20;
-const _: () = {
-    let longest = "2001:0db8:0000:0000:0000:ffff:255.255.255.255/128,".len();
-    assert!(MAX_NETWORKS * longest + MAX_RULES * 64 <= MAX_MESSAGE_BYTES);
-};
-
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum ReplaceError {
-    /// The previous rules stay in force.
-    #[error("{0}")]
-    Refused(String),
-    #[error(transparent)]
-    Stopping(#[from] Stopping),
-}
-
-/// The result of a change.
-#[derive(Debug)]
-pub struct Replaced {
-    pub in_force: Arc<InForce>,
-    /// What the rules' author may not have meant.
-    pub warnings: Vec<String>,
-}
-
-/// Who set rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Author {
-    Settings,
-    Client,
-}
-
-/// The rules that the programs apply to packets.
-#[derive(Debug)]
-pub struct InForce {
-    pub rules: usize,
-    pub author: Author,
-    /// All of them if one names an interface, else none.
-    by_interface: Vec<Rule>,
-    generation: u64,
-    /// An encoded [`Filters`] without warnings, shared by all who ask for it.
-    pub message: Bytes,
-}
 
 /// The rules of the running agent. Clones share them.
 #[derive(Clone)]
 pub struct RunningRules {
     /// Locked while a set is replaced, so there is one at a time.
     turn: Arc<Mutex<()>>,
-    /// Locked while the programs are turned to other maps, which takes moments. `None` if the rules cannot be changed.
+    /// Locked while the programs are turned to other maps, which takes moments. `None` once a thread has panicked with them.
     maps: Arc<Mutex<Option<RuleMaps>>>,
     changes: Changes,
     in_force: watch::Sender<Arc<InForce>>,
@@ -79,31 +33,30 @@ pub struct RunningRules {
 impl RunningRules {
     /// Wraps `rules`, which are in force in `maps`.
     pub fn new(rules: &[Rule], maps: RuleMaps, changes: Changes) -> Self {
-        Self::with(rules, Some(maps), changes)
-    }
-
-    /// The rules of a server without programs, which cannot be changed.
-    pub fn fixed(rules: &[Rule]) -> Self {
-        Self::with(rules, None, Changes::channel().0)
-    }
-
-    fn with(rules: &[Rule], maps: Option<RuleMaps>, changes: Changes) -> Self {
         Self {
             turn: Arc::default(),
-            maps: Arc::new(Mutex::new(maps)),
+            maps: Arc::new(Mutex::new(Some(maps))),
             changes,
             in_force: watch::Sender::new(Arc::new(InForce::new(rules, Author::Settings, 1))),
         }
     }
 
-    pub fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&self.in_force.borrow())
+    /// Gives the interface at a slot its names. Returns when the programs apply the rules to it by these. To be called on
+    /// a thread that may wait.
+    pub fn name_interface(&self, slot: u32, names: &LinkNames) -> Result<(), ReplaceError> {
+        self.with_maps(|maps| {
+            maps.name_interface(slot, names);
+            let rules = &self.in_force().by_interface;
+            match maps.networks() {
+                Some(networks) if !rules.is_empty() => {
+                    self.switch_to(maps, rules, networks).map(drop)
+                }
+                _ => Ok(()),
+            }
+        })
     }
 
-    /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
-    /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
-    /// for its turn leaves with the caller. Who is told of a refusal logs it.
-    pub async fn replace(
+    async fn replace_in_turn(
         &self,
         rules: Vec<Rule>,
         author: Author,
@@ -128,23 +81,8 @@ impl RunningRules {
         outcome.await.map_err(failed)?
     }
 
-    /// Gives the interface at a slot its names. Returns when the programs apply the rules to it by these. To be called on
-    /// a thread that may wait.
-    pub fn name_interface(&self, slot: u32, names: &LinkNames) -> Result<(), ReplaceError> {
-        self.with_maps(|maps| {
-            maps.name_interface(slot, names);
-            let rules = &self.in_force().by_interface;
-            match maps.networks() {
-                Some(networks) if !rules.is_empty() => {
-                    self.switch_to(maps, rules, networks).map(drop)
-                }
-                _ => Ok(()),
-            }
-        })
-    }
-
     fn fill_and_replace(&self, rules: &[Rule], author: Author) -> Result<Replaced, ReplaceError> {
-        // Where they cannot be changed, there is nothing to fill, either.
+        // Without maps there is nothing to fill, either.
         self.with_maps(|_| Ok(()))?;
         let networks = Networks::of(rules).map_err(|error| refused(&error))?;
         self.with_maps(|maps| self.replace_in(maps, rules, networks, author))
@@ -199,40 +137,19 @@ impl RunningRules {
     }
 }
 
-fn refused(error: &anyhow::Error) -> ReplaceError {
-    ReplaceError::Refused(format!("{error:#}"))
+impl Rules for RunningRules {
+    fn in_force(&self) -> Arc<InForce> {
+        Arc::clone(&self.in_force.borrow())
+    }
+
+    /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
+    /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
+    /// for its turn leaves with the caller. Who is told of a refusal logs it.
+    fn replace(&self, rules: Vec<Rule>, author: Author) -> Replacing<'_> {
+        Box::pin(self.replace_in_turn(rules, author))
+    }
 }
 
-impl InForce {
-    fn new(rules: &[Rule], author: Author, generation: u64) -> Self {
-        let mut message = BytesMut::new();
-        let mut append = |fields: &Filters| {
-            let appended = fields.encode(&mut message);
-            appended.expect("the buffer grows as it is written");
-        };
-        // Protobuf merges concatenated messages. Encoding one rule at a time avoids a second copy of all
-        // texts.
-        for rule in rules {
-            append(&Filters {
-                rules: vec![rule.to_string()],
-                ..Filters::default()
-            });
-        }
-        append(&Filters {
-            generation,
-            ..Filters::default()
-        });
-        let by_interface = if rules.iter().any(|rule| !rule.interfaces.is_empty()) {
-            rules.to_vec()
-        } else {
-            Vec::new()
-        };
-        Self {
-            rules: rules.len(),
-            author,
-            by_interface,
-            generation,
-            message: message.freeze(),
-        }
-    }
+fn refused(error: &anyhow::Error) -> ReplaceError {
+    ReplaceError::Refused(format!("{error:#}"))
 }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::{HookAccount, Pair, Reason};
+use agent_common::{HookAccount, InterfaceId, Pair, Reason};
 use anyhow::{Context as _, Result};
 
 use crate::{
@@ -31,7 +31,6 @@ use crate::{
         rule_maps::PlacedRules,
     },
     log_limit::LogLimit,
-    netns::InterfaceId,
     quoted::{self, Quoted},
     record::Record,
     replica::{Replica, came_through_a_tunnel},

@@ -13,23 +13,21 @@ use tracing::warn;
 use crate::{
     asks::Asks,
     hub::Hub,
-    kernel::run_times::RunTimes,
     limits::open_files,
-    metrics::{self, Health, MetricsListener},
+    metrics::{self, Health, MetricsListener, TimePrograms},
     outputs::Outputs,
     proto::{AgentStatus, SettingsInForce},
-    rules::RunningRules,
+    rules_in_force::Rules,
 };
 
 pub mod address;
-mod admission;
-mod answer;
+pub mod admission;
+pub mod answer;
 mod authority;
-mod caller;
-mod calls;
-mod collector;
+pub mod caller;
+pub mod calls;
 mod connection;
-mod encoding;
+pub mod encoding;
 mod farewell;
 mod filter_rules;
 mod filtered;
@@ -37,25 +35,24 @@ mod grpc_only;
 mod guarded;
 mod handshake;
 mod idle;
-mod limits;
+pub mod limits;
 mod list;
 pub mod listen;
-mod live_status;
+pub mod live_status;
 mod local_user;
 mod passed;
-mod peer;
-mod request;
-mod service;
+pub mod peer;
+pub mod request;
+pub mod service;
 mod socket_file;
-mod standard;
-mod withdrawn;
+pub mod standard;
+pub mod withdrawn;
 
 pub use address::{ListenAddr, ListenError};
-pub(crate) use collector::CollectorServer;
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::Listeners;
 pub use passed::PassedSockets;
-pub(crate) use peer::Peer;
+pub use peer::Peer;
 
 use calls::Serving;
 use filter_rules::FilterRules;
@@ -64,11 +61,8 @@ use live_status::LiveStatus;
 use service::AgentCalls;
 use standard::StandardServices;
 
-/// How long the agent waits, when it stops, for consumers that take nothing of what is queued.
-pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// How many times as long it waits for consumers that take some. systemd waits longer.
-pub(crate) const MAX_DRAIN_TIMEOUTS: u32 = 4;
+pub const MAX_DRAIN_TIMEOUTS: u32 = 4;
 
 /// How much a peer may send before we read it. HTTP/2 keeps it in memory.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
@@ -81,13 +75,13 @@ pub struct Server {
     pub outputs: Outputs,
     pub asks: Asks,
     pub status: watch::Receiver<Arc<AgentStatus>>,
-    pub rules: RunningRules,
+    pub rules: Arc<dyn Rules>,
     pub settings: watch::Receiver<SettingsInForce>,
     /// Consumers and connections may change while it serves; streams are those of the start.
     pub limits: watch::Receiver<Limits>,
     /// How long consumers may take nothing of what is queued at the end.
     pub drain_timeout: Duration,
-    pub metrics: Option<(MetricsListener, RunTimes)>,
+    pub metrics: Option<(MetricsListener, TimePrograms)>,
     /// Whether packets are counted at everything that was selected at the start.
     pub counting: watch::Receiver<bool>,
 }
@@ -188,7 +182,7 @@ fn undelivered_batches(hub: &Hub) -> u64 {
 
 /// Warns if the process may run out of file descriptors, since without one a connection cannot even be refused
 /// properly.
-fn warn_of_files(connections: usize) {
+pub fn warn_of_files(connections: usize) {
     let limit = open_files();
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     if may_run_out(open, connections, limit) {

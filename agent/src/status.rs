@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use agent_common::Direction;
+use agent_common::{Direction, InterfaceId};
 
 use crate::{
     batch::Identity,
@@ -15,8 +15,7 @@ use crate::{
         attach::{Hook, InsteadOfXdp, Mode, Uncounted},
         links::{Counters, qdisc::dropped_since},
     },
-    netns::InterfaceId,
-    proto,
+    process_memory, proto,
     replica::Failed,
     scan::{ByProtocol, Durations, HookState, Scanner},
     unit_traffic::Units,
@@ -95,7 +94,7 @@ pub fn of(
             lateness: Some(durations(stats.lateness)),
         }),
         memory: Some(proto::MemoryStatus {
-            resident_bytes: resident_bytes(),
+            resident_bytes: process_memory::resident_bytes(),
             kernel_map_bytes: scanner.kernel_memory_bytes(),
         }),
         consumers: Vec::new(),
@@ -274,15 +273,4 @@ fn counters(counters: Counters) -> proto::InterfaceCounters {
         tx_dropped: counters.tx_dropped,
         tx_errors: counters.tx_errors,
     }
-}
-
-/// `VmRSS` of this process; 0 if /proc does not have it.
-pub(crate) fn resident_bytes() -> u64 {
-    std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|status| {
-            let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        })
-        .map_or(0, |kib| kib * 1024)
 }

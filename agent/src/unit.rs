@@ -5,11 +5,12 @@ use std::{fs, path::Path, time::Duration};
 use crate::{
     agent::{Config, room_for_interfaces},
     commands::settings::{Layers, schema::schema},
+    hub::DEFAULT_DRAIN_TIMEOUT,
     limits,
     log_queue::LOG_FLUSH_TIMEOUT,
     memory_limit::Needs,
     scan::DETACH_PATIENCE,
-    server::{DEFAULT_DRAIN_TIMEOUT, Limits, MAX_DRAIN_TIMEOUTS},
+    server::{Limits, MAX_DRAIN_TIMEOUTS},
 };
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");

@@ -12,9 +12,8 @@ use anyhow::{Context as _, Result};
 use tokio::task::JoinHandle;
 
 use crate::{
-    hub::Subscription,
+    hub::{DEFAULT_DRAIN_TIMEOUT, Subscription},
     output::{self, Format, Printer},
-    server::DEFAULT_DRAIN_TIMEOUT,
 };
 
 /// The task that shows every batch on stdout.

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use agent_common::InterfaceId;
 use anyhow::Result;
 use tokio::{
     sync::watch,
@@ -15,11 +16,7 @@ use tokio::{
 };
 
 use crate::{
-    ipsec::Ipsec,
-    kernel::links::LinkSocket,
-    netns::{InterfaceId, Namespace},
-    proto::AgentStatus,
-    status,
+    ipsec::Ipsec, kernel::links::LinkSocket, netns::Namespace, proto::AgentStatus, status,
 };
 
 /// How long a status waits for the drops. It is published without them after this time.

@@ -16,11 +16,11 @@ use super::{
 use crate::{
     asks::{Ask, SnapshotBytes},
     changes::{Change, Request, Times},
-    freed_memory,
     hub::Hub,
     kernel::attach::Reports,
     log_limit::LogLimit,
     outputs::{Outputs, Relief},
+    process_memory,
     scan::Scanner,
     service_manager::Watchdog,
 };
@@ -208,7 +208,7 @@ impl Scanning {
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
                             // Those that attach have loaded the programs.
-                            freed_memory::give_back();
+                            process_memory::give_back();
                             scanner.note_progress();
                             publish_status(&scanner, times, late.count, false);
                             tell(&scanner);

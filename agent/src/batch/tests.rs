@@ -5,9 +5,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    dns::Source,
     filter::Facts,
     proto::{self, FlowRecord},
+    record::NameOrigin,
     record::{EndReason, Failure, IcmpError, RecordName},
     round_trip::RoundTrip,
     tcp::Tcp,
@@ -228,7 +228,11 @@ fn failure() -> impl Strategy<Value = Option<Failure>> {
 }
 
 fn name() -> impl Strategy<Value = Option<RecordName>> {
-    let sources = [Source::Dns, Source::DnsOfAnother, Source::HostsFile];
+    let sources = [
+        NameOrigin::Dns,
+        NameOrigin::DnsOfAnother,
+        NameOrigin::HostsFile,
+    ];
     let name = (1..=u64::MAX, proptest::sample::select(sources.to_vec()));
     proptest::option::of(name.prop_map(|(id, source)| RecordName { id, source }))
 }
@@ -542,7 +546,7 @@ fn longest_record() -> Record {
         }; 2],
         names: [Some(RecordName {
             id: u64::MAX,
-            source: Source::HostsFile,
+            source: NameOrigin::HostsFile,
         }); 2],
         failure: Some(Failure::Unreachable(IcmpError {
             icmp_type: u8::MAX,

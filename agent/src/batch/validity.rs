@@ -10,7 +10,7 @@ use agent_common::sample;
 use thiserror::Error;
 
 use crate::{
-    dns,
+    ends,
     proto::{Account, Count, DnsExchange, FlowBatch, FlowRecord},
 };
 
@@ -402,7 +402,7 @@ fn check_exchange(exchange: &DnsExchange, place: Place, now: Now) -> Result<(), 
     for (name, address) in ends {
         place.len(name, address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
     }
-    for address in exchange.addrs.iter().take(dns::MOST_ANSWERS) {
+    for address in exchange.addrs.iter().take(ends::MAX_DNS_ANSWERS) {
         place.len("addrs", address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
     }
     place.number("ifindex", Some(exchange.ifindex), MOST_IFINDEX)?;

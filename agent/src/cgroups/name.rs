@@ -3,7 +3,7 @@
 //! systemd: <https://systemd.io/CONTROL_GROUP_INTERFACE>. Runtimes name a container's cgroup by its id, with a prefix of their
 //! own if systemd makes the cgroup, and often below a folder of their own if not.
 
-use super::MOST_PATH_BYTES;
+use crate::ends::MAX_CGROUP_PATH_BYTES;
 use crate::proto::Cgroup;
 
 /// Units that processes run in, by the end of their name.
@@ -29,7 +29,7 @@ pub(super) fn of(id: u64, path: &str) -> Cgroup {
     let (container_id, container_runtime) = container(path).unwrap_or_default();
     Cgroup {
         id,
-        path: if path.len() > MOST_PATH_BYTES {
+        path: if path.len() > MAX_CGROUP_PATH_BYTES {
             String::new()
         } else {
             path.to_owned()
@@ -205,7 +205,10 @@ mod tests {
 
     #[test]
     fn a_path_that_is_too_long_is_not_kept_and_its_unit_is() {
-        let long = format!("/system.slice/a.service{}", "/x".repeat(MOST_PATH_BYTES));
+        let long = format!(
+            "/system.slice/a.service{}",
+            "/x".repeat(MAX_CGROUP_PATH_BYTES)
+        );
         let cgroup = of(1, &long);
         assert_eq!(
             (cgroup.path.as_str(), cgroup.unit.as_str()),

@@ -25,7 +25,8 @@ use rustix::{
     io::{Errno, fcntl_dupfd_cloexec, read, write},
 };
 
-use super::{Added, Known, MOST_LIVING, MOST_PATH_BYTES, Share, lock, name};
+use super::{Added, Known, MOST_LIVING, Share, lock, name};
+use crate::ends::MAX_CGROUP_PATH_BYTES;
 
 /// How often to read the whole tree because of cgroups that nobody has told of, at most.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -308,7 +309,7 @@ impl Tree {
                     continue;
                 }
             }
-            if path.len() > MOST_PATH_BYTES {
+            if path.len() > MAX_CGROUP_PATH_BYTES {
                 // What is below has an id alone.
                 continue;
             }

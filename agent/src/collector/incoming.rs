@@ -19,10 +19,9 @@ use crate::{
         fields::{AGENT, RECORDS, each_field},
         validity,
     },
-    cgroups, clock, dns,
+    clock, ends,
     hub::Volume,
     identity::{Grant, Identity, Role},
-    processes,
     proto::{AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum},
 };
 
@@ -131,34 +130,35 @@ impl Incoming {
                 &cgroup.container_runtime,
             ];
             let mut texts = texts.into_iter();
-            cgroup.path.len() <= cgroups::MOST_PATH_BYTES
+            cgroup.path.len() <= ends::MAX_CGROUP_PATH_BYTES
                 && texts.all(|text| text.len() <= MOST_NAME_BYTES)
         };
         ensure!(
             self.batch.cgroups.iter().all(is_short),
             "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
-            cgroups::MOST_PATH_BYTES
+            ends::MAX_CGROUP_PATH_BYTES
         );
         let mut commands = self.batch.processes.iter().map(|one| one.name.len());
         ensure!(
-            commands.all(|len| len <= processes::MOST_NAME_BYTES),
+            commands.all(|len| len <= ends::MAX_PROCESS_NAME_BYTES),
             "a process's name has at most {} bytes",
-            processes::MOST_NAME_BYTES
+            ends::MAX_PROCESS_NAME_BYTES
         );
         let mut hosts = self.batch.hosts.iter().map(|one| one.name.len());
         ensure!(
-            hosts.all(|len| len <= dns::MOST_NAME_BYTES),
+            hosts.all(|len| len <= ends::MAX_HOST_NAME_BYTES),
             "a host's name has at most {} bytes",
-            dns::MOST_NAME_BYTES
+            ends::MAX_HOST_NAME_BYTES
         );
         let mut exchanges = self.batch.dns_exchanges.iter();
         ensure!(
             exchanges.all(|one| {
-                one.name.len() <= dns::MOST_NAME_BYTES && one.addrs.len() <= dns::MOST_ANSWERS
+                one.name.len() <= ends::MAX_HOST_NAME_BYTES
+                    && one.addrs.len() <= ends::MAX_DNS_ANSWERS
             }),
             "an exchange of the DNS has a name of at most {} bytes, and at most {} addresses",
-            dns::MOST_NAME_BYTES,
-            dns::MOST_ANSWERS
+            ends::MAX_HOST_NAME_BYTES,
+            ends::MAX_DNS_ANSWERS
         );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use super::message::MOST_NAME_BYTES;
+use crate::ends::MAX_HOST_NAME_BYTES;
 
 /// Where it is.
 pub const PATH: &str = "/etc/hosts";
@@ -86,7 +86,7 @@ fn parse(text: &str) -> HashMap<IpAddr, Box<str>> {
             .all(|byte| byte.is_ascii_graphic() && byte != b':');
         if let Ok(address) = address.parse()
             && is_plain
-            && (1..=MOST_NAME_BYTES).contains(&name.len())
+            && (1..=MAX_HOST_NAME_BYTES).contains(&name.len())
         {
             names
                 .entry(address)

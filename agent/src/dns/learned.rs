@@ -9,11 +9,11 @@ use agent_common::{FlowKey, dns::DnsMessage};
 
 use super::{
     exchanges::{Answered, Exchange, Exchanges},
-    message::{self, Answer, Message, Unread, code},
+    message::{self, Answer, Message, Unread},
     names::{Names, Realm},
     queries::{Asked, Queries, Query, QueryId},
 };
-use crate::{kernel::dns::Lost, proto};
+use crate::{dns_codes, kernel::dns::Lost, proto};
 
 /// Stands for all codes that IANA gives no name, and for those of EDNS.
 const OTHER_CODE: &str = "other";
@@ -154,7 +154,7 @@ impl Learned {
             return Ok(());
         };
         self.stats.answers += 1;
-        let code = code(answer.code).unwrap_or_else(|| OTHER_CODE.to_owned());
+        let code = dns_codes::code(answer.code).unwrap_or_else(|| OTHER_CODE.to_owned());
         *self.stats.by_code.entry(code).or_default() += 1;
         self.stats.waited_ns += from.seen_ns.saturating_sub(query.asked_ns);
         let name = query.question.name.to_ascii_lowercase();

@@ -5,18 +5,16 @@ use std::{net::IpAddr, time::Duration};
 use domain::{
     base::{
         Message as Wire, ParsedName, ParsedRecord,
-        iana::{Class, Opcode, Rcode, Rtype},
+        iana::{Class, Opcode},
         wire::ParseError,
     },
     rdata::{A, Aaaa, Cname},
 };
 
+use crate::ends::{MAX_DNS_ANSWERS, MAX_HOST_NAME_BYTES};
+
 /// The longest chain of aliases that is followed. Resolvers follow no more than some ten (Unbound, BIND).
 const MOST_ALIASES: usize = 16;
-/// What is read of the answers of one message. A datagram of 1,472 bytes has room for 90 addresses.
-pub const MOST_ANSWERS: usize = 128;
-/// The longest name has 253 bytes; one whose bytes have to be written as numbers may be longer.
-pub const MOST_NAME_BYTES: usize = 255;
 
 /// What somebody wants to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,20 +94,8 @@ pub fn read(bytes: &[u8], is_whole: bool) -> Result<Message<'_>, Unread> {
     })
 }
 
-/// What IANA calls the code of an answer, in lower case. Those of EDNS have no name here, since anybody may make some up.
-pub fn code(number: u16) -> Option<String> {
-    let code = Rcode::checked_from_int(u8::try_from(number).ok()?)?;
-    let name = std::str::from_utf8(code.to_mnemonic()?).ok()?;
-    Some(name.to_ascii_lowercase())
-}
-
 /// The code of an answer without an error.
 pub const NO_ERROR: u16 = 0;
-
-/// What IANA calls a type of records, such as `AAAA`; without a name `TYPE` and its number (RFC 3597).
-pub fn record_type(number: u16) -> String {
-    Rtype::from_int(number).to_string()
-}
 
 type Name<'a> = ParsedName<&'a [u8]>;
 
@@ -118,7 +104,7 @@ impl Message<'_> {
     pub fn answer(&self) -> Result<Answer, Unread> {
         let mut aliases = Vec::new();
         let mut addresses = Vec::new();
-        for record in self.wire.answer()?.take(MOST_ANSWERS) {
+        for record in self.wire.answer()?.take(MAX_DNS_ANSWERS) {
             let noted = record.and_then(|record| note(&record, &mut aliases, &mut addresses));
             if let Err(error) = noted {
                 // A part has an end somewhere.
@@ -197,7 +183,7 @@ fn comparable(name: &Name<'_>) -> String {
 fn text(name: &Name<'_>) -> Option<String> {
     // It is to be told from an address, and from a port behind it.
     let text = name.to_string().replace(':', "\\058");
-    (text.len() <= MOST_NAME_BYTES).then_some(text)
+    (text.len() <= MAX_HOST_NAME_BYTES).then_some(text)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use agent_common::FlowKey;
 use foldhash::fast::RandomState;
 
 use super::{MOST_BYTES_PER_FLOW_END, message::Address};
-use crate::clock;
+use crate::{clock, record::NameOrigin};
 
 /// The names of one address, by those who asked last.
 const MOST_PER_ADDRESS: usize = 16;
@@ -38,17 +38,6 @@ impl Drop for HostName {
     }
 }
 
-/// How a name was learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The other end of the flow asked for it before.
-    Dns = 1,
-    /// Somebody else did.
-    DnsOfAnother = 2,
-    /// The file of hosts has it.
-    HostsFile = 3,
-}
-
 /// The name of one end of a flow, which is in use as long as the flow has it.
 #[derive(Clone, Debug)]
 pub struct EndName {
@@ -58,12 +47,12 @@ pub struct EndName {
 }
 
 const _: () = assert!(size_of::<Option<EndName>>() as u64 == MOST_BYTES_PER_FLOW_END);
-const _: () = assert!((Source::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
+const _: () = assert!((NameOrigin::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
 
 impl EndName {
     const SOURCE_BITS: u32 = 2;
 
-    fn new(name: &Arc<HostName>, source: Source) -> Self {
+    fn new(name: &Arc<HostName>, source: NameOrigin) -> Self {
         Self {
             name: Arc::clone(name),
             number_and_source: name.id << Self::SOURCE_BITS | source as u64,
@@ -74,11 +63,11 @@ impl EndName {
         self.number_and_source >> Self::SOURCE_BITS
     }
 
-    pub fn source(&self) -> Source {
+    pub fn source(&self) -> NameOrigin {
         match self.number_and_source & ((1 << Self::SOURCE_BITS) - 1) {
-            1 => Source::Dns,
-            2 => Source::DnsOfAnother,
-            _ => Source::HostsFile,
+            1 => NameOrigin::Dns,
+            2 => NameOrigin::DnsOfAnother,
+            _ => NameOrigin::HostsFile,
         }
     }
 
@@ -265,14 +254,14 @@ impl Names {
             known.max_by_key(|known| known.since_ns)
         };
         if let Some(known) = last(true) {
-            return Some(EndName::new(&known.name, Source::Dns));
+            return Some(EndName::new(&known.name, NameOrigin::Dns));
         }
         if realm == self.home
             && let Some(name) = self.of_hosts.get(&address)
         {
-            return Some(EndName::new(name, Source::HostsFile));
+            return Some(EndName::new(name, NameOrigin::HostsFile));
         }
-        last(false).map(|known| EndName::new(&known.name, Source::DnsOfAnother))
+        last(false).map(|known| EndName::new(&known.name, NameOrigin::DnsOfAnother))
     }
 
     /// Tells `each` what these are, in their order. All of them are in use.

@@ -16,6 +16,13 @@ const MAX_COMMAS: usize = MAX_NETWORKS + 100_000;
 /// Spaces between words, and bytes of characters that are not ASCII.
 const MAX_SPACES: usize = 1_000_000;
 
+/// The largest message with a set of rules: a million IPv6 networks of up to 49 bytes each, and some room.
+pub const MAX_MESSAGE_BYTES: usize = 48 << 20;
+const _: () = {
+    let longest = "2001:0db8:0000:0000:0000:ffff:255.255.255.255/128,".len();
+    assert!(MAX_NETWORKS * longest + MAX_RULES * 64 <= MAX_MESSAGE_BYTES);
+};
+
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error(
     "the filter rules have more than {most} {what}; a set has at most {MAX_RULES} rules and \

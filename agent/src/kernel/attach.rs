@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use agent_common::{Direction, LinkType, direction::slot_of_hook};
+use agent_common::{Direction, InterfaceId, LinkType, direction::slot_of_hook};
 use anyhow::{Context as _, Error, Result, ensure};
 use tokio::sync::{mpsc, oneshot};
 
@@ -25,10 +25,7 @@ use super::{
     links::{Link, tags::TagPlace},
     load::{Kernel, ProgramSet},
 };
-use crate::{
-    interfaces::Selection,
-    netns::{InterfaceId, Namespace},
-};
+use crate::{interfaces::Selection, netns::Namespace};
 
 mod alarm;
 mod attacher;

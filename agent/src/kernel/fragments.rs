@@ -6,12 +6,11 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd},
 };
 
-use agent_common::FlowKey;
+use agent_common::{FlowKey, InterfaceId};
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
 
 use super::{bpf, memory::map_memory_bytes};
-use crate::netns::InterfaceId;
 
 /// Entries read by one system call.
 const BATCH_ENTRIES: usize = 1024;

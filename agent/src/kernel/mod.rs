@@ -5,7 +5,7 @@
 //! pages that fill early, [`rule_maps`] hold the filter rules, [`account`] reads the counters, [`outers`] has the tunnels of
 //! flows, and [`fragments`] their datagrams. [`connections`] has what TCP knew of those that ended, [`dns`] the messages of the DNS, [`icmp_errors`] errors of ICMP, and [`drops`] what the kernel drops. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
 //! kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs cost, [`loaded`] names programs of
-//! others, [`refusal`] explains why a program was refused, [`ring`], [`tracepoint`] and [`iterator`] are what several of these share, and [`capabilities`] what this process may do.
+//! others, [`refusal`] explains why a program was refused, [`ring`], [`tracepoint`] and [`iterator`] are what several of these share, [`capabilities`] what this process may do, and [`cgroup_limit`] how much memory it may take.
 
 pub mod account;
 pub mod attach;
@@ -13,6 +13,7 @@ pub mod bound;
 pub mod bpf;
 pub mod btf;
 pub mod capabilities;
+pub mod cgroup_limit;
 pub mod connections;
 pub mod dns;
 pub mod drops;

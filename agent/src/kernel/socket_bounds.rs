@@ -23,11 +23,11 @@ use aya::{
 };
 
 use super::{
-    bpf,
+    bpf, cgroup_limit,
     iterator::{self, run_to_the_end},
     mapped_array::MappedArray,
 };
-use crate::{log_limit::LogLimit, memory_limit};
+use crate::log_limit::LogLimit;
 
 /// Sockets of each kind, if the memory limit allows that.
 pub const MOST_SOCKETS: u64 = 1 << 17;
@@ -84,7 +84,7 @@ pub struct Counting {
 impl SocketBounds {
     /// Sets the bounds.
     pub fn new(map: MapData) -> Result<Self> {
-        let limit = memory_limit::of_this_process();
+        let limit = cgroup_limit::memory_of_this_process();
         let within = limit.map_or(u64::MAX, |limit| limit / PART_OF_LIMIT / BYTES_PER_SOCKET);
         let most = within.min(MOST_SOCKETS);
         let words = KeptWithSockets::COUNT * SocketBound::WORDS;

@@ -8,10 +8,10 @@ use super::{
     Format,
     health::{Health, Verdict},
     http::{MetricsListener, Site},
-    programs::Sampler,
+    programs::{Sampler, TimePrograms},
     text,
 };
-use crate::{clock, kernel::run_times::RunTimes, proto::AgentStatus};
+use crate::{clock, proto::AgentStatus};
 
 /// `status` gives the status at this moment.
 pub(super) struct AgentSite<S> {
@@ -44,9 +44,9 @@ where
 }
 
 /// Answers until it is dropped. `status` gives the status at this moment, and `statuses` tells of each scan. What is served has
-/// the run times of these programs, too.
+/// the run times of the programs, too.
 pub async fn serve<S>(
-    (listener, run_times): (MetricsListener, RunTimes),
+    (listener, time_programs): (MetricsListener, TimePrograms),
     status: S,
     health: Health,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
@@ -59,7 +59,7 @@ where
     let site = AgentSite {
         status,
         health: Arc::clone(&health),
-        sampler: Sampler::new(run_times),
+        sampler: Sampler::new(time_programs),
     };
     let hears = async {
         while statuses.changed().await.is_ok() {

@@ -12,9 +12,8 @@ use super::{
     process,
 };
 use crate::{
-    clock,
+    clock, process_memory,
     proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus},
-    status,
 };
 
 /// `status` gives the status at this moment, without its streams, and what these come to: there may be thousands.
@@ -60,7 +59,7 @@ where
             status,
             streams,
             cpu_ns: clock::process_cpu().as_nanos() as u64,
-            resident_bytes: status::resident_bytes(),
+            resident_bytes: process_memory::resident_bytes(),
             format,
         };
         encoded(shown, format)

@@ -186,7 +186,7 @@ mod tests {
         super::{agent::AgentSite, health::Health, programs::Sampler},
         *,
     };
-    use crate::{kernel::run_times::RunTimes, proto::AgentStatus};
+    use crate::proto::AgentStatus;
 
     #[tokio::test]
     async fn a_probe_is_answered_with_503_when_the_agent_is_unwell() {
@@ -196,7 +196,7 @@ mod tests {
             Page::new(AgentSite {
                 status: AgentStatus::default,
                 health: Arc::new(Health::new(counts.clone(), stopping.clone(), started)),
-                sampler: Sampler::new(RunTimes::default()),
+                sampler: Sampler::new(Arc::new(|_| Ok(None))),
             })
         };
         let page = page_since(Instant::now());

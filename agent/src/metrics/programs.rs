@@ -13,20 +13,33 @@ use super::{
     Shown,
     families::{Families, Help, Labels},
 };
-use crate::kernel::{
-    bpf::Runs,
-    run_times::{RunTimes, Window},
-};
-
 /// How long the kernel counts, which makes all programs of the machine slower by some tens of nanoseconds.
 const WINDOW: Duration = Duration::from_millis(100);
 /// Between two windows, at least.
 const PAUSE: Duration = Duration::from_secs(10);
 
+/// What the programs did in a while.
+#[derive(Clone, Debug, Default)]
+pub struct Window {
+    pub length: Duration,
+    pub by_hook: BTreeMap<&'static str, Runs>,
+}
+
+/// How often a program has run, and for how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Runs {
+    pub count: u64,
+    pub time: Duration,
+}
+
+/// Has the kernel time the programs for so long. Fails with EPERM if this process may not ask for it; nothing is known if somebody
+/// else changed the kernel's setting meanwhile.
+pub type TimePrograms = Arc<dyn Fn(Duration) -> io::Result<Option<Window>> + Send + Sync>;
+
 /// Clones share what is sampled.
 #[derive(Clone)]
 pub struct Sampler {
-    run_times: RunTimes,
+    time_programs: TimePrograms,
     state: Arc<Mutex<State>>,
 }
 
@@ -76,9 +89,9 @@ impl Outcome {
 }
 
 impl Sampler {
-    pub fn new(run_times: RunTimes) -> Self {
+    pub fn new(time_programs: TimePrograms) -> Self {
         Self {
-            run_times,
+            time_programs,
             state: Arc::default(),
         }
     }
@@ -97,7 +110,7 @@ impl Sampler {
 
     /// If this panics, there is no other window.
     fn sample(&self) {
-        let window = self.run_times.window(WINDOW);
+        let window = (self.time_programs)(WINDOW);
         let mut state = self.state();
         state.is_in_window = false;
         state.not_before = Some(Instant::now() + PAUSE);
@@ -116,7 +129,9 @@ impl Sampled {
                 self.outcome = Outcome::Sampled;
                 self.length += window.length;
                 for (hook, runs) in window.by_hook {
-                    *self.by_hook.entry(hook).or_default() += runs;
+                    let sum = self.by_hook.entry(hook).or_default();
+                    sum.count += runs.count;
+                    sum.time += runs.time;
                 }
             }
             Ok(None) => {}

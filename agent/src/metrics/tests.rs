@@ -1,13 +1,9 @@
 use std::time::Duration;
 
 use super::{programs::Outcome, *};
-use crate::{
-    kernel::bpf::Runs,
-    proto::{
-        Account, AgentIdentity, Count, DepartedOutputs, Durations, Hook, HookStatus, Interface,
-        InterfacesStatus, OutputStatus, OutputTlsStatus, RecordSum, ScanStatus, Traffic,
-        UnitTraffic,
-    },
+use crate::proto::{
+    Account, AgentIdentity, Count, DepartedOutputs, Durations, Hook, HookStatus, Interface,
+    InterfacesStatus, OutputStatus, OutputTlsStatus, RecordSum, ScanStatus, Traffic, UnitTraffic,
 };
 
 fn count(packets: u64, bytes: u64) -> Count {

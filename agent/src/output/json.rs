@@ -18,10 +18,8 @@ use self::senders::{
 };
 use super::{LostSoFar, harmless, human};
 use crate::{
-    cgroups::Sender,
-    dns::Host,
+    ends::{EndCgroup, EndHost, EndProcess},
     known_interfaces::KnownInterfaces,
-    processes::Maker,
     proto::{
         Account, AgentIdentity, Count, Direction, EndReason, Failure, FlowBatch, FlowRecord,
         Interface,
@@ -307,9 +305,9 @@ impl<'a> FlowLine<'a> {
     fn new(batch: &'a FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
         let [direction, reverse_direction] =
             human::directions(record).map(|side| side.map(direction_name));
-        let [source, destination] = Sender::both(batch, record);
-        let [source_process, destination_process] = Maker::both(batch, record);
-        let [source_host, destination_host] = Host::both(batch, record);
+        let [source, destination] = EndCgroup::both(batch, record);
+        let [source_process, destination_process] = EndProcess::both(batch, record);
+        let [source_host, destination_host] = EndHost::both(batch, record);
         let [source_tcp, destination_tcp] = Tcp::both(record);
         let [to_source, to_destination] = RoundTrip::both(record);
         Self {

@@ -21,7 +21,7 @@ use super::{
     settings::HostPort,
     transport::{Endpoint, Requests},
 };
-use crate::{batch, freed_memory, proto::FlowBatch, tls::output::InForce};
+use crate::{batch, process_memory, proto::FlowBatch, tls::output::InForce};
 
 mod answer;
 mod insert;
@@ -302,7 +302,7 @@ async fn rows(table: Table, batches: Arc<[FlowBatch]>) -> Result<Bytes, Fault> {
         let made = table.file(&batches);
         drop(batches);
         // Each thread of tokio's pool would keep as much.
-        freed_memory::give_back();
+        process_memory::give_back();
         made
     });
     let of_the_rows =

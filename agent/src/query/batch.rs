@@ -10,11 +10,9 @@ use anyhow::Result;
 use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 use crate::{
     batch::validity,
-    cgroups::Sender,
-    dns::Host,
+    ends::{EndCgroup, EndHost, EndProcess},
     filter::Facts,
     known_interfaces::KnownInterfaces,
-    processes::Maker,
     proto::{AgentIdentity, FlowBatch, FlowRecord},
 };
 
@@ -83,19 +81,19 @@ pub(super) fn add(
             interface: interface.map_or("", |one| &one.name),
             netns_name: interface.map_or("", |one| &one.netns_name),
             units: if question.by.contains(&By::Unit) {
-                let senders = Sender::both(batch, record);
-                senders.map(|sender| sender.and_then(Sender::unit).unwrap_or_default())
+                let senders = EndCgroup::both(batch, record);
+                senders.map(|sender| sender.and_then(EndCgroup::unit).unwrap_or_default())
             } else {
                 [""; 2]
             },
             processes: if question.by.contains(&By::Process) {
-                let makers = Maker::both(batch, record);
-                makers.map(|maker| maker.and_then(Maker::name).unwrap_or_default())
+                let makers = EndProcess::both(batch, record);
+                makers.map(|maker| maker.and_then(EndProcess::name).unwrap_or_default())
             } else {
                 [""; 2]
             },
             names: if question.by.contains(&By::Name) {
-                Host::both(batch, record).map(|host| host.map_or("", |host| host.name))
+                EndHost::both(batch, record).map(|host| host.map_or("", |host| host.name))
             } else {
                 [""; 2]
             },

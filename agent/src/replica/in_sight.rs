@@ -3,9 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use agent_common::FlowKey;
-
-use crate::netns::InterfaceId;
+use agent_common::{FlowKey, InterfaceId};
 
 /// Times since boot.
 #[derive(Default)]

@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use agent_common::InterfaceId;
 use anyhow::Result;
 
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
         },
     },
     log_limit::LogLimit,
-    netns::{InterfaceId, Namespace},
+    netns::Namespace,
     proto,
 };
 

@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use agent_common::{Direction, FlowCounters, FlowKey, Pair};
+use agent_common::{Direction, FlowCounters, FlowKey, InterfaceId, Pair};
 use foldhash::fast::RandomState;
 
 use super::HookState;
-use crate::{netns::InterfaceId, protocols::Class};
+use crate::protocols::Class;
 
 /// Packets of flows, by protocol.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// By what callers over TCP are known.
-pub(super) struct Admission {
+pub struct Admission {
     /// Without it, certificates are all that callers show.
     pub tokens: Option<InForce>,
     /// Every caller over TCP has a certificate.
@@ -30,7 +30,7 @@ pub(super) struct Admission {
 
 impl Admission {
     /// What the caller may do, which may be nothing but to ask for the server's health.
-    pub(super) fn admit(
+    pub fn admit(
         &self,
         headers: &HeaderMap,
         caller: &Caller,
@@ -116,12 +116,7 @@ fn without_credential(caller: &Caller) -> Grant {
 }
 
 /// Fails unless the caller has this role.
-pub(super) fn must(
-    grant: &Grant,
-    role: Role,
-    caller: &Caller,
-    doors: &Doors,
-) -> Result<(), Status> {
+pub fn must(grant: &Grant, role: Role, caller: &Caller, doors: &Doors) -> Result<(), Status> {
     if grant.roles.has(role) {
         return Ok(());
     }
@@ -131,7 +126,7 @@ pub(super) fn must(
 }
 
 /// Fails if the caller may do nothing but send.
-pub(super) fn must_read(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
+pub fn must_read(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
     if grant.roles.has(Role::Observe) {
         return Ok(());
     }

@@ -44,7 +44,7 @@ const MESSAGE_HEADER_BYTES: usize = 5;
 
 /// An answer with one message, the concatenation of `parts`. `kept` is dropped once the transport has sent
 /// all of it, or has given it up.
-pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Body> {
+pub fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Body> {
     let mut frames = vec![header(false, parts.iter().map(Bytes::len).sum())];
     frames.extend(parts);
     // Tied to the last part, since the transport sends them in order.
@@ -55,7 +55,7 @@ pub(super) fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Respo
 }
 
 /// What becomes of a consumer's batches before they are sent.
-pub(super) struct Form {
+pub struct Form {
     /// `None` if they are sent as they are.
     own: Option<Own>,
     compressor: Arc<Compressor>,
@@ -69,7 +69,7 @@ struct Own {
 }
 
 /// An answer with a message for each batch, until the hub is closed.
-pub(super) fn batches<T: Send + 'static>(
+pub fn batches<T: Send + 'static>(
     subscription: Subscription,
     form: Form,
     kept: T,
@@ -100,7 +100,7 @@ pub(super) fn batches<T: Send + 'static>(
 impl Form {
     /// As the request asks for it. Without room for the consumer's copies nothing is compressed for it, and one with a filter
     /// is refused.
-    pub(super) fn asked(
+    pub fn asked(
         request: &ObserveRequest,
         headers: &HeaderMap,
         peer: &Peer,
@@ -202,7 +202,7 @@ fn plain(prefix: Bytes, body: Bytes) -> Vec<Bytes> {
 }
 
 /// An answer with these messages, which are made as they are sent. What is not sent within `patience` is given up.
-pub(super) fn list<T: Send + 'static>(
+pub fn list<T: Send + 'static>(
     messages: impl Iterator<Item = Bytes> + Send + 'static,
     patience: Duration,
     kept: T,
@@ -259,7 +259,7 @@ fn data(parts: Vec<Bytes>) -> Vec<Frame<Bytes>> {
 }
 
 /// A message as gRPC frames it, without compression.
-pub(super) fn whole(message: &[u8]) -> Bytes {
+pub fn whole(message: &[u8]) -> Bytes {
     [&header(false, message.len())[..], message].concat().into()
 }
 
@@ -279,7 +279,7 @@ fn response(bytes: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body>
 }
 
 /// An answer with these frames, of which the last has the trailers.
-pub(super) fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
+pub fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
     let frames = frames.map(Ok::<_, Status>);
     let mut response = Response::new(Body::new(StreamBody::new(frames)));
     response
@@ -289,7 +289,7 @@ pub(super) fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) 
 }
 
 /// The trailers of a call that ended like this.
-pub(super) fn trailers(outcome: Result<(), Status>) -> HeaderMap {
+pub fn trailers(outcome: Result<(), Status>) -> HeaderMap {
     let Err(status) = outcome else { return ok() };
     let mut trailers = HeaderMap::new();
     // Only a message of other than plain characters could fail.

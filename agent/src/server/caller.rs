@@ -31,14 +31,14 @@ const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it keeps its place without an open request later on.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
 /// How long a peer may take to read an answer. A list of flows is given up before.
-pub(super) const UNREAD_TIMEOUT: Duration = Duration::from_secs(90);
+pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The caller of a connection. Every request of the connection carries it.
 #[derive(Clone)]
 pub struct Caller {
-    pub(super) peer: Peer,
+    pub peer: Peer,
     /// Of its client certificate, which is known after the handshake, if it has one with a name.
-    pub(super) certificate: CertificateName,
+    pub certificate: CertificateName,
     ends: Ends,
     connection: Arc<State>,
 }
@@ -52,7 +52,7 @@ struct State {
 }
 
 /// Set once the handshake is done.
-pub(super) type CertificateName = Arc<OnceLock<Identity>>;
+pub type CertificateName = Arc<OnceLock<Identity>>;
 
 /// Both ends of a TCP connection, and who is at the other one, once somebody has asked.
 #[derive(Clone, Default)]
@@ -81,12 +81,12 @@ struct Activity {
 }
 
 impl Caller {
-    pub(super) fn new(peer: Peer) -> Self {
+    pub fn new(peer: Peer) -> Self {
         Self::silent_until(peer, Instant::now() + FIRST_REQUEST_TIMEOUT)
     }
 
     /// A caller whose connection loses its place at this time unless a request comes.
-    pub(super) fn silent_until(peer: Peer, ends_at: Instant) -> Self {
+    pub fn silent_until(peer: Peer, ends_at: Instant) -> Self {
         let activity = Activity {
             open: 0,
             place: None,
@@ -111,7 +111,7 @@ impl Caller {
     }
 
     /// Of a connection that was accepted at this address, and whose handshake finds the certificate's name.
-    pub(super) fn accepted(self, own: Option<SocketAddr>, certificate: CertificateName) -> Self {
+    pub fn accepted(self, own: Option<SocketAddr>, certificate: CertificateName) -> Self {
         Self {
             certificate,
             ends: Ends {
@@ -123,7 +123,7 @@ impl Caller {
     }
 
     /// The user of this host whose socket is at the other end of a TCP connection, if it is one of this host.
-    pub(super) fn local_user(&self) -> Option<u32> {
+    pub fn local_user(&self) -> Option<u32> {
         let Peer::Tcp(peer) = &self.peer else {
             return None;
         };
@@ -136,7 +136,7 @@ impl Caller {
     }
 
     /// Gives the connection its place, which it may lose to others while nothing is open. Those who run the agent lose none.
-    pub(super) fn hold(&self, place: Place, idle: &Arc<Idle>) {
+    pub fn hold(&self, place: Place, idle: &Arc<Idle>) {
         let mut activity = self.activity();
         activity.place = Some(place);
         if !self.peer.runs_the_agent() {
@@ -147,7 +147,7 @@ impl Caller {
     }
 
     /// Gives up the place for another connection. Fails if something is open.
-    pub(super) fn give_way(&self) -> bool {
+    pub fn give_way(&self) -> bool {
         let mut activity = self.activity();
         if activity.open > 0 || activity.place.take().is_none() {
             return false;
@@ -159,13 +159,13 @@ impl Caller {
     }
 
     /// Whether the connection has lost its place. If not, `context` is woken when that happens.
-    pub(super) fn has_given_way(&self, context: &Context<'_>) -> bool {
+    pub fn has_given_way(&self, context: &Context<'_>) -> bool {
         self.connection.task.register(context.waker());
         self.connection.has_given_way.load(Relaxed)
     }
 
     /// The connection is gone.
-    pub(super) fn end(&self) {
+    pub fn end(&self) {
         let mut activity = self.activity();
         activity.rise();
         activity.idle = None;
@@ -174,7 +174,7 @@ impl Caller {
     }
 
     /// Opens a request, which stays open until it is dropped.
-    pub(super) fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
+    pub fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
         let most = doors.limits().max_streams;
         let mut activity = self.activity();
         if activity.open < most {
@@ -192,14 +192,14 @@ impl Caller {
     }
 
     /// A place for an answer, which the peer has to read before long.
-    pub(super) async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
+    pub async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
         let place = doors.answer(&self.peer).await?;
         Ok(self.unread(Some(place), Instant::now() + UNREAD_TIMEOUT))
     }
 
     /// Takes the connection's place of those that one credential may have, unless it has one: that of the first credential which is
     /// shown on it.
-    pub(super) async fn belongs_to(&self, grant: &Grant, doors: &Doors) -> Result<(), Status> {
+    pub async fn belongs_to(&self, grant: &Grant, doors: &Doors) -> Result<(), Status> {
         if self.activity().of_credential.is_none() {
             let place = doors.share(Share::Connections, Some(grant), &self.peer);
             let place = place.await?;
@@ -209,7 +209,7 @@ impl Caller {
     }
 
     /// An answer that has to be read until then. It may have a place.
-    pub(super) fn unread(&self, place: Option<Place>, until: Instant) -> Unread {
+    pub fn unread(&self, place: Option<Place>, until: Instant) -> Unread {
         let mut activity = self.activity();
         let number = activity.number;
         activity.number += 1;
@@ -222,13 +222,13 @@ impl Caller {
     }
 
     /// When the connection ends unless an answer is read.
-    pub(super) fn unread_until(&self) -> Option<Instant> {
+    pub fn unread_until(&self) -> Option<Instant> {
         let activity = self.activity();
         activity.unread.values().min().copied()
     }
 
     /// When the connection loses its place unless a request comes; `None` while it is not idle.
-    pub(super) fn ends_at(&self) -> Option<Instant> {
+    pub fn ends_at(&self) -> Option<Instant> {
         let activity = self.activity();
         (activity.open == 0).then_some(activity.ends_at)
     }
@@ -254,7 +254,7 @@ impl Activity {
     }
 }
 
-pub(super) struct OpenRequest(Caller);
+pub struct OpenRequest(Caller);
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
@@ -271,7 +271,7 @@ impl Drop for OpenRequest {
 }
 
 /// An answer that its peer has not read yet. It keeps a place from others.
-pub(super) struct Unread {
+pub struct Unread {
     caller: Caller,
     number: u64,
     _place: Option<Place>,
@@ -284,7 +284,7 @@ impl Drop for Unread {
 }
 
 /// How long to wait at most before checking a connection again.
-pub(super) const NEXT_LOOK: Duration = Duration::from_secs(15);
+pub const NEXT_LOOK: Duration = Duration::from_secs(15);
 
 #[cfg(test)]
 mod tests {

@@ -52,10 +52,10 @@ const MAX_HEADER_BYTES: u32 = 8 << 10;
 
 /// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
 /// waiting in the client.
-pub(super) const STREAMS_TO_REFUSE: u32 = 8;
+pub const STREAMS_TO_REFUSE: u32 = 8;
 
 /// The calls that a process answers.
-pub(super) trait Calls: Send + Sync + 'static {
+pub trait Calls: Send + Sync + 'static {
     fn doors(&self) -> &Arc<Doors>;
 
     fn standard(&self) -> &StandardServices;
@@ -75,25 +75,25 @@ pub(super) trait Calls: Send + Sync + 'static {
 }
 
 /// Whoever calls a server that asks who that is.
-pub(super) struct Admitted {
-    pub(super) grant: Grant,
+pub struct Admitted {
+    pub grant: Grant,
     /// Where the grant comes from, if it can be withdrawn.
-    pub(super) tokens: Option<(token::InForce, Shown)>,
+    pub tokens: Option<(token::InForce, Shown)>,
 }
 
 /// The token of a call, for what goes on while nobody reads the answer.
 #[derive(Clone)]
-pub(super) struct Credential(token::InForce, Shown);
+pub struct Credential(token::InForce, Shown);
 
 impl Credential {
     /// Returns once it is withdrawn.
-    pub(super) async fn withdrawn(self) {
+    pub async fn withdrawn(self) {
         self.0.withdrawn(self.1).await;
     }
 }
 
 impl Admitted {
-    pub(super) fn for_good(grant: Grant) -> Self {
+    pub fn for_good(grant: Grant) -> Self {
         Self {
             grant,
             tokens: None,
@@ -186,7 +186,7 @@ async fn answer_admitted(
 
 /// Reads a request that asks for one message, and takes a place for the answer. A request that does not come holds no place of
 /// others.
-pub(super) async fn place_for<M: Message + Default>(
+pub async fn place_for<M: Message + Default>(
     request: Request<Body>,
     caller: &Caller,
     doors: &Doors,
@@ -199,27 +199,23 @@ pub(super) async fn place_for<M: Message + Default>(
 }
 
 /// How to serve.
-pub(super) struct Serving<C> {
-    pub(super) calls: Arc<C>,
-    pub(super) hub: Hub,
-    pub(super) max_streams: u32,
+pub struct Serving<C> {
+    pub calls: Arc<C>,
+    pub hub: Hub,
+    pub max_streams: u32,
     /// How much a peer may send on a stream, and on a connection, before we read it. HTTP/2 keeps it in memory.
-    pub(super) stream_window_bytes: u32,
-    pub(super) connection_window_bytes: u32,
-    pub(super) drain_timeout: Duration,
+    pub stream_window_bytes: u32,
+    pub connection_window_bytes: u32,
+    pub drain_timeout: Duration,
     /// The streams of gRPC's own services end when this is dropped.
-    pub(super) streams: watch::Sender<()>,
+    pub streams: watch::Sender<()>,
 }
 
 impl<C: Calls> Serving<C> {
     /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers: up to `drain_timeout`
     /// while they take nothing, up to four times that while they take something. What they have not taken by
     /// then is lost and logged.
-    pub(super) async fn run(
-        self,
-        listeners: Listeners,
-        shutdown: impl Future<Output = ()>,
-    ) -> Result<()> {
+    pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             calls,
             hub,

@@ -29,7 +29,7 @@ const KEPT: usize = 32;
 const AT_ONCE: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub enum Encoding {
     Gzip,
     Zstd,
 }
@@ -37,7 +37,7 @@ pub(super) enum Encoding {
 impl Encoding {
     /// In which form a client wants its answer. Many accept gzip without having been told to, so on a Unix socket,
     /// where bytes cost nothing, only one that compressed its request gets it.
-    pub(super) fn asked(headers: &HeaderMap, is_on_a_unix_socket: bool) -> Option<Self> {
+    pub fn asked(headers: &HeaderMap, is_on_a_unix_socket: bool) -> Option<Self> {
         let has_compressed = headers
             .get("grpc-encoding")
             .is_some_and(|encoding| encoding != "identity");
@@ -56,7 +56,7 @@ impl Encoding {
     }
 
     /// As in the headers of gRPC.
-    pub(super) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
             Self::Zstd => "zstd",
@@ -65,14 +65,14 @@ impl Encoding {
 }
 
 /// A body that is compressed.
-pub(super) struct Compressed {
+pub struct Compressed {
     encoding: Encoding,
     /// Blocks of deflate, the last of them marked so, or a frame of Zstandard.
-    pub(super) bytes: Bytes,
+    pub bytes: Bytes,
     /// Of the body.
     crc: Crc,
     /// Counts the bytes once, however many consumers wait for them.
-    pub(super) held: SharedHeld,
+    pub held: SharedHeld,
 }
 
 impl Compressed {
@@ -99,7 +99,7 @@ impl Compressed {
 
     /// What goes before the compressed body and after it, so that the whole is `prefix` and the body. `None` if the
     /// prefix is too long, which no consumer's own fields are.
-    pub(super) fn around(&self, prefix: &[u8]) -> Option<[Bytes; 2]> {
+    pub fn around(&self, prefix: &[u8]) -> Option<[Bytes; 2]> {
         let len = u8::try_from(prefix.len()).ok()?;
         let (mut before, mut after) = (BytesMut::new(), BytesMut::new());
         match self.encoding {
@@ -136,7 +136,7 @@ impl Compressed {
 type Kept = (Encoding, BatchId, Arc<OnceCell<Arc<Compressed>>>);
 
 /// Compresses bodies for all streams, and keeps the last of them for other consumers.
-pub(super) struct Compressor {
+pub struct Compressor {
     kept: Mutex<VecDeque<Kept>>,
     turns: Semaphore,
 }
@@ -152,7 +152,7 @@ impl Default for Compressor {
 
 impl Compressor {
     /// The compressed body, or `None` if it does not get smaller. `id` is that of a body that others may have, too.
-    pub(super) async fn compress(
+    pub async fn compress(
         &self,
         encoding: Encoding,
         id: Option<BatchId>,

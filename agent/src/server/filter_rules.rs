@@ -20,20 +20,22 @@ use super::{
 };
 use crate::{
     background,
-    changes::Stopping,
     fault::Fault,
-    filter::{self, Rule, bounds},
+    filter::{
+        self, Rule,
+        bounds::{self, MAX_MESSAGE_BYTES},
+    },
     proto::Filters,
-    rules::{Author, MAX_MESSAGE_BYTES, ReplaceError, Replaced, RunningRules},
+    rules_in_force::{Author, ReplaceError, Replaced, Rules, Stopping},
 };
 
 pub(super) struct FilterRules {
-    running: RunningRules,
+    running: Arc<dyn Rules>,
     one_at_a_time: Arc<Semaphore>,
 }
 
 impl FilterRules {
-    pub(super) fn new(running: RunningRules) -> Self {
+    pub(super) fn new(running: Arc<dyn Rules>) -> Self {
         Self {
             running,
             one_at_a_time: Arc::new(Semaphore::new(1)),
@@ -161,7 +163,7 @@ fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::SetFiltersRequest;
+    use crate::{proto::SetFiltersRequest, rules_in_force::FixedRules};
 
     fn read(message: impl Into<Bytes>) -> Result<Vec<String>, String> {
         let rules = rules(message.into()).map_err(|status| status.message().to_owned())?;
@@ -208,7 +210,7 @@ mod tests {
     fn an_answer_has_the_rules_and_what_their_author_may_not_have_meant() {
         let rules = rules(message(&["exclude all"]).into()).unwrap();
         let replaced = Replaced {
-            in_force: RunningRules::fixed(&rules).in_force(),
+            in_force: FixedRules::new(&rules).in_force(),
             warnings: vec!["nothing is counted".to_owned()],
         };
         let told = Filters::decode(&answer(replaced).concat()[..]).unwrap();

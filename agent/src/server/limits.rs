@@ -41,7 +41,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Scarce things of which each credential has a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Share {
+pub enum Share {
     /// Of a listener. Those who read may share a credential.
     Connections,
     /// Requests for one message, and their answers that wait to be read.
@@ -81,7 +81,7 @@ impl Share {
 }
 
 /// A credential's place.
-pub(super) type SharePlace = CountedPlace<(Share, Identity)>;
+pub type SharePlace = CountedPlace<(Share, Identity)>;
 
 /// The settings.
 #[derive(Debug, Clone, Copy)]
@@ -118,7 +118,7 @@ impl Limits {
 }
 
 /// Places for everyone, and a few more for those who run the agent. A place is held until it is dropped.
-pub(super) struct Places {
+pub struct Places {
     shared: Arc<Semaphore>,
     for_root: Arc<Semaphore>,
     size: Mutex<Size>,
@@ -130,10 +130,10 @@ struct Size {
     surplus: usize,
 }
 
-pub(super) type Place = OwnedSemaphorePermit;
+pub type Place = OwnedSemaphorePermit;
 
 impl Places {
-    pub(super) fn new(count: u32) -> Self {
+    pub fn new(count: u32) -> Self {
         Self {
             shared: Arc::new(Semaphore::new(count as usize)),
             for_root: Arc::new(Semaphore::new(PLACES_FOR_ROOT)),
@@ -146,7 +146,7 @@ impl Places {
 
     /// Takes a place of those for everyone, of which there are `count` from here on, or, for root, one of the
     /// others. Nobody loses a place if there are less.
-    pub(super) fn take_of(&self, count: u32, peer: &Peer) -> Option<Place> {
+    pub fn take_of(&self, count: u32, peer: &Peer) -> Option<Place> {
         self.resize(count as usize);
         self.take(peer)
     }
@@ -181,7 +181,7 @@ impl Places {
         }
     }
 
-    pub(super) fn take(&self, peer: &Peer) -> Option<Place> {
+    pub fn take(&self, peer: &Peer) -> Option<Place> {
         self.take_shared().or_else(|| {
             let for_root = peer
                 .runs_the_agent()
@@ -193,7 +193,7 @@ impl Places {
 
 /// What was refused.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Refusal {
+pub enum Refusal {
     Connection,
     Silent,
     Stream,
@@ -245,7 +245,7 @@ impl Refusal {
 }
 
 /// What all listeners share.
-pub(super) struct Doors {
+pub struct Doors {
     limits: watch::Receiver<Limits>,
     consumers: Places,
     answers: Places,
@@ -265,7 +265,7 @@ fn event(log: &Mutex<LogLimit>) -> Option<u64> {
 }
 
 impl Doors {
-    pub(super) fn new(limits: watch::Receiver<Limits>) -> Self {
+    pub fn new(limits: watch::Receiver<Limits>) -> Self {
         let max_consumers = limits.borrow().max_consumers;
         Self {
             limits,
@@ -278,12 +278,12 @@ impl Doors {
     }
 
     /// Those in force.
-    pub(super) fn limits(&self) -> Limits {
+    pub fn limits(&self) -> Limits {
         *self.limits.borrow()
     }
 
     /// Counts a refusal, and logs one once in a while.
-    pub(super) fn refuse(&self, refusal: Refusal, peer: &Peer) {
+    pub fn refuse(&self, refusal: Refusal, peer: &Peer) {
         let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
         if let Some(times) = event(&refused.log) {
@@ -291,12 +291,12 @@ impl Doors {
         }
     }
 
-    pub(super) fn handshake_failed(&self, peer: &Peer, error: &dyn Display) {
+    pub fn handshake_failed(&self, peer: &Peer, error: &dyn Display) {
         self.refuse_because(Refusal::Handshake, peer, error);
     }
 
     /// Counts a refusal, and logs one with its reason once in a while.
-    pub(super) fn refuse_because(&self, refusal: Refusal, peer: &Peer, error: &dyn Display) {
+    pub fn refuse_because(&self, refusal: Refusal, peer: &Peer, error: &dyn Display) {
         let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
         if let Some(times) = event(&refused.log) {
@@ -305,13 +305,13 @@ impl Doors {
     }
 
     /// Logs that a connection could not be accepted, for example because the process has no file left.
-    pub(super) fn cannot_accept(&self, error: &io::Error) {
+    pub fn cannot_accept(&self, error: &io::Error) {
         if let Some(times) = event(&self.accept_log) {
             warn!(%error, times, "cannot accept a connection");
         }
     }
 
-    pub(super) fn consumer(&self, peer: &Peer) -> Result<Place, Status> {
+    pub fn consumer(&self, peer: &Peer) -> Result<Place, Status> {
         let most = self.limits().max_consumers;
         self.consumers.take_of(most, peer).ok_or_else(|| {
             self.refuse(Refusal::Consumer, peer);
@@ -322,7 +322,7 @@ impl Doors {
     }
 
     /// Refuses a consumer for whose copies there is no room.
-    pub(super) fn no_copies(&self, peer: &Peer) -> Status {
+    pub fn no_copies(&self, peer: &Peer) -> Status {
         self.refuse(Refusal::Copies, peer);
         Status::resource_exhausted(
             "other consumers hold all the memory for the batches of consumers with filters: observe without a filter, \
@@ -332,7 +332,7 @@ impl Doors {
 
     /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
     /// make room in no time.
-    pub(super) async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
+    pub async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
         let shared = Arc::clone(&self.answers.shared).acquire_owned();
         if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
             return Ok(place);
@@ -347,7 +347,7 @@ impl Doors {
 
     /// A place of the share of whoever has shown a credential. Waits a little. Those who run this process, and callers without a
     /// credential, have none.
-    pub(super) async fn share(
+    pub async fn share(
         &self,
         share: Share,
         grant: Option<&Grant>,
@@ -377,7 +377,7 @@ impl Doors {
         Err(Status::resource_exhausted(refused))
     }
 
-    pub(super) fn status(&self) -> ServerStatus {
+    pub fn status(&self) -> ServerStatus {
         let limits = self.limits();
         let count = |refusal: Refusal| self.refusals[refusal as usize].count.load(Relaxed);
         ServerStatus {

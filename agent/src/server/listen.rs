@@ -38,13 +38,13 @@ pub struct Listeners {
 }
 
 /// Where somebody may connect.
-pub(super) struct Listening {
+pub struct Listening {
     address: String,
     tls: Option<InForce>,
 }
 
 impl Listening {
-    pub(super) fn status(&self) -> ListenerStatus {
+    pub fn status(&self) -> ListenerStatus {
         ListenerStatus {
             address: self.address.clone(),
             tls: self.tls.as_ref().map(|tls| {
@@ -127,7 +127,7 @@ impl Listeners {
     }
 
     /// What is told of each.
-    pub(super) fn told(&self) -> Vec<Listening> {
+    pub fn told(&self) -> Vec<Listening> {
         let tell = |listener: &Listener| Listening {
             address: listener.address(),
             tls: listener.tls(self.tls.as_ref()),
@@ -136,21 +136,21 @@ impl Listeners {
     }
 
     /// Whether every client over TCP has a certificate.
-    pub(super) fn asks_for_certificates(&self) -> bool {
+    pub fn asks_for_certificates(&self) -> bool {
         let tls = self.tls.as_ref();
         tls.is_some_and(|tls| tls.told().asks_for_certificates)
     }
 
-    pub(super) fn tls(&self) -> Option<InForce> {
+    pub fn tls(&self) -> Option<InForce> {
         self.tls.clone()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.all.len()
     }
 
     /// The accepted connections. The stream never fails: if the process has no file left, it waits.
-    pub(super) fn into_connections(
+    pub fn into_connections(
         self,
         doors: &Arc<Doors>,
     ) -> (

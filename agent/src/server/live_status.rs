@@ -13,7 +13,7 @@ use crate::{
     proto::{AgentStatus, ServerStatus},
 };
 
-pub(super) struct LiveStatus {
+pub struct LiveStatus {
     hub: Hub,
     outputs: Outputs,
     scanned: watch::Receiver<Arc<AgentStatus>>,
@@ -25,7 +25,7 @@ pub(super) struct LiveStatus {
 
 impl LiveStatus {
     /// The agent starts now.
-    pub(super) fn new(
+    pub fn new(
         hub: Hub,
         outputs: Outputs,
         scanned: watch::Receiver<Arc<AgentStatus>>,
@@ -44,7 +44,7 @@ impl LiveStatus {
         }
     }
 
-    pub(super) fn now(&self) -> AgentStatus {
+    pub fn now(&self) -> AgentStatus {
         let mut status = AgentStatus::clone(&self.scanned.borrow());
         status.started_unix_ns = clock::unix_of_boot_ns(self.started_boot_ns);
         status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
@@ -59,7 +59,7 @@ impl LiveStatus {
 }
 
 /// What the listeners let in, and what is held for those who are in.
-pub(super) fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
+pub fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
     let fate = hub.fate();
     ServerStatus {
         consumers_left: hub.left(),

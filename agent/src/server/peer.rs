@@ -16,14 +16,14 @@ pub enum Peer {
 
 impl Peer {
     /// Whether it is root or the agent's own user, on the same machine.
-    pub(super) fn runs_the_agent(&self) -> bool {
+    pub fn runs_the_agent(&self) -> bool {
         match self {
             Self::Unix { uid, .. } => runs_this_process(*uid),
             Self::Tcp(_) | Self::Unknown => false,
         }
     }
 
-    pub(crate) fn source(&self) -> Source {
+    pub fn source(&self) -> Source {
         match self {
             Self::Unix { uid, .. } => Source::User(*uid),
             Self::Tcp(address) => Source::of_ip(address.ip()),
@@ -32,13 +32,13 @@ impl Peer {
     }
 
     /// Whether the rights of a file let it in, so that it may see the filter rules.
-    pub(super) fn is_on_a_unix_socket(&self) -> bool {
+    pub fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
 }
 
 /// Whether it is root or the user of this process.
-pub(super) fn runs_this_process(uid: u32) -> bool {
+pub fn runs_this_process(uid: u32) -> bool {
     runs(uid, geteuid().as_raw())
 }
 

@@ -13,15 +13,12 @@ use tonic::{
 };
 
 /// The limit for requests that are not about filter rules.
-pub(super) const MAX_REQUEST_BYTES: usize = 64 << 10;
+pub const MAX_REQUEST_BYTES: usize = 64 << 10;
 
 /// A request that takes longer to send its message loses its place.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) async fn message<M: Message + Default>(
-    headers: &HeaderMap,
-    body: Body,
-) -> Result<M, Status> {
+pub async fn message<M: Message + Default>(headers: &HeaderMap, body: Body) -> Result<M, Status> {
     let bytes = bytes(headers, body, MAX_REQUEST_BYTES).await?;
     M::decode(bytes).map_err(|error| {
         Status::invalid_argument(format!("this is not the request's message: {error}"))
@@ -29,7 +26,7 @@ pub(super) async fn message<M: Message + Default>(
 }
 
 /// Whether the messages of a request may be compressed with gzip. Refuses any other compression.
-pub(super) fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
+pub fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
     match headers.get("grpc-encoding") {
         None => Ok(false),
         Some(encoding) if encoding == "identity" => Ok(false),
@@ -48,11 +45,7 @@ pub(super) fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
 }
 
 /// The bytes of the one message that a request has, decompressed and not decoded. The limit is for both.
-pub(super) async fn bytes(
-    headers: &HeaderMap,
-    body: Body,
-    most_bytes: usize,
-) -> Result<Bytes, Status> {
+pub async fn bytes(headers: &HeaderMap, body: Body, most_bytes: usize) -> Result<Bytes, Status> {
     let encoding = may_be_gzip(headers)?.then_some(CompressionEncoding::Gzip);
     let mut messages = Streaming::new_request(Whole, body, encoding, Some(most_bytes));
     tokio::time::timeout(TIMEOUT, messages.message())

@@ -38,7 +38,7 @@ const CONSUMER_NAME_CHARS: usize = 64;
 const SNAPSHOT_PATIENCE: Duration = Duration::from_mins(1);
 
 /// What it calls itself, and not for ever.
-pub(super) fn consumer_name(request: &ObserveRequest) -> String {
+pub fn consumer_name(request: &ObserveRequest) -> String {
     request.consumer.chars().take(CONSUMER_NAME_CHARS).collect()
 }
 
@@ -50,15 +50,15 @@ fn refused(error: AskError) -> Status {
 }
 
 /// What an agent answers from.
-pub(super) struct AgentCalls {
-    pub(super) hub: Hub,
-    pub(super) asks: Asks,
-    pub(super) status: Arc<LiveStatus>,
-    pub(super) rules: FilterRules,
-    pub(super) settings: watch::Receiver<SettingsInForce>,
-    pub(super) doors: Arc<Doors>,
-    pub(super) compressor: Arc<Compressor>,
-    pub(super) standard: StandardServices,
+pub struct AgentCalls {
+    pub hub: Hub,
+    pub asks: Asks,
+    pub status: Arc<LiveStatus>,
+    pub rules: FilterRules,
+    pub settings: watch::Receiver<SettingsInForce>,
+    pub doors: Arc<Doors>,
+    pub compressor: Arc<Compressor>,
+    pub standard: StandardServices,
 }
 
 impl Calls for AgentCalls {

@@ -34,7 +34,7 @@ const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
 
 type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-pub(super) struct StandardServices {
+pub struct StandardServices {
     /// Those of flow.proto that the process serves.
     ours: &'static [&'static str],
     reporter: HealthReporter,
@@ -50,7 +50,7 @@ pub(super) struct StandardServices {
 type Call = Box<dyn Fn(Request<Body>) -> Answered + Send + Sync>;
 
 /// A request that one of these services answers.
-pub(super) struct StandardCall<'a> {
+pub struct StandardCall<'a> {
     call: &'a Call,
     /// Whether its answer has many messages, and no end of its own.
     pub is_stream: bool,
@@ -59,7 +59,7 @@ pub(super) struct StandardCall<'a> {
 impl StandardServices {
     /// They tell of these services of ours, and call them healthy when it counts. Their streams end when the sender of
     /// `stopped` is dropped.
-    pub(super) async fn new(
+    pub async fn new(
         ours: &'static [&'static str],
         mut counting: watch::Receiver<bool>,
         stopped: watch::Receiver<()>,
@@ -90,12 +90,12 @@ impl StandardServices {
     }
 
     /// Calls the agent unhealthy from here on. Those who watch hear of it before their streams end.
-    pub(super) async fn stop(&self) {
+    pub async fn stop(&self) {
         self.telling.abort();
         set_all(&self.reporter, self.ours, ServingStatus::NotServing).await;
     }
 
-    pub(super) fn find(&self, path: &str) -> Option<StandardCall<'_>> {
+    pub fn find(&self, path: &str) -> Option<StandardCall<'_>> {
         let (service, method) = path.strip_prefix('/')?.split_once('/')?;
         let (call, is_stream) = match service {
             HEALTH => (&self.health, method == "Watch"),
@@ -107,7 +107,7 @@ impl StandardServices {
     }
 
     /// `kept` is dropped with the answer's body.
-    pub(super) async fn answer<T: Send + 'static>(
+    pub async fn answer<T: Send + 'static>(
         &self,
         call: StandardCall<'_>,
         request: Request<Body>,

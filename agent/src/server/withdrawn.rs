@@ -13,7 +13,7 @@ use tonic::{Status, body::Body, codegen::http::Response};
 use super::answer::trailers;
 use crate::token::{InForce, known::Shown};
 
-pub(super) fn status() -> Status {
+pub fn status() -> Status {
     Status::unauthenticated("the token of this call was withdrawn")
 }
 
@@ -24,7 +24,7 @@ struct Ended {
 }
 
 /// The same answer, which ends with `UNAUTHENTICATED` once this token is withdrawn.
-pub(super) fn ended_with(answer: Response<Body>, tokens: InForce, shown: Shown) -> Response<Body> {
+pub fn ended_with(answer: Response<Body>, tokens: InForce, shown: Shown) -> Response<Body> {
     answer.map(|body| {
         if body.is_end_stream() {
             return body;

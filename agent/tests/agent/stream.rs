@@ -15,7 +15,7 @@ use agent::{
     outputs::Outputs,
     proto::{AgentStatus, FlowBatch, Interface, SettingsInForce, flow_collector_server},
     record::Record,
-    rules::RunningRules,
+    rules_in_force::FixedRules,
     server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
 };
 use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo};
@@ -90,7 +90,7 @@ impl Agent {
                 hub: serving_hub,
                 asks: Asks::channel().0,
                 status,
-                rules: RunningRules::fixed(&[]),
+                rules: Arc::new(FixedRules::new(&[])),
                 settings: watch::channel(SettingsInForce::default()).1,
                 limits: server::Limits::default().fixed(),
                 drain_timeout,

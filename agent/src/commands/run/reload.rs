@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     agent::Config,
     background,
-    changes::{Change, Changes, Stopping},
+    changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
     fault,
     filter::Rule,
@@ -26,7 +26,8 @@ use crate::{
     output::Format,
     outputs::Outputs,
     proto::SettingsInForce,
-    rules::{Author, ReplaceError, RunningRules},
+    rules::RunningRules,
+    rules_in_force::{Author, ReplaceError, Rules as _, Stopping},
     server::Limits,
     service_manager::ServiceManager,
     tls::server::InForce,

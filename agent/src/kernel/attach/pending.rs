@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, sync::PoisonError};
 
+use agent_common::InterfaceId;
+
 use super::watcher::Watcher;
-use crate::{
-    interfaces::Selection, kernel::links::Link, link_names::LinkNames, netns::InterfaceId,
-};
+use crate::{interfaces::Selection, kernel::links::Link, link_names::LinkNames};
 
 /// Why a selected interface is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use agent_common::InterfaceId;
 use tokio::sync::Notify;
 
 use super::{Hook, held::HeldLink};
-use crate::{kernel::links::Counters, link_names::LinkNames, netns::InterfaceId};
+use crate::{kernel::links::Counters, link_names::LinkNames};
 
 /// A hook with its interface's own counters around attachment.
 #[derive(Clone, Debug)]

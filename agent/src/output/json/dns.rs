@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Origin;
 use crate::{
-    dns,
+    dns_codes,
     output::human,
     proto::{DnsExchange, FlowBatch, Interface},
 };
@@ -46,7 +46,7 @@ impl<'a> DnsLine<'a> {
         interface: Option<&'a Interface>,
     ) -> Self {
         let code = |number: u32| {
-            let name = u16::try_from(number).ok().and_then(dns::code);
+            let name = u16::try_from(number).ok().and_then(dns_codes::code);
             name.unwrap_or_else(|| number.to_string())
         };
         let record_type = u16::try_from(exchange.record_type).unwrap_or(u16::MAX);
@@ -68,7 +68,7 @@ impl<'a> DnsLine<'a> {
             client_port: exchange.client_port,
             server_addr: human::address(&exchange.server_addr),
             name: &exchange.name,
-            record_type: dns::record_type(record_type),
+            record_type: dns_codes::record_type(record_type),
             asked_ns: exchange.asked_unix_ns,
             waited_ns: exchange.waited_ns,
             code: exchange.code.map(code),

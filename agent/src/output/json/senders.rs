@@ -2,7 +2,11 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-use crate::{cgroups::Sender, dns::Host, processes::Maker, round_trip::RoundTrip, tcp::Tcp};
+use crate::{
+    ends::{EndCgroup, EndHost, EndProcess},
+    round_trip::RoundTrip,
+    tcp::Tcp,
+};
 
 /// In the order of the values.
 pub(super) type Names = [&'static str; 6];
@@ -25,7 +29,7 @@ pub(super) const DESTINATION: Names = [
 ];
 
 /// A sender under the names of its end.
-pub(super) struct OfEnd<'a>(pub Names, pub Sender<'a>);
+pub(super) struct OfEnd<'a>(pub Names, pub EndCgroup<'a>);
 
 impl Serialize for OfEnd<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -53,7 +57,7 @@ pub(super) const SOURCE_PROCESS: ProcessNames = ["src_process", "src_pid", "src_
 pub(super) const DESTINATION_PROCESS: ProcessNames = ["dst_process", "dst_pid", "dst_uid"];
 
 /// A process under the names of its end.
-pub(super) struct ProcessOfEnd<'a>(pub ProcessNames, pub Maker<'a>);
+pub(super) struct ProcessOfEnd<'a>(pub ProcessNames, pub EndProcess<'a>);
 
 impl Serialize for ProcessOfEnd<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -73,7 +77,7 @@ pub(super) const SOURCE_HOST: HostNames = ["src_host", "src_host_source"];
 pub(super) const DESTINATION_HOST: HostNames = ["dst_host", "dst_host_source"];
 
 /// What an end is called under the names of its end.
-pub(super) struct HostOfEnd<'a>(pub HostNames, pub Host<'a>);
+pub(super) struct HostOfEnd<'a>(pub HostNames, pub EndHost<'a>);
 
 impl Serialize for HostOfEnd<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -7,10 +7,8 @@ use super::{
     fields::{Fields, Length},
 };
 use crate::{
-    cgroups::Sender,
-    dns::Host,
+    ends::{EndCgroup, EndHost, EndProcess},
     output::json,
-    processes::Maker,
     proto::{FlowBatch, FlowRecord},
     round_trip::RoundTrip,
     tcp::Tcp,
@@ -69,9 +67,9 @@ pub(super) struct Enriched<'a> {
 impl<'a> Enriched<'a> {
     /// `None` if nothing is known.
     pub fn of(batch: &'a FlowBatch, record: &FlowRecord) -> Option<Self> {
-        let senders = Sender::both(batch, record);
-        let makers = Maker::both(batch, record);
-        let hosts = Host::both(batch, record);
+        let senders = EndCgroup::both(batch, record);
+        let makers = EndProcess::both(batch, record);
+        let hosts = EndHost::both(batch, record);
         let tcp = Tcp::both(record);
         let round_trips = RoundTrip::both(record);
         let end = |number: usize| {
@@ -79,14 +77,14 @@ impl<'a> Enriched<'a> {
             let maker = makers[number];
             let host = hosts[number];
             End {
-                unit: cut(sender.and_then(Sender::unit).unwrap_or_default()),
-                container_id: cut(sender.and_then(Sender::container_id).unwrap_or_default()),
-                process: cut(maker.and_then(Maker::name).unwrap_or_default()),
+                unit: cut(sender.and_then(EndCgroup::unit).unwrap_or_default()),
+                container_id: cut(sender.and_then(EndCgroup::container_id).unwrap_or_default()),
+                process: cut(maker.and_then(EndProcess::name).unwrap_or_default()),
                 is_shared: [record.src_sender_shared, record.dst_sender_shared][number],
-                pid: maker.map(Maker::pid),
-                uid: maker.and_then(Maker::uid),
+                pid: maker.map(EndProcess::pid),
+                uid: maker.and_then(EndProcess::uid),
                 host: cut(host.map_or("", |host| host.name)),
-                host_origin: host.map_or("", Host::source),
+                host_origin: host.map_or("", EndHost::source),
                 tcp: tcp[number].unwrap_or_default(),
                 round_trip: round_trips[number],
             }

@@ -7,10 +7,8 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 
 use super::wire::{Attributes, Key, Text, varint};
 use crate::{
-    cgroups::Sender,
-    dns::Host,
+    ends::{EndCgroup, EndHost, EndProcess},
     output::{human, json},
-    processes::Maker,
     proto::{FlowBatch, FlowRecord, Interface},
     protocols,
     round_trip::RoundTrip,
@@ -239,21 +237,21 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
 /// What was found out about a flow beyond its packets.
 #[inline]
 fn found_out(attributes: &mut Attributes, batch: &FlowBatch, flow: &FlowRecord) {
-    let [of_source, of_destination] = Sender::both(batch, flow);
+    let [of_source, of_destination] = EndCgroup::both(batch, flow);
     if let Some(known) = of_source {
         sender(attributes, SOURCE, known);
     }
     if let Some(known) = of_destination {
         sender(attributes, DESTINATION, known);
     }
-    let [of_source, of_destination] = Maker::both(batch, flow);
+    let [of_source, of_destination] = EndProcess::both(batch, flow);
     if let Some(known) = of_source {
         process(attributes, SOURCE_PROCESS, known);
     }
     if let Some(known) = of_destination {
         process(attributes, DESTINATION_PROCESS, known);
     }
-    let [of_source, of_destination] = Host::both(batch, flow);
+    let [of_source, of_destination] = EndHost::both(batch, flow);
     if let Some(known) = of_source {
         attributes.text(key::SOURCE_HOST, short(known.name));
         attributes.text(key::SOURCE_HOST_SOURCE, known.source());
@@ -403,7 +401,7 @@ const DESTINATION: SenderKeys = [
 ];
 
 /// What is known of who sent the packets of one end.
-fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: Sender<'_>) {
+fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: EndCgroup<'_>) {
     let texts = [
         sender.unit(),
         sender.container_id(),
@@ -427,7 +425,7 @@ const DESTINATION_PROCESS: ProcessKeys = [
 ];
 
 /// What is known of who made the socket of one end.
-fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: Maker<'_>) {
+fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: EndProcess<'_>) {
     if let Some(text) = maker.name() {
         attributes.text(name, short(text));
     }

@@ -8,13 +8,11 @@ use super::values::{
     column,
 };
 use crate::{
-    cgroups::Sender,
-    dns::Host,
+    ends::{EndCgroup, EndHost, EndProcess},
     output::{
         human,
         json::{StreamId, community_id, direction_name, end_reason, failure},
     },
-    processes::Maker,
     proto::{AgentIdentity, FlowBatch, FlowRecord, Interface},
 };
 
@@ -158,27 +156,27 @@ pub(super) const COLUMNS: &[Column] = &[
     ),
     column(
         "src_unit",
-        Text(|row, text| sender(row, 0, text, Sender::unit)),
+        Text(|row, text| sender(row, 0, text, EndCgroup::unit)),
     ),
     column(
         "dst_unit",
-        Text(|row, text| sender(row, 1, text, Sender::unit)),
+        Text(|row, text| sender(row, 1, text, EndCgroup::unit)),
     ),
     column(
         "src_container_id",
-        Text(|row, text| sender(row, 0, text, Sender::container_id)),
+        Text(|row, text| sender(row, 0, text, EndCgroup::container_id)),
     ),
     column(
         "dst_container_id",
-        Text(|row, text| sender(row, 1, text, Sender::container_id)),
+        Text(|row, text| sender(row, 1, text, EndCgroup::container_id)),
     ),
     column(
         "src_cgroup",
-        Text(|row, text| sender(row, 0, text, Sender::path)),
+        Text(|row, text| sender(row, 0, text, EndCgroup::path)),
     ),
     column(
         "dst_cgroup",
-        Text(|row, text| sender(row, 1, text, Sender::path)),
+        Text(|row, text| sender(row, 1, text, EndCgroup::path)),
     ),
     column(
         "src_process",
@@ -196,8 +194,14 @@ pub(super) const COLUMNS: &[Column] = &[
         "dst_sender_shared",
         Boolean(|row| row.record.dst_sender_shared),
     ),
-    column("src_pid", Optional(32, |row| maker(row, 0).map(Maker::pid))),
-    column("dst_pid", Optional(32, |row| maker(row, 1).map(Maker::pid))),
+    column(
+        "src_pid",
+        Optional(32, |row| maker(row, 0).map(EndProcess::pid)),
+    ),
+    column(
+        "dst_pid",
+        Optional(32, |row| maker(row, 1).map(EndProcess::pid)),
+    ),
     column("src_uid", Optional(32, |row| maker(row, 0)?.uid())),
     column("dst_uid", Optional(32, |row| maker(row, 1)?.uid())),
     column(
@@ -300,21 +304,21 @@ pub(super) const COLUMNS: &[Column] = &[
     column("sample_rate", Number(32, |row| row.batch.sample_rate)),
 ];
 
-fn maker<'a>(row: &Row<'a>, end: usize) -> Option<Maker<'a>> {
-    Maker::both(row.batch, row.record)[end]
+fn maker<'a>(row: &Row<'a>, end: usize) -> Option<EndProcess<'a>> {
+    EndProcess::both(row.batch, row.record)[end]
 }
 
-fn host<'a>(row: &Row<'a>, end: usize) -> Option<Host<'a>> {
-    Host::both(row.batch, row.record)[end]
+fn host<'a>(row: &Row<'a>, end: usize) -> Option<EndHost<'a>> {
+    EndHost::both(row.batch, row.record)[end]
 }
 
 fn sender<'a>(
     row: &Row<'a>,
     end: usize,
     text: &mut String,
-    of: fn(Sender<'a>) -> Option<&'a str>,
+    of: fn(EndCgroup<'a>) -> Option<&'a str>,
 ) -> Option<()> {
-    push(text, of(Sender::both(row.batch, row.record)[end]?))
+    push(text, of(EndCgroup::both(row.batch, row.record)[end]?))
 }
 
 fn push(text: &mut String, value: Option<&str>) -> Option<()> {

@@ -21,10 +21,10 @@ use super::{
     values::{Column, schema},
 };
 use crate::{
-    freed_memory,
     known_interfaces::KnownInterfaces,
     output::json::{JsonLines, StreamId},
     outputs::files::Compression,
+    process_memory,
     proto::FlowBatch,
 };
 
@@ -57,7 +57,7 @@ fn made_with(
 ) -> Result<File> {
     let made = in_groups_of(ROWS_IN_A_GROUP, columns, facts, pieces, (to, compression));
     // Each thread of tokio's pool would keep as much.
-    freed_memory::give_back();
+    process_memory::give_back();
     made
 }
 

@@ -17,23 +17,8 @@ use tonic::{
     codegen::http::{HeaderMap, Request, Response},
 };
 
-use super::{
-    Limits, Listeners,
-    admission::{Admission, must},
-    answer::{self, Form},
-    caller::{Caller, OpenRequest, Unread},
-    calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
-    encoding::Compressor,
-    limits::{Doors, Refusal, Share},
-    listen::Listening,
-    live_status::server_status,
-    request,
-    service::consumer_name,
-    standard::StandardServices,
-    warn_of_files, withdrawn,
-};
+use super::{CallPlaces, Intake, Messages};
 use crate::{
-    collector::{CallPlaces, Intake, Messages},
     hub::Hub,
     identity::{Grant, Role},
     metrics::{
@@ -41,6 +26,21 @@ use crate::{
         collector::{CollectorSite, StreamSums},
     },
     proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest},
+    server::{
+        Limits, Listeners,
+        admission::{Admission, must},
+        answer::{self, Form},
+        caller::{Caller, OpenRequest, Unread},
+        calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
+        encoding::Compressor,
+        limits::{Doors, Refusal, Share},
+        listen::Listening,
+        live_status::server_status,
+        request,
+        service::consumer_name,
+        standard::StandardServices,
+        warn_of_files, withdrawn,
+    },
     token::InForce,
 };
 
@@ -61,7 +61,7 @@ const SERVICES: &[&str] = &[
 ];
 
 /// What a collector's server answers from.
-pub(crate) struct CollectorServer {
+pub(super) struct CollectorServer {
     pub hub: Hub,
     pub intake: Arc<Intake>,
     pub limits: watch::Receiver<Limits>,
@@ -75,7 +75,7 @@ pub(crate) struct CollectorServer {
 
 impl CollectorServer {
     /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers, as an agent does.
-    pub(crate) async fn run(
+    pub(super) async fn run(
         self,
         listeners: Listeners,
         shutdown: impl Future<Output = ()>,
