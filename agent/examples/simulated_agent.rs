@@ -17,8 +17,9 @@ use std::{
 };
 
 use agent::{
-    batch::{BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    batch::Identity,
     community_id::community_id,
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     outputs::{
         Outputs,

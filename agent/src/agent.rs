@@ -23,11 +23,12 @@ use tokio::{
 
 use crate::{
     asks::Asks,
-    batch::{BatchEncoder, Identity, Names},
+    batch::Identity,
     cgroups::Cgroups,
     changes::{Changes, Request, Times},
     devices::{self, across},
     dns::Dns,
+    encoder::{BatchEncoder, Names},
     enrichment::Enrichment,
     filter::Rule,
     hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},

@@ -26,6 +26,7 @@ mod counted;
 pub mod devices;
 pub mod dns;
 pub mod dns_codes;
+pub mod encoder;
 pub mod ends;
 pub mod enrichment;
 pub mod fault;

@@ -18,9 +18,9 @@ use anyhow::{Context as _, Result};
 use crate::{
     accounts::{self, AccountOfHook, Accounts, Series},
     asks::{AskError, Snapshot},
-    batch::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     clock::{self, ScanClock, Sleep},
     dns::{self, Dns},
+    encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     hub::Hub,
     interfaces::Selection,
     kernel::{

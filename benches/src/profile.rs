@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use agent::{
-    batch::Names,
+    encoder::Names,
     cgroups::Cgroups,
     dns::{DEFAULT_NAMES, Dns},
     processes::Processes,

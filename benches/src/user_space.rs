@@ -4,7 +4,8 @@
 use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
 
 use agent::{
-    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    batch::{Batch, Identity},
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
     clock::ScanClock,
     proto::Interface,
     record::Record,

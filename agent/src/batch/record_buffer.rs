@@ -27,7 +27,7 @@ const PREFIX_LEN_BYTES: usize = 3;
 /// A short varint is written with so many bytes, of which only the first ones may be its own.
 const WORD_LEN_BYTES: usize = 8;
 
-pub(super) struct RecordBuffer {
+pub struct RecordBuffer {
     bytes: Room,
 }
 
@@ -35,9 +35,9 @@ type Room = [u8; RecordBuffer::LEN_BYTES + WORD_LEN_BYTES];
 
 impl RecordBuffer {
     /// A record takes 600 bytes with its prefix if every field is at its longest.
-    pub(super) const LEN_BYTES: usize = 612;
+    pub const LEN_BYTES: usize = 612;
 
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             bytes: [0; size_of::<Room>()],
         }
@@ -45,7 +45,7 @@ impl RecordBuffer {
 
     /// Encodes a record as an element of `FlowBatch.records`.
     #[inline]
-    pub(super) fn write(&mut self, record: &Record) -> &[u8] {
+    pub fn write(&mut self, record: &Record) -> &[u8] {
         let mut writer = Writer {
             bytes: &mut self.bytes,
             len: PREFIX_LEN_BYTES,

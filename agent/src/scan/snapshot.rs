@@ -7,8 +7,9 @@ use agent_common::HookAccount;
 use super::Scanner;
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes},
-    batch::{Batch, BatchEncoder, ScanHeader, ScanTrailer},
+    batch::Batch,
     clock::ScanClock,
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
 };
 
 /// Flows between two looks at the clock: some tens of microseconds.

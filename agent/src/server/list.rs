@@ -9,8 +9,8 @@ use tonic::Status;
 use super::filtered::{StreamFilter, note, told};
 use crate::{
     asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace},
-    batch::MOST_HOSTS,
     batch::fields::{CGROUPS, HOSTS, PROCESSES, RECORDS, each_field},
+    encoder::MOST_HOSTS,
     filter::passes,
     hub::Volume,
     known_interfaces::KnownInterfaces,

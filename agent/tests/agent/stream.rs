@@ -9,8 +9,9 @@ use std::{
 
 use agent::{
     asks::Asks,
-    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    batch::{Batch, Identity},
     client::{self, ClientError, Event, Observer, Target},
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
     hub::{DEFAULT_QUEUED_BYTES, Hub},
     outputs::Outputs,
     proto::{AgentStatus, FlowBatch, Interface, SettingsInForce, flow_collector_server},

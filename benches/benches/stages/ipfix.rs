@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use agent::{
-    batch::{self, Batch, BatchEncoder, ScanHeader, ScanTrailer},
+    batch::{self, Batch},
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
     outputs::{
         encoder::Encoder,
         ipfix::{Ipfix, Settings},

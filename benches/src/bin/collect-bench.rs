@@ -19,7 +19,8 @@ use std::{
 };
 
 use agent::{
-    batch::{Batch, BatchEncoder, Identity, ScanHeader, ScanTrailer},
+    batch::{Batch, Identity},
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
     community_id::community_id,
     hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
     outputs::{
