@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-#[path = "../agent/build/ebpf.rs"]
+#[path = "../agent/kernel/build/ebpf.rs"]
 mod ebpf;
 
 const PACKAGE: &str = "benches/ebpf";

@@ -16,20 +16,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::{
-    batch::Identity,
-    community_id::community_id,
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    outputs::{
-        Outputs,
-        settings::{Wish, Wishes},
-    },
-    record::Record,
-};
 use agent_common::{
     Counts, Direction, FlowKey, HookAccount, L4Kind, Reason, TcpInfo, protocol::UDP,
 };
+use exporters::{
+    Outputs,
+    settings::{Wish, Wishes},
+};
+use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
+use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
+use proto::{batch::Identity, community_id::community_id, record::Record};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},

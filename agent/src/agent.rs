@@ -16,52 +16,51 @@ use std::{
 
 use agent_common::{drops::DropLayout, process::TaskLayout, senders::Kinds, tcp::TcpLayout};
 use anyhow::{Context as _, Result};
+use enrich::{cgroups::Cgroups, dns::Dns, enrichment::Enrichment, processes::Processes};
+use exporters::{Outputs, Prepared};
+use flows::{
+    encoder::{BatchEncoder, Names},
+    replica::{Replica, ReplicaSettings},
+};
+use formats::Format;
+use hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
+use kernel::{
+    account::possible_cpus,
+    attach::{self, AttachSettings, Attachments, NameInterface, Slots},
+    bpf::Runs,
+    devices::{self, across},
+    filled::FilledPages,
+    interfaces::{Selection, everywhere::Everywhere},
+    layout, limits,
+    links::{self, Link, tags::TagWatch},
+    load::{Kernel, LoadSettings, secret_factors},
+    netns::{Namespace, Netns},
+    real_time,
+    rule_maps::Networks,
+    run_times::RunTimes,
+};
+use proto::{AgentStatus, SettingsInForce, batch::Identity};
+use rules::Rule;
+use server::{
+    Limits, ListenAddr, Listeners, PassedSockets, Server,
+    asks::Asks,
+    metrics::{self, MetricsListener, TimePrograms},
+    rules_in_force::ReplaceError,
+};
+use tls::server::{InForce, ServerTls};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{JoinHandle, JoinSet, spawn_blocking},
 };
+use util::process_memory;
 
 use crate::{
-    asks::Asks,
-    batch::Identity,
-    cgroups::Cgroups,
     changes::{Changes, Request, Times},
-    devices::{self, across},
-    dns::Dns,
-    encoder::{BatchEncoder, Names},
-    enrichment::Enrichment,
-    filter::Rule,
-    hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    interfaces::{Selection, everywhere::Everywhere},
-    kernel::{
-        account::possible_cpus,
-        attach::{self, AttachSettings, Attachments, NameInterface, Slots},
-        bpf::Runs,
-        filled::FilledPages,
-        layout,
-        links::{self, Link, tags::TagWatch},
-        load::{Kernel, LoadSettings, secret_factors},
-        real_time,
-        rule_maps::Networks,
-        run_times::RunTimes,
-    },
-    limits,
     memory_limit::Needs,
-    metrics::{self, MetricsListener, TimePrograms},
-    netns::{Namespace, Netns},
-    output::Format,
-    outputs::{Outputs, Prepared},
-    process_memory,
-    processes::Processes,
-    proto::{AgentStatus, SettingsInForce},
-    replica::{Replica, ReplicaSettings},
     rules::RunningRules,
-    rules_in_force::ReplaceError,
     scan::{Interfaces, Scanner, ScannerParts},
-    server::{Limits, ListenAddr, Listeners, PassedSockets, Server},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
-    tls::server::{InForce, ServerTls},
     unit_traffic::Units,
 };
 
@@ -85,7 +84,7 @@ const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 /// Everything that the agent does, resolved from options and variables.
 #[derive(Debug)]
 pub struct Config {
-    /// The programs to load: [`crate::kernel::load::OBJECT`], or a build of them for tests.
+    /// The programs to load: [`kernel::load::OBJECT`], or a build of them for tests.
     pub object: &'static [u8],
     /// Network namespaces to count in. Without any it is the agent's own.
     pub netns: Vec<Netns>,

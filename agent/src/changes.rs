@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use kernel::{interfaces::Selection, rule_maps::PlacedRules};
+use server::rules_in_force::Stopping;
 use tokio::sync::{mpsc, oneshot};
-
-use crate::{interfaces::Selection, kernel::rule_maps::PlacedRules, rules_in_force::Stopping};
 
 /// How often the table is drained, and how long flows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::{
     os::unix::net::UnixDatagram,
 };
 
+use formats::harmless::harmless;
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -17,7 +18,7 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
-use crate::{log_queue::Output, output::harmless::harmless};
+use crate::log_queue::Output;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 const IDENTIFIER: &str = "flow-agent";
@@ -180,7 +181,8 @@ mod tests {
     use tracing::{error_span, subscriber::with_default, warn};
 
     use super::*;
-    use crate::{log_queue::LogQueue, output::log};
+    use crate::log_queue::LogQueue;
+    use formats::log;
 
     /// The message that an event makes, as the journal gets it.
     fn message(event: impl FnOnce()) -> String {

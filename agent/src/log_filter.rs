@@ -4,8 +4,7 @@ use std::{fmt, str::FromStr};
 
 use anyhow::{Result as Outcome, bail};
 use tracing_subscriber::filter::{LevelFilter, Targets};
-
-use crate::similar;
+use util::similar;
 
 /// A filter that can be parsed, such as `info` or `warn,agent::scan=debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]

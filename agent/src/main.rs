@@ -16,20 +16,20 @@ use agent::{
         run::RefusedSettings,
         settings::{Layers, Settings},
     },
-    fault::{self, Fault},
     journal::{Journal, JournalFormat},
     log_filter::{LogControl, LogFilter},
     log_queue::{LOG_FLUSH_TIMEOUT, LogQueue},
-    output::{self, harmless::harmless},
-    server::PassedSockets,
 };
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
+use formats::harmless::harmless;
+use server::PassedSockets;
 use tokio::runtime::Builder;
 use tracing_subscriber::{
     Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
+use util::fault::{self, Fault};
 
 mod variables;
 
@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     let layer = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
-        .fmt_fields(output::log::fields())
+        .fmt_fields(formats::log::fields())
         // Otherwise a failed write to stderr would be reported on stderr, with a panic if that fails, too.
         .log_internal_errors(false);
     let layer = if is_journal {

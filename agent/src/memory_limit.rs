@@ -2,27 +2,22 @@
 //! process that exceeds that.
 
 use agent_common::senders::Kinds;
-
-use crate::{
-    agent::Config,
-    asks::MAX_SNAPSHOT_BYTES,
-    cgroups::Cgroups,
-    dns,
-    enrichment::Enrichment,
-    hub::DEFAULT_QUEUED_BYTES,
-    kernel::{
-        self, account,
-        bound::TaggedPrograms,
-        cgroup_limit,
-        connections::{MOST_ENDED, RING_LEN_BYTES},
-        pages::Size,
-        processes::MOST_IN_THE_KERNEL,
-        socket_bounds::{BYTES_PER_SOCKET, MOST_SOCKETS},
-    },
-    output::human,
-    outputs::Prepared,
-    processes::Processes,
+use enrich::{cgroups::Cgroups, dns, enrichment::Enrichment, processes::Processes};
+use exporters::Prepared;
+use formats::human;
+use hub::DEFAULT_QUEUED_BYTES;
+use kernel::{
+    account,
+    bound::TaggedPrograms,
+    cgroup_limit,
+    connections::{MOST_ENDED, RING_LEN_BYTES},
+    pages::Size,
+    processes::MOST_IN_THE_KERNEL,
+    socket_bounds::{BYTES_PER_SOCKET, MOST_SOCKETS},
 };
+use server::asks::MAX_SNAPSHOT_BYTES;
+
+use crate::agent::Config;
 
 /// As docs/memory.md has them.
 const PAGE_BYTES_PER_FLOW: u64 = 171;

@@ -8,16 +8,13 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
+use kernel::rule_maps::{Networks, RuleMaps};
+use rules::{Rule, link_names::LinkNames};
+use server::rules_in_force::{Author, InForce, ReplaceError, Replaced, Replacing, Rules};
 use tokio::sync::{Mutex, oneshot, watch};
+use util::background;
 
-use crate::{
-    background,
-    changes::{Change, Changes},
-    filter::Rule,
-    kernel::rule_maps::{Networks, RuleMaps},
-    link_names::LinkNames,
-    rules_in_force::{Author, InForce, ReplaceError, Replaced, Replacing, Rules},
-};
+use crate::changes::{Change, Changes};
 
 /// The rules of the running agent. Clones share them.
 #[derive(Clone)]

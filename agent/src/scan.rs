@@ -14,28 +14,32 @@ use std::{
 
 use agent_common::{HookAccount, InterfaceId, Pair, Reason};
 use anyhow::{Context as _, Result};
-
-use crate::{
-    accounts::{self, AccountOfHook, Accounts, Series},
-    asks::{AskError, Snapshot},
-    clock::{self, ScanClock, Sleep},
-    dns::{self, Dns},
+use enrich::dns::{self, Dns};
+use flows::{
     encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
-    hub::Hub,
-    interfaces::Selection,
-    kernel::{
-        attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
-        drops::Counted,
-        links::{Counters, tags::TagWatch},
-        load::Kernel,
-        rule_maps::PlacedRules,
-    },
-    log_limit::LogLimit,
     quoted::{self, Quoted},
-    record::Record,
     replica::{Replica, came_through_a_tunnel},
-    unit_traffic::Units,
 };
+use hub::Hub;
+use kernel::{
+    attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
+    drops::Counted,
+    interfaces::Selection,
+    links::{Counters, tags::TagWatch},
+    load::Kernel,
+    rule_maps::PlacedRules,
+};
+use proto::{
+    accounts::{self, AccountOfHook, Accounts, Series},
+    record::Record,
+};
+use server::asks::{AskError, Snapshot};
+use util::{
+    clock::{self, ScanClock, Sleep},
+    log_limit::LogLimit,
+};
+
+use crate::unit_traffic::Units;
 
 mod durations;
 mod interfaces;

@@ -23,17 +23,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
+use formats::{harmless::harmless, human};
+use proto::AgentStatus;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
-
-use crate::{
-    clock,
-    log_limit::LogLimit,
-    output::{harmless::harmless, human},
-    proto::{self, AgentStatus},
-};
+use util::{clock, log_limit::LogLimit};
 
 /// How often a message is tried again that must not be lost.
 const RETRY: Duration = Duration::from_millis(50);

@@ -6,17 +6,16 @@ use std::{
 };
 
 use agent_common::{Direction, InterfaceId};
+use flows::replica::Failed;
+use kernel::{
+    attach::{Hook, InsteadOfXdp, Mode, Uncounted},
+    links::{Counters, qdisc::dropped_since},
+};
+use proto::batch::Identity;
+use util::{clock, process_memory};
 
 use crate::{
-    batch::Identity,
     changes::Times,
-    clock,
-    kernel::{
-        attach::{Hook, InsteadOfXdp, Mode, Uncounted},
-        links::{Counters, qdisc::dropped_since},
-    },
-    process_memory, proto,
-    replica::Failed,
     scan::{ByProtocol, Durations, HookState, Scanner},
     unit_traffic::Units,
 };

@@ -2,15 +2,16 @@
 
 use std::{fs, path::Path, time::Duration};
 
+use hub::DEFAULT_DRAIN_TIMEOUT;
+use kernel::limits;
+use server::{Limits, MAX_DRAIN_TIMEOUTS};
+
 use crate::{
     agent::{Config, room_for_interfaces},
     commands::settings::{Layers, schema::schema},
-    hub::DEFAULT_DRAIN_TIMEOUT,
-    limits,
     log_queue::LOG_FLUSH_TIMEOUT,
     memory_limit::Needs,
     scan::DETACH_PATIENCE,
-    server::{Limits, MAX_DRAIN_TIMEOUTS},
 };
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");

@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::{cgroups::Cgroups, proto, replica::Exchanged};
+use enrich::cgroups::Cgroups;
+use flows::replica::Exchanged;
 
 /// Units and containers with series of their own.
 pub const MOST: usize = 500;

@@ -11,14 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{
-    clock::ScanClock,
-    replica::{Replica, ReplicaSettings},
-};
 use agent_common::{FlowCounters, FlowKey, LinkType, Packet, flow::FlowBits, parse_all};
 use anyhow::Result;
+use flows::replica::{Replica, ReplicaSettings};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
+use util::clock::ScanClock;
 
 use block::Captured;
 use ring::Ring;

@@ -1,9 +1,9 @@
 //! The kernel's flow table as the agent makes it, filled with a profile's entries in place of the programs and
 //! drained as by a scan.
 
-use agent::kernel::load::{Kernel, LoadSettings};
 use agent_common::{FlowCounters, FlowKey, Senders, senders::Kinds};
 use anyhow::{Result, ensure};
+use kernel::load::{Kernel, LoadSettings};
 
 use crate::{profile::Profile, user_space::Source};
 

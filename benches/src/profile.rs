@@ -2,18 +2,18 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use agent::{
-    encoder::Names,
-    cgroups::Cgroups,
-    dns::{DEFAULT_NAMES, Dns},
-    processes::Processes,
-};
 use agent_common::{
     FlowCounters, FlowKey, L4Kind, Process, Sample, Senders, TcpInfo,
     flow::{FlowBits, tcp_flags},
     round_trip::Segment,
     slots::{self, Hash, Walk},
 };
+use enrich::{
+    cgroups::Cgroups,
+    dns::{DEFAULT_NAMES, Dns},
+    processes::Processes,
+};
+use flows::encoder::Names;
 
 /// A drained page, a key for each of the counters.
 #[derive(Clone, Debug, Default, PartialEq)]

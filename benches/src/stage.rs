@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use agent::clock;
 use anyhow::Result;
+use util::clock;
 
 use crate::heap::heap;
 

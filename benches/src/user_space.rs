@@ -3,16 +3,18 @@
 
 use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
 
-use agent::{
-    batch::{Batch, Identity},
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-    clock::ScanClock,
-    proto::Interface,
-    record::Record,
-    replica::{Replica, ReplicaSettings},
-};
 use agent_common::{FlowCounters, FlowKey, HookAccount, Senders};
 use anyhow::Result;
+use flows::{
+    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
+    replica::{Replica, ReplicaSettings},
+};
+use proto::{
+    Interface,
+    batch::{Batch, Identity},
+    record::Record,
+};
+use util::clock::ScanClock;
 
 use crate::profile::{Page, Profile, SCAN_BOOT_NS, TICK_NS};
 

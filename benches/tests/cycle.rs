@@ -3,16 +3,6 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use agent::{
-    clock::ScanClock,
-    outputs::{
-        encoder::Encoder as _,
-        ipfix::{Ipfix, Settings},
-        pbflow::{self, Pbflow},
-    },
-    proto::{FlowBatch, FlowRecord},
-    replica::{Replica, ReplicaSettings},
-};
 use agent_common::{Reason, Senders, senders::Kinds};
 use benches::{
     heap::{CountingAllocator, heap},
@@ -21,7 +11,15 @@ use benches::{
     stage::Cost,
     user_space::{Source as _, UserSpace},
 };
+use exporters::{
+    encoder::Encoder as _,
+    ipfix::{Ipfix, Settings},
+    pbflow::{self, Pbflow},
+};
+use flows::replica::{Replica, ReplicaSettings};
 use prost::Message as _;
+use proto::{FlowBatch, FlowRecord};
+use util::clock::ScanClock;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -8,7 +8,7 @@ mod count;
 mod demo;
 mod deny;
 mod dist;
-#[path = "../../agent/build/ebpf_toolchain.rs"]
+#[path = "../../agent/kernel/build/ebpf_toolchain.rs"]
 mod ebpf_toolchain;
 mod fuzz;
 mod kernels;

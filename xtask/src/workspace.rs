@@ -149,6 +149,8 @@ fn words(command: &Command) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, fs};
+
     use super::*;
 
     #[test]
@@ -159,5 +161,68 @@ mod tests {
             [read("0s"), read("500ms"), read("1.5s"), read("")],
             [None; 4]
         );
+    }
+
+    /// The folders under `agent/` that are crates.
+    fn crates() -> Vec<String> {
+        let entries = fs::read_dir(root().join("agent")).unwrap();
+        let folders = entries.map(|entry| entry.unwrap().path());
+        let crates = folders.filter(|folder| folder.join("Cargo.toml").is_file());
+        crates
+            .map(|folder| folder.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn the_map_in_contributing_has_every_folder_and_no_other() {
+        let text = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
+        let rows = text.lines().filter_map(|line| {
+            let (folder, _) = line.strip_prefix("| `")?.split_once("/` |")?;
+            Some(folder.to_owned())
+        });
+        let rows: BTreeSet<String> = rows.collect();
+        for row in &rows {
+            assert!(root().join(row).is_dir(), "there is no folder {row}/");
+        }
+        let top = [
+            "agent-ebpf",
+            "agent-common",
+            "agent",
+            "xtask",
+            "benches",
+            "deploy",
+            "docs",
+        ];
+        let expected = top.map(str::to_owned).into_iter();
+        for folder in expected.chain(crates().iter().map(|one| format!("agent/{one}"))) {
+            assert!(
+                rows.contains(&folder),
+                "CONTRIBUTING.md does not say what happens in {folder}/"
+            );
+        }
+    }
+
+    #[test]
+    fn a_crate_depends_on_those_that_its_documentation_names() {
+        let crates = crates();
+        for name in &crates {
+            let folder = root().join("agent").join(name);
+            let text = fs::read_to_string(folder.join("src/lib.rs")).unwrap();
+            let mut lines = text.lines();
+            let may = lines.find_map(|line| line.strip_prefix("//! May depend on: "));
+            let (may, _) = may.unwrap().split_once('.').unwrap();
+            let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+            let dependencies = dependencies
+                .lines()
+                .take_while(|line| !line.starts_with('['));
+            let named = dependencies.filter_map(|line| line.split(['.', ' ']).next());
+            for dependency in named.filter(|named| crates.iter().any(|one| one == named)) {
+                assert!(
+                    may.contains(&format!("`{dependency}`")),
+                    "{name} depends on {dependency}"
+                );
+            }
+        }
     }
 }

@@ -2,14 +2,11 @@
 
 use std::time::Duration;
 
+use hub::Hub;
+use server::asks::{Ask, AskError, Snapshot, Subscribed, WaitsForFlows};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep_until},
-};
-
-use crate::{
-    asks::{Ask, AskError, Snapshot, Subscribed, WaitsForFlows},
-    hub::Hub,
 };
 
 /// How long the scanner takes flows before it looks for a reason to scan.
@@ -115,7 +112,7 @@ mod tests {
     use futures_util::FutureExt as _;
 
     use super::*;
-    use crate::hub::DEFAULT_QUEUED_BYTES;
+    use hub::DEFAULT_QUEUED_BYTES;
 
     #[tokio::test]
     async fn all_who_wait_get_the_same_flows_and_the_next_ones_wait_four_times_as_long_as_it_took()

@@ -9,12 +9,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use formats::{Format, Printer};
+use hub::{DEFAULT_DRAIN_TIMEOUT, Subscription};
 use tokio::task::JoinHandle;
-
-use crate::{
-    hub::{DEFAULT_DRAIN_TIMEOUT, Subscription},
-    output::{self, Format, Printer},
-};
 
 /// The task that shows every batch on stdout.
 pub(super) struct Printing {
@@ -45,7 +42,7 @@ impl Printing {
         let stdout = io::stdout();
         let in_place = stdout.is_terminal();
         let written_bytes = Arc::<AtomicU64>::default();
-        let out = output::buffered(Counted {
+        let out = formats::buffered(Counted {
             stdout,
             written_bytes: Arc::clone(&written_bytes),
         });
@@ -91,7 +88,7 @@ async fn print(
         printer = back;
         match written {
             Ok(()) => {}
-            Err(error) if output::is_broken_pipe(&error) => {
+            Err(error) if formats::is_broken_pipe(&error) => {
                 tracing::warn!("nobody reads stdout any more: the agent goes on without it");
                 return Ok(());
             }

@@ -9,15 +9,15 @@ use std::{
 
 use agent_common::InterfaceId;
 use anyhow::Result;
+use kernel::{ipsec::Ipsec, links::LinkSocket, netns::Namespace};
+use proto::AgentStatus;
 use tokio::{
     sync::watch,
     task::{JoinHandle, spawn_blocking},
     time::timeout,
 };
 
-use crate::{
-    ipsec::Ipsec, kernel::links::LinkSocket, netns::Namespace, proto::AgentStatus, status,
-};
+use crate::status;
 
 /// How long a status waits for the drops. It is published without them after this time.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -3,24 +3,23 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use exporters::{Outputs, Relief};
+use hub::Hub;
+use kernel::attach::Reports;
+use server::asks::{Ask, SnapshotBytes};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{JoinSet, spawn_blocking},
     time::{Instant, timeout},
 };
+use util::{log_limit::LogLimit, process_memory};
 
 use super::{
     asked::{Asked, STEP},
     wakes::{Wake, Wakes},
 };
 use crate::{
-    asks::{Ask, SnapshotBytes},
     changes::{Change, Request, Times},
-    hub::Hub,
-    kernel::attach::Reports,
-    log_limit::LogLimit,
-    outputs::{Outputs, Relief},
-    process_memory,
     scan::Scanner,
     service_manager::Watchdog,
 };

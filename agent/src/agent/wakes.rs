@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
+use kernel::filled::FilledPages;
 use tokio::{
     sync::Notify,
     time::{Instant, Interval, MissedTickBehavior},
 };
-
-use crate::{kernel::filled::FilledPages, log_limit::LogLimit};
+use util::log_limit::LogLimit;
 
 /// Why to scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

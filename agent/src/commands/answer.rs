@@ -3,10 +3,9 @@
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
+use formats::{harmless, is_broken_pipe};
 use serde::Serialize;
 use tokio::task::spawn_blocking;
-
-use crate::output::{harmless, is_broken_pipe};
 
 /// The forms of such an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -4,15 +4,13 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use formats::{harmless, human};
 use serde::Serialize;
+use view::client;
 
 use super::{
     answer::{self, Format},
     connect::Connect,
-};
-use crate::{
-    client,
-    output::{harmless, human},
 };
 
 mod compare;

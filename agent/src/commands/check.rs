@@ -4,6 +4,23 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
+use formats::harmless;
+use kernel::{
+    attach::{self, AttachSettings},
+    capabilities::Capabilities,
+    devices::across::{self, Across},
+    flowtables::Offloaded,
+    interfaces::{Absent, Selection, everywhere::Everywhere},
+    ipsec::Ipsec,
+    layout::{self, Layout},
+    links::{Link, LinkSocket},
+    netns::{Namespace, Netns},
+    real_time,
+};
+use rules::{
+    Probe, Rules,
+    pattern::{self, Patterns},
+};
 use serde::Serialize;
 use tracing::subscriber::NoSubscriber;
 
@@ -11,24 +28,7 @@ use super::{
     answer::{self, Format},
     settings::Layers,
 };
-use crate::{
-    agent::Config,
-    devices::across::{self, Across},
-    filter::{self, Probe, Rules},
-    flowtables::Offloaded,
-    interfaces::{Absent, Selection, everywhere::Everywhere},
-    ipsec::Ipsec,
-    kernel::{
-        attach::{self, AttachSettings},
-        capabilities::Capabilities,
-        layout::{self, Layout},
-        links::{Link, LinkSocket},
-        real_time,
-    },
-    netns::{Namespace, Netns},
-    output::harmless,
-    pattern::{self, Patterns},
-};
+use crate::agent::Config;
 
 mod bpf;
 mod devices;
@@ -136,7 +136,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         flow,
     } = args;
     if !filter.is_empty() || filter_file.is_some() || !flow.is_empty() {
-        let rules = filter::read(&filter, filter_file.as_deref())?;
+        let rules = rules::read(&filter, filter_file.as_deref())?;
         answer::print(&filters::explain(&rules, &flow, output == Format::Json)?)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -4,25 +4,24 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use agent_common::sample;
 use anyhow::{Context as _, Result, bail};
+use collector::{
+    AgentLimits, Collector, Config,
+    pairs::{PairFile, PairSettings},
+    store::Store,
+};
+use exporters::{
+    Prepared, Relief,
+    settings::{Wish, Wishes},
+};
+use server::{
+    DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr, metrics::MetricsAddress,
+};
+use tls::token::Known;
 
 use super::{
     number,
     run::{self, Listening, RefusedSettings, misfit},
     time,
-};
-use crate::{
-    collector::{
-        AgentLimits, Collector, Config,
-        pairs::{PairFile, PairSettings},
-        store::Store,
-    },
-    metrics::MetricsAddress,
-    outputs::{
-        Prepared, Relief,
-        settings::{Wish, Wishes},
-    },
-    server::{DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr},
-    token::Known,
 };
 
 const DEFAULT_MAX_AGENTS: u32 = 1000;

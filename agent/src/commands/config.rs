@@ -6,15 +6,13 @@ use std::{
 };
 
 use anyhow::Result;
+use formats::harmless::harmless;
+use proto::SettingsInForce;
+use view::client::{self, Target};
 
 use super::{
     answer::{self, Format},
     settings::{DEFAULT_FILE, Layers, Settings, Source, example, schema, show},
-};
-use crate::{
-    client::{self, Target},
-    output::harmless::harmless,
-    proto::SettingsInForce,
 };
 
 /// Show the settings, or check a file of settings.

@@ -3,13 +3,10 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use tls::{client::ClientFiles, stays_here, token::TokenFile};
+use view::client::{self, Target};
 
 use super::notice;
-use crate::{
-    client::{self, Target},
-    tls::{client::ClientFiles, stays_here},
-    token::TokenFile,
-};
 
 #[derive(Debug, clap::Args)]
 pub struct Connect {

@@ -3,14 +3,12 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
+use formats::harmless;
+use proto::Filters;
+use rules::Rules;
+use view::client;
 
 use super::{answer, connect::Connect, notice, patiently};
-use crate::{
-    client,
-    filter::{self, Rules},
-    output::harmless,
-    proto::Filters,
-};
 
 /// Show or change the filter rules of a running agent.
 ///
@@ -49,7 +47,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let filters = match args.command {
         Command::Show => patiently(connect, client::filters(connect)).await?,
         Command::Set { rules, file } => {
-            let rules = filter::read(&rules, file.as_deref())?;
+            let rules = rules::read(&rules, file.as_deref())?;
             ensure!(
                 !rules.is_empty(),
                 "there are no rules to set; `flow-agent filter clear` removes those in force"

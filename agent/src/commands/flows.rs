@@ -3,15 +3,13 @@
 use std::{io, process::ExitCode};
 
 use anyhow::{Context as _, Result};
+use formats::{Format, Printer};
+use proto::{FlowOrder, ListFlowsRequest};
+use rules::Rules;
 use tokio::task::spawn_blocking;
+use view::client::{self, ClientError};
 
 use super::{connect::Connect, patiently};
-use crate::{
-    client::{self, ClientError},
-    filter::{self, Rules},
-    output::{self, Format, Printer},
-    proto::{FlowOrder, ListFlowsRequest},
-};
 
 /// Rows of a table without `--limit`.
 const ROWS: u32 = 50;
@@ -74,7 +72,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Format::Json => 0,
     });
     let request = ListFlowsRequest {
-        filter: filter::text(&args.filter),
+        filter: rules::text(&args.filter),
         order: match args.sort {
             Sort::Bytes => FlowOrder::Bytes,
             Sort::Packets => FlowOrder::Packets,
@@ -101,7 +99,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         let mut printer = Printer::once(args.output, rows);
         for batch in &batches {
             match printer.batch(batch) {
-                Err(error) if output::is_broken_pipe(&error) => break,
+                Err(error) if formats::is_broken_pipe(&error) => break,
                 written => written?,
             }
         }

@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use crate::{client::Target, output::harmless::harmless};
+use formats::harmless::harmless;
+use view::client::Target;
 
 mod answer;
 pub mod audit;

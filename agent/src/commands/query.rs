@@ -8,13 +8,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use rules::Rules;
+use view::query::{self, By, Order, Question};
 
 use super::notice;
-use crate::{
-    filter::Rules,
-    output,
-    query::{self, By, Order, Question},
-};
 
 mod show;
 
@@ -148,9 +145,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let answer = query::answer(&args.paths, &question, |read, all| progress.tell(read, all));
     progress.clear();
     let answer = answer?;
-    let out = output::buffered(io::stdout());
+    let out = formats::buffered(io::stdout());
     match show::show(out, args.output, &args.by, &answer) {
-        Err(error) if output::is_broken_pipe(&error) => {}
+        Err(error) if formats::is_broken_pipe(&error) => {}
         written => written.context("write to stdout")?,
     }
     for text in show::missing(args.output, &answer) {

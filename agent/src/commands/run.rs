@@ -4,12 +4,11 @@
 use std::{error::Error, fmt, process::ExitCode};
 
 use anyhow::{Context as _, Result};
+use server::PassedSockets;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::settings::{Layers, Settings};
-use crate::{
-    agent::Agent, log_filter::LogControl, server::PassedSockets, service_manager::ServiceManager,
-};
+use crate::{agent::Agent, log_filter::LogControl, service_manager::ServiceManager};
 
 mod args;
 pub(super) mod misfit;

@@ -10,20 +10,17 @@ use std::{
 
 use agent_common::Reason;
 use anyhow::Result;
+use formats::{harmless, human, table};
+use proto::{
+    AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
+    ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
+    UncountedInterface,
+};
+use view::client::{self, ClientError};
 
 use super::{
     answer::{self, Format},
     connect::Connect,
-};
-
-use crate::{
-    client::{self, ClientError},
-    output::{harmless, human, table},
-    proto::{
-        self, AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
-        ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
-        UncountedInterface,
-    },
 };
 
 mod collector;
@@ -580,7 +577,7 @@ mod tests {
     use agent_common::{HookAccount, Reason};
 
     use super::*;
-    use crate::proto::{Account, AttachMode, Hook, Interface, TableStatus};
+    use proto::{Account, AttachMode, Hook, Interface, TableStatus};
 
     fn status() -> AgentStatus {
         let mut account = HookAccount::default();

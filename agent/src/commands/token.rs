@@ -9,13 +9,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
-
-use super::answer;
-use crate::{
+use tls::{
     identity::{Identity, Role, Roles},
-    regular_file,
     token::{self, known},
 };
+use util::regular_file;
+
+use super::answer;
 
 /// Whoever reads the file has no token, so every user may, and the collector among them.
 const MODE: u32 = 0o644;

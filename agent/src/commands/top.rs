@@ -10,16 +10,16 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use formats::Format;
+use proto::{FlowBatch, ObserveRequest};
+use rules::Rules;
 use tokio::signal::unix::{SignalKind, signal};
-
-use super::{connect::Connect, notice, patiently};
-use crate::{
+use view::{
     client::{self, ClientError, Event, Observer, Target},
-    filter::{self, Rules},
-    output::{self, Format},
-    proto::{FlowBatch, ObserveRequest},
     top::{Sort, View, picture::Picture, print},
 };
+
+use super::{connect::Connect, notice, patiently};
 
 mod live;
 mod own;
@@ -236,7 +236,7 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
 }
 
 async fn once(args: &Args, target: &Target) -> Result<()> {
-    let observer = Observer::connect_with(target.clone(), request(filter::text(&args.filter)));
+    let observer = Observer::connect_with(target.clone(), request(rules::text(&args.filter)));
     let mut observer = patiently(target, observer).await?;
     let mut picture = Picture::default();
     // The first scan that is asked for may end a window that has just begun.
@@ -271,14 +271,14 @@ async fn once(args: &Args, target: &Target) -> Result<()> {
     };
     let stdout = io::stdout();
     let width = terminal_size::terminal_size_of(&stdout).map(|(width, _)| width.0.into());
-    let out = output::buffered(stdout);
+    let out = formats::buffered(stdout);
     let chosen = (args.view, args.sort);
     let printed = match args.output {
         Format::Table => print::table(out, &picture, chosen, (most, width.unwrap_or(usize::MAX))),
         Format::Json => print::json(out, &picture, chosen, most),
     };
     match printed {
-        Err(error) if output::is_broken_pipe(&error) => Ok(()),
+        Err(error) if formats::is_broken_pipe(&error) => Ok(()),
         printed => printed.context("write to stdout"),
     }
 }

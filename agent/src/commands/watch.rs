@@ -10,15 +10,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use formats::{Format, Printer};
+use proto::{FlowBatch, ObserveRequest};
+use rules::Rules;
 use tokio::{task::spawn_blocking, time::timeout};
+use view::client::{self, ClientError, Event, Observer, Target};
 
 use super::{connect::Connect, notice, patiently};
-use crate::{
-    client::{self, ClientError, Event, Observer, Target},
-    filter::{self, Rules},
-    output::{self, Format, Printer},
-    proto::{FlowBatch, ObserveRequest},
-};
 
 /// How long the write of a batch may still take after the command was told to end.
 const LAST_WRITE: Duration = Duration::from_secs(1);
@@ -135,7 +133,7 @@ async fn watch(
 ) -> Result<()> {
     let consumer = format!("watch pid={}", std::process::id());
     let request = ObserveRequest {
-        filter: filter::text(&args.filter),
+        filter: rules::text(&args.filter),
         consumer,
         snapshot: args.output == Format::Table,
     };
@@ -167,7 +165,7 @@ async fn show_all(
             Event::Batch(batch) => {
                 progress.set(Progress::Showing);
                 match screen.show(*batch).await? {
-                    Err(error) if output::is_broken_pipe(&error) => return Ok(()),
+                    Err(error) if formats::is_broken_pipe(&error) => return Ok(()),
                     written => written.context("write to stdout")?,
                 }
             }

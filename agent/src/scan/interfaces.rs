@@ -10,19 +10,15 @@ use std::{
 
 use agent_common::InterfaceId;
 use anyhow::Result;
-
-use crate::{
-    kernel::{
-        attach::{Hook, Why},
-        links::{
-            Counters,
-            statistics::{Names, Snapshot, Statistics},
-        },
+use kernel::{
+    attach::{Hook, Why},
+    links::{
+        Counters,
+        statistics::{Names, Snapshot, Statistics},
     },
-    log_limit::LogLimit,
     netns::Namespace,
-    proto,
 };
+use util::log_limit::LogLimit;
 
 /// The watched interfaces, by slot.
 pub struct Interfaces {
@@ -271,7 +267,7 @@ mod tests {
     use agent_common::{Direction, direction::hook_number};
 
     use super::*;
-    use crate::kernel::{attach::Mode, links::LOOPBACK_IFINDEX};
+    use kernel::{attach::Mode, links::LOOPBACK_IFINDEX};
 
     fn counted(rx_packets: u64) -> Counters {
         Counters {

@@ -3,14 +3,12 @@
 use std::{sync::Arc, time::Instant};
 
 use agent_common::HookAccount;
+use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
+use proto::batch::Batch;
+use server::asks::{AskError, Snapshot, SnapshotBytes};
+use util::clock::ScanClock;
 
 use super::Scanner;
-use crate::{
-    asks::{AskError, Snapshot, SnapshotBytes},
-    batch::Batch,
-    clock::ScanClock,
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-};
 
 /// Flows between two looks at the clock: some tens of microseconds.
 const FLOWS_AT_ONCE: u32 = 256;

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use agent_common::{Direction, FlowCounters, FlowKey, InterfaceId, Pair};
 use foldhash::fast::RandomState;
+use proto::protocols::Class;
 
 use super::HookState;
-use crate::protocols::Class;
 
 /// Packets of flows, by protocol.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use agent::kernel::load::{Kernel, LoadSettings, ProgramSet};
+use ::kernel::load::{Kernel, LoadSettings, ProgramSet};
 use agent_common::{Pair, Reason, account::PENDING_PLACES, direction::hook_number};
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use lab::{kernel, pin_to, privilege::is_root_or_skip};

@@ -12,7 +12,7 @@ use crate::support::{
     Agent, Both, NATIVE_XDP, count, flow_agent, has_generator_or_skip, name, pair,
     wait_for_packets, wait_until,
 };
-use agent::kernel::{
+use ::kernel::{
     attach,
     bound::TaggedPrograms,
     bpf, connections, drops, layout,

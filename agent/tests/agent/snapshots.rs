@@ -5,13 +5,11 @@ use std::{
     time::Instant,
 };
 
-use agent::{
-    client::{self, Event, Observer, Target},
-    proto::{FlowBatch, FlowOrder, FlowRecord, ListFlowsRequest, ObserveRequest},
-};
 use agent_common::Pair;
 use lab::{Lab, Process, privilege::is_root_or_skip};
+use proto::{FlowBatch, FlowOrder, FlowRecord, ListFlowsRequest, ObserveRequest};
 use tokio::time::timeout;
+use view::client::{self, Event, Observer, Target};
 
 use crate::support::{Agent, PATIENCE, count, flow_agent, wait_for_packets, wait_until};
 

@@ -7,25 +7,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent::{
-    asks::Asks,
-    batch::{Batch, Identity},
-    client::{self, ClientError, Event, Observer, Target},
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-    hub::{DEFAULT_QUEUED_BYTES, Hub},
-    outputs::Outputs,
-    proto::{AgentStatus, FlowBatch, Interface, SettingsInForce, flow_collector_server},
-    record::Record,
-    rules_in_force::FixedRules,
-    server::{self, ListenAddr, ListenError, Listeners, PassedSockets, Server},
-};
 use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo};
+use exporters::Outputs;
+use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
+use hub::{DEFAULT_QUEUED_BYTES, Hub};
+use proto::{
+    AgentStatus, FlowBatch, Interface, SettingsInForce,
+    batch::{Batch, Identity},
+    flow_collector_server,
+    record::Record,
+};
+use server::{
+    ListenAddr, ListenError, Listeners, PassedSockets, Server, asks::Asks,
+    rules_in_force::FixedRules,
+};
 use tempfile::TempDir;
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
     time::timeout,
 };
+use view::client::{self, ClientError, Event, Observer, Target};
 
 use crate::support::PATIENCE;
 
@@ -531,10 +533,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
     #[tonic::async_trait]
     impl flow_collector_server::FlowCollector for Collector {
         type ExportStream = std::pin::Pin<
-            Box<
-                dyn futures_util::Stream<Item = Result<agent::proto::ExportAck, tonic::Status>>
-                    + Send,
-            >,
+            Box<dyn futures_util::Stream<Item = Result<proto::ExportAck, tonic::Status>> + Send>,
         >;
 
         async fn export(

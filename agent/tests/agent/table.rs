@@ -8,12 +8,9 @@ use std::{
     path::PathBuf,
 };
 
-use agent::{
-    client,
-    kernel::{
-        load::{Kernel, LoadSettings},
-        pages::Size,
-    },
+use ::kernel::{
+    load::{Kernel, LoadSettings},
+    pages::Size,
 };
 use agent_common::{
     Counts, FlowCounters, Pair, Reason,
@@ -26,6 +23,7 @@ use agent_common::{
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use lab::{Lab, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
+use view::client;
 
 use crate::{
     corpus::programs::{IFINDEX, netns},

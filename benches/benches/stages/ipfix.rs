@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use agent::{
-    batch::{self, Batch},
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-    outputs::{
-        encoder::Encoder,
-        ipfix::{Ipfix, Settings},
-    },
-    proto::{FlowBatch, Interface},
-};
 use agent_common::HookAccount;
 use benches::{
     profile::{PROFILES, Profile},
     user_space::UserSpace,
 };
 use criterion::{BatchSize, Criterion, Throughput};
+use exporters::{
+    encoder::Encoder,
+    ipfix::{Ipfix, Settings},
+};
+use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use prost::Message as _;
+use proto::{
+    FlowBatch, Interface,
+    batch::{self, Batch},
+};
 
 pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("ipfix");

@@ -1,11 +1,9 @@
 //! The output as OTLP: flows of decoded batches become requests, packed and not.
 
-use agent::{
-    hub::Hub,
-    outputs::otlp::{Otlp, Settings},
-};
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
+use exporters::otlp::{Otlp, Settings};
+use hub::Hub;
 
 use crate::ipfix::{batches, decode, send};
 

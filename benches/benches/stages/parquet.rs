@@ -5,16 +5,14 @@ use std::{
     io::{Seek as _, SeekFrom, Write as _},
 };
 
-use agent::{
-    outputs::{
-        encoder::Encoder as _,
-        files::Compression,
-        parquet::{MADE, Parquet},
-    },
-    proto::FlowBatch,
-};
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
+use exporters::{
+    encoder::Encoder as _,
+    files::Compression,
+    parquet::{MADE, Parquet},
+};
+use proto::FlowBatch;
 
 use crate::ipfix::{batches, decode};
 

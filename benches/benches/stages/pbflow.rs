@@ -1,8 +1,8 @@
 //! The output as netobserv's records: the flows of batches become messages. Decoding is in [`super::ipfix`].
 
-use agent::outputs::pbflow::{Pbflow, Settings};
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
+use exporters::pbflow::{Pbflow, Settings};
 
 use super::ipfix::{batches, decode, send};
 

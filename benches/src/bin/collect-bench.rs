@@ -18,21 +18,21 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent::{
-    batch::{Batch, Identity},
-    encoder::{BatchEncoder, ScanHeader, ScanTrailer},
-    community_id::community_id,
-    hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub},
-    outputs::{
-        Outputs,
-        settings::{Wish, Wishes},
-    },
-    record::Record,
-};
 use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo, protocol::TCP};
 use anyhow::{Context as _, Result, bail};
 use benches::live::result::Figure;
 use clap::Parser;
+use exporters::{
+    Outputs,
+    settings::{Wish, Wishes},
+};
+use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
+use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
+use proto::{
+    batch::{Batch, Identity},
+    community_id::community_id,
+    record::Record,
+};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 

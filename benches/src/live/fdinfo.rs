@@ -39,7 +39,7 @@ pub fn map_memory_bytes(pid: u32) -> Result<u64> {
 
 /// What the kernel charges for a map of this process.
 pub fn memory_bytes(map: BorrowedFd<'_>) -> Result<u64> {
-    let bytes = agent::kernel::memory::memory_bytes(map);
+    let bytes = kernel::memory::memory_bytes(map);
     ensure!(bytes > 0, "the kernel does not say what a map takes");
     Ok(bytes)
 }

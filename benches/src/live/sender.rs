@@ -6,9 +6,9 @@ use std::{
     time::Duration,
 };
 
-use agent::clock;
 use anyhow::{Context as _, Result};
 use lab::{FrameSocket, Lab};
+use util::clock;
 
 use super::{
     affinity::{self, sender_cpu},

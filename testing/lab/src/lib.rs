@@ -26,6 +26,7 @@ mod frame_socket;
 mod generator;
 mod host;
 pub mod kernel;
+pub mod log;
 mod namespace;
 pub mod privilege;
 mod process;

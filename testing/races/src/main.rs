@@ -10,10 +10,10 @@ use agent::{
         status,
     },
     log_filter::LogControl,
-    server::PassedSockets,
 };
 use anyhow::{Context as _, Result};
 use clap::Parser;
+use server::PassedSockets;
 
 static PAUSED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
 

@@ -95,9 +95,9 @@ const fn agent(test: &'static str) -> Target {
     }
 }
 
-const fn unit(test: &'static str) -> Target {
+const fn unit(package: &'static str, test: &'static str) -> Target {
     Target {
-        package: "agent",
+        package,
         binary: Binary::Lib,
         test,
     }
@@ -139,11 +139,11 @@ mod tests {
 
     /// The file in which a target's test is.
     fn file(target: &Target) -> PathBuf {
-        let package = ["agent", "testing/races", "testing/corpus"]
+        let package = ["", "agent", "testing"]
+            .map(|folder| root().join(folder).join(target.package))
             .into_iter()
-            .find(|package| package.ends_with(target.package))
+            .find(|package| package.join("Cargo.toml").is_file())
             .unwrap();
-        let package = root().join(package);
         let module = target.test.rsplit_once("::").map(|(module, _)| module);
         let folder = match target.binary {
             Binary::Lib => package.join("src"),

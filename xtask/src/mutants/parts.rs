@@ -3,30 +3,23 @@
 /// The files that cargo-mutants changes.
 pub const FILES: &[&str] = &[
     "agent-common/src/**/*.rs",
-    "agent/src/filter.rs",
-    "agent/src/filter/**/*.rs",
-    "agent/src/replica.rs",
-    "agent/src/replica/**/*.rs",
-    "agent/src/batch.rs",
-    "agent/src/batch/**/*.rs",
-    "agent/src/hub.rs",
-    "agent/src/hub/**/*.rs",
-    "agent/src/server.rs",
-    "agent/src/server/**/*.rs",
+    "agent/rules/src/**/*.rs",
+    "agent/flows/src/**/*.rs",
+    "agent/proto/src/**/*.rs",
+    "agent/hub/src/**/*.rs",
+    "agent/server/src/**/*.rs",
     "agent/src/scan.rs",
     "agent/src/scan/**/*.rs",
-    "agent/src/collector/**/*.rs",
-    "agent/src/query.rs",
-    "agent/src/query/**/*.rs",
-    "agent/src/outputs/clickhouse.rs",
-    "agent/src/outputs/clickhouse/**/*.rs",
-    "agent/src/outputs/delivery.rs",
-    "agent/src/outputs/delivery/**/*.rs",
-    "agent/src/outputs/kafka.rs",
-    "agent/src/outputs/kafka/**/*.rs",
-    "agent/src/token.rs",
-    "agent/src/in_force.rs",
-    "agent/src/tls/**/*.rs",
+    "agent/collector/src/**/*.rs",
+    "agent/view/src/query.rs",
+    "agent/view/src/query/**/*.rs",
+    "agent/exporters/src/clickhouse.rs",
+    "agent/exporters/src/clickhouse/**/*.rs",
+    "agent/exporters/src/delivery.rs",
+    "agent/exporters/src/delivery/**/*.rs",
+    "agent/exporters/src/kafka.rs",
+    "agent/exporters/src/kafka/**/*.rs",
+    "agent/tls/src/**/*.rs",
 ];
 
 /// Files whose faults the same tests have to notice.
@@ -47,7 +40,7 @@ pub struct Part {
     pub arguments: &'static [&'static str],
 }
 
-pub const PARTS: [Part; 7] = [
+pub const PARTS: [Part; 11] = [
     Part {
         name: "agent-common",
         path: "agent-common/",
@@ -92,14 +85,12 @@ pub const PARTS: [Part; 7] = [
     // without root.
     Part {
         name: "server",
-        path: "agent/src/server",
-        package: "agent",
-        tests_of: &["agent"],
+        path: "agent/server/",
+        package: "server",
+        tests_of: &["server", "hub", "agent"],
         binaries: &["--lib", "--test=agent"],
         tests: &[
-            "server::",
-            "hub::",
-            "client::",
+            "tests::",
             "stream::",
             "tls::",
             "lifecycle::passed",
@@ -115,12 +106,12 @@ pub const PARTS: [Part; 7] = [
     // Agents' calls on real sockets, and disks that are full. Without root those skip themselves.
     Part {
         name: "collector",
-        path: "agent/src/collector/",
-        package: "agent",
-        tests_of: &["agent"],
+        path: "agent/collector/",
+        package: "collector",
+        tests_of: &["collector", "agent"],
         binaries: &["--lib", "--test=agent"],
         tests: &[
-            "collector::",
+            "tests::",
             "collect::calls",
             "collect::consumers",
             "collect::limits",
@@ -133,9 +124,9 @@ pub const PARTS: [Part; 7] = [
     },
     Part {
         name: "query",
-        path: "agent/src/query",
-        package: "agent",
-        tests_of: &["agent"],
+        path: "agent/view/",
+        package: "view",
+        tests_of: &["view"],
         binaries: &["--lib"],
         tests: &["query::"],
         needs_root: false,
@@ -143,33 +134,44 @@ pub const PARTS: [Part; 7] = [
     },
     Part {
         name: "outputs",
-        path: "agent/src/outputs/",
-        package: "agent",
-        tests_of: &["agent"],
+        path: "agent/exporters/",
+        package: "exporters",
+        tests_of: &["exporters", "view", "agent"],
         binaries: &["--lib", "--test=agent"],
         tests: &[
-            "outputs::clickhouse::",
-            "outputs::delivery::",
-            "outputs::kafka::",
+            "tests::",
             "outputs::collector",
             "outputs::spool",
-            "query::",
             "collect::kafka",
         ],
         needs_root: false,
         arguments: &[],
     },
+    units("rules", "agent/rules/", &["rules"]),
+    // The encoder's tests hold what is written against what is read.
+    units("proto", "agent/proto/", &["proto", "flows"]),
+    units("flows", "agent/flows/", &["flows"]),
+    units("hub", "agent/hub/", &["hub"]),
+    units("tls", "agent/tls/", &["tls", "exporters"]),
+];
+
+/// A crate whose faults unit tests notice.
+const fn units(
+    package: &'static str,
+    path: &'static str,
+    tests_of: &'static [&'static str],
+) -> Part {
     Part {
-        name: "agent",
-        path: "agent/",
-        package: "agent",
-        tests_of: &["agent"],
+        name: package,
+        path,
+        package,
+        tests_of,
         binaries: &["--lib"],
         tests: &[],
         needs_root: false,
         arguments: &[],
-    },
-];
+    }
+}
 
 /// Which part a file or a pattern belongs to.
 pub fn part_of(file: &str) -> Option<&'static str> {
@@ -179,7 +181,10 @@ pub fn part_of(file: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::Path};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use super::*;
     use crate::workspace::root;
@@ -197,13 +202,22 @@ mod tests {
         text
     }
 
-    /// Whether a part's package has a file or a folder of that name, with tests or beside them.
+    /// Where a package is.
+    fn folder(package: &str) -> PathBuf {
+        let places = ["", "agent", "testing"].map(|place| root().join(place).join(package));
+        let mut places = places.into_iter();
+        let found = places.find(|place| place.join("Cargo.toml").is_file());
+        found.unwrap_or_else(|| panic!("no package {package}"))
+    }
+
+    /// Whether a package with a part's tests has a file or a folder of that name, with tests or beside them.
     fn is_module(part: &Part, name: &str) -> bool {
         let path = name.trim_end_matches("::").replace("::", "/");
-        let package = root().join(part.package);
-        let places = ["src", "tests/agent"].map(|place| package.join(place).join(&path));
+        let places = part.tests_of.iter().flat_map(|package| {
+            ["src", "tests/agent"].map(|place| folder(package).join(place).join(&path))
+        });
         places
-            .iter()
+            .into_iter()
             .any(|place| place.is_dir() || place.with_extension("rs").is_file())
     }
 
@@ -213,10 +227,11 @@ mod tests {
             assert!(part_of(file).is_some(), "{file}");
         }
         for part in PARTS {
-            let folder = root().join(part.package).join("tests");
+            let tests = sources(&folder("agent").join("tests"));
             for name in part.tests {
                 let test = format!("#[test]\nfn {name}() {{");
-                let exists = sources(&folder).contains(&test) || is_module(&part, name);
+                // Unit tests are in modules of this name.
+                let exists = name == &"tests::" || tests.contains(&test) || is_module(&part, name);
                 assert!(exists, "{name}");
             }
         }

@@ -5,9 +5,8 @@
 //! interfaces count differently is tried, beginning with the fewest at once.
 
 use agent_common::{Pair, Reason};
+use proto::{Account, Hook, HookStatus, InterfaceCounters};
 use serde::Serialize;
-
-use crate::proto::{self, Account, Hook, HookStatus, InterfaceCounters};
 
 const FCS_LEN_BYTES: i128 = 4;
 /// `veth_xdp_rcv_skb` counts an skb after `eth_type_trans`; seen on 6.18.

@@ -1,7 +1,8 @@
 //! Checks, by two calls of `bpf(2)`, what the kernel lets this process do.
 
+use kernel::{bpf, capabilities::Capabilities, links::LOOPBACK_IFINDEX};
+
 use super::Check;
-use crate::kernel::{bpf, capabilities::Capabilities, links::LOOPBACK_IFINDEX};
 
 /// Creates an array of one entry, and frees it.
 pub(super) fn syscall(capabilities: Capabilities) -> Check {

@@ -3,17 +3,18 @@
 use std::collections::BTreeSet;
 
 use agent_common::Direction;
+use kernel::{
+    attach::AttachSettings,
+    devices::{Devices, is_tunnel},
+    flowtables::Offloaded,
+    interfaces::{Choice, Selection, Uplinks},
+    links::Link,
+};
 use serde::Serialize;
 
 use super::{
     Check,
     xdp::{self, Asker},
-};
-use crate::{
-    devices::{Devices, is_tunnel},
-    flowtables::Offloaded,
-    interfaces::{Choice, Selection, Uplinks},
-    kernel::{attach::AttachSettings, links::Link},
 };
 
 /// After so many lines the text leaves out trees of which nothing is counted. JSON has them all.
@@ -311,9 +312,9 @@ fn in_words(hook: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        devices::tests::{link, port_of, stack},
-        kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+    use kernel::{
+        attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+        devices::samples::{link, port_of, stack},
     };
 
     const ATTACH: AttachSettings = AttachSettings {
@@ -366,7 +367,10 @@ devices, each above those that its packets pass, too; * is counted:
     #[test]
     fn a_device_under_several_is_told_of_once_and_counted_once() {
         let mut links = stack();
-        links.push(crate::devices::tests::over(4, link(10, "bond0.20", "vlan")));
+        links.push(kernel::devices::samples::over(
+            4,
+            link(10, "bond0.20", "vlan"),
+        ));
         links[6].is_up = false;
         let (selection, carriers) = (selection(&["bond*", "veth0"]), BTreeSet::new());
         let known = known(&links, &selection, &carriers);

@@ -3,12 +3,9 @@
 use std::fmt::Write as _;
 
 use anyhow::{Result, ensure};
+use formats::harmless;
+use rules::{Compiled, Explained, Probe, Rule, Verdict};
 use serde::Serialize;
-
-use crate::{
-    filter::{self, Compiled, Explained, Probe, Rule, Verdict},
-    output::harmless,
-};
 
 /// A line of JSON.
 #[derive(Serialize)]
@@ -26,7 +23,7 @@ pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result
     );
     // Rules that fit in no set are refused here, as they are when the agent starts.
     Compiled::new(rules, &[])?;
-    let explained = filter::explain(rules);
+    let explained = rules::explain(rules);
     let mut verdicts = Vec::new();
     for probe in probes {
         verdicts.extend(probe.verdicts(rules)?);
@@ -86,7 +83,7 @@ fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::Rules;
+    use rules::Rules;
 
     #[test]
     fn rules_are_numbered_and_packets_come_with_their_answers() {

@@ -1,10 +1,11 @@
 //! What this process's capabilities allow, as checks.
 
-use super::Check;
-use crate::{
-    kernel::capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities},
+use kernel::{
+    capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities},
     netns::{Netns, REMEDY},
 };
+
+use super::Check;
 
 /// For an agent that counts in these network namespaces.
 pub(super) fn capabilities(capabilities: Capabilities, netns: &[Netns]) -> [Check; 4] {

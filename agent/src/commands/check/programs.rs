@@ -3,16 +3,16 @@
 
 use agent_common::{drops::DropLayout, senders::Kinds};
 use anyhow::Result;
-
-use super::Check;
-use crate::cgroups;
-use crate::kernel::{
+use enrich::cgroups;
+use kernel::{
     attach, connections, drops,
     layout::{self, Layout},
     links::netns_inode,
     load::{Kernel, LoadSettings, OBJECT},
     processes,
 };
+
+use super::Check;
 
 pub(super) fn programs(layout: &Layout) -> [Check; 8] {
     let plain = match load(layout, PLAIN) {

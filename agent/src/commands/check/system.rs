@@ -3,12 +3,12 @@
 use std::fs;
 
 use anyhow::{Context as _, Result};
-
-use super::Check;
-use crate::kernel::{
+use kernel::{
     layout::{self, Layout},
     real_time,
 };
+
+use super::Check;
 
 /// The oldest kernel that the agent promises to run on, and is tested on.
 const FLOOR: (u32, u32) = (6, 1);

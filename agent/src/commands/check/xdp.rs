@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, anyhow};
-
-use super::{Check, programs};
-use crate::kernel::{
+use kernel::{
     attach::{AtXdp, AttachSettings, IngressHook, XdpMode, at_xdp, cannot_be_asked},
     bound::TaggedPrograms,
     links::{AttachedXdp, Link, driver::Drivers, tags::Features},
     loaded,
 };
+
+use super::{Check, programs};
 
 /// Asks about links, in the network namespace of the calling thread.
 #[derive(Default)]

@@ -6,13 +6,11 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use formats::{harmless::harmless, human};
 use serde_json::{Map, Value, json};
+use view::query::{Answer, By, Group, Missing, Part, Sums, Told};
 
 use super::Form;
-use crate::{
-    output::{harmless::harmless, human},
-    query::{Answer, By, Group, Missing, Part, Sums, Told},
-};
 
 const GAP: &str = "  ";
 

@@ -5,30 +5,25 @@ use std::{fmt, path::PathBuf, time::Duration};
 use agent_common::sample;
 use anyhow::Result;
 use clap::ArgAction;
+use enrich::{dns, enrichment::Enrichment};
+use exporters::settings::Wishes;
+use flows::replica::ReplicaSettings;
+use kernel::{
+    attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+    load,
+    netns::Netns,
+};
+use rules::{Rules, pattern::Patterns};
+use server::{
+    DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
+    metrics::MetricsAddress,
+};
 
 use super::{
     super::{number, time},
     misfit,
 };
-use crate::{
-    agent::Config,
-    dns,
-    enrichment::Enrichment,
-    filter::{self, Rules},
-    kernel::{
-        attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
-        load,
-    },
-    log_filter::LogFilter,
-    metrics::MetricsAddress,
-    netns::Netns,
-    outputs::settings::Wishes,
-    pattern::Patterns,
-    replica::ReplicaSettings,
-    server::{
-        DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
-    },
-};
+use crate::{agent::Config, log_filter::LogFilter};
 
 // The headings of `--help`.
 const SETTINGS: &str = "Settings";
@@ -113,7 +108,7 @@ pub struct Args {
         long,
         value_name = "RULES",
         env = "FLOW_AGENT_FILTER",
-        long_help = filter::HELP, help_heading = COUNT)]
+        long_help = rules::HELP, help_heading = COUNT)]
     pub filter: Vec<Rules>,
 
     /// A file with more rules, which follow those of --filter; one rule a line, and # begins a comment.

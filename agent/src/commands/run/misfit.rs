@@ -4,26 +4,28 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use anyhow::Result;
+use exporters::{
+    Output, Prepared,
+    settings::{Wish, Wishes},
+};
+use formats::Format;
+use kernel::{
+    attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
+    interfaces::Selection,
+};
+use rules::{
+    Compiled, Rule,
+    pattern::{self, Pattern},
+};
+use server::ListenAddr;
 use thiserror::Error;
+use tls::{
+    pem::Use,
+    server::{ServerFiles, ServerTls},
+};
+use util::fault::Fault;
 
 use super::{Args, args::DEFAULT_MIN_FLOWS};
-use crate::{
-    fault::Fault,
-    filter::{self, Compiled, Rule},
-    interfaces::Selection,
-    kernel::attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
-    output::Format,
-    outputs::{
-        Output, Prepared,
-        settings::{Wish, Wishes},
-    },
-    pattern::{self, Pattern},
-    server::ListenAddr,
-    tls::{
-        pem::Use,
-        server::{ServerFiles, ServerTls},
-    },
-};
 
 /// Why settings are refused. Those to look at are named as in a file.
 #[derive(Debug, Error)]
@@ -316,7 +318,7 @@ fn prepared(output: Output) -> Result<Prepared, Misfit> {
 /// The rules of the options and of the file. Fails if there is a fault in one, or if they do not fit into a set.
 pub(super) fn rules(args: &Args) -> Result<Vec<Rule>> {
     let misfit = |message, settings| Misfit { message, settings };
-    let read = filter::read(&args.filter, args.filter_file.as_deref());
+    let read = rules::read(&args.filter, args.filter_file.as_deref());
     let rules = read.map_err(|error| {
         // A fault has a place of its own.
         if error.is::<Fault>() {

@@ -4,33 +4,32 @@
 use std::{collections::BTreeMap, convert::Infallible, fs, io::IsTerminal as _, path::Path};
 
 use anyhow::{Context as _, Error, Result, ensure};
+use exporters::Outputs;
+use formats::Format;
+use kernel::{attach, interfaces::everywhere::Everywhere, netns::Namespace};
+use proto::SettingsInForce;
+use rules::Rule;
+use server::{
+    Limits,
+    rules_in_force::{Author, ReplaceError, Rules as _, Stopping},
+};
 use sha1::{Digest as _, Sha1};
+use tls::server::InForce;
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
 };
+use util::{background, fault};
 
 use crate::{
     agent::Config,
-    background,
     changes::{Change, Changes},
     commands::settings::{DEFAULT_FILE, Layers, Setting, Settings},
-    fault,
-    filter::Rule,
-    interfaces::everywhere::Everywhere,
-    kernel::attach,
     log_filter::LogControl,
     memory_limit::Needs,
-    netns::Namespace,
-    output::Format,
-    outputs::Outputs,
-    proto::SettingsInForce,
     rules::RunningRules,
-    rules_in_force::{Author, ReplaceError, Rules as _, Stopping},
-    server::Limits,
     service_manager::ServiceManager,
-    tls::server::InForce,
 };
 
 /// The settings that a running agent takes over. [`Reload::take_over`] does it.

@@ -6,14 +6,11 @@ use clap::{
     Arg, ArgAction, Command,
     error::{ContextKind, ContextValue, ErrorKind},
 };
+use exporters::settings::{Refused, Wishes};
 use serde_json::Value;
+use util::{fault::Fault, similar};
 
 use super::patterns;
-use crate::{
-    fault::Fault,
-    outputs::settings::{Refused, Wishes},
-    similar,
-};
 
 /// Options of `run` that say something about one run, with what to do instead of writing them into a file.
 const NOT_IN_A_FILE: [(&str, &str); 2] = [

@@ -16,9 +16,9 @@ use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
+use util::fault::Fault;
 
 use super::declared::{Declared, Kind, Refusal};
-use crate::fault::Fault;
 
 /// The most bytes that a file may have. It is read into memory.
 const MAX_FILE_BYTES: u64 = 1 << 20;

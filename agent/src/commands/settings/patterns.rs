@@ -6,11 +6,12 @@
 use std::{any::TypeId, path::PathBuf, time::Duration};
 
 use clap::builder::ValueParser;
+use exporters::settings::Wishes;
+use kernel::netns::Netns;
+use rules::{Rules, pattern::Patterns};
+use server::{ListenAddr, metrics::MetricsAddress};
 
-use crate::{
-    filter::Rules, log_filter::LogFilter, metrics::MetricsAddress, netns::Netns,
-    outputs::settings::Wishes, pattern::Patterns, server::ListenAddr,
-};
+use crate::log_filter::LogFilter;
 
 /// humantime's units.
 pub(super) const TIME: &str = concat!(
@@ -39,7 +40,7 @@ const LOG: &str = concat!(
     "[Dd][Ee][Bb][Uu][Gg]|[Tt][Rr][Aa][Cc][Ee]|.*[^A-Za-z].*)$",
 );
 const PATH: &str = "^.+$";
-/// A table may stand in its place; see [`crate::outputs::settings`].
+/// A table may stand in its place; see [`exporters::settings`].
 const OUTPUT: &str = "^(none|table|json|[a-z0-9]+=[^,]+)(,(none|table|json|[a-z0-9]+=[^,]+))*$";
 
 /// The one for the texts of this parser.

@@ -6,7 +6,6 @@ use super::{
     declared::{Declared, Kind},
     patterns,
 };
-use crate::outputs;
 
 /// A schema of draft 2020-12.
 pub fn schema() -> Value {
@@ -36,7 +35,7 @@ fn property(setting: &Declared<'_>) -> Value {
         one["pattern"] = pattern.into();
     }
     if setting.takes_tables() {
-        one = json!({ "anyOf": [one, outputs::settings::schema(patterns::TIME)] });
+        one = json!({ "anyOf": [one, exporters::settings::schema(patterns::TIME)] });
     }
     let defaults = setting.defaults();
     let mut property = if setting.is_list() {

@@ -3,13 +3,11 @@
 
 use std::fmt::Write as _;
 
+use formats::harmless::harmless;
+use proto::{Setting, SettingSource, SettingsInForce};
 use serde_json::{Map, Value, json};
 
 use super::{Settings, Source};
-use crate::{
-    output::harmless::harmless,
-    proto::{Setting, SettingSource, SettingsInForce},
-};
 
 impl From<&Settings> for SettingsInForce {
     fn from(settings: &Settings) -> Self {

@@ -1,7 +1,7 @@
+use proto::SettingsInForce;
 use serde_json::json;
 
 use super::*;
-use crate::proto::SettingsInForce;
 
 fn settings(file: &str, arguments: &[&str]) -> Result<Settings> {
     let folder = tempfile::tempdir().unwrap();

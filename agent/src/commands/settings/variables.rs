@@ -4,8 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 use clap::{Arg, Command};
-
-use crate::similar;
+use util::similar;
 
 /// How the names of our variables begin.
 pub const PREFIX: &str = "FLOW_AGENT_";

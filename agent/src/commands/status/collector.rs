@@ -2,10 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use crate::{
-    output::human,
-    proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus},
-};
+use formats::human;
+use proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus};
 
 const COLUMNS: [&str; 10] = [
     "AGENT", "FROM", "STATE", "SINCE", "STORED", "BEHIND", "BATCHES", "RECORDS", "PACKETS", "LOST",
@@ -242,7 +240,7 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::{AgentIdentity, RecordSum, ServerStatus};
+    use proto::{AgentIdentity, RecordSum, ServerStatus};
 
     #[test]
     fn each_stream_has_a_line_and_a_store_that_fails_says_why() {

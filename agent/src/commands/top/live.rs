@@ -4,14 +4,13 @@ use std::{pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
-
-use super::{Args, ask_for_scans, request, take, terminal::Terminal};
-use crate::{
+use view::{
     client::{ClientError, Event, Observer, Target},
-    commands::patiently,
-    filter,
     top::screen::{Screen, Wish},
 };
+
+use super::{Args, ask_for_scans, request, take, terminal::Terminal};
+use crate::commands::patiently;
 
 /// Keys wait until a scan is there as a whole, so that nobody sees or keeps the sums of a part. A pause in the middle of one
 /// ends that.
@@ -51,7 +50,7 @@ impl Watching {
 }
 
 pub async fn live(args: &Args, target: &Target) -> Result<()> {
-    let rules = filter::text(&args.filter);
+    let rules = rules::text(&args.filter);
     let has_color = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(args.view, args.sort, rules.clone(), has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));

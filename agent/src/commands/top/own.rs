@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use formats::harmless::harmless;
 use rustix::{
     io::Errno,
     process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
@@ -18,8 +19,9 @@ use tokio::{
     process::{Child, Command},
     time::{Instant, sleep, timeout},
 };
+use view::client::Target;
 
-use crate::{client::Target, commands::settings::variables::PREFIX, output::harmless::harmless};
+use crate::commands::settings::variables::PREFIX;
 
 /// How long it may take to load its programs, and to end.
 const PATIENCE: Duration = Duration::from_mins(2);

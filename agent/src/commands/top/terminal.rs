@@ -12,8 +12,7 @@ use crossterm::{
 };
 use ratatui::DefaultTerminal;
 use tokio::sync::mpsc;
-
-use crate::top::{draw::draw, screen::Screen};
+use view::top::{draw::draw, screen::Screen};
 
 /// How long the thread that reads keys takes to notice that nobody wants them any more.
 const LOOK: Duration = Duration::from_millis(100);

@@ -12,8 +12,8 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use agent::proto::{FlowBatch, flow_collector_client::FlowCollectorClient};
 use lab::{ControlGroup, privilege::skip};
+use proto::{FlowBatch, flow_collector_client::FlowCollectorClient};
 use tokio::net::TcpSocket;
 use tonic::{
     Request, Status,

@@ -6,11 +6,11 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent::proto::{
+use futures_util::stream;
+use proto::{
     AgentIdentity, ExportAck, FlowBatch, FlowRecord, ObserveRequest,
     flow_agent_client::FlowAgentClient, flow_collector_client::FlowCollectorClient,
 };
-use futures_util::stream;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,

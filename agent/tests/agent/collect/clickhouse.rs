@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use agent::proto::{AgentIdentity, FlowBatch};
+use proto::{AgentIdentity, FlowBatch};
 use tonic::Code;
 
 use super::{

@@ -2,12 +2,12 @@
 
 use std::{thread, time::Duration};
 
-use agent::proto::{
+use lab::certificates::replace;
+use proto::{
     CollectorStatus, ExportAck, FlowBatch, GetCollectorStatusRequest, ObserveRequest,
     flow_agent_client::FlowAgentClient, flow_collector_client::FlowCollectorClient,
     flow_collector_control_client::FlowCollectorControlClient,
 };
-use lab::certificates::replace;
 use tokio::sync::mpsc;
 use tonic::{
     Code, Request, Response, Status, Streaming,

@@ -2,8 +2,8 @@
 
 use std::{process::Stdio, rc::Rc};
 
-use agent::proto::{AgentIdentity, FlowBatch};
 use lab::{Broker, BrokerOptions};
+use proto::{AgentIdentity, FlowBatch};
 use tonic::Code;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use agent::proto::{FlowBatch, flow_collector_client::FlowCollectorClient};
+use proto::{FlowBatch, flow_collector_client::FlowCollectorClient};
 use tokio::sync::mpsc;
 
 use super::{

@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, process::Output};
 
-use agent::proto::{ObserveRequest, flow_agent_client::FlowAgentClient};
 use lab::certificates::replace;
+use proto::{ObserveRequest, flow_agent_client::FlowAgentClient};
 use tonic::{Code, Request, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use agent::proto::{
+use proto::{
     Account, Count, DnsExchange, FlowBatch, FlowRecord, Interface, Process as ProcessName,
 };
 

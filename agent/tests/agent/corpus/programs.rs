@@ -2,16 +2,16 @@
 
 use std::{io, os::fd::AsFd as _, sync::LazyLock};
 
-use agent::kernel::{
-    links,
-    load::{Kernel, LoadSettings},
-};
 use agent_common::{FlowCounters, FlowKey, HookAccount, LinkType, Outer, Senders};
 use aya::{
     maps::{HashMap, Map, MapData},
     programs::{ProgramError, SchedClassifier, TestRun as _, TestRunOptions, Xdp},
 };
 use corpus::RawFrame;
+use kernel::{
+    links,
+    load::{Kernel, LoadSettings},
+};
 
 /// The loopback interface, on which the kernel pretends that the frame is (`net/bpf/test_run.c`).
 pub const IFINDEX: u32 = 1;

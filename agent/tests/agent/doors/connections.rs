@@ -1,7 +1,7 @@
 //! How many connections there may be, and what happens to those without a call.
 
-use agent::proto::{GetStatusRequest, ObserveRequest};
 use lab::{Lab, privilege::is_root_or_skip};
+use proto::{GetStatusRequest, ObserveRequest};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,

@@ -2,13 +2,11 @@
 
 use std::{fs, os::unix::process::CommandExt as _, process::Command};
 
-use agent::{
-    client::{Event, Observer, Target},
-    proto::{AgentStatus, GetStatusRequest, ObserveRequest},
-};
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
+use proto::{AgentStatus, GetStatusRequest, ObserveRequest};
 use tonic::Code;
+use view::client::{Event, Observer, Target};
 
 use super::{
     PATIENCE,
@@ -186,7 +184,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
     let before_counters = lab.agent.counters().unwrap();
     lab.peer.frame_socket().unwrap().send_many(frames).unwrap();
     wait_for_packets(&lab.agent, before_counters, u64::from(FLOWS));
-    agent::client::scan_now(&target).await.unwrap();
+    view::client::scan_now(&target).await.unwrap();
     let mut read = Vec::new();
     for reader in readers {
         read.push(reader.await.unwrap());

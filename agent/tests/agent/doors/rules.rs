@@ -1,8 +1,8 @@
 //! Who may see and change the filter rules, and how much memory a refused set of rules can take.
 
-use agent::proto::{Filters, GetFiltersRequest, SetFiltersRequest};
 use lab::{Lab, privilege::is_root_or_skip};
 use prost::Message as _;
+use proto::{Filters, GetFiltersRequest, SetFiltersRequest};
 use tonic::Code;
 
 use super::{

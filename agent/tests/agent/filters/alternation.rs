@@ -7,10 +7,10 @@ use std::{
     thread,
 };
 
-use agent::client;
 use agent_common::Pair;
 use lab::{AtEnd, Lab, kernel};
 use tokio::runtime::Runtime;
+use view::client;
 
 use crate::support::{
     Agent, NATIVE_XDP, count, has_generator_or_skip, pair, wait_for_silence, wait_until,

@@ -121,7 +121,7 @@ fn a_set_with_a_fault_is_refused_as_a_whole_and_the_old_one_stays() {
     let target = agent.address().parse().unwrap();
     let set = ["exclude all", "exclude port 1 nett ::/0"].map(str::to_owned);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let error = runtime.block_on(agent::client::set_filters(&target, set.into()));
+    let error = runtime.block_on(view::client::set_filters(&target, set.into()));
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("rule 2:16: no term begins like this"),
@@ -186,7 +186,7 @@ fn a_set_that_does_not_fit_is_logged_once() {
     };
     let target = agent.address().parse().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let set = agent::client::set_filters(&target, rules.clone());
+    let set = view::client::set_filters(&target, rules.clone());
     let error = runtime.block_on(set).unwrap_err().to_string();
     assert!(error.contains("more different ranges of ports"), "{error}");
     wait_until("it is logged", || told() > 0);

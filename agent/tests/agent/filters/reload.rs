@@ -54,7 +54,7 @@ fn rules_of_a_client_stay_until_those_of_the_settings_change() {
     let target = agent.address().parse().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let rules = vec!["exclude dst port 9".to_owned()];
-    let set = agent::client::set_filters(&target, rules);
+    let set = view::client::set_filters(&target, rules);
     runtime.block_on(set).unwrap();
     for (text, rule, set) in [
         ("exclude dst port 1\n", 9, 2),

@@ -1,9 +1,9 @@
 //! Names that somebody else chose. Wherever people read them, characters that control a terminal must be
 //! escaped.
 
-use agent::client::{Observer, Target};
 use lab::{Lab, privilege::is_root_or_skip};
 use tempfile::TempDir;
+use view::client::{Observer, Target};
 
 use crate::support::{Agent, answered, flow_agent, wait_until};
 

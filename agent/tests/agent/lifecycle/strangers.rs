@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use agent::proto::{AgentStatus, FlowBatch, GetStatusRequest, flow_collector_server};
 use bytes::Bytes;
 use h2::SendStream;
 use http::{HeaderMap, HeaderValue, Response};
 use lab::{Host, Lab, privilege::is_root_or_skip};
 use prost::Message;
+use proto::{AgentStatus, FlowBatch, GetStatusRequest, flow_collector_server};
 use tempfile::TempDir;
 use tonic::{Code, Request, Status, client::Grpc, codegen::http::uri::PathAndQuery};
 use tonic_prost::ProstCodec;
@@ -93,7 +93,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
             .await
             .unwrap();
         assert_eq!(batch.stream_seq, 1);
-        let filtering = agent::proto::ObserveRequest {
+        let filtering = proto::ObserveRequest {
             filter: "tcp".into(),
             ..Default::default()
         };
@@ -123,7 +123,7 @@ struct Collector;
 #[tonic::async_trait]
 impl flow_collector_server::FlowCollector for Collector {
     type ExportStream = std::pin::Pin<
-        Box<dyn futures_util::Stream<Item = Result<agent::proto::ExportAck, Status>> + Send>,
+        Box<dyn futures_util::Stream<Item = Result<proto::ExportAck, Status>> + Send>,
     >;
 
     async fn export(

@@ -11,13 +11,13 @@ use std::{
     task::{Context, Poll},
 };
 
-use agent::proto::{
-    ExportAck, FlowBatch, FlowRecord,
-    flow_collector_server::{FlowCollector, FlowCollectorServer},
-};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
 use lab::certificates::Ca;
+use proto::{
+    ExportAck, FlowBatch, FlowRecord,
+    flow_collector_server::{FlowCollector, FlowCollectorServer},
+};
 use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::proto::{FlowBatch, FlowRecord};
 use lab::certificates::{Ca, Issued, replace};
 use prost::Message as _;
+use proto::{FlowBatch, FlowRecord};
 use receiver::{EXPORT, H2, HTTP1, Receiver, identity, identity_of_tls12};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 

@@ -1,12 +1,10 @@
 //! The calls beside the stream of batches: the status and the filter rules.
 
-use agent::{
-    client::{self, Observer},
-    proto::{ObserveRequest, flow_agent_client::FlowAgentClient},
-    server::{Listeners, PassedSockets},
-};
+use proto::{ObserveRequest, flow_agent_client::FlowAgentClient};
+use server::{Listeners, PassedSockets};
 use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
+use view::client::{self, Observer};
 
 use super::{Agent, PATIENCE, batch, on_tcp, socket};
 

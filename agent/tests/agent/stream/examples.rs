@@ -7,11 +7,11 @@ use std::{
     process::Command,
 };
 
-use agent::proto::FlowRecord;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, header};
 use lab::Process;
 use prost::Message as _;
+use proto::FlowRecord;
 use serde_json::Value;
 
 use super::{Agent, FlowBatch, PATIENCE, TempDir, socket, timeout};

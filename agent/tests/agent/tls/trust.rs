@@ -2,12 +2,12 @@
 
 use std::process::{Command, Stdio};
 
-use agent::proto::GetStatusRequest;
 use lab::{
     Host, Lab,
     certificates::{Ca, Issued},
     privilege::{is_root_or_skip, skip},
 };
+use proto::GetStatusRequest;
 
 use super::{ADDRESS, Certificates, is_answered, refused, status, texts, told, trusting, with};
 use crate::{

@@ -2,13 +2,13 @@
 
 use std::os::fd::AsFd as _;
 
-use agent::kernel::{
-    account::{Accounts, Layout, Maps, possible_cpus},
-    bpf,
-};
 use agent_common::{Pair, Reason};
 use anyhow::{Context as _, Result};
 use aya::maps::{MapData, loaded_maps};
+use kernel::{
+    account::{Accounts, Layout, Maps, possible_cpus},
+    bpf,
+};
 
 use crate::live::fdinfo;
 

@@ -2,7 +2,7 @@
 
 use super::{Fault, agent, unit};
 
-const TIMES: &str = "agent/src/proto.rs";
+const TIMES: &str = "agent/proto/src/lib.rs";
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -14,39 +14,41 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a delta begins with the last packets that it counts",
-        file: "agent/src/replica/reports.rs",
+        file: "agent/flows/src/replica/reports.rs",
         from: "self.began_boot_ns = self.began_boot_ns.min(more.began_boot_ns);",
         to: "self.began_boot_ns = more.began_boot_ns;",
         target: unit(
+            "flows",
             "replica::tests::reports::a_record_lasts_from_the_first_to_the_last_packet_that_it_counts",
         ),
     },
     Fault {
         name: "a record without packets is sent without being asked for",
-        file: "agent/src/outputs/ipfix.rs",
+        file: "agent/exporters/src/ipfix.rs",
         from: "record.delta().packets == 0 && !settings.end_records",
         to: "false",
         target: agent("outputs::ipfix::rates::nfdump_shows_a_constant_rate_as_constant"),
     },
     Fault {
         name: "templates of both forms have the same numbers",
-        file: "agent/src/outputs/ipfix/template.rs",
+        file: "agent/exporters/src/ipfix/template.rs",
         from: "if settings.is_biflow { BIFLOW } else { UNIFLOW }",
         to: "BIFLOW",
         target: unit(
-            "outputs::ipfix::template::tests::templates_of_different_fields_have_different_numbers_whatever_the_settings",
+            "exporters",
+            "ipfix::template::tests::templates_of_different_fields_have_different_numbers_whatever_the_settings",
         ),
     },
     Fault {
         name: "all agents have one observation domain",
-        file: "agent/src/outputs/ipfix.rs",
+        file: "agent/exporters/src/ipfix.rs",
         from: "(Domain::Flows, Some(domains)) => domains.flows,",
         to: "(Domain::Flows, Some(_)) => 1,",
         target: agent("outputs::ipfix::beside::nfdump_tells_two_agents_of_one_host_apart"),
     },
     Fault {
         name: "all series of the account begin with the agent",
-        file: "agent/src/outputs/otlp/metrics.rs",
+        file: "agent/exporters/src/otlp/metrics.rs",
         from: "let since = hook.since_unix_ns;",
         to: "let since = self.accounts.since_unix_ns;",
         target: agent(
@@ -55,7 +57,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "interfaces that have left count with those that are not watched",
-        file: "agent/src/accounts.rs",
+        file: "agent/proto/src/accounts.rs",
         from: "let mut listed = *departed;",
         to: "let mut listed = HookAccount::default();",
         target: agent(
@@ -64,7 +66,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a receiver that has moved is not looked for",
-        file: "agent/src/outputs/transport/udp.rs",
+        file: "agent/exporters/src/transport/udp.rs",
         from: "if self.has_moved().await {",
         to: "if false && self.has_moved().await {",
         target: agent("outputs::ipfix::moves::datagrams_follow_the_name_of_their_receiver"),

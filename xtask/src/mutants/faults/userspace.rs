@@ -5,14 +5,14 @@ use super::{FLIPS, Fault, SHARED, agent, races, unit};
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "the flip does not wait for running programs",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "let waited = self.place(idle, self.both[idle as usize].windows());",
         to: "let waited = io::Result::Ok(()).map(|()| drop(idle));",
         target: FLIPS,
     },
     Fault {
         name: "an RST out of nowhere is the end of a connection",
-        file: "agent/src/replica/entry.rs",
+        file: "agent/flows/src/replica/entry.rs",
         from: "let is_reset = were_there &&",
         to: "let is_reset = (were_there || true) &&",
         target: agent(
@@ -21,7 +21,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a SYN with ACK that nobody asked for proves an initiator",
-        file: "agent/src/replica/handshake.rs",
+        file: "agent/flows/src/replica/handshake.rs",
         from: "(is_answered || self.has(Self::SYN << opener))",
         to: "(is_answered || true)",
         target: agent(
@@ -30,14 +30,14 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "an RST stands although the connection goes on",
-        file: "agent/src/replica/segments.rs",
+        file: "agent/flows/src/replica/segments.rs",
         from: "self.0 &= Self::SPOKE | Self::SPOKE << 1;",
         to: "",
         target: agent("initiator::a_forged_rst_ends_no_flow_of_a_connection_that_goes_on"),
     },
     Fault {
         name: "nobody remembers who opened a connection that was quiet",
-        file: "agent/src/replica/remembered.rs",
+        file: "agent/flows/src/replica/remembered.rs",
         from: "if self.len == 0 {",
         to: "if self.len != usize::MAX {",
         target: agent(
@@ -46,7 +46,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "signals reach a thread while the verifier works for it",
-        file: "agent/src/kernel/attach/programs.rs",
+        file: "agent/kernel/src/attach/programs.rs",
         from: "let _held = signals::Held::new();",
         to: "let _ = signals::Held::new();",
         target: agent("lifecycle::signals::signals_do_not_keep_the_programs_out"),
@@ -90,7 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "who may change rules is not asked",
-        file: "agent/src/server/peer.rs",
+        file: "agent/server/src/peer.rs",
         from: "uid == 0 || uid == agent_uid",
         to: "uid < u32::MAX || uid == agent_uid",
         target: agent(
@@ -99,35 +99,35 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "what went behind the slots is not drained",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "if behind_flows != 0 {",
         to: "if behind_flows == u64::MAX {",
         target: agent("table::flows_that_find_no_slot_go_behind_the_slots"),
     },
     Fault {
         name: "programs do not hear of a page's size",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "&mut self.switches.sizes[idle as usize];",
         to: "&mut self.switches.sizes[0 * idle as usize];",
         target: agent("table::pages_grow_with_new_flows_and_shrink_without_them"),
     },
     Fault {
         name: "windows are replaced on the page in use",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "placed.and_then(|()| self.place(idle, &windows))",
         to: "placed.and_then(|()| self.place(1 - idle, &windows))",
         target: races("pages_that_grow_and_shrink_under_full_load_lose_nothing"),
     },
     Fault {
         name: "who sent a flow stays on the page",
-        file: "agent/src/kernel/pages/senders.rs",
+        file: "agent/kernel/src/pages/senders.rs",
         from: "noted.write([0; 2])",
         to: "noted.write(both)",
         target: agent("senders::a_slot_that_another_flow_had_names_nobody"),
     },
     Fault {
         name: "dns: what arrives may be a query and its answer",
-        file: "agent/src/dns/queries.rs",
+        file: "agent/enrich/src/dns/queries.rs",
         from: "flow: if key.ifindex == LOOPBACK {",
         to: "flow: if key.ifindex != 0 {",
         target: agent(
@@ -136,7 +136,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "dns: a flow has a name that was learned later",
-        file: "agent/src/dns/names.rs",
+        file: "agent/enrich/src/dns/names.rs",
         from: "known.since_ns <= at_ns && at_ns <= known.until_ns",
         to: "at_ns <= known.until_ns",
         target: agent("names::a_flow_is_to_the_name_that_its_host_asked_for_last_before_it_began"),
@@ -150,14 +150,14 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "one that leaves keeps its place among the watched ones",
-        file: "agent/src/kernel/interface_table.rs",
+        file: "agent/kernel/src/interface_table.rs",
         from: "                && let Err(error) = drops.end(ifindex)",
         to: "                && let Err(error) = drops.end(0)",
         target: agent("drops::what_is_dropped_at_interfaces_that_come_late_is_with_its_flow"),
     },
     Fault {
         name: "units have what is reported and not what is counted",
-        file: "agent/src/replica.rs",
+        file: "agent/flows/src/replica.rs",
         from: "if self.by_cgroup.is_wanted() {",
         to: "if self.by_cgroup.is_wanted() && self.reports.due_ns(slot).is_none() {",
         target: agent(
@@ -166,49 +166,49 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a page that grows has no room for who sent its flows",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "let placed = self.place_senders(idle, &windows);",
         to: "let placed = self.place_senders(idle, self.both[idle as usize].windows());",
         target: agent("senders::pages_that_grow_name_all_of_their_flows"),
     },
     Fault {
         name: "a flow in two slots of a window is two",
-        file: "agent/src/kernel/pages/page.rs",
+        file: "agent/kernel/src/pages/page.rs",
         from: "self.keys[start..].iter().position(",
         to: "self.keys[start..start].iter().position(",
         target: races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each"),
     },
     Fault {
         name: "a drained page counts as full",
-        file: "agent/src/kernel/pages.rs",
+        file: "agent/kernel/src/pages.rs",
         from: "let empty = [0; size_of::<PageFill>()];",
         to: "let empty = [255; size_of::<PageFill>()];",
         target: agent("pressure::ten_tables_of_new_flows_in_one_interval_are_all_counted"),
     },
     Fault {
         name: "what is pending stays so",
-        file: "agent/src/kernel/account.rs",
+        file: "agent/kernel/src/account.rs",
         from: "self.settle(cpu * 2 + page);",
         to: "self.settle(cpu * 2 + 1 - page);",
         target: SHARED,
     },
     Fault {
         name: "what is pending is added again at the next scan",
-        file: "agent/src/kernel/account.rs",
+        file: "agent/kernel/src/account.rs",
         from: "self.pending.store(place * NUMBERS_OF_PENDING + number, 0);",
         to: "",
         target: SHARED,
     },
     Fault {
         name: "an account is read as if it had begun anew",
-        file: "agent/src/kernel/account.rs",
+        file: "agent/kernel/src/account.rs",
         from: "let growth = sum.since(before);",
         to: "let growth = sum.since(&HookAccount::default());",
         target: FLIPS,
     },
     Fault {
         name: "userspace reads the clocks of its time namespace, and the programs those of the host",
-        file: "agent/src/clock.rs",
+        file: "agent/util/src/clock.rs",
         from: "time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name))",
         to: "time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name) * 0)",
         target: agent(
@@ -217,23 +217,27 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a file that begins after the clock was set back is the oldest",
-        file: "agent/src/outputs/files/names.rs",
+        file: "agent/exporters/src/files/names.rs",
         from: "Ordering::Less => (resets + 1, 1),",
         to: "Ordering::Less => (0, 1),",
         target: unit(
-            "outputs::files::tests::the_newest_files_stay_however_far_the_clock_was_set_back",
+            "exporters",
+            "files::tests::the_newest_files_stay_however_far_the_clock_was_set_back",
         ),
     },
     Fault {
         name: "whoever has many cgroups gives up no name",
-        file: "agent/src/cgroups/share.rs",
+        file: "agent/enrich/src/cgroups/share.rs",
         from: "if has + 1 >= most {",
         to: "if has + 1 >= most || most > 0 {",
-        target: unit("cgroups::tests::whoever_has_the_most_makes_room_for_those_who_have_less"),
+        target: unit(
+            "enrich",
+            "cgroups::tests::whoever_has_the_most_makes_room_for_those_who_have_less",
+        ),
     },
     Fault {
         name: "a name that an interface gets besides is not heard of",
-        file: "agent/src/kernel/links/events.rs",
+        file: "agent/kernel/src/links/events.rs",
         from: "altnames: list.unwrap_or_default(),",
         to: "altnames: list.map(|_| Vec::new()).unwrap_or_default(),",
         target: agent(

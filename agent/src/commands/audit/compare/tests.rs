@@ -1,7 +1,7 @@
 use agent_common::HookAccount;
+use proto::{Count, Interface};
 
 use super::*;
-use crate::proto::{Count, Interface};
 
 /// An interface that counted `rx` and `tx` since an attachment at non-zero counters.
 fn hook(hook: Hook, account: &HookAccount, rx: (u64, u64), tx: (u64, u64)) -> HookStatus {

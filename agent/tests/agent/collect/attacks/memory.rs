@@ -2,11 +2,11 @@
 
 use std::{io::Write as _, time::Duration};
 
-use agent::proto::{Account, Count, GetCollectorStatusRequest};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use flate2::{Compression, write::GzEncoder};
 use futures_util::{FutureExt as _, StreamExt as _, future::join_all, stream::FuturesUnordered};
 use prost::Message as _;
+use proto::{Account, Count, GetCollectorStatusRequest};
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent::proto::{Account, AgentIdentity, Direction, FlowRecord, Interface};
+use proto::{Account, AgentIdentity, Direction, FlowRecord, Interface};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use agent::proto::AgentIdentity;
+use proto::AgentIdentity;
 
 use super::*;
 

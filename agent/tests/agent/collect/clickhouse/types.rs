@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use agent::proto::{
+use proto::{
     Account, Cgroup, Count, Direction, Encapsulation, EndReason, Failure, FlowRecord, HostName,
     Interface, NameSource, Process,
 };

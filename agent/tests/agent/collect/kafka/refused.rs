@@ -16,9 +16,9 @@ fn long(stream_id: u64, seq: u64, bytes: usize) -> FlowBatch {
     let mut batch = of_agent("long", stream_id, seq);
     let names = name.as_bytes().chunks(200);
     batch.interfaces = names
-        .map(|name| agent::proto::Interface {
+        .map(|name| proto::Interface {
             name: String::from_utf8(name.to_vec()).unwrap(),
-            ..agent::proto::Interface::default()
+            ..proto::Interface::default()
         })
         .collect();
     batch

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use agent::hub::DEFAULT_QUEUED_BYTES;
+use hub::DEFAULT_QUEUED_BYTES;
 use socket2::SockRef;
 
 use super::{

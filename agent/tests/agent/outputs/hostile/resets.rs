@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use agent::client;
 use socket2::SockRef;
+use view::client;
 
 use super::{messages::Messages, *};
 use crate::support::wait_for_packets;

@@ -7,7 +7,6 @@ use std::{
     time::Instant,
 };
 
-use agent::proto::{ExportAck, FlowBatch};
 use bytes::{Buf as _, Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use h2::{RecvStream, server::SendResponse};
@@ -20,6 +19,7 @@ use lab::{
     certificates::{Ca, Issued},
 };
 use prost::Message as _;
+use proto::{ExportAck, FlowBatch};
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
     crypto::ring,

@@ -1,0 +1,535 @@
+//! A batch as it came from an agent. Whoever sends it may have made anything of it, so it is measured before it is decoded.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher as _, RandomState},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use hub::Volume;
+use prost::{
+    Message as _,
+    encoding::{WireType, encode_key, encode_varint},
+};
+use proto::{
+    AgentIdentity, Cgroup, Count, FlowBatch, Interface, RecordSum,
+    batch::{
+        self,
+        fields::{AGENT, RECORDS, each_field},
+        validity,
+    },
+    ends,
+};
+use tls::identity::{Grant, Identity, Role};
+use util::clock;
+
+use super::streams::{Key, unix_now};
+
+/// gRPC's own default. Agents' batches have some 256 KiB.
+pub const MOST_BATCH_BYTES: usize = 4 << 20;
+/// A record may have two bytes, and takes some hundred in memory. Agents' batches have some thousand.
+const MOST_RECORDS: usize = 1 << 14;
+const MOST_OTHER_FIELDS: usize = 1 << 17;
+/// Of each text by which an agent names itself or an interface.
+const MOST_NAME_BYTES: usize = 256;
+/// A network namespace may be named by its path.
+const MOST_PATH_BYTES: usize = 4096;
+/// Of each kind in an account, which is kept for each stream. There are some dozen of some 20 bytes.
+const MOST_REASONS: usize = 64;
+const MOST_REASON_BYTES: usize = 64;
+
+/// Fields of a batch that each consumer has of its own: `stream_seq`, and what was lost and left out on its stream.
+const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
+
+pub(super) struct Incoming {
+    /// With the sender's identity.
+    pub raw: Bytes,
+    pub batch: FlowBatch,
+    pub sender: Identity,
+    pub origin: validity::Origin,
+    /// Fields beside its records.
+    others: usize,
+}
+
+impl Incoming {
+    /// Reads a batch from this caller, and puts the caller's identity into it. Fails with what is wrong with the batch.
+    pub(super) fn read(raw: &Bytes, caller: &Grant) -> Result<Self> {
+        let (mut records, mut others) = (0, 0);
+        let counted = each_field(raw, |field| {
+            *(if field.tag == RECORDS {
+                &mut records
+            } else {
+                &mut others
+            }) += 1;
+            Ok(())
+        });
+        counted.context("this is no batch")?;
+        ensure!(
+            records <= MOST_RECORDS && others <= MOST_OTHER_FIELDS,
+            "a batch has at most {MOST_RECORDS} records and {MOST_OTHER_FIELDS} other fields"
+        );
+        let mut batch = batch::read(raw).context("this is no batch")?;
+        let sender = sender(&batch, caller)?;
+        let (origin, raw) = if given(&batch).is_empty() {
+            (validity::Origin::Agent, with_identity(raw, &sender))
+        } else {
+            (validity::Origin::Collector, raw.clone())
+        };
+        // Otherwise the next collector would not take it.
+        ensure!(
+            raw.len() <= MOST_BATCH_BYTES,
+            "a batch has at most {MOST_BATCH_BYTES} bytes with its sender's identity, and this one has {}",
+            raw.len()
+        );
+        batch.agent.get_or_insert_default().identity = sender.to_string();
+        ensure!(
+            batch.stream_id != 0 && batch.stream_seq != 0,
+            "a batch for a collector has a stream_id and a stream_seq"
+        );
+        ensure!(
+            !batch.snapshot,
+            "a snapshot repeats what was sent, so it is not collected"
+        );
+        let incoming = Self {
+            raw,
+            batch,
+            sender,
+            origin,
+            others,
+        };
+        incoming.refuse_long_names()?;
+        Ok(incoming)
+    }
+
+    /// Fails if what a batch names takes more room than any agent's.
+    fn refuse_long_names(&self) -> Result<()> {
+        let agent = self.agent();
+        let names = [
+            &agent.agent_id,
+            &agent.hostname,
+            &agent.boot_id,
+            &agent.instance_id,
+            &agent.version,
+        ];
+        ensure!(
+            names.into_iter().all(|name| name.len() <= MOST_NAME_BYTES),
+            "each name of an agent has at most {MOST_NAME_BYTES} bytes"
+        );
+        let is_short = |interface: &Interface| {
+            interface.name.len() <= MOST_NAME_BYTES && interface.netns_name.len() <= MOST_PATH_BYTES
+        };
+        ensure!(
+            self.batch.interfaces.iter().all(is_short),
+            "an interface's name has at most {MOST_NAME_BYTES} bytes, and that of its network namespace {MOST_PATH_BYTES}"
+        );
+        let is_short = |cgroup: &Cgroup| {
+            let texts = [
+                &cgroup.unit,
+                &cgroup.slice,
+                &cgroup.container_id,
+                &cgroup.container_runtime,
+            ];
+            let mut texts = texts.into_iter();
+            cgroup.path.len() <= ends::MAX_CGROUP_PATH_BYTES
+                && texts.all(|text| text.len() <= MOST_NAME_BYTES)
+        };
+        ensure!(
+            self.batch.cgroups.iter().all(is_short),
+            "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
+            ends::MAX_CGROUP_PATH_BYTES
+        );
+        let mut commands = self.batch.processes.iter().map(|one| one.name.len());
+        ensure!(
+            commands.all(|len| len <= ends::MAX_PROCESS_NAME_BYTES),
+            "a process's name has at most {} bytes",
+            ends::MAX_PROCESS_NAME_BYTES
+        );
+        let mut hosts = self.batch.hosts.iter().map(|one| one.name.len());
+        ensure!(
+            hosts.all(|len| len <= ends::MAX_HOST_NAME_BYTES),
+            "a host's name has at most {} bytes",
+            ends::MAX_HOST_NAME_BYTES
+        );
+        let mut exchanges = self.batch.dns_exchanges.iter();
+        ensure!(
+            exchanges.all(|one| {
+                one.name.len() <= ends::MAX_HOST_NAME_BYTES
+                    && one.addrs.len() <= ends::MAX_DNS_ANSWERS
+            }),
+            "an exchange of the DNS has a name of at most {} bytes, and at most {} addresses",
+            ends::MAX_HOST_NAME_BYTES,
+            ends::MAX_DNS_ANSWERS
+        );
+        let is_short = |reasons: &BTreeMap<String, Count>| {
+            let mut names = reasons.keys();
+            reasons.len() <= MOST_REASONS && names.all(|name| name.len() <= MOST_REASON_BYTES)
+        };
+        if let Some(account) = &self.batch.account {
+            let all = [&account.unparsed, &account.not_inserted, &account.beside];
+            ensure!(
+                all.into_iter().all(is_short),
+                "an account has at most {MOST_REASONS} reasons of a kind, each of {MOST_REASON_BYTES} bytes"
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn stream(&self) -> Key {
+        (self.sender.clone(), self.batch.stream_id)
+    }
+
+    /// Fails if no agent could have made it.
+    pub(super) fn checked(self) -> Result<Self> {
+        validity::check(&self.batch, self.origin, clock::nanos(unix_now()))?;
+        Ok(self)
+    }
+
+    /// Tells it from any other batch with the same number.
+    pub(super) fn digest(&self, digests: &RandomState) -> u64 {
+        digests.hash_one(&self.raw)
+    }
+
+    /// A batch that only tells losses may come without any name.
+    pub(super) fn agent(&self) -> AgentIdentity {
+        self.batch.agent.clone().unwrap_or_default()
+    }
+
+    /// The agent, if it has a name.
+    pub(super) fn named_agent(&self) -> Option<&AgentIdentity> {
+        let agent = self.batch.agent.as_ref();
+        agent.filter(|agent| is_named(agent))
+    }
+
+    /// What its records report. Wraps like the counters.
+    pub(super) fn volume(&self) -> Volume {
+        let mut volume = Volume {
+            batches: 1,
+            ..Volume::default()
+        };
+        for record in &self.batch.records {
+            volume += Volume::of_record(record.delta());
+        }
+        volume
+    }
+
+    /// What making a file of it costs, in rows. Of names, some eight take as long as a row.
+    pub(super) fn rows(&self) -> u64 {
+        (self.batch.records.len() + self.others / 8) as u64
+    }
+
+    /// What it says of losses since its stream began.
+    pub(super) fn lost(&self) -> (u64, RecordSum) {
+        let sum = RecordSum {
+            records: self.batch.lost_records,
+            packets: self.batch.lost_packets,
+            bytes: self.batch.lost_bytes,
+        };
+        (self.batch.lost_batches, sum)
+    }
+
+    /// The part that all consumers share.
+    pub(super) fn shared(&self) -> Bytes {
+        let mut shared = Vec::with_capacity(self.raw.len());
+        each_field(&self.raw, |field| {
+            if !OF_A_STREAM.contains(&field.tag) {
+                shared.extend_from_slice(&self.raw[field.whole]);
+            }
+            Ok(())
+        })
+        .expect("it was read before");
+        debug_assert!(FlowBatch::decode(&shared[..]).is_ok());
+        shared.into()
+    }
+}
+
+/// Whether an agent says anything of itself.
+pub(super) fn is_named(agent: &AgentIdentity) -> bool {
+    let names = [&agent.agent_id, &agent.hostname, &agent.instance_id];
+    names.into_iter().any(|name| !name.is_empty())
+}
+
+/// What a batch says of its sender's identity.
+fn given(batch: &FlowBatch) -> &str {
+    batch.agent.as_ref().map_or("", |agent| &agent.identity)
+}
+
+/// Who sends a batch: the caller, or whom a collector had it from that the caller brings it from.
+fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
+    let given = given(batch);
+    if given.is_empty() {
+        ensure!(
+            caller.roles.has(Role::Send),
+            "agent.identity: a relay says who sent each batch"
+        );
+        return Ok(caller.identity.clone());
+    }
+    ensure!(
+        caller.roles.has(Role::Relay),
+        "agent.identity: only a collector sets it"
+    );
+    Identity::read(given).context("agent.identity: it is none of a collector")
+}
+
+/// The batch with its sender's identity behind all else that it says of its agent.
+fn with_identity(raw: &Bytes, sender: &Identity) -> Bytes {
+    let mut agent = Vec::new();
+    let mut rest = Vec::with_capacity(raw.len() + MOST_NAME_BYTES);
+    each_field(raw, |field| {
+        if field.tag == AGENT {
+            agent.extend_from_slice(&field.message);
+        } else {
+            rest.extend_from_slice(&raw[field.whole]);
+        }
+        Ok(())
+    })
+    .expect("it was read before");
+    let identity = AgentIdentity {
+        identity: sender.to_string(),
+        ..AgentIdentity::default()
+    };
+    agent.extend(identity.encode_to_vec());
+    let mut whole = Vec::with_capacity(agent.len() + rest.len() + MOST_NAME_BYTES);
+    encode_key(AGENT, WireType::LengthDelimited, &mut whole);
+    encode_varint(agent.len() as u64, &mut whole);
+    whole.extend(agent);
+    whole.extend(rest);
+    whole.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::{Account, FlowRecord, Process};
+    use tls::identity::Roles;
+
+    fn batch() -> FlowBatch {
+        FlowBatch {
+            agent: Some(AgentIdentity::default()),
+            stream_seq: 9,
+            lost_batches: 1,
+            lost_records: 2,
+            lost_packets: 3,
+            lost_bytes: 4,
+            left_out_records: 5,
+            left_out_packets: 6,
+            left_out_bytes: 7,
+            scan_id: 8,
+            stream_id: 0x55,
+            interfaces: vec![Interface::default()],
+            records: vec![FlowRecord {
+                delta_packets: u64::MAX,
+                delta_reverse_packets: 3,
+                ..FlowRecord::default()
+            }],
+            account: Some(Account::default()),
+            ..FlowBatch::default()
+        }
+    }
+
+    fn read(raw: Vec<u8>) -> Result<Incoming> {
+        read_from(raw, "send")
+    }
+
+    #[test]
+    fn consumers_share_all_but_what_each_has_of_its_own() {
+        let incoming = read(batch().encode_to_vec()).unwrap();
+        let shared = FlowBatch::decode(incoming.shared()).unwrap();
+        let expected = FlowBatch {
+            stream_seq: 0,
+            lost_batches: 0,
+            lost_records: 0,
+            lost_packets: 0,
+            lost_bytes: 0,
+            left_out_records: 0,
+            left_out_packets: 0,
+            left_out_bytes: 0,
+            agent: Some(AgentIdentity {
+                identity: "uid:7".to_owned(),
+                ..AgentIdentity::default()
+            }),
+            ..batch()
+        };
+        assert_eq!(shared, expected);
+    }
+
+    fn read_from(raw: Vec<u8>, roles: &str) -> Result<Incoming> {
+        let caller = Grant {
+            identity: Identity::User(7),
+            roles: Roles::read(roles).unwrap(),
+        };
+        Incoming::read(&raw.into(), &caller)
+    }
+
+    #[test]
+    fn only_who_brings_batches_of_another_collector_may_say_whose_they_are() {
+        let mut batch = batch();
+        batch.agent.as_mut().unwrap().identity = "web01".to_owned();
+        let raw = batch.encode_to_vec();
+        assert!(read_from(raw.clone(), "send,observe,status").is_err());
+        let incoming = read_from(raw, "relay").unwrap();
+        assert_eq!(incoming.sender, Identity::named("web01").unwrap());
+        assert_eq!(FlowBatch::decode(incoming.raw).unwrap(), batch);
+        batch.agent.as_mut().unwrap().identity = "who:1".to_owned();
+        assert!(read_from(batch.encode_to_vec(), "relay").is_err());
+    }
+
+    #[test]
+    fn a_batch_has_the_identity_of_its_sender_and_keeps_what_a_later_agent_says_of_itself() {
+        let unknown = [0x7a, 1, b'x'];
+        let agent = [&[10, 4][..], b"here", &unknown].concat();
+        let parts = [
+            &[10, agent.len() as u8][..],
+            &agent,
+            &batch().encode_to_vec(),
+        ]
+        .concat();
+        let incoming = read(parts).unwrap();
+        assert_eq!(incoming.agent().agent_id, "here");
+        assert_eq!(incoming.agent().identity, "uid:7");
+        let has = |part: &[u8]| incoming.raw.windows(part.len()).any(|one| one == part);
+        assert!(has(&unknown));
+        let decoded = FlowBatch::decode(incoming.raw.clone()).unwrap();
+        assert_eq!(decoded, incoming.batch);
+    }
+
+    #[test]
+    fn a_batch_that_no_other_collector_could_take_is_refused() {
+        // A field that a later agent may send.
+        let padded = |bytes: usize| {
+            let mut raw = batch().encode_to_vec();
+            let room = bytes - raw.len();
+            let padding = vec![0; room - 6];
+            encode_key(99, WireType::LengthDelimited, &mut raw);
+            encode_varint(padding.len() as u64, &mut raw);
+            raw.extend(padding);
+            raw
+        };
+        let half = padded(MOST_BATCH_BYTES / 2);
+        let added = read(half.clone()).unwrap().raw.len() - half.len();
+        let largest = MOST_BATCH_BYTES - added;
+        assert_eq!(read(padded(largest)).unwrap().raw.len(), MOST_BATCH_BYTES);
+        assert!(read(padded(largest + 1)).is_err());
+    }
+
+    #[test]
+    fn no_number_is_too_large_to_be_added_up() {
+        let incoming = read(batch().encode_to_vec()).unwrap();
+        let Volume {
+            batches, packets, ..
+        } = incoming.volume();
+        assert_eq!((batches, packets), (1, 2));
+        let sum = RecordSum {
+            records: 2,
+            packets: 3,
+            bytes: 4,
+        };
+        assert_eq!(incoming.lost(), (1, sum));
+    }
+
+    #[test]
+    fn what_is_of_no_stream_or_repeats_what_was_sent_is_refused() {
+        let is_taken = |batch: FlowBatch| read(batch.encode_to_vec()).is_ok();
+        assert!(is_taken(batch()));
+        for (stream_id, stream_seq, snapshot) in [(0, 9, false), (7, 0, false), (7, 9, true)] {
+            assert!(!is_taken(FlowBatch {
+                stream_id,
+                stream_seq,
+                snapshot,
+                ..batch()
+            }));
+        }
+    }
+
+    #[test]
+    fn batches_with_one_number_have_digests_of_their_own() {
+        let digests = RandomState::new();
+        let digest = |batch: FlowBatch| {
+            let incoming = read(batch.encode_to_vec());
+            incoming.unwrap().digest(&digests)
+        };
+        assert_eq!(digest(batch()), digest(batch()));
+        let other = FlowBatch {
+            scan_id: 99,
+            ..batch()
+        };
+        assert_ne!(digest(batch()), digest(other));
+    }
+
+    #[test]
+    fn what_is_no_batch_or_would_take_much_memory_is_refused() {
+        let many = |records, interfaces| FlowBatch {
+            records: vec![FlowRecord::default(); records],
+            interfaces: vec![Interface::default(); interfaces],
+            ..batch()
+        };
+        let named = |name: &str, netns_name_bytes| FlowBatch {
+            interfaces: vec![Interface {
+                name: name.to_owned(),
+                netns_name: "y".repeat(netns_name_bytes),
+                ..Interface::default()
+            }],
+            ..batch()
+        };
+        let counted = |reasons, bytes| {
+            let named = (0..reasons).map(|reason| format!("{reason:0bytes$}"));
+            FlowBatch {
+                account: Some(Account {
+                    beside: named.map(|name| (name, Count::default())).collect(),
+                    ..Account::default()
+                }),
+                ..batch()
+            }
+        };
+        let in_cgroup = |path_bytes, unit_bytes| FlowBatch {
+            cgroups: vec![Cgroup {
+                path: "p".repeat(path_bytes),
+                unit: "u".repeat(unit_bytes),
+                ..Cgroup::default()
+            }],
+            ..batch()
+        };
+        let of_process = |name_bytes| FlowBatch {
+            processes: vec![Process {
+                name: "n".repeat(name_bytes),
+                ..Process::default()
+            }],
+            ..batch()
+        };
+        for (raw, is_taken) in [
+            (in_cgroup(1024, 256).encode_to_vec(), true),
+            (in_cgroup(1025, 1).encode_to_vec(), false),
+            (in_cgroup(1, 257).encode_to_vec(), false),
+            (of_process(45).encode_to_vec(), true),
+            (of_process(46).encode_to_vec(), false),
+            (many(MOST_RECORDS, 1).encode_to_vec(), true),
+            (many(MOST_RECORDS + 1, 1).encode_to_vec(), false),
+            (many(1, MOST_OTHER_FIELDS).encode_to_vec(), false),
+            (named("x", 4096).encode_to_vec(), true),
+            (named(&"x".repeat(300), 1).encode_to_vec(), false),
+            (named("x", 4097).encode_to_vec(), false),
+            (counted(64, 64).encode_to_vec(), true),
+            (counted(65, 2).encode_to_vec(), false),
+            (counted(1, 65).encode_to_vec(), false),
+            (vec![0xff; 100], false),
+            (vec![15 << 3 | 2, 200], false),
+            (Vec::new(), false),
+        ] {
+            assert_eq!(read(raw).is_ok(), is_taken);
+        }
+    }
+
+    #[test]
+    fn names_count_as_a_part_of_a_row_each() {
+        let rows = |interfaces| {
+            let batch = FlowBatch {
+                records: vec![FlowRecord::default(); 5],
+                interfaces: vec![Interface::default(); interfaces],
+                ..batch()
+            };
+            read(batch.encode_to_vec()).unwrap().rows()
+        };
+        assert_eq!(rows(80_000) - rows(0), 10_000);
+        assert!((5..10).contains(&rows(0)));
+    }
+}

@@ -1,0 +1,273 @@
+//! What is lost on the way between two agents: packets of a flow that one saw leave and another did not see arrive.
+//!
+//! Flows are followed by their Community ID ([`flow`]). When a flow has been quiet for a while, and every agent that saw it has
+//! reported what was before, all that left and was not lost has arrived, so the difference is the loss, to the packet. Where an
+//! agent may have missed a part ([`agents`]), or this collector, the report says so, and why. A flow that is never quiet is
+//! reported with bounds once a minute: what left before an early moment and had not arrived by a later one is lost for sure.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    time::Duration,
+};
+
+use proto::{PairsStatus, PathStatus};
+use util::clock;
+
+mod agents;
+mod file;
+mod flow;
+mod report;
+mod room;
+mod sighting;
+#[cfg(test)]
+mod tests;
+
+use agents::{Agents, Doubt, Index, Noted};
+pub use file::PairFile;
+use flow::{Flow, Next, Now, Time};
+use report::Report;
+use room::Room;
+pub(super) use sighting::Sightings;
+use sighting::{FlowId, Sighting};
+
+/// How long a flow waits at least for the batches of an agent that is late, and is remembered when it is quiet.
+const WAIT: Duration = Duration::from_mins(5);
+/// An agent that says it reports less often is waited for no longer.
+const MOST_LATE: Duration = Duration::from_hours(1);
+/// Paths that have sums of their own.
+const MOST_PATHS: usize = 1000;
+
+/// How long an agent is waited for whose records may come this late.
+fn wait_for(settle: Duration, late: Duration) -> Duration {
+    let slowest = settle.saturating_add(late.min(MOST_LATE));
+    WAIT.max(slowest.saturating_mul(3))
+}
+
+/// How agents are compared.
+#[derive(Clone, Copy, Debug)]
+pub struct PairSettings {
+    /// How much the clocks of two hosts may differ, with the time that packets are on their way.
+    pub settle: Duration,
+    /// One sender has at most half of them.
+    pub max_flows: usize,
+}
+
+pub(super) struct Pairs {
+    settings: PairSettings,
+    agents: Agents,
+    flows: HashMap<FlowId, Flow>,
+    /// For flows: each is charged to the sender that saw it first.
+    places: Room,
+    /// Flows that are due to be reported or forgotten, in reverse order.
+    to_visit: Vec<FlowId>,
+    /// Part of what was seen up to this time may have been forgotten.
+    forgotten_to: u64,
+    paths: BTreeMap<[String; 2], PathStatus>,
+    not_followed: u64,
+    unpaired: u64,
+}
+
+impl Pairs {
+    pub(super) fn new(settings: PairSettings) -> Self {
+        Self {
+            settings,
+            agents: Agents::default(),
+            flows: HashMap::new(),
+            places: Room::new(settings.max_flows),
+            to_visit: Vec::new(),
+            forgotten_to: 0,
+            paths: BTreeMap::new(),
+            not_followed: 0,
+            unpaired: 0,
+        }
+    }
+
+    fn settle_ns(&self) -> u64 {
+        clock::nanos(self.settings.settle)
+    }
+
+    fn now(&self, time: Time) -> Now {
+        let PairSettings { settle, .. } = self.settings;
+        let wait = wait_for(settle, self.agents.latest(WAIT, time.at));
+        let least = wait_for(settle, Duration::ZERO);
+        // An agent that says it reports late makes all flows wait. That must not fill the table.
+        let is_crowded = self.places.is_more_than_half_full();
+        Now {
+            time,
+            settle_ns: self.settle_ns(),
+            least_ns: clock::nanos(least),
+            wait,
+            remember: if is_crowded { least } else { wait },
+        }
+    }
+
+    /// Takes a batch that has not been taken before.
+    pub(super) fn take(&mut self, batch: &Sightings, time: Time) {
+        let settle_ns = self.settle_ns();
+        let mut noted = self.agents.note(batch, settle_ns, time.at);
+        if noted == Noted::Nowhere && self.agents.may_forget(time.at) {
+            let flows = self.flows.values();
+            let named: HashSet<_> = flows.flat_map(Flow::agents).collect();
+            let silent_for = self.now(time).wait;
+            self.agents.forget(&named, silent_for, time.at);
+            noted = self.agents.note(batch, settle_ns, time.at);
+        }
+        let agent = match noted {
+            Noted::At(agent) => agent,
+            Noted::Elsewhere => return,
+            Noted::Nowhere => {
+                self.not_followed += batch.flows.len() as u64;
+                return;
+            }
+        };
+        for sighting in &batch.flows {
+            let is_followed = self.follow(sighting, agent, batch, time);
+            self.not_followed += u64::from(!is_followed);
+        }
+    }
+
+    /// Returns whether there was room. If not, only lines that may lack this part become inexact.
+    fn follow(&mut self, sighting: &Sighting, agent: Index, batch: &Sightings, time: Time) -> bool {
+        let latest = time.unix_ns.saturating_add(self.settle_ns());
+        let end = batch.window[1];
+        let flow = match self.flows.entry(sighting.flow) {
+            Entry::Occupied(flow) => flow.into_mut(),
+            Entry::Vacant(place) => {
+                if !self.places.take(&batch.sender) {
+                    self.agents.has_no_room(agent, end);
+                    return false;
+                }
+                let sender = batch.sender.clone();
+                place.insert(Flow::new(sender, latest, self.forgotten_to, time.at))
+            }
+        };
+        if !self.agents.has_room_in(flow.agents(), agent) {
+            self.agents.has_no_room_in_a_flow(agent, end);
+            return false;
+        }
+        flow.take(sighting, agent, batch.window, time.at)
+    }
+
+    /// Collects the flows that are due, unless some are left from the last look.
+    pub(super) fn look(&mut self, time: Time) {
+        let now = self.now(time);
+        // It may be ahead if the collector's clock was set back.
+        self.forgotten_to = self.forgotten_to.min(now.latest_forgotten());
+        if self.to_visit.is_empty() {
+            let flows = self.flows.iter();
+            let flows = flows.filter(|(_, flow)| flow.next(&self.agents, &now).is_some());
+            self.to_visit = flows.map(|(id, _)| *id).collect();
+        }
+    }
+
+    /// Reports what can be compared by now and forgets flows that have been quiet for long, until it has so many reports or no
+    /// flow is left.
+    pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
+        let now = self.now(time);
+        let mut reports = Vec::new();
+        while reports.len() < most
+            && let Some(id) = self.to_visit.pop()
+        {
+            self.visit(&id, &now, &mut reports);
+        }
+        self.add_all(&reports);
+        reports
+    }
+
+    pub(super) fn has_more(&self) -> bool {
+        !self.to_visit.is_empty()
+    }
+
+    fn visit(&mut self, id: &FlowId, now: &Now, reports: &mut Vec<Report>) {
+        let Some(flow) = self.flows.get_mut(id) else {
+            return;
+        };
+        while let Some(next) = flow.next(&self.agents, now) {
+            match next {
+                Next::Tell => {
+                    let made = flow.tell(id, &self.agents, now);
+                    self.unpaired += u64::from(made.is_empty());
+                    reports.extend(made);
+                }
+                Next::GoOn => reports.extend(flow.go_on(id, &self.agents, now)),
+                Next::Forget => {
+                    // An agent may be later still.
+                    let forgotten_to = flow.forgotten_to().min(now.latest_forgotten());
+                    self.forgotten_to = self.forgotten_to.max(forgotten_to);
+                    self.places.give_back(&flow.sender, 1);
+                    self.flows.remove(id);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Collects the flows that are still unreported when the collector stops.
+    pub(super) fn stop(&mut self) {
+        let flows = self.flows.iter().filter(|(_, flow)| !flow.is_told());
+        self.to_visit = flows.map(|(id, _)| *id).collect();
+    }
+
+    /// Reports them, until it has so many reports or no flow is left.
+    pub(super) fn end(&mut self, most: usize) -> Vec<Report> {
+        let mut reports = Vec::new();
+        while reports.len() < most
+            && let Some(id) = self.to_visit.pop()
+        {
+            if let Some(flow) = self.flows.remove(&id) {
+                reports.extend(flow.stopped(&id, &self.agents));
+            }
+        }
+        self.add_all(&reports);
+        reports
+    }
+
+    fn add_all(&mut self, reports: &[Report]) {
+        for report in reports {
+            self.add(report);
+        }
+    }
+
+    fn add(&mut self, report: &Report) {
+        let mut name = report.agents.map(|agent| self.agents.get(agent).host());
+        if self.paths.len() >= MOST_PATHS && !self.paths.contains_key(&name) {
+            name = Default::default();
+        }
+        let path = self
+            .paths
+            .entry(name)
+            .or_insert_with_key(|[from, to]| PathStatus {
+                from_hostname: from.clone(),
+                to_hostname: to.clone(),
+                ..PathStatus::default()
+            });
+        match report.why {
+            // It is added when it is quiet.
+            Some(Doubt::GoesOn) => path.going_on += 1,
+            Some(_) => path.inexact += 1,
+            None => {
+                path.exact += 1;
+                let lost = report.lost.map_or(0, |lost| lost.min);
+                for (sum, more) in [
+                    (&mut path.sent_packets, report.sent.packets),
+                    (&mut path.sent_ip_bytes, report.sent.ip_bytes),
+                    (&mut path.lost_packets, lost),
+                    (&mut path.surplus_packets, report.surplus()),
+                ] {
+                    *sum = sum.saturating_add(more);
+                }
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> PairsStatus {
+        PairsStatus {
+            paths: self.paths.values().cloned().collect(),
+            flows: self.flows.len() as u64,
+            capacity: self.settings.max_flows as u64,
+            not_followed: self.not_followed,
+            unpaired: self.unpaired,
+            ..PairsStatus::default()
+        }
+    }
+}

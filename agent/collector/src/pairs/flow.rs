@@ -1,0 +1,433 @@
+//! A flow, and what each agent has seen of it since it was compared last.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use agent_common::Direction;
+use tls::identity::Identity;
+use util::clock;
+
+use super::{
+    WAIT,
+    agents::{Agents, Doubt, Index},
+    report::{Bounds, Moment, Report},
+    sighting::{FlowId, Sighting, Sum, Way},
+};
+use crate::streams::unix_now;
+
+/// How often a flow is reported that goes on.
+pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
+/// Agents that see one flow.
+pub(super) const MOST_SIGHTS: usize = 8;
+
+pub(super) struct Flow {
+    /// The sender that is charged for it.
+    pub sender: Identity,
+    /// No window that came before the flow was followed ends later.
+    followed_from: u64,
+    /// What was before may be missing here, and why.
+    whole_since: (u64, Doubt),
+    /// The end of the last window in which an agent's part was refused here.
+    refused_to: u64,
+    last_seen: u64,
+    changed: Instant,
+    /// When it was reported last, or began.
+    told: Instant,
+    /// Whether all of it has been reported.
+    is_told: bool,
+    sights: Vec<Sight>,
+}
+
+/// What one agent has seen of a flow since the flow was quiet.
+struct Sight {
+    agent: Index,
+    now: Passed,
+    /// No packet that counts here is older.
+    since: u64,
+    last_seen: u64,
+    changed: Instant,
+    /// When the window ends in which packets came last.
+    window_end: u64,
+    /// What was before that window, and when it began.
+    before: (Passed, u64),
+    /// Where the packets were.
+    at: [[Option<(u32, u32)>; 2]; 2],
+    /// The packets of one way were on one side of two interfaces, so that they may be counted twice.
+    is_at_several: bool,
+}
+
+/// By the end that sent the packets, then those that arrived and those that left.
+type Passed = [[Sum; 2]; 2];
+
+/// What it takes to judge whether a flow is quiet.
+pub(super) struct Now {
+    pub time: Time,
+    pub settle_ns: u64,
+    /// How long a flow is remembered at least.
+    pub least_ns: u64,
+    pub wait: Duration,
+    /// How long a flow waits that no second agent has seen, and is remembered when it is quiet.
+    pub remember: Duration,
+}
+
+/// The same moment by both of the collector's clocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Time {
+    pub at: Instant,
+    pub unix_ns: u64,
+}
+
+impl Time {
+    pub(super) fn now() -> Self {
+        Self {
+            at: Instant::now(),
+            unix_ns: clock::nanos(unix_now()),
+        }
+    }
+}
+
+/// What is to be done with a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Report it to the packet where that can be.
+    Tell,
+    /// Report it with bounds.
+    GoOn,
+    Forget,
+}
+
+impl Now {
+    /// No agent whose clock is right has seen anything later.
+    fn latest(&self) -> u64 {
+        self.time.unix_ns.saturating_add(self.settle_ns)
+    }
+
+    /// No part of a flow that can be forgotten is later.
+    pub(super) fn latest_forgotten(&self) -> u64 {
+        let latest = self.latest().saturating_sub(self.least_ns);
+        latest.saturating_add(self.settle_ns)
+    }
+}
+
+impl Flow {
+    pub(super) fn new(
+        sender: Identity,
+        followed_from: u64,
+        forgotten_to: u64,
+        now: Instant,
+    ) -> Self {
+        Self {
+            sender,
+            followed_from,
+            whole_since: (forgotten_to, Doubt::NoRoom),
+            refused_to: 0,
+            last_seen: 0,
+            changed: now,
+            told: now,
+            is_told: false,
+            sights: Vec::with_capacity(2),
+        }
+    }
+
+    pub(super) fn agents(&self) -> impl Iterator<Item = Index> {
+        self.sights.iter().map(|sight| sight.agent)
+    }
+
+    /// Whether all of it has been reported.
+    pub(super) fn is_told(&self) -> bool {
+        self.is_told
+    }
+
+    /// Until when a part may be missing, once it is forgotten.
+    pub(super) fn forgotten_to(&self) -> u64 {
+        self.last_seen.max(self.whole_since.0)
+    }
+
+    /// Fails if too many agents see it.
+    pub(super) fn take(
+        &mut self,
+        sighting: &Sighting,
+        agent: Index,
+        window: [u64; 2],
+        now: Instant,
+    ) -> bool {
+        let place = self.sights.iter().position(|sight| sight.agent == agent);
+        let sight = match place {
+            Some(place) => &mut self.sights[place],
+            None if self.sights.len() == MOST_SIGHTS => {
+                self.refused_to = self.refused_to.max(window[1]);
+                self.changed = now;
+                return false;
+            }
+            None => {
+                self.sights.push(Sight::new(agent, window[0], now));
+                self.sights.last_mut().expect("it was pushed")
+            }
+        };
+        sight.take(sighting, window, now);
+        if std::mem::take(&mut self.is_told) {
+            self.told = now;
+        }
+        self.changed = now;
+        self.last_seen = self.last_seen.max(sighting.last_seen);
+        true
+    }
+
+    /// What is to be done with it, if anything.
+    pub(super) fn next(&self, agents: &Agents, now: &Now) -> Option<Next> {
+        let unchanged_for = now.time.at.duration_since(self.changed);
+        if self.is_told {
+            return (unchanged_for >= now.remember).then_some(Next::Forget);
+        }
+        let is_alone = self.sights.len() < 2;
+        // Another agent may be late.
+        let wait = if is_alone { now.remember } else { now.wait };
+        let is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
+        if is_quiet || unchanged_for >= wait || self.is_held_up(agents, now) {
+            return Some(Next::Tell);
+        }
+        let is_time = now.time.at.duration_since(self.told) >= REPORT_EVERY;
+        is_time.then_some(Next::GoOn)
+    }
+
+    /// Whether two hosts have been quiet for long, and others keep the flow from being quiet. Those are not waited for as long
+    /// as they like: they may say that they see anything.
+    fn is_held_up(&self, agents: &Agents, now: &Now) -> bool {
+        let unchanged_for = |sight: &Sight| now.time.at.duration_since(sight.changed);
+        // It costs no look at the agents where there is nothing to wait for.
+        let quiet = self.sights.iter();
+        let quiet = quiet.filter(|sight| unchanged_for(sight) >= WAIT);
+        if quiet.clone().count() < 2 {
+            return false;
+        }
+        let wait = |sight: &Sight| agents.get(sight.agent).wait(now.settle_ns);
+        let quiet = quiet.filter(|sight| unchanged_for(sight) >= wait(sight));
+        let mut senders = quiet.clone().map(|sight| &agents.get(sight.agent).sender);
+        let first = senders.next();
+        senders.any(|sender| Some(sender) != first) && are_quiet(quiet, agents, now)
+    }
+
+    /// What is to be said of the flow now that it is quiet, or waits no longer.
+    pub(super) fn tell(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
+        let reports = self.reports(id, agents, |from, to, sums| {
+            let why = self.doubt(agents, now.settle_ns, from, to);
+            why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
+        });
+        self.begin_anew(now);
+        reports
+    }
+
+    /// What can be said of a flow that is not quiet.
+    pub(super) fn go_on(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
+        let mut reports = self.reports(id, agents, |from, to, _| {
+            let why = self.doubt(agents, now.settle_ns, from, to);
+            Some(
+                why.filter(|&why| why != Doubt::Silent)
+                    .unwrap_or(Doubt::GoesOn),
+            )
+        });
+        for report in &mut reports {
+            if report.why == Some(Doubt::GoesOn) {
+                report.lost = self.bounds(agents, report, now.settle_ns);
+            }
+        }
+        self.told = now.time.at;
+        reports
+    }
+
+    /// At the end of the collector.
+    pub(super) fn stopped(&self, id: &FlowId, agents: &Agents) -> Vec<Report> {
+        self.reports(id, agents, |_, _, _| Some(Doubt::Stopped))
+    }
+
+    /// What was seen up to here is told. Of an agent that comes later, a part may be in what was told.
+    fn begin_anew(&mut self, now: &Now) {
+        // By the clock of the one that comes later. Whoever was settled has nothing before that.
+        let before_settled = now.settle_ns.saturating_sub(1);
+        // Whoever says more is not believed.
+        let last_seen = self.last_seen.min(now.latest());
+        self.is_not_whole(last_seen.saturating_add(before_settled), Doubt::Late);
+        let refused_to = std::mem::take(&mut self.refused_to);
+        if refused_to > 0 {
+            let refused_to = refused_to.min(now.latest());
+            self.is_not_whole(refused_to.saturating_add(now.settle_ns), Doubt::NoRoom);
+        }
+        self.is_told = true;
+        self.told = now.time.at;
+        self.sights = Vec::new();
+    }
+
+    /// What was before may be missing.
+    fn is_not_whole(&mut self, time: u64, why: Doubt) {
+        if time >= self.whole_since.0 {
+            self.whole_since = (time, why);
+        }
+    }
+
+    /// A report for each path between two agents. `judge` says why it is not exact.
+    fn reports(
+        &self,
+        id: &FlowId,
+        agents: &Agents,
+        judge: impl Fn(&Sight, &Sight, [Sum; 2]) -> Option<Doubt>,
+    ) -> Vec<Report> {
+        let mut reports = Vec::new();
+        for way in 0..2 {
+            for from in &self.sights {
+                for to in &self.sights {
+                    if !is_path(from, to, way) {
+                        continue;
+                    }
+                    let sent = from.now[way][Direction::Egress as usize];
+                    let received = to.now[way][Direction::Ingress as usize];
+                    let why = judge(from, to, [sent, received]);
+                    let name = |sight: &Sight| Arc::clone(&agents.get(sight.agent).name);
+                    reports.push(Report {
+                        sender: self.sender.clone(),
+                        community_id: id.community_id,
+                        ends: id.ends,
+                        way,
+                        agents: [from.agent, to.agent],
+                        from: name(from),
+                        to: name(to),
+                        since: from.since.min(to.since),
+                        until: from.last_seen.max(to.last_seen),
+                        sent,
+                        received,
+                        lost: why.is_none().then(|| Bounds::exact(sent, received)),
+                        why,
+                    });
+                }
+            }
+        }
+        reports
+    }
+
+    fn bounds(&self, agents: &Agents, report: &Report, settle_ns: u64) -> Option<Bounds> {
+        let sight = |index| self.sights.iter().find(|sight| sight.agent == index);
+        let [from, to] = report.agents;
+        let (from, to) = (sight(from)?, sight(to)?);
+        let late = [from, to].map(|sight| agents.get(sight.agent).report_interval_ns);
+        let margin = late.into_iter().fold(settle_ns, u64::saturating_add);
+        Some(Bounds::between(
+            from.moments(agents, report.way, Direction::Egress),
+            to.moments(agents, report.way, Direction::Ingress),
+            margin,
+        ))
+    }
+
+    /// Why the sums of these two may not be of the same packets.
+    fn doubt(&self, agents: &Agents, settle_ns: u64, from: &Sight, to: &Sight) -> Option<Doubt> {
+        let (whole_since, why) = self.whole_since;
+        let since = from.since.min(to.since);
+        let last_seen = from.last_seen.max(to.last_seen);
+        if whole_since != 0 && since <= whole_since {
+            return Some(why);
+        }
+        [from, to].into_iter().find_map(|sight| {
+            let agent = agents.get(sight.agent);
+            let margin = settle_ns.saturating_add(agent.report_interval_ns);
+            let is_before = |time: u64| since < time.saturating_add(margin);
+            if is_before(agent.whole_since) {
+                return Some(agent.why);
+            }
+            // Since the flow is followed, nothing of it was refused for want of a place.
+            if is_before(agent.refused_to.min(self.followed_from)) {
+                return Some(Doubt::NoRoom);
+            }
+            let mut at = sight.at.iter().flatten().flatten();
+            if sight.is_at_several || at.any(|&one| is_before(agent.counts_since(one))) {
+                return Some(Doubt::Interfaces);
+            }
+            let is_settled = agents.is_settled(sight.agent, last_seen, settle_ns);
+            (!is_settled).then_some(Doubt::Silent)
+        })
+    }
+}
+
+/// Whether these have reported all that they saw, and that nothing followed.
+fn are_quiet<'a>(
+    sights: impl Iterator<Item = &'a Sight> + Clone,
+    agents: &Agents,
+    now: &Now,
+) -> bool {
+    let last_seen = sights.clone().map(|sight| sight.last_seen).max();
+    let last_seen = last_seen.unwrap_or_default();
+    let mut agents_of_it = sights.map(|sight| sight.agent);
+    agents_of_it.all(|agent| {
+        agents.get(agent).is_gone(now.settle_ns, now.time.at)
+            || agents.is_settled(agent, last_seen, now.settle_ns)
+    })
+}
+
+/// Whether packets leave the one's network for the other's. Two routers make no path, since it is not known which comes first.
+fn is_path(from: &Sight, to: &Sight, way: usize) -> bool {
+    if from.agent == to.agent {
+        return false;
+    }
+    let packets =
+        |sight: &Sight, way: usize, side: Direction| sight.now[way][side as usize].packets;
+    let arriving = |sight, way| packets(sight, way, Direction::Ingress);
+    let leaving = |sight, way| packets(sight, way, Direction::Egress);
+    let sends = leaving(from, way) > 0;
+    // All may be lost that went to the one that only answers.
+    let answers = leaving(to, 1 - way) > 0 && arriving(to, 1 - way) == 0;
+    let receives = arriving(to, way) > 0 || (leaving(to, way) == 0 && answers);
+    let from_passes_on = arriving(from, way) > 0;
+    let to_passes_on = leaving(to, way) > 0;
+    sends && receives && !(from_passes_on && to_passes_on)
+}
+
+impl Sight {
+    fn new(agent: Index, window_begin: u64, now: Instant) -> Self {
+        Self {
+            agent,
+            now: Passed::default(),
+            since: u64::MAX,
+            last_seen: 0,
+            changed: now,
+            window_end: 0,
+            before: (Passed::default(), window_begin),
+            at: Default::default(),
+            is_at_several: false,
+        }
+    }
+
+    fn take(&mut self, sighting: &Sighting, [begin, end]: [u64; 2], now: Instant) {
+        self.since = self.since.min(sighting.since);
+        self.last_seen = self.last_seen.max(sighting.last_seen);
+        self.changed = now;
+        if end > self.window_end {
+            self.before = (self.now, begin);
+            self.window_end = end;
+        }
+        for ((sums, at), way) in self.now.iter_mut().zip(&mut self.at).zip(sighting.ways) {
+            let Way { side, sum } = way;
+            let Some(side) = side.filter(|_| sum.packets > 0) else {
+                continue;
+            };
+            sums[side as usize] += sum;
+            let at = at[side as usize].get_or_insert(sighting.interface);
+            self.is_at_several |= *at != sighting.interface;
+        }
+    }
+
+    /// What had passed, and when: as late as it is known, and earlier.
+    fn moments(&self, agents: &Agents, way: usize, side: Direction) -> [Option<Moment>; 2] {
+        let moment = |passed: &Passed, at| Moment {
+            sum: passed[way][side as usize],
+            at,
+        };
+        let (before, began) = &self.before;
+        let seen_to = agents.get(self.agent).seen_to;
+        let earlier = moment(before, *began);
+        if self.window_end <= seen_to {
+            [Some(moment(&self.now, seen_to)), Some(earlier)]
+        } else {
+            // A scan is under way, of which a part has come.
+            [Some(earlier), None]
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! What of a batch it takes to compare agents: what is known of the agent after it, and how many packets of each flow passed
+//! on which side of its interfaces.
+
+use std::net::IpAddr;
+
+use agent_common::Direction;
+use formats::human;
+use proto::{Account, AgentIdentity, FlowBatch, FlowRecord, pair};
+use tls::identity::Identity;
+
+use crate::incoming::Incoming;
+
+/// Interfaces of one agent that are known. What it sees at others is never exact.
+pub(super) const MOST_INTERFACES: usize = 4096;
+
+/// A batch, for those who compare agents.
+pub(crate) struct Sightings {
+    pub agent: AgentIdentity,
+    /// Whose places it takes. Of what a relay brings, that is whom the first collector had it from.
+    pub sender: Identity,
+    pub stream_id: u64,
+    pub seq: u64,
+    /// When the scan's window began and ended, Unix time in nanoseconds. Zero in a batch that only tells of losses.
+    pub window: [u64; 2],
+    pub is_last_of_scan: bool,
+    /// Packets may be reported that much later than the scan that counted them.
+    pub report_interval_ns: u64,
+    /// One flow in so many was counted.
+    pub sample_rate: u32,
+    pub(super) gaps: Gaps,
+    pub has_refused: bool,
+    pub is_final: bool,
+    /// Where the scan can have seen flows.
+    pub(super) interfaces: Vec<(u32, u32)>,
+    pub(super) flows: Vec<Sighting>,
+}
+
+/// What makes sums incomplete, counted since the stream or the agent began. Those of the account are absent but in the last
+/// batch of a scan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Gaps {
+    pub lost_batches: u64,
+    pub account: Option<[u64; 4]>,
+}
+
+/// Packets of one record.
+pub(super) struct Sighting {
+    pub flow: FlowId,
+    /// From the first end, then from the second.
+    pub ways: [Way; 2],
+    /// No packet of the record is older.
+    pub since: u64,
+    pub last_seen: u64,
+    /// Where it was seen: the network namespace and the interface's index.
+    pub interface: (u32, u32),
+}
+
+/// The packets from one end to the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Way {
+    /// Absent if that is not known.
+    pub side: Option<Direction>,
+    pub sum: Sum,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub packets: u64,
+    pub ip_bytes: u64,
+}
+
+/// What is the same at both agents. The ends are in it, since a sender may show the Community ID of a flow between others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FlowId {
+    pub community_id: [u8; 20],
+    pub ends: Ends,
+    encapsulation: i32,
+    tunnel_id: Option<u32>,
+}
+
+/// The lower end first, so that it does not depend on who was taken for the initiator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Ends {
+    pub protocol: u32,
+    pub addr: [IpAddr; 2],
+    pub port: [Option<u32>; 2],
+}
+
+impl Sightings {
+    pub(crate) fn of(incoming: &Incoming) -> Self {
+        let batch = &incoming.batch;
+        Self {
+            agent: incoming.agent(),
+            sender: incoming.sender.of_host().start().clone(),
+            stream_id: batch.stream_id,
+            seq: batch.stream_seq,
+            window: [batch.window_start_unix_ns, batch.window_end_unix_ns],
+            is_last_of_scan: batch.last_of_scan,
+            report_interval_ns: batch.report_interval_ns,
+            sample_rate: batch.sample_rate,
+            gaps: Gaps {
+                lost_batches: batch.lost_batches,
+                account: batch.account.as_ref().map(gaps),
+            },
+            has_refused: batch.refused_in_window,
+            is_final: batch
+                .account
+                .as_ref()
+                .is_some_and(|account| account.r#final),
+            interfaces: batch
+                .interfaces
+                .iter()
+                .map(|interface| (interface.netns, interface.ifindex))
+                .take(MOST_INTERFACES)
+                .collect(),
+            flows: batch
+                .records
+                .iter()
+                .filter_map(|record| Sighting::of(record, batch))
+                .collect(),
+        }
+    }
+
+    /// What it takes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&self.flows[..]) + size_of_val(&self.interfaces[..])
+    }
+}
+
+/// Packets that no record has although they passed: refused, filtered, counted without knowing how many there were, and
+/// fragments that are in another flow.
+fn gaps(account: &Account) -> [u64; 4] {
+    let beside = |name| account.beside.get(name).map_or(0, |count| count.packets);
+    [
+        account.not_inserted_sum().packets,
+        pair(account.filtered).packets,
+        beside("inexact"),
+        beside("fragments_unmatched"),
+    ]
+}
+
+/// Whether an address means the same host wherever it is seen, as far as one can tell.
+fn is_one_host(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(v4) => {
+            !(v4.is_unspecified() || v4.is_loopback() || v4.is_link_local() || v4.is_broadcast())
+        }
+        IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_loopback() || v6.is_unicast_link_local()),
+    }
+}
+
+impl Sighting {
+    /// Nothing, if no agent would have made the record, or if the flow may be another one at each link.
+    fn of(record: &FlowRecord, batch: &FlowBatch) -> Option<Self> {
+        let addr = [&record.src_addr, &record.dst_addr].map(|bytes| human::address(bytes));
+        let [Some(src), Some(dst)] = addr else {
+            return None;
+        };
+        if ![src, dst].into_iter().all(is_one_host) {
+            return None;
+        }
+        let community_id = record.community_id[..].try_into().ok()?;
+        let [forward, reverse] = human::directions(record).map(|side| side?.side());
+        let mut ends = [(src, record.src_port), (dst, record.dst_port)];
+        let mut ways = [
+            Way {
+                side: forward,
+                sum: Sum {
+                    packets: record.delta_packets,
+                    ip_bytes: record.delta_ip_bytes,
+                },
+            },
+            Way {
+                side: reverse,
+                sum: Sum {
+                    packets: record.delta_reverse_packets,
+                    ip_bytes: record.delta_reverse_ip_bytes,
+                },
+            },
+        ];
+        if ends[1] < ends[0] {
+            ends.swap(0, 1);
+            ways.swap(0, 1);
+        }
+        let is_first = record.total_packets == record.delta_packets
+            && record.total_reverse_packets == record.delta_reverse_packets;
+        Some(Self {
+            flow: FlowId {
+                community_id,
+                ends: Ends {
+                    protocol: record.protocol,
+                    addr: ends.map(|(addr, _)| addr),
+                    port: ends.map(|(_, port)| port),
+                },
+                encapsulation: record.encapsulation.unwrap_or_default(),
+                tunnel_id: record.tunnel_id,
+            },
+            ways,
+            since: if is_first {
+                record.first_seen_unix_ns
+            } else {
+                let begin = batch.window_start_unix_ns;
+                begin.saturating_sub(batch.report_interval_ns)
+            },
+            // Whoever says more would hold up the flows of others.
+            last_seen: record.last_seen_unix_ns.min(batch.window_end_unix_ns),
+            interface: (record.netns, record.ifindex),
+        })
+    }
+}
+
+impl std::ops::AddAssign for Sum {
+    /// Whoever sends may have made any number of it.
+    fn add_assign(&mut self, other: Self) {
+        self.packets = self.packets.saturating_add(other.packets);
+        self.ip_bytes = self.ip_bytes.saturating_add(other.ip_bytes);
+    }
+}

@@ -1,0 +1,900 @@
+//! Agents are batches here: what they report, and in which windows.
+
+mod attacks;
+
+use std::time::Instant;
+
+use prost::Message as _;
+use proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord, Interface};
+use tls::identity::{Grant, Identity, Roles};
+
+use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// An agent whose scans end every ten seconds.
+struct Agent {
+    name: &'static str,
+    stream_id: u64,
+    seq: u64,
+    /// Seconds.
+    now: u64,
+    account: Account,
+}
+
+impl Agent {
+    fn new(name: &'static str, stream_id: u64) -> Self {
+        Self {
+            name,
+            stream_id,
+            seq: 0,
+            now: 0,
+            account: Account::default(),
+        }
+    }
+
+    /// The next scan.
+    fn batch(&mut self, records: Vec<FlowRecord>) -> FlowBatch {
+        self.seq += 1;
+        self.now += 10;
+        FlowBatch {
+            agent: Some(AgentIdentity {
+                agent_id: self.name.to_owned(),
+                hostname: self.name.to_owned(),
+                instance_id: format!("{} 1", self.name),
+                ..AgentIdentity::default()
+            }),
+            stream_id: self.stream_id,
+            stream_seq: self.seq,
+            scan_id: self.seq,
+            window_start_unix_ns: (self.now - 10) * SECOND,
+            window_end_unix_ns: self.now * SECOND,
+            last_of_scan: true,
+            sample_rate: self.account.sample_rate,
+            account: Some(self.account.clone()),
+            interfaces: [0, 1].map(interface).into(),
+            records,
+            ..FlowBatch::default()
+        }
+    }
+
+    fn scan(&mut self, pairs: &mut Pairs, records: Vec<FlowRecord>) {
+        let batch = self.batch(records);
+        take(pairs, &batch);
+    }
+}
+
+fn interface(ifindex: u32) -> Interface {
+    Interface {
+        ifindex,
+        ..Interface::default()
+    }
+}
+
+fn take(pairs: &mut Pairs, batch: &FlowBatch) {
+    take_from(pairs, batch, Identity::User(0));
+}
+
+fn take_from(pairs: &mut Pairs, batch: &FlowBatch, identity: Identity) {
+    pairs.take(&sightings(batch, identity), Time::now());
+}
+
+fn sightings(batch: &FlowBatch, identity: Identity) -> Sightings {
+    let caller = Grant {
+        identity,
+        roles: Roles::all(),
+    };
+    let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
+    Sightings::of(&incoming)
+}
+
+fn pairs() -> Pairs {
+    pairs_of(20)
+}
+
+fn pairs_of(max_flows: usize) -> Pairs {
+    Pairs::new(PairSettings {
+        settle: Duration::from_secs(2),
+        max_flows,
+    })
+}
+
+/// Packets of both directions, on a side of an interface and on the other one, until so many seconds. `began` says when, if
+/// this is the first record.
+fn record(
+    direction: Direction,
+    packets: [u64; 2],
+    began: Option<u64>,
+    last_seen: u64,
+) -> FlowRecord {
+    let before = u64::from(began.is_none());
+    FlowRecord {
+        protocol: 17,
+        src_addr: vec![10, 0, 0, 1].into(),
+        dst_addr: vec![10, 0, 0, 2].into(),
+        src_port: Some(4000),
+        dst_port: Some(53),
+        community_id: vec![7; 20].into(),
+        direction: direction as i32,
+        delta_packets: packets[0],
+        delta_ip_bytes: packets[0] * 100,
+        delta_reverse_packets: packets[1],
+        delta_reverse_ip_bytes: packets[1] * 100,
+        total_packets: packets[0] + before,
+        total_reverse_packets: packets[1],
+        first_seen_unix_ns: began.unwrap_or_default() * SECOND,
+        last_seen_unix_ns: last_seen * SECOND,
+        ..FlowRecord::default()
+    }
+}
+
+fn leaving(packets: [u64; 2], began: Option<u64>, last_seen: u64) -> Vec<FlowRecord> {
+    vec![record(Direction::Egress, packets, began, last_seen)]
+}
+
+fn arriving(packets: [u64; 2], began: Option<u64>, last_seen: u64) -> Vec<FlowRecord> {
+    vec![record(Direction::Ingress, packets, began, last_seen)]
+}
+
+fn due(pairs: &mut Pairs) -> Vec<Report> {
+    due_at(pairs, Instant::now())
+}
+
+fn due_at(pairs: &mut Pairs, at: Instant) -> Vec<Report> {
+    let time = Time { at, ..Time::now() };
+    pairs.look(time);
+    pairs.due(time, usize::MAX)
+}
+
+/// From, to, sent, received, and the loss or why it is not known.
+type Told = (String, String, u64, u64, Result<u64, Doubt>);
+
+fn told(reports: &[Report]) -> Vec<Told> {
+    let one = |report: &Report| {
+        let lost = match report.why {
+            Some(why) => Err(why),
+            None => Ok(report.lost.unwrap().min),
+        };
+        let [from, to] = [&report.from, &report.to].map(|agent| agent.hostname.clone());
+        (from, to, report.sent.packets, report.received.packets, lost)
+    };
+    reports.iter().map(one).collect()
+}
+
+fn path(from: &str, to: &str, sent: u64, received: u64, lost: Result<u64, Doubt>) -> Told {
+    (from.to_owned(), to.to_owned(), sent, received, lost)
+}
+
+/// With one line to report.
+pub(super) fn with_a_line() -> Pairs {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([3, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([2, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    pairs
+}
+
+/// Two agents of which all is known from the 10th second on.
+fn known(pairs: &mut Pairs) -> (Agent, Agent) {
+    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+    for agent in [&mut a, &mut b] {
+        agent.scan(pairs, Vec::new());
+    }
+    (a, b)
+}
+
+#[test]
+fn what_left_and_did_not_arrive_is_lost_once_both_have_reported_that_nothing_follows() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([100, 48], Some(12), 19));
+    b.scan(&mut pairs, arriving([90, 50], Some(12), 19));
+    assert_eq!(due(&mut pairs), []);
+    b.scan(&mut pairs, arriving([3, 0], None, 20));
+    a.scan(&mut pairs, Vec::new());
+    let expected = [
+        path("a", "b", 100, 93, Ok(7)),
+        path("b", "a", 50, 48, Ok(2)),
+    ];
+    let reports = due(&mut pairs);
+    assert_eq!(told(&reports), expected);
+    assert_eq!(
+        (reports[0].since, reports[0].until),
+        (12 * SECOND, 20 * SECOND)
+    );
+    // What follows is compared anew.
+    a.scan(&mut pairs, leaving([5, 0], None, 39));
+    b.scan(&mut pairs, arriving([4, 0], None, 39));
+    assert_eq!(due(&mut pairs), []);
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 5, 4, Ok(1))]);
+    let status = pairs.status();
+    let sums = status.paths.iter().map(|path| {
+        let names = format!("{}-{}", path.from_hostname, path.to_hostname);
+        (names, path.sent_packets, path.lost_packets, path.exact)
+    });
+    let expected = [("a-b".to_owned(), 105, 8, 2), ("b-a".to_owned(), 50, 2, 1)];
+    assert_eq!(sums.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn whoever_was_taken_for_the_initiator_the_ways_are_the_same() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([100, 48], Some(12), 19));
+    let mut swapped = arriving([93, 50], Some(12), 19).remove(0);
+    std::mem::swap(&mut swapped.src_addr, &mut swapped.dst_addr);
+    std::mem::swap(&mut swapped.src_port, &mut swapped.dst_port);
+    std::mem::swap(
+        &mut swapped.delta_packets,
+        &mut swapped.delta_reverse_packets,
+    );
+    std::mem::swap(
+        &mut swapped.total_packets,
+        &mut swapped.total_reverse_packets,
+    );
+    swapped.direction = Direction::Egress as i32;
+    b.scan(&mut pairs, vec![swapped]);
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let expected = [
+        path("a", "b", 100, 93, Ok(7)),
+        path("b", "a", 50, 48, Ok(2)),
+    ];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn where_nothing_arrives_the_loss_is_not_said_and_more_may_arrive_than_left() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    // All may be lost, or come another way, or `b` looks at leaving packets alone.
+    a.scan(&mut pairs, leaving([9, 20], Some(12), 19));
+    b.scan(&mut pairs, arriving([0, 18], Some(12), 19));
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let reports = due(&mut pairs);
+    let expected = [
+        path("a", "b", 9, 0, Err(Doubt::OneSided)),
+        path("b", "a", 18, 20, Ok(0)),
+    ];
+    assert_eq!(told(&reports), expected);
+    assert_eq!(reports[1].surplus(), 2);
+    assert_eq!(pairs.status().paths[1].surplus_packets, 2);
+}
+
+#[test]
+fn of_what_one_may_have_missed_in_part_the_loss_is_not_said() {
+    type Fault = fn(&mut FlowBatch, &mut Agent);
+    let faults: [(Doubt, Fault); 7] = [
+        (Doubt::Lost, |batch, agent| {
+            agent.seq += 1;
+            batch.stream_seq += 1;
+        }),
+        (Doubt::Lost, |batch, _| batch.lost_batches = 1),
+        (Doubt::Sampled, |batch, _| {
+            batch.sample_rate = 10;
+            batch.account.as_mut().unwrap().sample_rate = 10;
+        }),
+        (Doubt::TableFull, |batch, _| batch.refused_in_window = true),
+        (Doubt::TableFull, |batch, _| {
+            let account = batch.account.as_mut().unwrap();
+            let refused = Count {
+                packets: 1,
+                bytes: 1,
+            };
+            account
+                .not_inserted
+                .insert("table_full".to_owned(), refused);
+        }),
+        (Doubt::Filtered, |batch, _| {
+            batch.account.as_mut().unwrap().filtered = Some(Count {
+                packets: 1,
+                bytes: 1,
+            });
+        }),
+        (Doubt::Silent, |batch, _| {
+            batch.account.as_mut().unwrap().r#final = true;
+        }),
+    ];
+    for (why, fault) in faults {
+        let mut pairs = pairs();
+        let (mut a, mut b) = known(&mut pairs);
+        a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+        let mut batch = b.batch(arriving([90, 0], Some(13), 19));
+        fault(&mut batch, &mut b);
+        b.account = batch.account.clone().unwrap();
+        take(&mut pairs, &batch);
+        a.scan(&mut pairs, Vec::new());
+        if why != Doubt::Silent {
+            b.scan(&mut pairs, Vec::new());
+        }
+        let reports = due(&mut pairs);
+        assert_eq!(told(&reports), [path("a", "b", 100, 90, Err(why))]);
+        assert_eq!(reports[0].lost, None);
+        let sums = &pairs.status().paths[0];
+        assert_eq!((sums.exact, sums.inexact, sums.lost_packets), (0, 1, 0));
+        if why == Doubt::Silent {
+            continue;
+        }
+        // From then on it is whole.
+        a.scan(&mut pairs, leaving([5, 0], None, 38));
+        b.scan(&mut pairs, arriving([4, 0], None, 38));
+        for agent in [&mut a, &mut b] {
+            agent.scan(&mut pairs, Vec::new());
+        }
+        assert_eq!(
+            told(&due(&mut pairs)),
+            [path("a", "b", 5, 4, Ok(1))],
+            "{why:?}"
+        );
+    }
+}
+
+#[test]
+fn a_flow_that_began_before_an_agent_was_known_is_exact_when_it_has_been_quiet() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+    a.scan(&mut pairs, Vec::new());
+    // The collector, or the other agent, has started since.
+    b.now = 10;
+    a.scan(&mut pairs, leaving([100, 0], Some(8), 19));
+    b.scan(&mut pairs, arriving([60, 0], None, 19));
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let expected = [path("a", "b", 100, 60, Err(Doubt::Began))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+    a.scan(&mut pairs, leaving([10, 0], None, 35));
+    b.scan(&mut pairs, arriving([10, 0], None, 35));
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
+}
+
+#[test]
+fn records_that_come_late_by_an_agents_setting_are_waited_for() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let minute = |agent: &mut Agent, pairs: &mut Pairs, records| {
+        let mut batch = agent.batch(records);
+        batch.report_interval_ns = 60 * SECOND;
+        take(pairs, &batch);
+    };
+    for _ in 0..7 {
+        minute(&mut a, &mut pairs, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    minute(&mut a, &mut pairs, leaving([1, 0], Some(85), 85));
+    b.scan(&mut pairs, arriving([20, 0], Some(85), 89));
+    for _ in 0..5 {
+        minute(&mut a, &mut pairs, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+        assert_eq!(due(&mut pairs), []);
+    }
+    minute(&mut a, &mut pairs, leaving([20, 0], None, 89));
+    b.scan(&mut pairs, Vec::new());
+    for _ in 0..2 {
+        minute(&mut a, &mut pairs, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 21, 20, Ok(1))]);
+}
+
+#[test]
+fn records_of_before_a_shorter_interval_are_waited_for_and_those_behind_it_are_not() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let scan = |agent: &mut Agent, pairs: &mut Pairs, seconds, records| {
+        let mut batch = agent.batch(records);
+        batch.report_interval_ns = seconds * SECOND;
+        take(pairs, &batch);
+    };
+    for _ in 0..7 {
+        scan(&mut a, &mut pairs, 65, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    scan(&mut a, &mut pairs, 65, leaving([1, 0], Some(85), 85));
+    b.scan(&mut pairs, arriving([20, 0], Some(85), 89));
+    for _ in 0..5 {
+        scan(&mut a, &mut pairs, 0, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+        assert_eq!(due(&mut pairs), []);
+    }
+    scan(&mut a, &mut pairs, 0, leaving([20, 0], None, 89));
+    b.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    for _ in 0..2 {
+        scan(&mut a, &mut pairs, 0, Vec::new());
+        b.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 21, 20, Ok(1))]);
+    scan(&mut a, &mut pairs, 0, leaving([5, 0], None, 179));
+    b.scan(&mut pairs, arriving([5, 0], None, 179));
+    assert_eq!(due(&mut pairs), []);
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 5, 5, Ok(0))]);
+}
+
+#[test]
+fn a_router_between_two_hosts_makes_three_paths_and_two_make_none_between_them() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let (mut r, mut s) = (Agent::new("r", 3), Agent::new("s", 4));
+    for agent in [&mut r, &mut s] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+    for (agent, packets) in [(&mut r, 99), (&mut s, 97)] {
+        let [mut through, out] = [Direction::Ingress, Direction::Egress]
+            .map(|direction| record(direction, [packets, 0], Some(13), 19));
+        through.ifindex = 1;
+        agent.scan(&mut pairs, vec![through, out]);
+    }
+    b.scan(&mut pairs, arriving([96, 0], Some(13), 19));
+    for agent in [&mut a, &mut b, &mut r, &mut s] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let mut told = told(&due(&mut pairs));
+    told.sort_by_key(|(from, to, ..)| (from.clone(), to.clone()));
+    let expected = [
+        path("a", "b", 100, 96, Ok(4)),
+        path("a", "r", 100, 99, Ok(1)),
+        path("a", "s", 100, 97, Ok(3)),
+        path("r", "b", 99, 96, Ok(3)),
+        path("s", "b", 97, 96, Ok(1)),
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    // A packet each second; of every ten, one is lost.
+    let end = |scan: u64| 20 + 10 * scan;
+    for scan in 0..6 {
+        let began = (scan == 0).then_some(13);
+        a.scan(&mut pairs, leaving([10, 0], began, end(scan)));
+        b.scan(&mut pairs, arriving([9, 0], began, end(scan)));
+        assert_eq!(due(&mut pairs), []);
+    }
+    // `b` is a scan ahead.
+    b.scan(&mut pairs, arriving([9, 0], None, end(6)));
+    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
+    let expected = [path("a", "b", 60, 63, Err(Doubt::GoesOn))];
+    assert_eq!(told(&reports), expected);
+    // Of the 60 that had left, 54 had arrived. Nine of those that are known to have arrived may be later ones, and nine
+    // may have been on their way.
+    let bounds = reports[0].lost.unwrap();
+    assert_eq!((bounds.min, bounds.max), (0, None));
+    // `a` is ahead.
+    for _ in 0..2 {
+        a.scan(&mut pairs, leaving([10, 0], None, end(7)));
+    }
+    let reports = due_at(&mut pairs, Instant::now() + 2 * REPORT_EVERY);
+    let bounds = reports[0].lost.unwrap();
+    assert_eq!((bounds.min, bounds.max), (0, Some(17)));
+    // Both have been quiet.
+    b.scan(&mut pairs, arriving([9, 0], None, end(7)));
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 80, 72, Ok(8))]);
+    assert_eq!(pairs.status().paths[0].lost_packets, 8);
+}
+
+#[test]
+fn with_much_loss_the_least_that_is_lost_is_known_before_the_end() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    for scan in 0..6 {
+        let began = (scan == 0).then_some(13);
+        a.scan(&mut pairs, leaving([1000, 0], began, 20 + 10 * scan));
+        b.scan(&mut pairs, arriving([100, 0], began, 20 + 10 * scan));
+    }
+    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
+    let bounds = reports[0].lost.unwrap();
+    // 5,000 had left when `b`, ten seconds later, had 600; 6,000 when it had 500.
+    assert_eq!((bounds.min, bounds.max), (4400, Some(5500)));
+}
+
+#[test]
+fn a_second_output_of_an_agent_is_not_counted_again() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut again = Agent::new("b", 9);
+    again.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+    for agent in [&mut b, &mut again] {
+        agent.scan(&mut pairs, arriving([90, 0], Some(13), 19));
+    }
+    for agent in [&mut a, &mut b, &mut again] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 100, 90, Ok(10))]);
+}
+
+#[test]
+fn what_nobody_else_saw_is_forgotten_and_counted_and_so_is_what_finds_no_place() {
+    let mut pairs = pairs();
+    let (mut a, _) = known(&mut pairs);
+    let flows = |count: u8| {
+        let numbered = |number| FlowRecord {
+            community_id: vec![number; 20].into(),
+            ..record(Direction::Egress, [1, 0], Some(13), 19)
+        };
+        (0..count).map(numbered).collect::<Vec<_>>()
+    };
+    a.scan(&mut pairs, flows(12));
+    let status = pairs.status();
+    assert_eq!(
+        (status.flows, status.not_followed, status.unpaired),
+        (10, 2, 0)
+    );
+    a.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
+    let status = pairs.status();
+    assert_eq!((status.flows, status.unpaired), (0, 10));
+}
+
+#[test]
+fn an_agent_that_falls_silent_does_not_hold_a_flow_for_ever() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([90, 0], Some(13), 19));
+    a.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    let expected = [path("a", "b", 100, 90, Err(Doubt::Silent))];
+    assert_eq!(told(&due_at(&mut pairs, Instant::now() + WAIT)), expected);
+}
+
+#[test]
+fn a_report_is_a_line_whose_source_sent_the_packets() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([100, 48], Some(13), 19));
+    b.scan(&mut pairs, arriving([93, 50], Some(13), 19));
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let reports = due(&mut pairs);
+    let line: serde_json::Value = serde_json::from_slice(&reports[1].line()).unwrap();
+    let name = |name| serde_json::json!({"identity": "uid:0", "hostname": name, "agent_id": name, "instance_id": format!("{name} 1")});
+    let expected = serde_json::json!({
+        "type": "pair", "community_id": "1:BwcHBwcHBwcHBwcHBwcHBwcHBwc=", "protocol": 17,
+        "src_addr": "10.0.0.2", "src_port": 53, "dst_addr": "10.0.0.1", "dst_port": 4000,
+        "from": name("b"), "to": name("a"),
+        "since_ns": 13 * SECOND, "until_ns": 19 * SECOND,
+        "sent_packets": 50, "sent_ip_bytes": 5000, "received_packets": 48, "received_ip_bytes": 4800,
+        "lost_packets": 2, "surplus_packets": 0, "lost_packets_min": 2, "lost_packets_max": 2, "inexact": null,
+    });
+    assert_eq!(line, expected);
+}
+
+/// Both agents scan once more.
+fn quiet(pairs: &mut Pairs, agents: [&mut Agent; 2]) {
+    for agent in agents {
+        agent.scan(pairs, Vec::new());
+    }
+}
+
+#[test]
+fn what_found_no_place_makes_what_follows_inexact_once() {
+    let mut pairs = pairs_of(1);
+    let (mut a, mut b) = known(&mut pairs);
+    let mut other = leaving([1, 0], Some(13), 14);
+    other[0].community_id = vec![9; 20].into();
+    a.scan(&mut pairs, other);
+    a.scan(&mut pairs, leaving([10, 0], Some(22), 29));
+    due_at(&mut pairs, Instant::now() + WAIT);
+    due_at(&mut pairs, Instant::now() + WAIT);
+    assert_eq!((pairs.status().flows, pairs.status().not_followed), (0, 1));
+    // The first ten have found no place.
+    a.scan(&mut pairs, leaving([5, 0], None, 39));
+    b.scan(&mut pairs, Vec::new());
+    b.scan(&mut pairs, arriving([15, 0], Some(22), 30));
+    b.scan(&mut pairs, Vec::new());
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 5, 15, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn what_comes_after_the_flow_was_forgotten_is_not_called_exact() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    due_at(&mut pairs, Instant::now() + WAIT);
+    assert_eq!(pairs.status().flows, 0);
+    // The batches of `b` had waited on its disk.
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    a.scan(&mut pairs, leaving([7, 0], None, 29));
+    b.scan(&mut pairs, arriving([7, 0], None, 29));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 7, 17, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_third_agent_that_is_late_is_not_held_against_what_was_told() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let mut late = Agent::new("c", 3);
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
+    r.scan(&mut pairs, arriving([100, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut r]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 100, 100, Ok(0))]);
+    a.scan(&mut pairs, leaving([50, 0], None, 39));
+    late.scan(&mut pairs, arriving([98, 0], Some(13), 19));
+    late.scan(&mut pairs, Vec::new());
+    late.scan(&mut pairs, arriving([50, 0], None, 39));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    let expected = [path("a", "c", 50, 148, Err(Doubt::Late))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+    a.scan(&mut pairs, leaving([50, 0], None, 58));
+    late.scan(&mut pairs, arriving([49, 0], None, 58));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "c", 50, 49, Ok(1))]);
+}
+
+#[test]
+fn what_comes_later_to_a_third_agent_is_not_held_against_what_was_told_before() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let mut late = Agent::new("c", 3);
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([10, 0], Some(19), 19));
+    r.scan(&mut pairs, arriving([10, 0], Some(19), 19));
+    quiet(&mut pairs, [&mut a, &mut r]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
+    // The same packets, a while on their way.
+    late.scan(&mut pairs, arriving([10, 0], Some(20), 20));
+    late.scan(&mut pairs, Vec::new());
+    a.scan(&mut pairs, leaving([5, 0], None, 39));
+    late.scan(&mut pairs, arriving([5, 0], None, 39));
+    quiet(&mut pairs, [&mut a, &mut late]);
+    let expected = [path("a", "c", 5, 15, Err(Doubt::Late))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn what_left_a_little_later_than_a_flow_was_forgotten_may_be_a_part_of_it() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    b.scan(&mut pairs, arriving([10, 0], Some(19), 19));
+    assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
+    assert_eq!(pairs.status().flows, 0);
+    a.scan(&mut pairs, leaving([10, 0], Some(20), 20));
+    a.scan(&mut pairs, leaving([7, 0], None, 29));
+    b.scan(&mut pairs, arriving([7, 0], None, 29));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 17, 7, Err(Doubt::NoRoom))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn interfaces_that_are_gone_make_room_for_others() {
+    let mut pairs = pairs();
+    pairs.agents.interfaces = Room::new(8);
+    let mut agent = Agent::new("a", 1);
+    for there in [0..4, 4..6, 4..8] {
+        let mut batch = agent.batch(Vec::new());
+        let expected = there.len();
+        batch.interfaces = there.map(interface).collect();
+        take(&mut pairs, &batch);
+        assert_eq!(pairs.agents.interfaces(), expected);
+    }
+}
+
+#[test]
+fn of_the_first_scan_that_comes_a_part_may_be_elsewhere() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+    // The first batch of this scan went to another collector.
+    let mut rest = a.batch(leaving([4, 0], None, 9));
+    rest.batch_index = 1;
+    take(&mut pairs, &rest);
+    b.scan(&mut pairs, arriving([10, 0], Some(3), 9));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 4, 10, Err(Doubt::Began))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_part_of_a_scan_is_no_whole_one() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, Vec::new());
+    // Five more are in the second half of a scan, and lost.
+    let mut part = a.batch(Vec::new());
+    (part.last_of_scan, part.account) = (false, None);
+    take(&mut pairs, &part);
+    assert_eq!(due(&mut pairs), []);
+    a.now -= 10;
+    let mut rest = a.batch(leaving([5, 0], None, 21));
+    rest.batch_index = 1;
+    take(&mut pairs, &rest);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 15, 10, Ok(5))]);
+}
+
+#[test]
+fn packets_at_two_interfaces_of_a_host_or_at_one_that_came_late_may_be_counted_otherwise() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut bridge = record(Direction::Egress, [10, 0], Some(13), 19);
+    bridge.ifindex = 1;
+    let uplink = record(Direction::Egress, [10, 0], Some(13), 19);
+    a.scan(&mut pairs, vec![uplink, bridge]);
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 20, 10, Err(Doubt::Interfaces))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+    let mut later = record(Direction::Egress, [10, 0], Some(32), 39);
+    later.ifindex = 5;
+    let mut batch = a.batch(vec![later]);
+    batch.interfaces.push(interface(5));
+    take(&mut pairs, &batch);
+    b.scan(&mut pairs, arriving([12, 0], Some(32), 39));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 10, 12, Err(Doubt::Interfaces))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn a_clock_that_is_set_is_noticed_by_the_windows() {
+    for by in [-5, 3600] {
+        let mut pairs = pairs();
+        let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
+        (a.now, b.now) = (10_000, 10_000);
+        for _ in 0..3 {
+            quiet(&mut pairs, [&mut a, &mut b]);
+        }
+        b.now = b.now.checked_add_signed(by).unwrap();
+        a.scan(&mut pairs, leaving([10, 0], Some(10_033), 10_039));
+        let (begin, end) = (b.now + 3, b.now + 9);
+        b.scan(&mut pairs, arriving([9, 0], Some(begin), end));
+        for _ in 0..400 {
+            quiet(&mut pairs, [&mut a, &mut b]);
+        }
+        let reports = told(&due(&mut pairs));
+        assert_eq!(reports, [path("a", "b", 10, 9, Err(Doubt::Clock))], "{by}");
+    }
+}
+
+#[test]
+fn what_an_agent_reported_by_a_clock_that_was_ahead_is_not_what_it_has_seen_since() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    for by in [1000, -1000] {
+        b.now = b.now.checked_add_signed(by).unwrap();
+        quiet(&mut pairs, [&mut a, &mut b]);
+    }
+    assert_eq!((a.now, b.now), (30, 30));
+    a.scan(&mut pairs, leaving([10, 0], Some(33), 39));
+    b.scan(&mut pairs, arriving([5, 0], Some(33), 39));
+    a.scan(&mut pairs, Vec::new());
+    assert_eq!(due(&mut pairs), []);
+    b.scan(&mut pairs, arriving([4, 0], None, 41));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 9, Ok(1))]);
+}
+
+#[test]
+fn a_batch_that_tells_of_losses_alone_makes_the_next_window_doubtful() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.seq += 1;
+    take(
+        &mut pairs,
+        &FlowBatch {
+            agent: b.batch(Vec::new()).agent,
+            stream_id: 2,
+            stream_seq: b.seq,
+            lost_batches: 1,
+            ..FlowBatch::default()
+        },
+    );
+    (b.seq, b.now) = (b.seq + 1, b.now - 10);
+    b.seq -= 1;
+    b.scan(&mut pairs, arriving([4, 0], Some(13), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let expected = [path("a", "b", 10, 4, Err(Doubt::Lost))];
+    assert_eq!(told(&due(&mut pairs)), expected);
+}
+
+#[test]
+fn addresses_that_mean_another_host_on_each_link_are_left_out() {
+    let mut pairs = pairs();
+    let (mut a, _) = known(&mut pairs);
+    for addr in [
+        vec![0; 4],
+        vec![127, 0, 0, 1],
+        vec![169, 254, 1, 1],
+        vec![255; 4],
+        [&[0xfe, 0x80][..], &[0; 14]].concat(),
+        [&[0; 15][..], &[1]].concat(),
+        vec![0; 16],
+    ] {
+        let mut flow = leaving([1, 0], Some(13), 19);
+        flow[0].dst_addr = addr.into();
+        a.scan(&mut pairs, flow);
+    }
+    assert_eq!(pairs.status().flows, 0);
+}
+
+#[test]
+fn at_the_end_what_was_not_told_is_reported_without_a_loss() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([9, 0], Some(13), 19));
+    let expected = [path("a", "b", 10, 9, Err(Doubt::Stopped))];
+    pairs.stop();
+    assert_eq!(told(&pairs.end(usize::MAX)), expected);
+    assert_eq!(pairs.status().paths[0].inexact, 1);
+}
+
+#[test]
+fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
+    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
+    // It starts again, as another one.
+    let mut again = Agent::new("b", 5);
+    again.now = b.now;
+    let next = |agent: &mut Agent, pairs: &mut Pairs, records| {
+        let mut batch = agent.batch(records);
+        batch.agent.as_mut().unwrap().instance_id = "b 2".to_owned();
+        take(pairs, &batch);
+    };
+    for _ in 0..3 {
+        a.scan(&mut pairs, Vec::new());
+        next(&mut again, &mut pairs, Vec::new());
+    }
+    let now = Instant::now() + WAIT;
+    let expected = [path("a", "b", 10, 10, Err(Doubt::Silent))];
+    assert_eq!(told(&due_at(&mut pairs, now)), expected);
+    a.scan(&mut pairs, leaving([10, 0], None, 59));
+    next(&mut again, &mut pairs, arriving([8, 0], None, 59));
+    a.scan(&mut pairs, Vec::new());
+    next(&mut again, &mut pairs, Vec::new());
+    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 8, Ok(2))]);
+}
+
+#[test]
+fn a_credential_does_not_take_all_the_room_in_which_agents_see_a_flow() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    for number in 0..8 {
+        let mut forger = Agent::new("x", 100 + number);
+        for records in [Vec::new(), leaving([1, 0], Some(12), 19)] {
+            let mut batch = forger.batch(records);
+            batch.agent.as_mut().unwrap().instance_id = number.to_string();
+            take_from(&mut pairs, &batch, Identity::named("x").unwrap());
+        }
+    }
+    a.scan(&mut pairs, leaving([100, 0], Some(12), 19));
+    b.scan(&mut pairs, arriving([93, 0], Some(12), 19));
+    quiet(&mut pairs, [&mut a, &mut b]);
+    let reports = told(&due_at(&mut pairs, Instant::now() + WAIT));
+    assert!(
+        reports.contains(&path("a", "b", 100, 93, Ok(7))),
+        "{reports:?}"
+    );
+}

@@ -1,0 +1,335 @@
+//! The gRPC server of a collector: `flow.v1.FlowCollector` for agents, and `Observe` of `flow.v1.FlowAgent` for those who read
+//! what all agents send.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use anyhow::Result;
+use futures_util::{StreamExt as _, stream};
+use http_body::Frame;
+use hub::Hub;
+use prost::Message as _;
+use proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest};
+use server::{
+    Limits, Listeners,
+    admission::{Admission, must},
+    answer::{self, Form},
+    caller::{Caller, OpenRequest, Unread},
+    calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
+    encoding::Compressor,
+    limits::{Doors, Refusal, Share},
+    listen::Listening,
+    live_status::server_status,
+    metrics::{
+        MetricsListener,
+        collector::{CollectorSite, StreamSums},
+    },
+    request,
+    service::consumer_name,
+    standard::StandardServices,
+    warn_of_files, withdrawn,
+};
+use tls::{
+    identity::{Grant, Role},
+    token::InForce,
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::Instant,
+};
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::http::{HeaderMap, Request, Response},
+};
+
+use super::{CallPlaces, Intake, Messages};
+
+/// How much an agent may send on a call before we read it: 1.3 MB a second over a path of 50 ms. HTTP/2 keeps it in memory while the
+/// call waits for its share, and with it up to half of the connection's window for frames of few bytes.
+const STREAM_WINDOW_BYTES: u32 = 64 << 10;
+/// How long the end of a call waits to be read.
+const UNREAD_END: Duration = Duration::from_secs(30);
+/// RFC 9113, 6.9.1.
+const MOST_WINDOW_BYTES: u32 = (1 << 31) - 1;
+/// Acknowledgements that an agent does not read wait here, then they become one.
+const UNREAD_ACKS: usize = 1;
+
+const SERVICES: &[&str] = &[
+    "flow.v1.FlowCollector",
+    "flow.v1.FlowCollectorControl",
+    "flow.v1.FlowAgent",
+];
+
+/// What a collector's server answers from.
+pub(super) struct CollectorServer {
+    pub hub: Hub,
+    pub intake: Arc<Intake>,
+    pub limits: watch::Receiver<Limits>,
+    /// How long consumers may take nothing of what is queued at the end.
+    pub drain_timeout: Duration,
+    /// Where metrics are served, if they are.
+    pub metrics: Option<MetricsListener>,
+    /// Those that callers over TCP need, if they need one.
+    pub tokens: Option<InForce>,
+}
+
+impl CollectorServer {
+    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers, as an agent does.
+    pub(super) async fn run(
+        self,
+        listeners: Listeners,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<()> {
+        let Self {
+            hub,
+            intake,
+            limits,
+            drain_timeout,
+            metrics,
+            tokens,
+        } = self;
+        let doors = Arc::new(Doors::new(limits.clone()));
+        let (max_streams, files) = {
+            let limits = limits.borrow();
+            (limits.max_streams, limits.files(listeners.len()))
+        };
+        warn_of_files(files);
+        let (serving, not_serving) = watch::channel(());
+        // It is ready as soon as it listens.
+        let (_ready, ready) = watch::channel(true);
+        let calls = Arc::new(CollectorCalls {
+            hub: hub.clone(),
+            intake,
+            doors,
+            listening: listeners.told(),
+            compressor: Arc::default(),
+            admission: Admission {
+                tokens,
+                asks_for_certificates: listeners.asks_for_certificates(),
+            },
+            standard: StandardServices::new(SERVICES, ready, not_serving).await?,
+        });
+        let metrics = metrics.map(|listener| {
+            let calls = Arc::clone(&calls);
+            listener.serve(CollectorSite {
+                status: move || calls.sums(),
+            })
+        });
+        let metrics = async {
+            match metrics {
+                Some(serves) => serves.await,
+                None => std::future::pending().await,
+            }
+        };
+        let server = Serving {
+            calls,
+            hub,
+            max_streams,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+            // A call that waits must not keep the others of its connection from being read: they may hold what it waits for.
+            connection_window_bytes: max_streams
+                .saturating_add(STREAMS_TO_REFUSE)
+                .saturating_mul(STREAM_WINDOW_BYTES)
+                .min(MOST_WINDOW_BYTES),
+            drain_timeout,
+            streams: serving,
+        };
+        tokio::select! {
+            outcome = server.run(listeners, shutdown) => outcome,
+            never = metrics => match never {},
+        }
+    }
+}
+
+struct CollectorCalls {
+    hub: Hub,
+    intake: Arc<Intake>,
+    doors: Arc<Doors>,
+    listening: Vec<Listening>,
+    compressor: Arc<Compressor>,
+    standard: StandardServices,
+    admission: Admission,
+}
+
+impl Calls for CollectorCalls {
+    fn doors(&self) -> &Arc<Doors> {
+        &self.doors
+    }
+
+    fn standard(&self) -> &StandardServices {
+        &self.standard
+    }
+
+    fn admit(&self, headers: &HeaderMap, caller: &Caller) -> Result<Option<Admitted>, Status> {
+        self.admission.admit(headers, caller, &self.doors).map(Some)
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let grant = request.extensions().get::<Grant>().cloned();
+        let grant = grant.ok_or_else(|| Status::internal("nobody was admitted"))?;
+        let must = |role| must(&grant, role, caller, &self.doors);
+        match request.uri().path() {
+            "/flow.v1.FlowCollector/Export" => {
+                // Who brings others' batches sends none of its own.
+                if !grant.roles.has(Role::Relay) {
+                    must(Role::Send)?;
+                }
+                self.export(request, caller, grant, open)
+            }
+            "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
+                must(Role::Status)?;
+                self.get_status(request, caller, open).await
+            }
+            "/flow.v1.FlowAgent/Observe" => {
+                must(Role::Observe)?;
+                self.observe(request, caller, open).await
+            }
+            path => Err(unknown(path)),
+        }
+    }
+}
+
+impl CollectorCalls {
+    fn export(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        grant: Grant,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let messages = Messages::new(body, request::may_be_gzip(&head.headers)?);
+        let (call, places) = self
+            .intake
+            .call(&caller.peer, grant)
+            .inspect_err(|refused| {
+                if refused.code() == Code::ResourceExhausted {
+                    let why = refused.message();
+                    self.doors
+                        .refuse_because(Refusal::Agent, &caller.peer, &why);
+                }
+            })?;
+        let (acks, told) = mpsc::channel(UNREAD_ACKS);
+        let (ended, end) = oneshot::channel();
+        let (doors, caller) = (Arc::clone(&self.doors), caller.clone());
+        let credential = head.extensions.get::<Credential>().cloned();
+        tokio::spawn(async move {
+            // The answer ends as well, but only where it is read.
+            let withdrawn = async {
+                match credential {
+                    Some(credential) => credential.withdrawn().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let outcome = tokio::select! {
+                outcome = call.run(messages, &acks) => outcome,
+                () = withdrawn => Err(withdrawn::status()),
+            };
+            if let Err(status) = &outcome
+                && status.code() == Code::PermissionDenied
+            {
+                doors.refuse_because(Refusal::Identity, &caller.peer, &status.message());
+            }
+            let unread = caller.unread(None, Instant::now() + UNREAD_END);
+            // The connection may be gone.
+            let _ = ended.send((outcome, unread));
+        });
+        Ok(acknowledgements(told, end, (open, places)))
+    }
+
+    fn status(&self) -> CollectorStatus {
+        self.with_server(self.intake.status())
+    }
+
+    /// The same for metrics, which show the streams only in sum.
+    fn sums(&self) -> (CollectorStatus, StreamSums) {
+        let status = self.with_server(self.intake.status_without_streams());
+        (status, self.intake.stream_sums())
+    }
+
+    fn with_server(&self, status: CollectorStatus) -> CollectorStatus {
+        CollectorStatus {
+            consumers: self.hub.status(),
+            server: Some(server_status(&self.hub, &self.doors, &self.listening)),
+            tokens_reload_error: self
+                .admission
+                .tokens
+                .as_ref()
+                .and_then(InForce::fault)
+                .unwrap_or_default(),
+            ..status
+        }
+    }
+
+    async fn get_status(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let place = place_for::<GetCollectorStatusRequest>(request, caller, &self.doors).await?;
+        let status = self.status().encode_to_vec();
+        Ok(answer::one(vec![status.into()], (open, place)))
+    }
+
+    async fn observe(
+        &self,
+        request: Request<Body>,
+        caller: &Caller,
+        open: OpenRequest,
+    ) -> Result<Response<Body>, Status> {
+        let (head, body) = request.into_parts();
+        let grant = head.extensions.get::<Grant>();
+        let doors = &self.doors;
+        let share = doors.share(Share::Streams, grant, &caller.peer).await?;
+        let request: ObserveRequest = request::message(&head.headers, body).await?;
+        if request.snapshot {
+            return Err(Status::failed_precondition(
+                "a collector keeps no flows, so there is no snapshot of them: observe without one \
+                 (flow-agent watch --output json)",
+            ));
+        }
+        let place = self.doors.consumer(&caller.peer)?;
+        let (peer, shared) = (&caller.peer, (&self.hub, &*self.doors));
+        let form = Form::asked(&request, &head.headers, peer, shared, &self.compressor)?;
+        let subscription = self
+            .hub
+            .subscribe(&consumer_name(&request), &caller.peer.to_string());
+        Ok(answer::batches(subscription, form, (open, place, share)))
+    }
+}
+
+fn unknown(path: &str) -> Status {
+    let agents = path.starts_with("/flow.v1.");
+    let hint = if agents { ", which an agent may" } else { "" };
+    Status::unimplemented(format!("this collector does not know {path}{hint}"))
+}
+
+/// What an agent reads: acknowledgements, and in the end how the call went.
+fn acknowledgements(
+    acks: mpsc::Receiver<ExportAck>,
+    end: oneshot::Receiver<(Result<(), Status>, Unread)>,
+    kept: (OpenRequest, CallPlaces),
+) -> Response<Body> {
+    let state = Some((acks, end, kept));
+    let frames = stream::unfold(state, |state| async {
+        let (mut acks, end, kept) = state?;
+        if let Some(ack) = acks.recv().await {
+            return Some((
+                Frame::data(answer::whole(&ack.encode_to_vec())),
+                Some((acks, end, kept)),
+            ));
+        }
+        let outcome = match end.await {
+            Ok((outcome, _unread)) => outcome,
+            Err(_) => Err(Status::internal("the call broke off")),
+        };
+        Some((Frame::trailers(answer::trailers(outcome)), None))
+    });
+    answer::framed(frames.boxed())
+}

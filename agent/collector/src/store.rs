@@ -1,0 +1,393 @@
+//! Where a collector stores batches: files of JSON Lines or Parquet, a topic of Kafka, or tables of ClickHouse.
+
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
+use exporters::{
+    Output, Prepared,
+    clickhouse::{self, ClickHouse},
+    files::{Owner, Piece, shared::Shared},
+    kafka::{Kafka, Record},
+    parquet, settings,
+};
+use formats::{LostSoFar, json::JsonLines};
+use hub::Volume;
+use proto::{RecordSum, StoreStatus};
+use tls::output::InForce;
+use tokio::time::Instant;
+use util::log_limit::LogLimit;
+
+use super::{incoming::Incoming, streams::Facts};
+
+/// A line has some 700 bytes, and a batch some thousand lines.
+const MOST_PIECE_BYTES: usize = 32 << 20;
+
+/// What is kept of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Jsonl,
+    Parquet,
+    /// As it came.
+    Batch,
+    /// The same, for tables: its rows are made later.
+    Rows,
+}
+
+impl Form {
+    /// The batch in this form. `lost` is what was told of losses on its stream. Fails if it takes too much room.
+    pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Result<Bytes> {
+        match self {
+            Self::Jsonl => {
+                let mut text = Bounded(Vec::new());
+                let mut lines = JsonLines::default();
+                let batch = &incoming.batch;
+                let mut write = || {
+                    lines.begin(&mut text, batch, &mut lost)?;
+                    lines.numbered_flows(&mut text, batch)?;
+                    lines.exchanges(&mut text, batch)?;
+                    lines.end(&mut text, batch)
+                };
+                write().context("the batch as JSON Lines")?;
+                // It counts by its length while it waits.
+                text.0.shrink_to_fit();
+                Ok(text.0.into())
+            }
+            Self::Parquet => Ok(parquet::piece_of(&incoming.raw).into()),
+            Self::Batch => Ok(incoming.raw.clone()),
+            Self::Rows => {
+                clickhouse::refuse_too_large(&incoming.raw)?;
+                Ok(incoming.raw.clone())
+            }
+        }
+    }
+}
+
+/// Bytes in memory, and not too many.
+struct Bounded(Vec<u8>);
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > MOST_PIECE_BYTES {
+            let mib = MOST_PIECE_BYTES >> 20;
+            return Err(io::Error::other(format!("more than {mib} MiB")));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What a store is to keep of a batch.
+pub(super) struct Part<'a> {
+    pub facts: &'a Facts,
+    /// The batch in the store's form.
+    pub piece: Bytes,
+}
+
+/// Whether a store has a batch, or why it does not.
+pub(super) type Kept = Result<(), Arc<str>>;
+
+/// How a store does, for whoever asks.
+#[derive(Clone)]
+pub(crate) struct StoreStatuses(Arc<Mutex<StoreStatus>>);
+
+impl StoreStatuses {
+    pub(super) fn get(&self) -> StoreStatus {
+        self.status().clone()
+    }
+
+    fn status(&self) -> MutexGuard<'_, StoreStatus> {
+        // Nothing under the lock can fail halfway.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub struct Store {
+    form: Form,
+    place: Place,
+    stored: Volume,
+    status: StoreStatuses,
+    /// A disk that is nearly full, or a topic, takes what is short, and nothing else.
+    fails: LogLimit,
+    works: LogLimit,
+}
+
+/// What is written to.
+enum Place {
+    File(Shared),
+    Topic(Kafka),
+    Tables(Box<ClickHouse>),
+}
+
+impl Store {
+    /// Fails if the output is none in which a collector can store.
+    pub fn refuse_others(output: &Prepared) -> Result<()> {
+        let (kind, address) = named(output.output());
+        ensure!(
+            output.output().is_store(),
+            "--output {kind}={address} does not say when flows are stored for sure: a collector stores in jsonl=PATH, \
+             parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC or clickhouse=http://HOST:PORT/DATABASE/TABLE"
+        );
+        ensure!(
+            !output.output().leaves_out(),
+            "a collector stores all that comes: take filter, only_ended and min_bytes out of --output {kind}={address}"
+        );
+        Ok(())
+    }
+
+    /// Fails if the output is none in which a collector can store.
+    pub(crate) fn of(output: &Prepared) -> Result<Self> {
+        Self::refuse_others(output)?;
+        let (kind, address) = named(output.output());
+        output.tell_of_secret(kind);
+        let (form, place) = match output.store().context("the output is refused")? {
+            settings::Place::Lines(file) => (Form::Jsonl, Place::File(Shared::new(file))),
+            settings::Place::Columns(file) => (Form::Parquet, Place::File(Shared::new(file))),
+            settings::Place::Topic(kafka) => (Form::Batch, Place::Topic(kafka)),
+            settings::Place::Tables(tables) => (Form::Rows, Place::Tables(tables.into())),
+        };
+        let status = StoreStatus {
+            kind: kind.to_owned(),
+            address,
+            stored: Some(RecordSum::default()),
+            ..StoreStatus::default()
+        };
+        Ok(Self {
+            form,
+            place,
+            stored: Volume::default(),
+            status: StoreStatuses(Arc::new(Mutex::new(status))),
+            fails: LogLimit::default(),
+            works: LogLimit::default(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_patient(&mut self, patience: std::time::Duration) {
+        if let Place::Tables(tables) = &mut self.place {
+            tables.is_patient(patience);
+        }
+    }
+
+    pub(super) fn form(&self) -> Form {
+        self.form
+    }
+
+    pub(super) fn status(&self) -> StoreStatuses {
+        self.status.clone()
+    }
+
+    pub(super) fn kind(&self) -> String {
+        self.status.get().kind
+    }
+
+    pub(super) fn address(&self) -> String {
+        self.status.get().address
+    }
+
+    /// Its files of TLS, if it speaks TLS.
+    pub(super) fn tls(&self) -> Option<InForce> {
+        match &self.place {
+            Place::File(_) => None,
+            Place::Topic(kafka) => kafka.tls(),
+            Place::Tables(tables) => tables.tls(),
+        }
+    }
+
+    /// Makes the file, or asks for the topic or the tables, so that a start tells what would be wrong later.
+    pub(super) async fn begin(&mut self) -> Result<()> {
+        let begun = match &mut self.place {
+            Place::File(files) => return files.begin().await,
+            Place::Topic(kafka) => kafka.begin().await,
+            Place::Tables(tables) => tables.begin().await,
+        };
+        let begun = begun.with_context(|| format!("begin to store in {}", self.address()))?;
+        if let Some(why) = begun {
+            self.fails(&why);
+        }
+        Ok(())
+    }
+
+    /// Until when it is better to wait for more before something is stored.
+    pub(super) fn gathers_until(&self) -> Option<Instant> {
+        match &self.place {
+            Place::File(_) | Place::Topic(_) => None,
+            Place::Tables(tables) => tables.gathers_until(),
+        }
+    }
+
+    /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
+    pub(super) async fn look(&mut self) {
+        if let Place::File(files) = &mut self.place {
+            drop(files.complete_if_due().await);
+        }
+        if self.status.status().failing
+            && let Some(times) = self.fails.rest()
+        {
+            self.warn(times);
+        }
+    }
+
+    /// Returns when each of the parts is where it is kept, or will not be. Says once that this fails, and once that it works
+    /// again.
+    pub(super) async fn keep(&mut self, parts: &[Part<'_>]) -> Vec<Kept> {
+        // It would tell nothing of the store.
+        if parts.is_empty() {
+            return Vec::new();
+        }
+        let kept = match &mut self.place {
+            Place::File(files) => {
+                let kept = files.write(parts.iter().map(Part::piece).collect()).await;
+                let kept = kept.into_iter();
+                kept.map(|kept| kept.map_err(Arc::from)).collect()
+            }
+            Place::Topic(kafka) => {
+                let records: Vec<_> = parts.iter().map(Part::record).collect();
+                kafka.keep(&records).await
+            }
+            Place::Tables(tables) => {
+                let batches: Vec<_> = parts.iter().map(|part| part.piece.clone()).collect();
+                tables.keep(&batches).await
+            }
+        };
+        let mut failure = None;
+        for (part, kept) in parts.iter().zip(&kept) {
+            match kept {
+                Ok(()) => self.stored += part.facts.volume,
+                Err(why) => failure = failure.or(Some(why)),
+            }
+        }
+        self.status.status().stored = Some(self.stored.into());
+        match failure {
+            Some(why) => self.fails(why),
+            None => self.works(),
+        }
+        kept
+    }
+
+    fn works(&mut self) {
+        let mut status = self.status.status();
+        let has_failed = std::mem::take(&mut status.failing);
+        if has_failed && self.works.event().is_some() {
+            tracing::info!(address = status.address, "flows are stored again");
+        }
+    }
+
+    fn fails(&mut self, why: &str) {
+        let mut status = self.status.status();
+        let is_told = status.failing && status.last_error == why;
+        why.clone_into(&mut status.last_error);
+        if !std::mem::replace(&mut status.failing, true) {
+            status.failures += 1;
+        }
+        drop(status);
+        // Another reason is told, too.
+        if !is_told && let Some(times) = self.fails.event() {
+            self.warn(times);
+        }
+    }
+
+    /// What the limit held back is told by [`look`](Self::look).
+    fn warn(&self, times: u64) {
+        let status = self.status.get();
+        tracing::warn!(
+            address = status.address,
+            times,
+            "flows cannot be stored: {}; agents keep them, and are told to call another collector",
+            status.last_error
+        );
+    }
+
+    pub(super) async fn close(mut self) {
+        if let Place::File(files) = &mut self.place {
+            files.close_at_the_end().await;
+        }
+    }
+}
+
+impl Part<'_> {
+    /// As a file gets it.
+    fn piece(&self) -> (Owner, Piece) {
+        let (identity, _) = &self.facts.stream;
+        let piece = Piece {
+            bytes: self.piece.clone(),
+            rows: self.facts.rows,
+        };
+        (Owner::of(&identity.of_host().start().to_string()), piece)
+    }
+
+    /// As Kafka gets it.
+    fn record(&self) -> Record<'_> {
+        let Facts {
+            agent,
+            stream: (identity, stream_id),
+            seq,
+            ..
+        } = self.facts;
+        Record {
+            agent_id: &agent.agent_id,
+            hostname: &agent.hostname,
+            identity: identity.to_string(),
+            stream_id: *stream_id,
+            stream_seq: *seq,
+            batch: self.piece.clone(),
+        }
+    }
+}
+
+/// As in the settings.
+fn named(output: &Output) -> (&'static str, String) {
+    (output.kind().name(), output.address())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+    use exporters::settings::{Wish, Wishes};
+
+    fn prepared(setting: &str) -> Prepared {
+        let Wishes(wishes) = setting.parse().unwrap();
+        let Wish::Output(output) = &wishes[0] else {
+            panic!("no output");
+        };
+        output.clone().prepare().unwrap()
+    }
+
+    #[test]
+    fn only_what_says_when_flows_are_stored_and_takes_all_of_them_is_a_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = format!("jsonl={}", folder.path().join("flows.jsonl").display());
+        let store = Store::of(&prepared(&lines)).unwrap();
+        let told = store.status().get();
+        assert_eq!((store.kind(), told.kind), ("jsonl".into(), "jsonl".into()));
+        assert_eq!(store.address(), told.address);
+        assert!(lines.ends_with(&told.address), "{}", told.address);
+        assert_eq!(told.stored, Some(RecordSum::default()));
+        let address = told.address;
+        let chosen = format!(r#"{{"kind": "jsonl", "address": "{address}", "only_ended": true}}"#);
+        for refused in ["ipfix=udp://127.0.0.1:4739", &chosen] {
+            assert!(Store::of(&prepared(refused)).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_piece_has_as_much_as_it_may_and_no_more() {
+        let mut piece = Bounded(Vec::new());
+        let half = vec![0; MOST_PIECE_BYTES / 2];
+        for _ in 0..2 {
+            piece.write_all(&half).unwrap();
+        }
+        piece.flush().unwrap();
+        assert!(piece.write_all(&[0]).is_err());
+        assert_eq!(piece.0.len(), MOST_PIECE_BYTES);
+    }
+}

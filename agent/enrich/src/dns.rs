@@ -1,0 +1,282 @@
+//! What addresses are called: learned from the answers of the DNS that pass the watched interfaces.
+//!
+//! The programs hand over each message (UDP, port 53) of a flow that is counted ([`kernel::dns`]). [`message`] reads it,
+//! and [`learned`] takes it in: [`queries`] wait for their answers, since what nobody asked for may come from anybody; [`names`] keeps what
+//! was learned, with the names of the [`hosts_file`], until a flow begins that has a use for it; [`exchanges`] are told of themselves, if
+//! that is asked for.
+
+use std::{
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use agent_common::{FlowKey, dns::DnsMessage};
+use anyhow::{Context as _, Result};
+use kernel::{
+    dns::{DnsMessages, Lost, RING_LEN_BYTES},
+    links::netns_inode,
+};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::{AbortHandle, yield_now},
+    time::sleep,
+};
+use util::{clock, log_limit::LogLimit};
+
+mod exchanges;
+mod hosts_file;
+mod learned;
+mod message;
+mod names;
+mod queries;
+
+use exchanges::{Exchange, Exchanges};
+use hosts_file::HostsFile;
+pub use learned::Stats;
+use learned::{Learned, addresses};
+use names::Realm;
+pub use names::{EndName, HostName};
+
+pub const DEFAULT_NAMES: u32 = 65_536;
+pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;
+
+/// What a name of an address takes at most, with what flows hold of such as have no address any more.
+pub const MOST_BYTES_PER_NAME: u64 = 1200;
+/// The queries that wait, with names as long as can be.
+pub const MOST_BYTES_OF_QUERIES: u64 = 2 * queries::MOST as u64 * 450;
+/// What exchanges take until a scan, if they are told of.
+pub const MOST_BYTES_OF_EXCHANGES: u64 = exchanges::MOST_BYTES as u64;
+/// With each end of a flow that has one.
+pub const MOST_BYTES_PER_FLOW_END: u64 = 16;
+
+/// What comes meanwhile is read at once: so the kernel need not wake anybody for each message.
+const REST: Duration = Duration::from_millis(200);
+/// Where so many came at once, the ring would be full before the rest is over.
+const MANY: usize = RING_LEN_MESSAGES / 4;
+/// Others may have a use for the names in between.
+const MESSAGES_AT_ONCE: usize = 256;
+/// The most that can wait.
+const RING_LEN_MESSAGES: usize = RING_LEN_BYTES as usize / size_of::<DnsMessage>();
+
+/// Clones share it. When all are dropped, nobody reads messages any more.
+#[derive(Clone)]
+pub struct Dns(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    hosts_file: Mutex<HostsFile>,
+    reader: Mutex<Option<AbortHandle>>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let reader = self
+            .reader
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(reader) = reader.take() {
+            reader.abort();
+        }
+    }
+}
+
+struct State {
+    /// None where nobody asks: in tests and benches.
+    messages: Option<DnsMessages>,
+    learned: Learned,
+    told_lost: Lost,
+    log: LogLimit,
+}
+
+impl Dns {
+    /// Reads the messages from now on. Keeps the names of so many addresses, and the exchanges if they are to be told of.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside of a tokio runtime.
+    pub fn follow(messages: DnsMessages, most_names: u32, tells: bool) -> Result<Self> {
+        let ring = messages
+            .try_clone()
+            .context("duplicate a ring's descriptor")?;
+        let dns = Self::with(Some(messages), most_names, tells, netns_inode()?);
+        // SAFETY: the descriptor stays open and the same for its life.
+        let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
+        let ring = ring
+            .map_err(|error| error.into_parts().1)
+            .context("listen for messages of the DNS")?;
+        let reader = tokio::spawn(read_all(ring, Arc::downgrade(&dns.0)));
+        let mut place = dns.0.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(reader.abort_handle());
+        drop(place);
+        // Flows of the first scan may have a use for it.
+        dns.look_at_hosts();
+        Ok(dns)
+    }
+
+    fn with(messages: Option<DnsMessages>, most_names: u32, tells: bool, home: u32) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::new(State {
+                messages,
+                learned: Learned::new(most_names as usize, home, tells),
+                told_lost: Lost::default(),
+                log: LogLimit::default(),
+            }),
+            hosts_file: Mutex::default(),
+            reader: Mutex::default(),
+        }))
+    }
+
+    /// Which knows these addresses, by the client that asked for them, and when that was. No message tells it of others.
+    pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
+        Self::of_these_at_most(DEFAULT_NAMES, netns, known)
+    }
+
+    pub fn of_these_at_most(most: u32, netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
+        let dns = Self::with(None, most, false, netns);
+        dns.learn_these(netns, known);
+        dns
+    }
+
+    /// How many names flows or addresses have.
+    pub fn names_in_use(&self) -> usize {
+        self.state().learned.names.in_use()
+    }
+
+    /// Learns these, likewise.
+    pub fn learn_these(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
+        for (name, client, address, at_ns) in known {
+            let address = message::Address {
+                address: address.parse().expect("an address"),
+                ttl: Duration::from_mins(1),
+            };
+            let client = client.parse().expect("an address");
+            let names = &mut self.state().learned.names;
+            let realm = Realm {
+                netns,
+                ..Realm::default()
+            };
+            names.learn(name, (realm, client), &[address], *at_ns);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in the messages that the programs have handed over until now. Not those that come meanwhile, which may be many.
+    pub fn catch_up(&self) {
+        for _ in 0..RING_LEN_MESSAGES.div_ceil(MESSAGES_AT_ONCE) {
+            if !self.state().read(MESSAGES_AT_ONCE) {
+                break;
+            }
+        }
+        self.look_at_hosts();
+        self.state().look_around();
+    }
+
+    /// A file on a slow disk holds up nobody but the caller.
+    fn look_at_hosts(&self) {
+        let file = &self.0.hosts_file;
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(hosts) = file.if_changed(Path::new(hosts_file::PATH)) {
+            self.state().learned.names.set_hosts(hosts);
+        }
+    }
+
+    /// What the ends of a flow were called when it began: a, b.
+    pub fn of(&self, key: &FlowKey, began_ns: u64) -> [Option<EndName>; 2] {
+        let [a, b] = addresses(key);
+        let realm = Realm::of(key);
+        let state = self.state();
+        let name = |own, other| state.learned.names.of((realm, own), other, began_ns);
+        [name(a, b), name(b, a)]
+    }
+
+    /// The exchanges that were complete, or given up, since the last call.
+    pub fn take_exchanges(&self) -> Vec<Exchange> {
+        let exchanges = &mut self.state().learned.exchanges;
+        exchanges.as_mut().map(Exchanges::take).unwrap_or_default()
+    }
+
+    /// Tells `each` what these are, in their order.
+    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, each: impl FnMut(u64, &str)) {
+        self.state().learned.names.tell(ids, each);
+    }
+
+    pub fn stats(&self) -> Stats {
+        let state = self.state();
+        Stats {
+            lost: state.told_lost,
+            ..state.learned.stats()
+        }
+    }
+}
+
+/// Waits until there are messages, reads them, and rests.
+async fn read_all(ring: AsyncFd<OwnedFd>, shared: Weak<Shared>) {
+    loop {
+        match ring.readable().await {
+            // Before the messages are read: what comes then is heard again.
+            Ok(mut ready) => ready.clear_ready(),
+            Err(error) => {
+                tracing::warn!("messages of the DNS are read at scans only: {error}");
+                return;
+            }
+        }
+        let mut times = 0;
+        loop {
+            let Some(shared) = shared.upgrade() else {
+                return;
+            };
+            if !Dns(shared).state().read(MESSAGES_AT_ONCE) {
+                break;
+            }
+            times += 1;
+            yield_now().await;
+        }
+        if times * MESSAGES_AT_ONCE < MANY {
+            sleep(REST).await;
+        }
+    }
+}
+
+impl State {
+    /// Takes in so many messages at most. Returns whether there may be more.
+    fn read(&mut self, most: usize) -> bool {
+        let Self {
+            messages, learned, ..
+        } = self;
+        let Some(messages) = messages else {
+            return false;
+        };
+        let taken = messages.take(most, |message| learned.note(message));
+        let taken = taken.inspect_err(|error| tracing::warn!("{error:#}"));
+        taken.is_ok_and(|taken| taken == most)
+    }
+
+    fn look_around(&mut self) {
+        self.learned.give_up(clock::boot_now_ns());
+        let lost = self.messages.as_ref().map(DnsMessages::lost);
+        match lost.transpose() {
+            Ok(lost) => self.tell_lost(lost.unwrap_or_default()),
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    fn tell_lost(&mut self, lost: Lost) {
+        let Lost {
+            no_room, over_rate, ..
+        } = self.told_lost;
+        self.told_lost = lost;
+        if (lost.no_room, lost.over_rate) != (no_room, over_rate) && self.log.event().is_some() {
+            tracing::warn!(
+                lost.no_room,
+                lost.over_rate,
+                "messages of the DNS were not read, so flows may have no name: there were more than --dns-rate allows in a second \
+                 (over_rate), or than the kernel keeps until they are read (no_room)"
+            );
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What the messages of the DNS say, one after the other.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use agent_common::{FlowKey, dns::DnsMessage};
+use kernel::dns::Lost;
+use proto::dns_codes;
+
+use super::{
+    exchanges::{Answered, Exchange, Exchanges},
+    message::{self, Answer, Message, Unread},
+    names::{Names, Realm},
+    queries::{Asked, Queries, Query, QueryId},
+};
+
+/// Stands for all codes that IANA gives no name, and for those of EDNS.
+const OTHER_CODE: &str = "other";
+
+/// What was made of the messages so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Those that were read, in queries and answers. A packet that is seen at two interfaces is read twice.
+    pub queries: u64,
+    pub answers: u64,
+    /// Answers to queries that were seen, by what IANA calls their code.
+    pub by_code: BTreeMap<String, u64>,
+    /// How long the answers to these took, together.
+    pub waited_ns: u64,
+    /// Queries that were asked again.
+    pub repeated: u64,
+    /// Queries without an answer for five seconds at least.
+    pub unanswered: u64,
+    /// Answers to no query that was seen. Nothing is learned from them.
+    pub unasked: u64,
+    /// Queries that were followed no longer, since too many waited, or since another one has their number.
+    pub not_followed: u64,
+    /// Queries that wait.
+    pub waiting: u64,
+    /// What does not have the format of a message.
+    pub malformed: u64,
+    /// Messages of which nothing is read, such as updates.
+    pub of_another_kind: u64,
+    pub lost: Lost,
+    /// Names that had to make room before their time was over, or found none.
+    pub forgotten_names: u64,
+    /// Names of addresses that are kept, and how many can be.
+    pub names: u64,
+    pub names_capacity: u64,
+    /// Exchanges that were not kept, since there were too many.
+    pub lost_exchanges: u64,
+}
+
+impl From<Stats> for proto::DnsStatus {
+    fn from(stats: Stats) -> Self {
+        Self {
+            queries: stats.queries,
+            answers: stats.answers,
+            answers_by_code: stats.by_code,
+            waited_ns: stats.waited_ns,
+            repeated: stats.repeated,
+            unanswered: stats.unanswered,
+            waiting: stats.waiting,
+            forgotten_names: stats.forgotten_names,
+            unasked: stats.unasked,
+            not_followed: stats.not_followed,
+            malformed: stats.malformed,
+            of_another_kind: stats.of_another_kind,
+            over_rate: stats.lost.over_rate,
+            no_room: stats.lost.no_room,
+            unreadable: stats.lost.unreadable,
+            names: stats.names,
+            names_capacity: stats.names_capacity,
+            lost_exchanges: stats.lost_exchanges,
+        }
+    }
+}
+
+pub struct Learned {
+    pub names: Names,
+    queries: Queries,
+    /// If they are told of.
+    pub exchanges: Option<Exchanges>,
+    stats: Stats,
+}
+
+impl Learned {
+    /// Keeps so many names. The file of hosts is that of the network namespace `home`.
+    pub fn new(most_names: usize, home: u32, tells: bool) -> Self {
+        Self {
+            names: Names::at_most(most_names, home),
+            queries: Queries::default(),
+            exchanges: tells.then(Exchanges::default),
+            stats: Stats::default(),
+        }
+    }
+
+    /// Without what was lost before it came here.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            names: self.names.len() as u64,
+            names_capacity: self.names.capacity() as u64,
+            forgotten_names: self.names.forgotten(),
+            waiting: self.queries.len() as u64,
+            lost_exchanges: self.exchanges.as_ref().map_or(0, |all| all.lost),
+            ..self.stats.clone()
+        }
+    }
+
+    pub fn note(&mut self, from: &DnsMessage) {
+        self.give_up(from.seen_ns);
+        let kept = (from.kept_bytes as usize).min(from.payload.len());
+        let is_whole = from.is_part == 0 && from.kept_bytes == from.len_bytes;
+        let taken = message::read(&from.payload[..kept], is_whole).and_then(|message| {
+            if message.is_answer {
+                self.take_answer(from, &message)
+            } else {
+                self.take_query(from, message);
+                Ok(())
+            }
+        });
+        match taken {
+            Ok(()) => {}
+            Err(Unread::Malformed) => self.stats.malformed += 1,
+            Err(Unread::OfAnotherKind) => self.stats.of_another_kind += 1,
+        }
+    }
+
+    fn take_query(&mut self, from: &DnsMessage, message: Message<'_>) {
+        self.stats.queries += 1;
+        let id = QueryId::new(&from.key, from.direction, message.id);
+        let query = Query {
+            question: message.question,
+            asked_ns: from.seen_ns,
+        };
+        match self.queries.ask(id, query) {
+            Asked::Anew => {}
+            Asked::Again => self.stats.repeated += 1,
+            Asked::InPlaceOf(_) => self.stats.not_followed += 1,
+        }
+    }
+
+    fn take_answer(&mut self, from: &DnsMessage, message: &Message<'_>) -> Result<(), Unread> {
+        let direction = 1 - from.direction.min(1);
+        let id = QueryId::new(&from.key, direction, message.id);
+        if !self.queries.is_asked(&id, &message.question) {
+            self.stats.answers += 1;
+            self.stats.unasked += 1;
+            return Ok(());
+        }
+        let answer = message.answer()?;
+        let Some(query) = self.queries.answer(&id, &message.question) else {
+            return Ok(());
+        };
+        self.stats.answers += 1;
+        let code = dns_codes::code(answer.code).unwrap_or_else(|| OTHER_CODE.to_owned());
+        *self.stats.by_code.entry(code).or_default() += 1;
+        self.stats.waited_ns += from.seen_ns.saturating_sub(query.asked_ns);
+        let name = query.question.name.to_ascii_lowercase();
+        if answer.code == message::NO_ERROR && !name.is_empty() {
+            let client = addresses(&from.key)[direction as usize];
+            let client = (Realm::of(&from.key), client);
+            self.names
+                .learn(&name, client, &answer.addresses, from.seen_ns);
+        }
+        self.tell(id, query, Some((&answer, from.seen_ns)));
+        Ok(())
+    }
+
+    pub fn give_up(&mut self, now_ns: u64) {
+        let given_up = self.queries.give_up(now_ns);
+        let count = given_up.queries.len() as u64;
+        if given_up.is_over {
+            self.stats.unanswered += count;
+            for (id, query) in given_up.queries {
+                self.tell(id, query, None);
+            }
+        } else {
+            self.stats.not_followed += count;
+        }
+    }
+
+    fn tell(&mut self, id: QueryId, query: Query, answer: Option<(&Answer, u64)>) {
+        if let Some(exchanges) = &mut self.exchanges {
+            let answer = answer.map(|(answer, at_ns)| Answered::new(answer, at_ns));
+            exchanges.note(Exchange { id, query, answer });
+        }
+    }
+}
+
+/// Those of the ends a and b.
+pub fn addresses(key: &FlowKey) -> [IpAddr; 2] {
+    [&key.addr_a, &key.addr_b].map(|bytes| {
+        if key.ip_version == 4 {
+            let [a, b, c, d, ..] = *bytes;
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        } else {
+            IpAddr::V6(Ipv6Addr::from(*bytes))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests;

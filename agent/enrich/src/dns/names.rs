@@ -1,0 +1,359 @@
+//! What addresses are called, by those who asked for them.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use agent_common::FlowKey;
+use foldhash::fast::RandomState;
+use proto::record::NameOrigin;
+use util::clock;
+
+use super::{MOST_BYTES_PER_FLOW_END, message::Address};
+
+/// The names of one address, by those who asked last.
+const MOST_PER_ADDRESS: usize = 16;
+/// Whoever asks for a name uses the answer a moment later, even where it is to be kept no moment longer (a TTL of 0).
+const SHORTEST: Duration = Duration::from_secs(10);
+/// Longer ones are common mistakes.
+const LONGEST: Duration = Duration::from_hours(24);
+
+/// A name under which an address was found. Flows that have it share it.
+#[derive(Debug)]
+pub struct HostName {
+    /// By which records name it. No other name of this agent's life has it.
+    pub id: u64,
+    pub text: Box<str>,
+    in_use: Arc<AtomicUsize>,
+}
+
+impl Drop for HostName {
+    fn drop(&mut self) {
+        self.in_use.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The name of one end of a flow, which is in use as long as the flow has it.
+#[derive(Clone, Debug)]
+pub struct EndName {
+    name: Arc<HostName>,
+    /// The name's number, and below it the source: each record wants both, and the name itself lies elsewhere.
+    number_and_source: u64,
+}
+
+const _: () = assert!(size_of::<Option<EndName>>() as u64 == MOST_BYTES_PER_FLOW_END);
+const _: () = assert!((NameOrigin::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
+
+impl EndName {
+    const SOURCE_BITS: u32 = 2;
+
+    fn new(name: &Arc<HostName>, source: NameOrigin) -> Self {
+        Self {
+            name: Arc::clone(name),
+            number_and_source: name.id << Self::SOURCE_BITS | source as u64,
+        }
+    }
+
+    pub fn id(&self) -> u64 {
+        self.number_and_source >> Self::SOURCE_BITS
+    }
+
+    pub fn source(&self) -> NameOrigin {
+        match self.number_and_source & ((1 << Self::SOURCE_BITS) - 1) {
+            1 => NameOrigin::Dns,
+            2 => NameOrigin::DnsOfAnother,
+            _ => NameOrigin::HostsFile,
+        }
+    }
+
+    pub fn text(&self) -> &str {
+        &self.name.text
+    }
+}
+
+/// Where an address is one of its own: in its network namespace, and in its tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Realm {
+    pub netns: u32,
+    pub encapsulation: u8,
+    pub tunnel_id: u32,
+}
+
+impl Realm {
+    pub fn of(key: &FlowKey) -> Self {
+        Self {
+            netns: key.netns,
+            encapsulation: key.encapsulation,
+            tunnel_id: key.tunnel_id,
+        }
+    }
+}
+
+type Place = (Realm, IpAddr);
+type ByPlace = HashMap<Place, Vec<Known>>;
+
+struct Known {
+    client: IpAddr,
+    name: Arc<HostName>,
+    /// Time since boot.
+    since_ns: u64,
+    until_ns: u64,
+}
+
+/// In two halves: what was not learned again since the newer half began goes with the older one.
+pub struct Names {
+    half: usize,
+    newer: ByPlace,
+    older: ByPlace,
+    /// How many names the newer half has.
+    in_newer: usize,
+    in_older: usize,
+    of_hosts: HashMap<IpAddr, Arc<HostName>>,
+    /// The realm that the file of hosts is of.
+    home: Realm,
+    issued: Issued,
+    /// Names that had to make room before their time was over, or found none.
+    forgotten: u64,
+}
+
+impl Names {
+    /// Keeps so many at most. The file of hosts is that of the network namespace `home`.
+    pub fn at_most(most: usize, home: u32) -> Self {
+        Self {
+            half: most.div_ceil(2).max(1),
+            newer: HashMap::new(),
+            older: HashMap::new(),
+            in_newer: 0,
+            in_older: 0,
+            of_hosts: HashMap::new(),
+            home: Realm {
+                netns: home,
+                ..Realm::default()
+            },
+            issued: Issued::at_most(2 * most),
+            forgotten: 0,
+        }
+    }
+
+    /// How many are kept, without those of the file of hosts.
+    pub fn len(&self) -> usize {
+        self.in_newer + self.in_older
+    }
+
+    pub fn in_use(&self) -> usize {
+        self.issued.in_use.load(Relaxed)
+    }
+
+    pub fn capacity(&self) -> usize {
+        2 * self.half
+    }
+
+    /// How many names had to make room before their time was over, or found none.
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// These are the addresses of a name, as `client` was told.
+    pub fn learn(
+        &mut self,
+        text: &str,
+        (realm, client): Place,
+        addresses: &[Address],
+        now_ns: u64,
+    ) {
+        let mut name = None;
+        for one in addresses {
+            let place = (realm, one.address);
+            let until_ns = now_ns.saturating_add(clock::nanos(one.ttl.clamp(SHORTEST, LONGEST)));
+            let mut known = self.take(place);
+            let last = known.iter_mut().rfind(|known| known.client == client);
+            match last {
+                // It has held all the time.
+                Some(last) if *last.name.text == *text && last.until_ns >= now_ns => {
+                    last.until_ns = last.until_ns.max(until_ns);
+                    name.get_or_insert_with(|| Arc::clone(&last.name));
+                }
+                _ => {
+                    let same = known.iter().find(|known| *known.name.text == *text);
+                    let same = name.clone().or_else(|| Some(Arc::clone(&same?.name)));
+                    let of_hosts = self.of_hosts.len();
+                    if let Some(issued) = same.or_else(|| self.issued.issue(text, of_hosts)) {
+                        name = Some(Arc::clone(&issued));
+                        let known_one = Known {
+                            client,
+                            name: issued,
+                            since_ns: now_ns,
+                            until_ns,
+                        };
+                        self.forgotten += u64::from(push(&mut known, known_one));
+                    } else {
+                        self.forgotten += 1;
+                    }
+                }
+            }
+            if !known.is_empty() {
+                self.put(place, known, now_ns);
+            }
+        }
+    }
+
+    fn take(&mut self, place: Place) -> Vec<Known> {
+        if let Some(known) = self.newer.remove(&place) {
+            self.in_newer -= known.len();
+            return known;
+        }
+        let known = self.older.remove(&place).unwrap_or_default();
+        self.in_older -= known.len();
+        known
+    }
+
+    fn put(&mut self, place: Place, known: Vec<Known>, now_ns: u64) {
+        if self.in_newer + known.len() > self.half {
+            let newer = std::mem::take(&mut self.newer);
+            let gone = std::mem::replace(&mut self.older, newer);
+            self.in_older = std::mem::take(&mut self.in_newer);
+            let held = gone
+                .values()
+                .flatten()
+                .filter(|known| known.until_ns >= now_ns);
+            self.forgotten += held.count() as u64;
+        }
+        self.in_newer += known.len();
+        self.newer.insert(place, known);
+    }
+
+    /// Puts these in the place of the names of hosts.
+    pub fn set_hosts(&mut self, hosts: HashMap<IpAddr, Box<str>>) {
+        let mut before = std::mem::take(&mut self.of_hosts);
+        for (address, text) in hosts {
+            let same = before.remove(&address).filter(|name| name.text == text);
+            let name = same.unwrap_or_else(|| self.issued.issue_beyond(&text));
+            self.of_hosts.insert(address, name);
+        }
+    }
+
+    /// What `address` was called by `client`, or else by others, at the moment at which a flow between the two began.
+    pub fn of(
+        &self,
+        (realm, address): (Realm, IpAddr),
+        client: IpAddr,
+        at_ns: u64,
+    ) -> Option<EndName> {
+        let place = (realm, address);
+        let known = self.newer.get(&place).or_else(|| self.older.get(&place));
+        let last = |of_client: bool| {
+            let held = |known: &&Known| known.since_ns <= at_ns && at_ns <= known.until_ns;
+            let known = known.into_iter().flatten().filter(held);
+            let known = known.filter(|known| (known.client == client) == of_client);
+            known.max_by_key(|known| known.since_ns)
+        };
+        if let Some(known) = last(true) {
+            return Some(EndName::new(&known.name, NameOrigin::Dns));
+        }
+        if realm == self.home
+            && let Some(name) = self.of_hosts.get(&address)
+        {
+            return Some(EndName::new(name, NameOrigin::HostsFile));
+        }
+        last(false).map(|known| EndName::new(&known.name, NameOrigin::DnsOfAnother))
+    }
+
+    /// Tells `each` what these are, in their order. All of them are in use.
+    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(u64, &str)) {
+        for id in ids {
+            let name = self.issued.by_id.get(&id).and_then(Weak::upgrade);
+            debug_assert!(
+                name.is_some(),
+                "a record has name {id}, which is not in use"
+            );
+            if let Some(name) = name {
+                each(id, &name.text);
+            }
+        }
+    }
+}
+
+/// Adds one. Returns whether another one had to make room: that whose time is over first.
+fn push(known: &mut Vec<Known>, one: Known) -> bool {
+    if known.is_empty() {
+        // Most addresses have one.
+        known.reserve_exact(1);
+    }
+    let now_ns = one.since_ns;
+    let mut has_made_room = false;
+    // Flows of this window may have begun while the last one before held, but hardly those before that.
+    let is_before =
+        |before: &Known| before.client == one.client && *before.name.text == *one.name.text;
+    let mut before = known
+        .iter()
+        .enumerate()
+        .filter(|(_, known)| is_before(known));
+    if let (Some((first, _)), Some(_)) = (before.next(), before.next()) {
+        known.remove(first);
+    }
+    if known.len() == MOST_PER_ADDRESS {
+        let all = known.iter().enumerate();
+        if let Some((first, until_ns)) = all
+            .map(|(at, known)| (at, known.until_ns))
+            .min_by_key(|&(_, until_ns)| until_ns)
+        {
+            known.remove(first);
+            has_made_room = until_ns >= now_ns;
+        }
+    }
+    known.push(one);
+    has_made_room
+}
+
+/// All names that are in use: with an address, or with a flow.
+struct Issued {
+    most: usize,
+    last_id: u64,
+    in_use: Arc<AtomicUsize>,
+    /// With some that are not in use any more.
+    by_id: HashMap<u64, Weak<HostName>, RandomState>,
+}
+
+impl Issued {
+    const FEW: usize = 1024;
+
+    fn at_most(most: usize) -> Self {
+        Self {
+            most,
+            last_id: 0,
+            in_use: Arc::default(),
+            by_id: HashMap::default(),
+        }
+    }
+
+    /// `None` if too many are in use beside so many others.
+    fn issue(&mut self, text: &str, others: usize) -> Option<Arc<HostName>> {
+        let in_use = self.in_use.load(Relaxed);
+        (in_use < self.most.saturating_add(others)).then(|| self.issue_beyond(text))
+    }
+
+    fn issue_beyond(&mut self, text: &str) -> Arc<HostName> {
+        let in_use = self.in_use.load(Relaxed);
+        if self.by_id.len() > 2 * in_use + Self::FEW {
+            self.by_id.retain(|_, name| name.strong_count() != 0);
+        }
+        self.last_id += 1;
+        self.in_use.fetch_add(1, Relaxed);
+        let name = Arc::new(HostName {
+            id: self.last_id,
+            text: text.into(),
+            in_use: Arc::clone(&self.in_use),
+        });
+        self.by_id.insert(name.id, Arc::downgrade(&name));
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! The processes that made the sockets which sent flows' packets: what they are called.
+//!
+//! Records have a key for each, which the programs leave with a socket. What the kernel has noted of a process is asked for when a
+//! record first names it, and kept for a while, so that it is asked for once.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use anyhow::Result;
+use kernel::{
+    load::Kernel,
+    processes::{Noting, ProcessNames},
+};
+use proto::Process;
+use util::log_limit::LogLimit;
+
+use crate::cgroups;
+
+/// Processes whose names are kept. Those that no record has named for the longest time make room.
+const MOST_KNOWN: usize = 1 << 15;
+const BYTES_PER_PROCESS: u64 = 200;
+
+/// Clones share it. When all are dropped, nobody notes who makes sockets any more.
+#[derive(Clone)]
+pub struct Processes(Arc<Shared>);
+
+struct Shared {
+    names: Names,
+    known: Mutex<Known>,
+    nameless: AtomicU64,
+}
+
+enum Names {
+    Noted {
+        by_key: ProcessNames,
+        _noting: Noting,
+    },
+    These(Vec<agent_common::Process>),
+}
+
+impl Processes {
+    /// What all names may take.
+    pub const MOST_BYTES: u64 = MOST_KNOWN as u64 * BYTES_PER_PROCESS;
+
+    /// Has the programs note from now on who makes sockets, before they are attached.
+    pub fn note(kernel: &mut Kernel) -> Result<Self> {
+        let (by_key, noting) = kernel.note_processes(&cgroups::find()?)?;
+        Ok(Self::with(Names::Noted {
+            by_key,
+            _noting: noting,
+        }))
+    }
+
+    fn with(names: Names) -> Self {
+        Self(Arc::new(Shared {
+            names,
+            known: Mutex::default(),
+            nameless: AtomicU64::new(0),
+        }))
+    }
+
+    /// Those with these names, which nobody notes.
+    pub fn of_these(processes: Vec<agent_common::Process>) -> Self {
+        Self::with(Names::These(processes))
+    }
+
+    /// Tells `each` what is known of these, in their order. Nothing but the number if the kernel had forgotten it before it was asked for.
+    pub fn tell(&self, keys: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Process)) {
+        let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for key in keys {
+            known.tell(key, || self.0.find(key), &self.0.nameless, &mut each);
+        }
+    }
+
+    /// How often a batch named one by its number alone.
+    pub fn nameless(&self) -> u64 {
+        self.0.nameless.load(Relaxed)
+    }
+}
+
+impl Shared {
+    fn find(&self, key: u64) -> Option<agent_common::Process> {
+        let noted = match &self.names {
+            Names::Noted { by_key, .. } => by_key.of(key),
+            Names::These(processes) => Ok(processes.iter().copied().find(|one| one.key() == key)),
+        };
+        noted
+            .inspect_err(|error| tracing::debug!("{error:#}"))
+            .ok()
+            .flatten()
+    }
+}
+
+/// What is sent of a process.
+fn told(key: u64, process: Option<agent_common::Process>) -> Process {
+    let Some(process) = process else {
+        return Process {
+            key,
+            pid: agent_common::Process::pid_of(key),
+            ..Process::default()
+        };
+    };
+    let bytes: Vec<u8> = process
+        .name
+        .into_iter()
+        .flat_map(u64::to_ne_bytes)
+        .collect();
+    let name = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
+    Process {
+        key,
+        pid: process.pid,
+        name: String::from_utf8_lossy(name).into_owned(),
+        uid: Some(process.uid),
+    }
+}
+
+/// In two halves: what has not been asked for since the newer half began goes with the older one.
+#[derive(Default)]
+struct Known {
+    newer: HashMap<u64, Process>,
+    older: HashMap<u64, Process>,
+    log: LogLimit,
+}
+
+impl Known {
+    const HALF: usize = MOST_KNOWN / 2;
+
+    fn tell(
+        &mut self,
+        key: u64,
+        find: impl FnOnce() -> Option<agent_common::Process>,
+        nameless: &AtomicU64,
+        each: impl FnOnce(&Process),
+    ) {
+        if let Some(known) = self.newer.get(&key) {
+            each(known);
+            return;
+        }
+        let known = if let Some(known) = self.older.remove(&key) {
+            known
+        } else if let Some(process) = find() {
+            told(key, Some(process))
+        } else {
+            self.miss(nameless);
+            each(&told(key, None));
+            return;
+        };
+        each(&known);
+        if self.newer.len() == Self::HALF {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.insert(key, known);
+    }
+
+    fn miss(&mut self, nameless: &AtomicU64) {
+        let so_far = nameless.fetch_add(1, Relaxed) + 1;
+        if self.log.event().is_some() {
+            tracing::warn!(
+                so_far,
+                "a process that made a socket is known by its number alone: in this scan there were more processes than the kernel \
+                 keeps names of, so lower --scan-interval"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::ends::MAX_PROCESS_NAME_BYTES;
+
+    fn process(pid: u32, name: [u8; 8]) -> agent_common::Process {
+        agent_common::Process {
+            name: [u64::from_ne_bytes(name), 0],
+            uid: 1000,
+            pid,
+        }
+    }
+
+    #[test]
+    fn processes_are_told_by_name_or_else_by_number_and_then_counted() {
+        let known = process(7, *b"nginx\0\0\0");
+        // Of a process whose number is greater than any.
+        let unknown = process(1 << 30, *b"gone\0\0\0\0").key();
+        let processes = Processes::of_these(vec![known]);
+        for nameless in 1..3 {
+            let mut told = Vec::new();
+            processes.tell([known.key(), unknown], |one| told.push(one.clone()));
+            let [first, second] = &told[..] else {
+                panic!("{told:?}");
+            };
+            assert_eq!((first.pid, first.name.as_str()), (7, "nginx"));
+            assert_eq!(first.uid, Some(1000));
+            assert_eq!((second.pid, second.name.as_str()), (1 << 30, ""));
+            assert_eq!((second.key, second.uid), (unknown, None));
+            assert_eq!(processes.nameless(), nameless);
+        }
+    }
+
+    #[test]
+    fn names_that_are_in_use_stay_and_there_is_a_bound() {
+        let mut known = Known::default();
+        let nameless = AtomicU64::new(0);
+        let used = process(1, *b"used\0\0\0\0");
+        let mut asked = 0;
+        for pid in 2..=u32::try_from(2 * MOST_KNOWN).unwrap() {
+            for one in [used, process(pid, *b"other\0\0\0")] {
+                let find = || {
+                    asked += u32::from(one == used);
+                    Some(one)
+                };
+                known.tell(one.key(), find, &nameless, |told| {
+                    assert_eq!(told.pid, one.pid);
+                });
+            }
+            assert!(known.newer.len() + known.older.len() <= MOST_KNOWN);
+        }
+        assert_eq!(asked, 1, "it is asked for once");
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_is_told_as_one() {
+        let odd = process(7, [0xff, b'a', 0, b'b', 0, 0, 0, 0]);
+        assert_eq!(told(1, Some(odd)).name, "\u{fffd}a");
+        let long = agent_common::Process {
+            name: [u64::MAX, u64::MAX >> 8],
+            ..odd
+        };
+        assert!(told(1, Some(long)).name.len() <= MAX_PROCESS_NAME_BYTES);
+    }
+}

@@ -1,0 +1,616 @@
+//! Delivers every batch as it is to a collector, which says what it has stored. A batch is sent again until then, to this
+//! collector or to the next one of the list, so that it arrives at least once and in order. Its stream and its number tell
+//! the collector whether it has it already.
+
+use std::{
+    future::{Future, pending, poll_fn},
+    hash::{BuildHasher as _, RandomState},
+    path::PathBuf,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use hub::{OutgoingBatch, Subscription, Volume};
+use prost::Message as _;
+use proto::{ExportAck, FlowBatch, RecordSum};
+use tls::in_force::followed;
+use tls::{output::InForce, token::TokenFile};
+use tokio::{
+    task::{coop::unconstrained, spawn_blocking},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tonic::codegen::http::HeaderValue;
+
+use super::{
+    backoff::Backoff,
+    ending::Ending,
+    relief::{AskedByOne, Relief},
+    tally::Tally,
+    telling::Telling,
+    transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
+};
+
+mod backlog;
+pub mod spool;
+mod waiting;
+
+use backlog::Backlog;
+use spool::{InUse, Spool};
+use waiting::without;
+
+const METHOD: &str = "/flow.v1.FlowCollector/Export";
+/// How long a collector may take for an acknowledgement.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A call that breaks before is followed by a pause, whatever it has brought.
+const SHORT: Duration = Duration::from_secs(5);
+/// How often each collector is asked to take a batch that cannot be, as they say.
+const TRIES: usize = 2;
+/// How long to wait for what a collector may have said of a call that broke.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the disk may take at the end for what was in the queue, and to have all for sure.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+const LAST_SYNC: Duration = Duration::from_secs(5);
+/// How long the disk may take to look through all batches of a spool at the start.
+const LONGEST_OPENING: Duration = Duration::from_mins(2);
+/// How often to look whether a spool is free that another output has, and after how long to tell that it is not.
+const IN_USE_PAUSE: Duration = Duration::from_millis(100);
+const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
+
+pub(super) struct Delivery {
+    sender: Sender,
+    tls: Option<InForce>,
+    ending: Ending,
+}
+
+struct Sender {
+    subscription: Subscription,
+    /// The queue is empty and nothing more will come.
+    is_drained: bool,
+    /// Taken from the queue, and in none of the places yet where batches wait.
+    taken: Option<OutgoingBatch>,
+    backlog: Backlog,
+    spooling: Option<Spooling>,
+    /// What of the disk's losses was counted.
+    told_lost: Volume,
+    /// A batch with this agent and nothing else, once there was one.
+    agent: Bytes,
+    patience: Duration,
+    collectors: Vec<Endpoint>,
+    /// What is shown to them.
+    token: Option<TokenFile>,
+    /// The place of the one that is spoken to.
+    at: usize,
+    /// The number of the last batch that a collector can have got as a whole, in this call or before.
+    handed_seq: u64,
+    /// How many failed one after the other.
+    failed: usize,
+    /// The oldest batch, and how often it was called one that cannot be.
+    called_invalid: (u64, Vec<usize>),
+    /// The call has acknowledged something.
+    has_progressed: bool,
+    backoff: Backoff,
+    /// What they ask for.
+    asked: AskedByOne,
+    ending: Ending,
+    telling: Telling,
+    tally: Arc<Tally>,
+}
+
+/// Where batches go, and how.
+pub(super) struct Collectors {
+    pub endpoints: Vec<Endpoint>,
+    pub spooling: Option<Spooling>,
+    /// What the agent follows, if one of them asks for it.
+    pub most_asked: Relief,
+    pub token: Option<TokenFile>,
+}
+
+impl Delivery {
+    /// To the first of these collectors that answers.
+    pub(super) fn new(
+        name: &str,
+        collectors: Collectors,
+        (tls, asked): (Option<InForce>, AskedByOne),
+        subscription: Subscription,
+        tally: Arc<Tally>,
+        ending: Ending,
+    ) -> Self {
+        let sender = Sender {
+            subscription,
+            is_drained: false,
+            taken: None,
+            backlog: Backlog::new(RandomState::new().hash_one(name)),
+            spooling: collectors.spooling,
+            told_lost: Volume::default(),
+            agent: Bytes::new(),
+            patience: PATIENCE,
+            collectors: collectors.endpoints,
+            token: collectors.token,
+            at: 0,
+            handed_seq: 0,
+            failed: 0,
+            called_invalid: (0, Vec::new()),
+            has_progressed: false,
+            backoff: Backoff::default(),
+            asked,
+            ending: ending.clone(),
+            telling: Telling::of(name, &tally),
+            tally,
+        };
+        Self {
+            sender,
+            tls,
+            ending,
+        }
+    }
+
+    /// Ends when everything is acknowledged and nothing more will come, or when the time is over.
+    pub(super) async fn run(self) {
+        let files = followed(self.tls);
+        let (mut sender, mut ending) = (self.sender, self.ending);
+        let work = async {
+            let _ = ending.before(sender.begin()).await;
+            let _ = ending.before(sender.deliver()).await;
+            sender.finish().await;
+        };
+        tokio::select! {
+            () = work => {}
+            never = files => match never {},
+        }
+    }
+}
+
+/// Where batches wait on disk, and for how many bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spooling {
+    pub folder: PathBuf,
+    pub most_bytes: u64,
+}
+
+impl Sender {
+    /// Opens the spool. An output that leaves may still have it.
+    async fn begin(&mut self) {
+        if self.token.is_some() && self.collectors.iter().any(Endpoint::is_read_on_the_way) {
+            self.telling.token_is_plain();
+        }
+        let Some(Spooling { folder, most_bytes }) = self.spooling.clone() else {
+            return;
+        };
+        let fresh_id = self.backlog.stream_id();
+        let mut waited = Duration::ZERO;
+        let opened = loop {
+            let folder = folder.clone();
+            let open = move || Spool::open(folder, most_bytes, fresh_id);
+            let Ok(opened) = timeout(LONGEST_OPENING, spawn_blocking(open)).await else {
+                let time = humantime::format_duration(LONGEST_OPENING);
+                break Err(anyhow!("the disk has not answered for {time}"));
+            };
+            match opened.expect("opening does not panic") {
+                Err(error) if error.is::<InUse>() => {
+                    let fault = format!("{error:#}; it is tried again");
+                    self.tally.spools(0, 0, &fault);
+                    if waited == IN_USE_IS_TOLD {
+                        self.telling.spool_fails(&fault);
+                    }
+                    sleep(IN_USE_PAUSE).await;
+                    waited += IN_USE_PAUSE;
+                }
+                other => break other,
+            }
+        };
+        match opened {
+            Ok((spool, beginning)) => {
+                for fault in &beginning.faults {
+                    self.telling.spool_is_damaged(fault);
+                }
+                self.tally.finds(beginning.waits);
+                self.tally.finds(RecordSum::from(beginning.lost));
+                self.telling.spool_has(beginning.waits);
+                // A collector may know of all of them.
+                self.handed_seq = beginning.last.seq;
+                self.told_lost = without(spool.stand().lost, beginning.lost);
+                self.backlog.go_on(spool, &beginning);
+                self.look();
+            }
+            Err(error) => {
+                let fault = format!("{error:#}; batches wait in memory alone");
+                self.telling.spool_fails(&fault);
+                self.tally.spools(0, 0, &fault);
+            }
+        }
+    }
+
+    async fn deliver(&mut self) {
+        let mut asked = None;
+        while !self.is_done() {
+            let begun = Instant::now();
+            self.has_progressed = false;
+            let Err(failure) = self.call().await else {
+                continue;
+            };
+            self.telling
+                .failed(&self.address(), &failure, RecordSum::default());
+            self.judge(&failure).await;
+            if self.has_progressed {
+                self.failed = 0;
+                self.backoff.reset();
+            }
+            self.failed += 1;
+            self.at = (self.at + 1) % self.collectors.len();
+            let pause = failure.asked_pause().unwrap_or_default();
+            // Until the first of them may be asked again.
+            asked = Some(asked.map_or(pause, |least: Duration| least.min(pause)));
+            // Each is tried once before all of them are left alone. One that works only for a moment is no better.
+            let is_round_over = self.failed.is_multiple_of(self.collectors.len());
+            if is_round_over {
+                self.rest(asked.take()).await;
+            } else if self.has_progressed && begun.elapsed() < SHORT {
+                self.rest(None).await;
+            }
+        }
+    }
+
+    /// Gives the oldest batch up if all collectors have said again and again that no agent would send it: it would be in the way
+    /// of all others for ever.
+    async fn judge(&mut self, failure: &Failure) {
+        let Failure::Refused {
+            why,
+            is_invalid: true,
+            ..
+        } = failure
+        else {
+            return;
+        };
+        // Those before it are acknowledged.
+        let Some(seq) = self.backlog.after(0).map(|oldest| oldest.seq) else {
+            return;
+        };
+        let (last, times) = &mut self.called_invalid;
+        if *last != seq {
+            (*last, *times) = (seq, vec![0; self.collectors.len()]);
+        }
+        times[self.at] += 1;
+        if times.iter().any(|&times| times < TRIES) {
+            return;
+        }
+        if let Some((flows, done)) = self.backlog.give_up(seq) {
+            self.tally.refuses_known(flows, why);
+            self.telling.gives_up(seq, why, flows);
+            self.backlog.forget(done).await;
+            self.look();
+        }
+    }
+
+    /// Leaves the collectors alone for a while.
+    async fn rest(&mut self, asked: Option<Duration>) {
+        let pause = self.backoff.next(asked);
+        if asked.is_some_and(|asked| !asked.is_zero()) {
+            // A collector knows when it is ready.
+            self.meanwhile(sleep(pause)).await;
+            return;
+        }
+        let mut ending = self.ending.clone();
+        let paused = self.meanwhile(ending.pause(pause)).await;
+        self.ending = ending;
+        if let Ok(true) = paused {
+            self.backoff.reset();
+        }
+    }
+
+    /// Brings what comes to the spool while something else goes on.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            let may_take = !self.is_drained && self.backlog.has_spool() && self.backlog.has_room();
+            let sync_at = self.backlog.sync_at();
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = at(sync_at), if sync_at.is_some() => self.sync().await,
+                () = self.take(), if may_take => {}
+            }
+            self.keep().await;
+        }
+    }
+
+    /// Sends to one collector. Returns when all is acknowledged and nothing more will come, or the collector has ended the
+    /// call when nothing was left to acknowledge.
+    async fn call(&mut self) -> std::result::Result<(), Failure> {
+        self.keep().await;
+        if self.backlog.is_empty() {
+            self.take().await;
+            self.keep().await;
+        }
+        if self.is_done() {
+            return Ok(());
+        }
+        let collector = self.collectors[self.at].clone();
+        let token = shown(self.token.clone());
+        let token = self.meanwhile(token).await?;
+        let call = StreamingCall::begin(&collector, METHOD, token);
+        let mut call = self.meanwhile(call).await?;
+        let exchanged = self.exchange(&mut call).await;
+        self.handed_seq = self.handed_seq.max(call.outbox.sent());
+        exchanged
+    }
+
+    /// What happens within a call.
+    async fn exchange(&mut self, call: &mut StreamingCall) -> std::result::Result<(), Failure> {
+        let StreamingCall {
+            outbox, answers, ..
+        } = call;
+        // The number of the last batch that was put into the outbox in this call.
+        let mut put_seq = 0;
+        let mut has_ended = false;
+        let mut deadline = Instant::now() + self.patience;
+        while !self.is_done() {
+            if outbox.is_empty() {
+                while outbox.has_room()
+                    && let Some(batch) = self.backlog.after(put_seq)
+                {
+                    put_seq = batch.seq;
+                    outbox.put(put_seq, batch.parts.clone());
+                }
+                if outbox.is_empty() && self.is_all_put(put_seq) && !has_ended {
+                    outbox.end()?;
+                    has_ended = true;
+                }
+            }
+            let was_empty = self.backlog.is_empty();
+            let may_take = !self.is_drained && self.backlog.has_room();
+            let sync_at = self.backlog.sync_at();
+            tokio::select! {
+                // What it says comes before what breaks when it has ended the call.
+                biased;
+                answer = answers.next() => match answer {
+                    Ok(answer) => {
+                        if self.acknowledge(answer, outbox.sent()).await? {
+                            deadline = Instant::now() + self.patience;
+                        }
+                    }
+                    Err(_) if was_empty => return Ok(()),
+                    Err(failure) => return Err(failure),
+                },
+                flushed = outbox.flush(), if !outbox.is_empty() => {
+                    if let Err(failure) = flushed {
+                        // The collector may have said why.
+                        return Err(self.last_words(answers, outbox.sent()).await?.unwrap_or(failure));
+                    }
+                }
+                () = at(sync_at), if sync_at.is_some() => self.sync().await,
+                () = self.take(), if may_take => {
+                    if was_empty {
+                        deadline = Instant::now() + self.patience;
+                    }
+                }
+                () = sleep_until(deadline), if !was_empty => {
+                    let patience = humantime::format_duration(self.patience);
+                    return Err(anyhow!("no acknowledgement within {patience}").into());
+                }
+            }
+            self.keep().await;
+        }
+        Ok(())
+    }
+
+    /// Takes what the collector has said before a call broke off, and why it ended the call.
+    async fn last_words(
+        &mut self,
+        answers: &mut Answers,
+        sent_seq: u64,
+    ) -> std::result::Result<Option<Failure>, Failure> {
+        loop {
+            match timeout(LAST_WORDS, answers.next()).await {
+                Ok(Ok(answer)) => {
+                    self.acknowledge(answer, sent_seq).await?;
+                }
+                Ok(Err(failure)) => return Ok(Some(failure)),
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Takes the next batch of the queue. Cancel safe.
+    async fn take(&mut self) {
+        if self.taken.is_some() {
+            return;
+        }
+        let (subscription, tally) = (&mut self.subscription, &self.tally);
+        match poll_fn(|context| tally.takes(|| subscription.poll_next(context))).await {
+            Some(batch) => {
+                self.tally.doubts(RecordSum::from(batch.volume()));
+                self.taken = Some(batch);
+            }
+            None => self.is_drained = true,
+        }
+    }
+
+    /// Puts what was taken to those that wait, and fills the memory from the disk. A caller that goes away in the middle leaves
+    /// a batch to the disk alone, so only the end does.
+    async fn keep(&mut self) {
+        self.keep_taken().await;
+        self.backlog.refill().await;
+        self.look();
+    }
+
+    async fn keep_taken(&mut self) {
+        if let Some(batch) = self.taken.take() {
+            let batch = self.signed(batch);
+            let batch = self.backlog.number(batch);
+            self.backlog.keep(batch).await;
+        }
+    }
+
+    async fn sync(&mut self) {
+        self.backlog.sync().await;
+        self.look();
+    }
+
+    /// Counts what the disk lost, and says how the spool is.
+    fn look(&mut self) {
+        let stand = self.backlog.stand();
+        let lost = RecordSum::from(without(stand.lost, self.told_lost));
+        self.told_lost = stand.lost;
+        if lost != RecordSum::default() {
+            self.loses(lost);
+            self.telling.spool_loses(lost);
+        }
+        let fault = self.backlog.fault();
+        if self.backlog.has_spool() || fault.is_some() {
+            let fault = fault.unwrap_or_default();
+            let oldest = self.backlog.oldest_unix_ns();
+            self.tally.spools(stand.bytes, oldest, fault);
+            self.telling.spool_is(fault);
+        }
+    }
+
+    fn loses(&self, lost: RecordSum) {
+        self.tally.learns(Receipts {
+            arrived: RecordSum::default(),
+            lost,
+        });
+    }
+
+    /// The batch with its agent. One that only tells losses comes without.
+    fn signed(&mut self, batch: OutgoingBatch) -> OutgoingBatch {
+        if batch.id().is_none() {
+            return batch.with_body(self.agent.clone());
+        }
+        if self.agent.is_empty()
+            && let Ok(FlowBatch { agent, .. }) = batch.clone().decode()
+        {
+            let alone = FlowBatch {
+                agent,
+                ..FlowBatch::default()
+            };
+            self.agent = alone.encode_to_vec().into();
+        }
+        batch
+    }
+
+    /// Returns whether batches were acknowledged that were not before. What another call has brought, to this collector or to
+    /// another one, counts only once this call has brought it up to `sent_seq`.
+    async fn acknowledge(&mut self, answer: Bytes, sent_seq: u64) -> Result<bool> {
+        let ExportAck {
+            last_seq,
+            report_interval_ns,
+            sample_rate,
+        } = ExportAck::decode(answer).context("read an acknowledgement")?;
+        self.handed_seq = self.handed_seq.max(sent_seq);
+        ensure!(
+            last_seq <= self.handed_seq,
+            "the collector acknowledges batch {last_seq}, and {} was the last one",
+            self.handed_seq
+        );
+        let asked = self.asked.set(Relief {
+            report_interval: Duration::from_nanos(report_interval_ns),
+            sample_rate,
+        });
+        self.tally.is_asked(asked);
+        let Some((arrived, done)) = self.backlog.acknowledge(last_seq.min(sent_seq)) else {
+            return Ok(false);
+        };
+        self.tally.learns(Receipts {
+            arrived,
+            lost: RecordSum::default(),
+        });
+        self.backlog.forget(done).await;
+        self.has_progressed = true;
+        if self.backlog.is_empty() {
+            self.telling.works(&self.address());
+        }
+        Ok(true)
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_drained && self.taken.is_none() && self.backlog.is_empty()
+    }
+
+    /// No batch will follow the one with this number.
+    fn is_all_put(&self, seq: u64) -> bool {
+        let is_behind = self.backlog.is_behind() || self.backlog.after(seq).is_some();
+        self.is_drained && self.taken.is_none() && !is_behind
+    }
+
+    fn address(&self) -> String {
+        self.collectors[self.at].address()
+    }
+
+    /// Leaves what is left in the spool for the next start, or counts and tells it. The collector may have it all the same.
+    async fn finish(&mut self) {
+        if self.backlog.has_spool() {
+            self.leave().await;
+        } else {
+            let mut has_left = self.taken.take().is_some();
+            while self.takes_now() {
+                has_left |= self.taken.take().is_some();
+            }
+            if !has_left && self.is_done() && !self.backlog.hangs() {
+                return;
+            }
+            self.tally.loses_doubted();
+        }
+        self.telling.ended(&self.address());
+    }
+
+    async fn leave(&mut self) {
+        let write = async {
+            while self.backlog.has_room() && self.takes_now() {
+                self.keep_taken().await;
+            }
+        };
+        let _ = timeout(LAST_WRITE, write).await;
+        while self.taken.is_some() || self.takes_now() {
+            let Some(batch) = self.taken.take() else {
+                continue;
+            };
+            self.backlog.loses_unnumbered(&batch);
+            self.loses(RecordSum::from(batch.volume()));
+        }
+        let only_in_memory = self.backlog.only_in_memory();
+        let left = timeout(LAST_SYNC, self.backlog.leave(only_in_memory)).await;
+        self.look();
+        if left != Ok(true) {
+            // Nobody knows what is there.
+            self.tally.loses_doubted();
+            return;
+        }
+        self.loses(RecordSum::from(only_in_memory));
+        let waits = self.tally.status().queued.unwrap_or_default();
+        self.telling.spool_keeps(waits);
+        self.tally.hands_on();
+    }
+
+    /// Takes the next batch if there is one. Without `unconstrained`, tokio would let the queue seem empty after a while, so that
+    /// other tasks get their turn.
+    fn takes_now(&mut self) -> bool {
+        !self.is_drained && unconstrained(self.take()).now_or_never().is_some()
+    }
+}
+
+/// What is shown to a collector. The file may be on a disk that does not answer.
+async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
+    let Some(file) = file else {
+        return Ok(None);
+    };
+    let token = timeout(PATIENCE, file.header()).await;
+    let token = token.context("the disk of its token does not answer (token_file)")?;
+    Ok(Some(
+        token.context("there is no token for it (token_file)")?,
+    ))
+}
+
+/// Returns at that moment, and never without one.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

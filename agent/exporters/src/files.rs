@@ -1,0 +1,596 @@
+//! Files that are written piece by piece, completed when they are large or old enough, and removed when there are too
+//! many.
+//!
+//! The file that is written has the path of the settings. When it is complete it gets a name of its own, with the time
+//! of its beginning: `flows.jsonl` becomes `flows-20260102T030405Z.jsonl`, or `….jsonl.zst`. Only whole files have such
+//! names: what is being compressed ends in `.part`. A process that was killed may leave half a piece at the end of a
+//! file; the next one takes it off before it completes the file.
+//!
+//! A format whose files can be read only when they are complete keeps its pieces in a hidden file, and makes the complete
+//! one of them in the end.
+//!
+//! Files that many senders fill are [`shared`].
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, ErrorKind, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use bytes::Bytes;
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
+use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use util::own_file;
+
+mod kept;
+mod names;
+pub mod shared;
+pub mod whole;
+
+pub use names::Owner;
+use names::{Complete, Names};
+
+/// When a file is complete, what becomes of it, and how many there may be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    pub bytes: u64,
+    pub after: Duration,
+    /// How many complete files are kept of all senders and of each that has its own, and how many bytes they may have together.
+    pub files: u32,
+    pub total_bytes: u64,
+    pub compression: Compression,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    const SUFFIXES: [&str; 3] = [
+        Self::None.suffix(),
+        Self::Gzip.suffix(),
+        Self::Zstd.suffix(),
+    ];
+
+    /// How the name of a complete file ends.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::None => "",
+            Self::Gzip => ".gz",
+            Self::Zstd => ".zst",
+        }
+    }
+}
+
+/// A file that is made of pieces has at most so many rows: each takes time, however short the pieces are. A write that has
+/// more makes a file of its own.
+const MOST_ROWS: u64 = 1 << 20;
+
+/// Of all files. The umask takes of it.
+const MODE: u32 = 0o640;
+
+/// Finds where the last whole piece of a file ends. Fails if the file is not of the format.
+pub type WholeLen = fn(&mut File) -> io::Result<u64>;
+
+/// How complete files are made of pieces that are none.
+#[derive(Clone, Copy)]
+pub struct Made {
+    /// How the names of all files begin.
+    pub stem: &'static str,
+    /// How the names of complete files end.
+    pub ending: &'static [&'static str; 1],
+    pub whole_len: WholeLen,
+    /// Reads the pieces, and writes the complete file.
+    pub make: fn(&mut File, File, Compression) -> Result<File>,
+}
+
+/// The file that is written, and the complete ones beside it.
+pub struct Rotated {
+    address: PathBuf,
+    place: Arc<Place>,
+    owner: Option<Owner>,
+    open: Option<Open>,
+    writing: Option<Writing>,
+}
+
+/// Pieces that a thread appends. It goes on when nobody waits for it any more.
+struct Writing {
+    thread: JoinHandle<Result<Open>>,
+    /// Whoever sets it has them: the thread, or the one who does without it.
+    is_taken: Arc<AtomicBool>,
+}
+
+/// Where files are, and how they are completed.
+struct Place {
+    names: Names,
+    rotation: Rotation,
+    whole_len: WholeLen,
+    made: Option<Made>,
+    /// Keeps others away. An output may be gone while a thread still completes its file, so whoever has the place holds it.
+    lock: OnceLock<File>,
+}
+
+/// The file that is written.
+struct Open {
+    place: Arc<Place>,
+    path: PathBuf,
+    file: File,
+    len_bytes: u64,
+    /// Of a file that is made of pieces.
+    rows: u64,
+    /// It has more than what every file begins with.
+    has_more: bool,
+    /// Its name is on the disk for sure.
+    is_named: bool,
+    since: Instant,
+    complete: Complete,
+}
+
+/// What is appended.
+#[derive(Clone)]
+pub struct Piece {
+    pub bytes: Bytes,
+    /// What it becomes in a file that is made of pieces.
+    pub rows: u64,
+}
+
+impl Piece {
+    /// Of this process.
+    fn own(bytes: Bytes) -> Self {
+        Self { bytes, rows: 0 }
+    }
+}
+
+/// What a write came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    Yes,
+    /// Nothing was written: another file begins, with whatever the format needs at the beginning.
+    Anew,
+}
+
+impl Rotated {
+    /// Writes at this path.
+    pub fn new(path: PathBuf, rotation: Rotation, whole_len: WholeLen) -> Self {
+        let place = Place {
+            names: Names::at(&path),
+            rotation,
+            whole_len,
+            made: None,
+            lock: OnceLock::new(),
+        };
+        Self::at(path, place)
+    }
+
+    /// Makes files in this folder.
+    pub fn made(folder: PathBuf, rotation: Rotation, made: Made) -> Self {
+        let place = Place {
+            names: Names::hidden(&folder, made.stem, made.ending),
+            rotation,
+            whole_len: made.whole_len,
+            made: Some(made),
+            lock: OnceLock::new(),
+        };
+        Self::at(folder, place)
+    }
+
+    fn at(address: PathBuf, place: Place) -> Self {
+        Self {
+            address,
+            place: Arc::new(place),
+            owner: None,
+            open: None,
+            writing: None,
+        }
+    }
+
+    /// Another file in the same place, of one sender alone.
+    fn of(&self, owner: Owner) -> Self {
+        Self {
+            address: self.place.names.open(Some(&owner)),
+            place: Arc::clone(&self.place),
+            owner: Some(owner),
+            open: None,
+            writing: None,
+        }
+    }
+
+    /// As in the settings.
+    pub fn address(&self) -> &Path {
+        &self.address
+    }
+
+    /// Appends a piece, all of it or nothing.
+    pub async fn write(&mut self, piece: impl Into<Bytes>) -> Result<Written> {
+        self.append(vec![Piece::own(piece.into())], true).await
+    }
+
+    /// Appends pieces one after the other, all of them or nothing.
+    pub async fn write_all(&mut self, pieces: Vec<Piece>) -> Result<Written> {
+        self.append(pieces, true).await
+    }
+
+    /// Appends a piece of what every file begins with. A file with nothing else is never complete: if such pieces alone
+    /// made it too long, nothing else would ever be written.
+    pub async fn write_preface(&mut self, piece: Bytes) -> Result<Written> {
+        self.append(vec![Piece::own(piece)], false).await
+    }
+
+    async fn append(&mut self, pieces: Vec<Piece>, is_more: bool) -> Result<Written> {
+        // Those of single senders might all be old at once, and are completed one by one.
+        let is_old = self.owner.is_none() && self.is_old();
+        if is_old || self.is_full(len_bytes(&pieces), rows(&pieces)) {
+            self.close().await?;
+        }
+        let Some(mut open) = self.open.take() else {
+            self.open = Some(self.begin().await?);
+            return Ok(Written::Anew);
+        };
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let mine = Arc::clone(&is_taken);
+        let thread = spawn_blocking(move || {
+            if !mine.swap(true, Ordering::Relaxed) {
+                open.append(&pieces)?;
+                if is_more && !open.has_more {
+                    // One that was begun long before is not old.
+                    open.since = Instant::now();
+                    open.has_more = true;
+                }
+            }
+            Ok(open)
+        });
+        self.writing = Some(Writing { thread, is_taken });
+        self.written().await?;
+        Ok(Written::Yes)
+    }
+
+    /// Completes the file if it is old enough.
+    pub async fn complete_if_due(&mut self) -> Result<()> {
+        if self.is_old() || self.is_full(0, 0) {
+            self.close().await?;
+        }
+        Ok(())
+    }
+
+    /// Brings to the disk for sure what was written. If that fails, nobody knows what is there, and another file begins.
+    pub async fn sync(&mut self) -> Result<()> {
+        let Some(mut open) = self.open.take() else {
+            return Ok(());
+        };
+        let synced = blocking(move || {
+            open.sync()?;
+            Ok(open)
+        });
+        let synced = synced.await;
+        let synced =
+            synced.with_context(|| format!("bring {} to the disk", self.address.display()));
+        self.open = Some(synced?);
+        Ok(())
+    }
+
+    /// Whether the piece is in the file that was being appended when somebody gave up waiting.
+    pub async fn has_written(&mut self) -> Result<bool> {
+        let Some(writing) = &self.writing else {
+            return Ok(false);
+        };
+        let has_begun = writing.is_taken.swap(true, Ordering::Relaxed);
+        if has_begun {
+            self.written().await?;
+        }
+        Ok(has_begun)
+    }
+
+    /// Waits for the thread that writes.
+    async fn written(&mut self) -> Result<()> {
+        let Some(writing) = &mut self.writing else {
+            return Ok(());
+        };
+        let done = (&mut writing.thread).await;
+        self.writing = None;
+        let done = told(done);
+        let open = done.with_context(|| format!("write {}", self.address.display()))?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Whether the file takes no more of this length and of so many rows.
+    fn is_full(&self, more_bytes: u64, more_rows: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| {
+            let rotation = &self.place.rotation;
+            let has_many = self.place.made.is_some() && open.rows + more_rows > MOST_ROWS;
+            let is_large = has_many || open.len_bytes + more_bytes > rotation.bytes;
+            open.has_more && is_large
+        })
+    }
+
+    fn is_old(&self) -> bool {
+        self.open
+            .as_ref()
+            .is_some_and(|open| open.has_more && open.since.elapsed() >= self.place.rotation.after)
+    }
+
+    /// What a piece takes of a file, in bytes of its length.
+    fn share(&self, piece: &Piece) -> u64 {
+        let bytes = piece.bytes.len() as u64;
+        if self.place.made.is_none() {
+            return bytes;
+        }
+        let of_rows = u128::from(piece.rows) * u128::from(self.place.rotation.bytes);
+        let of_rows = u64::try_from(of_rows / u128::from(MOST_ROWS)).unwrap_or(u64::MAX);
+        bytes.max(of_rows)
+    }
+
+    /// Whether the file of a sender should be completed: before it is full, or after a write that failed.
+    fn is_due(&self) -> bool {
+        let bytes = self.place.rotation.bytes;
+        self.open.is_none() || self.is_old() || self.is_full(bytes / 8, MOST_ROWS / 8)
+    }
+
+    /// Completes the file, also one that a process before this one has left, or a write that failed.
+    async fn end(&mut self) -> Result<()> {
+        if self.open.is_some() {
+            return self.close().await;
+        }
+        let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
+        let recovered = blocking(move || place.recover(owner.as_ref())).await;
+        recovered.with_context(|| format!("complete {}", self.address.display()))
+    }
+
+    /// Completes the file at the end of the process, where nobody else would tell that this fails.
+    pub async fn close_at_the_end(&mut self) {
+        if let Err(error) = self.close().await {
+            tracing::warn!(
+                address = %self.address.display(),
+                "the last file could not be completed: {error:#}; the next start does it"
+            );
+        }
+    }
+
+    /// Completes the file, if there is one.
+    pub async fn close(&mut self) -> Result<()> {
+        let Some(open) = self.open.take() else {
+            return Ok(());
+        };
+        let completed = blocking(move || {
+            if open.len_bytes == 0 {
+                return fs::remove_file(&open.path).context("remove the empty file");
+            }
+            open.file.sync_all().context("write it to the disk")?;
+            let owner = open.complete.owner.as_ref();
+            let of_owner = owner.map(|_| open.place.names.complete(SystemTime::now(), owner));
+            let name = of_owner.transpose()?;
+            open.place.complete(&name.unwrap_or(open.complete))
+        });
+        let completed = completed.await;
+        completed.with_context(|| format!("complete {}", self.address.display()))
+    }
+
+    async fn begin(&self) -> Result<Open> {
+        let (place, owner) = (Arc::clone(&self.place), self.owner.clone());
+        let begun = blocking(move || {
+            place.take_lock()?;
+            place.recover(owner.as_ref())?;
+            let path = place.names.open(owner.as_ref());
+            let mut options = OpenOptions::new();
+            let file = options.append(true).create_new(true).mode(MODE).open(&path);
+            Ok(Open {
+                file: file.context("make the file")?,
+                len_bytes: 0,
+                rows: 0,
+                has_more: false,
+                is_named: false,
+                since: Instant::now(),
+                complete: place.names.complete(SystemTime::now(), owner.as_ref())?,
+                path,
+                place,
+            })
+        });
+        let begun = begun.await;
+        begun.with_context(|| format!("begin {}", self.address.display()))
+    }
+}
+
+impl Open {
+    fn append(&mut self, pieces: &[Piece]) -> Result<()> {
+        let mut all = pieces.iter();
+        let written = all.try_for_each(|piece| self.file.write_all(&piece.bytes));
+        if written.is_err() {
+            // A part of the piece may be there. If it stays, whoever completes the file takes it off.
+            drop(self.file.set_len(self.len_bytes));
+        }
+        written?;
+        self.len_bytes += len_bytes(pieces);
+        self.rows += rows(pieces);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        self.file.sync_data()?;
+        if !self.is_named {
+            let folder = self.path.parent();
+            let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
+            File::open(folder.unwrap_or(Path::new(".")))
+                .and_then(|folder| folder.sync_all())
+                .context("the folder")?;
+            self.is_named = true;
+        }
+        Ok(())
+    }
+}
+
+fn len_bytes(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.bytes.len() as u64).sum()
+}
+
+fn rows(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| piece.rows).sum()
+}
+
+/// Keeps other outputs and other processes away from the files. The file of the lock stays there.
+fn lock(names: &Names) -> Result<File> {
+    names.open(None).file_name().context("it names no file")?;
+    let lock = &names.lock;
+    let mut options = own_file::options();
+    let options = options.write(true).create(true).truncate(false);
+    let opened = options.mode(MODE).open(lock);
+    let file = opened.with_context(|| format!("open {}", lock.display()))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            bail!("another output or another agent writes there: name another path, or end it")
+        }
+        Err(error) => Err(error).with_context(|| format!("lock {}", lock.display())),
+    }
+}
+
+impl Place {
+    fn take_lock(&self) -> Result<()> {
+        if self.lock.get().is_none() {
+            // Nobody else has set it meanwhile: they would hold the lock.
+            drop(self.lock.set(lock(&self.names)?));
+        }
+        Ok(())
+    }
+
+    /// Completes what a process before this one left behind, or a write that failed.
+    fn recover(&self, owner: Option<&Owner>) -> Result<()> {
+        self.names.finish_parts(owner, |part| self.finish(part))?;
+        let path = &self.names.open(owner);
+        let mut file = match own_file::options().read(true).write(true).open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            opened => opened.context("open the file that is there")?,
+        };
+        let metadata = file.metadata().context("stat the file that is there")?;
+        ensure!(
+            metadata.is_file(),
+            "it is there, and no regular file: name another path"
+        );
+        let whole = (self.whole_len)(&mut file).context(
+            "there is a file that this output would not have written: name another path, or move it away",
+        )?;
+        if whole < metadata.len() {
+            tracing::warn!(
+                file = %path.display(),
+                bytes = metadata.len() - whole,
+                "half a piece at the end of the file is removed: a process was killed while it wrote"
+            );
+            file.set_len(whole).context("cut the file")?;
+        }
+        if whole == 0 {
+            return fs::remove_file(path).context("remove the file without a whole piece");
+        }
+        if owner.is_some() {
+            return self.complete(&self.names.complete(SystemTime::now(), owner)?);
+        }
+        let began = metadata.created().or_else(|_| metadata.modified());
+        let began = began.context("the time of the file that is there")?;
+        self.complete(&self.names.recovered(began)?)
+    }
+
+    /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the
+    /// complete file has all of it.
+    fn complete(&self, name: &Complete) -> Result<()> {
+        let (names, rotation) = (&self.names, &self.rotation);
+        let open = names.open(name.owner.as_ref());
+        if self.made.is_none() && rotation.compression == Compression::None {
+            fs::rename(open, names.whole(name, "")).context("rename it")?;
+        } else {
+            fs::rename(open, names.part(name)).context("rename it")?;
+            self.finish(name)?;
+        }
+        names.remove_the_oldest(rotation)
+    }
+
+    /// Makes the complete file of the part, and removes that.
+    fn finish(&self, name: &Complete) -> Result<()> {
+        let (names, compression) = (&self.names, self.rotation.compression);
+        let part = names.part(name);
+        let ending = match self.made {
+            Some(Made { ending: [one], .. }) => one,
+            None => compression.suffix(),
+        };
+        let whole = names.whole(name, ending);
+        if ending.is_empty() {
+            return fs::rename(part, whole).context("rename it");
+        }
+        // Whoever may write in the folder may have put links there.
+        let from = own_file::open(&part).context("open it")?;
+        let mut from = from.context("it is no regular file")?;
+        let half = names.half(name, ending);
+        let to =
+            own_file::replace(&half, MODE).with_context(|| format!("make {}", half.display()))?;
+        let made = match self.made {
+            Some(Made { make, .. }) => make(&mut from, to, compression).context("make it whole"),
+            None => compress(&mut from, to, compression).context("compress it"),
+        };
+        made?.sync_all().context("write it to the disk")?;
+        fs::rename(&half, &whole).context("rename what is complete")?;
+        fs::remove_file(&part).context("remove what is complete")
+    }
+}
+
+fn compress(from: &mut File, to: File, compression: Compression) -> Result<File> {
+    Ok(match compression {
+        Compression::None => {
+            let mut to = to;
+            io::copy(from, &mut to)?;
+            to
+        }
+        Compression::Gzip => {
+            let mut gzip = flate2::write::GzEncoder::new(to, flate2::Compression::default());
+            io::copy(from, &mut gzip)?;
+            gzip.finish()?
+        }
+        Compression::Zstd => {
+            let mut zstd = zstd::Encoder::new(to, zstd::DEFAULT_COMPRESSION_LEVEL)?;
+            io::copy(from, &mut zstd)?;
+            zstd.finish()?
+        }
+    })
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    told(spawn_blocking(work).await)
+}
+
+/// What a thread came to, with what to do if there is no room.
+fn told<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
+    let done = done.context("the thread that writes")?;
+    done.map_err(|error| {
+        if is_no_room(&error) {
+            anyhow!("{error:#}: free space there, or let the output keep less (keep_bytes)")
+        } else {
+            error
+        }
+    })
+}
+
+fn is_no_room(error: &anyhow::Error) -> bool {
+    let mut causes = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>());
+    causes.any(|error| {
+        matches!(
+            error.kind(),
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

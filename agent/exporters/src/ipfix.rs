@@ -1,0 +1,467 @@
+//! IPFIX (RFC 7011): flows as biflow records (RFC 5103) or as one record for each direction, with the agent's account
+//! and the names of interfaces as options. A file (RFC 5655) has the same messages one after another.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::{Bytes, BytesMut};
+use proto::{FlowBatch, FlowRecord, Interface};
+use util::log_limit::LogLimit;
+
+use super::encoder::{Encoder, Message};
+use domain::Domains;
+use enriched::Enriched;
+use fields::{Length, Specifiers};
+use flow::{Flow, Form, Lengths, Shape};
+use message::{Header, Writer};
+use options::{About, Exporting, Metering};
+
+mod domain;
+mod elements;
+mod enriched;
+mod fields;
+mod flow;
+mod message;
+mod options;
+mod template;
+
+#[cfg(test)]
+pub(super) mod tests;
+
+pub use elements::REVERSE_ENTERPRISE;
+pub use flow::Octets;
+
+/// What fits into a datagram on nearly every path.
+pub const DATAGRAM_LEN_BYTES: usize = 1_400;
+/// On connections and in files. IPFIX allows 65,535.
+pub const STREAM_LEN_BYTES: usize = 16 << 10;
+pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
+
+/// A template and the longest records of one flow fit into this.
+const LEAST_LEN_BYTES: usize = 512;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// One record for both directions. Otherwise each direction that has packets has its own.
+    pub is_biflow: bool,
+    pub octets: Octets,
+    /// How often templates are sent again. `None` where they cannot get lost.
+    pub template_refresh: Option<Duration>,
+    /// At most 65,535.
+    pub message_len_bytes: usize,
+    /// That of flows; by default a number that other agents do not have.
+    pub observation_domain: Option<u32>,
+    /// Tells this output from others of the same host and agent.
+    pub place: String,
+    /// Another connection starts a sequence of its own. Datagrams from another socket go on with the old one, since
+    /// collectors know an exporter by its address.
+    pub sequence_by_connection: bool,
+    /// A record without packets for a flow that ended while it was quiet.
+    pub end_records: bool,
+    /// Under which number records have what was found out about flows beyond their packets; without one they have not.
+    pub enterprise: Option<u32>,
+}
+
+impl Settings {
+    pub fn datagrams() -> Self {
+        Self {
+            is_biflow: true,
+            octets: Octets::default(),
+            template_refresh: Some(DEFAULT_TEMPLATE_REFRESH),
+            message_len_bytes: DATAGRAM_LEN_BYTES,
+            observation_domain: None,
+            place: String::new(),
+            sequence_by_connection: false,
+            end_records: false,
+            enterprise: None,
+        }
+    }
+
+    /// For a connection or a file.
+    pub fn stream() -> Self {
+        Self {
+            template_refresh: None,
+            message_len_bytes: STREAM_LEN_BYTES,
+            sequence_by_connection: true,
+            ..Self::datagrams()
+        }
+    }
+
+    fn form(&self) -> Form {
+        Form {
+            is_biflow: self.is_biflow,
+            has_enterprise: self.enterprise.is_some(),
+        }
+    }
+}
+
+/// Makes IPFIX messages. A template goes right before the first record that needs it.
+pub struct Ipfix {
+    settings: Settings,
+    domains: Option<Domains>,
+    lengths: Lengths,
+    buffer: BytesMut,
+    /// What the receiver has.
+    told: Told,
+    /// What it has after the last message.
+    telling: Told,
+    batch: BatchFacts,
+    refreshed: Option<Instant>,
+    /// Records that no message holds with all that was found out.
+    too_long: LogLimit,
+    process_id: u32,
+    export_time_s: fn() -> u32,
+}
+
+/// What a receiver was told.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    /// Of all data records about flows and interfaces on this connection, and of those about the process.
+    sequences: [u32; 2],
+    messages: u64,
+    flow_records: u64,
+    /// By the shape's number: without elements of an enterprise, and with these.
+    templates: [u128; 2],
+    /// By [`Kind::bit`](options::Kind::bit).
+    options_templates: u8,
+    /// How many of the interfaces, in their order.
+    interfaces: usize,
+    /// The rate.
+    sampling: Option<u32>,
+    /// The scan and the batch in it.
+    account: Option<(u64, u32)>,
+}
+
+impl Told {
+    /// As a receiver that lost all templates, and options with them.
+    fn forget(&mut self) {
+        self.templates = [0; 2];
+        self.options_templates = 0;
+        self.interfaces = 0;
+        self.sampling = None;
+    }
+}
+
+/// What the interfaces of a batch say about its records. They rarely change.
+#[derive(Default)]
+struct BatchFacts {
+    interfaces: Vec<Interface>,
+    has_netns: bool,
+}
+
+impl BatchFacts {
+    /// Returns whether they changed.
+    fn update(&mut self, batch: &FlowBatch) -> bool {
+        if self.interfaces == batch.interfaces {
+            return false;
+        }
+        self.interfaces.clone_from(&batch.interfaces);
+        let first = self.interfaces.first().map(|one| one.netns);
+        self.has_netns = self.interfaces.iter().any(|one| Some(one.netns) != first);
+        true
+    }
+}
+
+impl Ipfix {
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            lengths: Lengths::new(settings.form()),
+            settings,
+            domains: None,
+            buffer: BytesMut::new(),
+            told: Told::default(),
+            telling: Told::default(),
+            batch: BatchFacts::default(),
+            refreshed: None,
+            too_long: LogLimit::default(),
+            process_id: std::process::id(),
+            export_time_s: unix_time_s,
+        }
+    }
+
+    /// Datagrams may get lost, and a collector that has restarted knows nothing, so everything is told again after a time.
+    fn refresh(&mut self) {
+        let Some(every) = self.settings.template_refresh else {
+            return;
+        };
+        if self.refreshed.is_some_and(|last| last.elapsed() < every) {
+            return;
+        }
+        self.refreshed = Some(Instant::now());
+        self.told.forget();
+    }
+
+    /// The account and what was lost, at the end of a scan or of a stream. `None` if that was told, or is not due.
+    ///
+    /// It is about the process and not about flows, so it has an observation domain and a sequence of its own.
+    fn account(&mut self, batch: &FlowBatch, domain: u32, most_bytes: usize) -> Option<Message> {
+        let place = Some((batch.scan_id, batch.batch_index));
+        let closes = batch.last_of_scan || batch.scan_id == 0;
+        if !closes || self.told.account == place {
+            return None;
+        }
+        let mut telling = self.told;
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        let (messages, flows) = (telling.messages, telling.flow_records);
+        let exporting = Exporting::of(batch, self.process_id, messages, flows);
+        tell(About::Exporting(exporting), &mut telling, &mut writer);
+        if let Some(metering) = Metering::of(batch, domain) {
+            tell(About::Metering(metering), &mut telling, &mut writer);
+        }
+        telling.account = place;
+        let records = writer.close();
+        let bytes = self.finish(records, telling, Domain::Process);
+        Some(Message::new(bytes, 0))
+    }
+
+    /// The sampling and the names of interfaces, as many as fit. `None` if the receiver knows them.
+    ///
+    /// They have messages of their own, for the sake of nfcapd: it finds no gap as long as no flow came before them.
+    fn options(&mut self, rate: u32, domain: u32, most_bytes: usize) -> Option<Message> {
+        let mut telling = self.told;
+        let facts = &self.batch;
+        let unknown = &facts.interfaces[telling.interfaces..];
+        if telling.sampling == Some(rate) && unknown.is_empty() {
+            return None;
+        }
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        if telling.sampling != Some(rate) {
+            tell(About::Sampling { domain, rate }, &mut telling, &mut writer);
+            telling.sampling = Some(rate);
+        }
+        for interface in unknown {
+            let about = if facts.has_netns {
+                About::InterfaceInNetns(interface)
+            } else {
+                About::Interface(interface)
+            };
+            if !tell(about, &mut telling, &mut writer) {
+                break;
+            }
+            telling.interfaces += 1;
+        }
+        let records = writer.close();
+        let bytes = self.finish(records, telling, Domain::Flows);
+        Some(Message {
+            is_preface: true,
+            ..Message::new(bytes, 0)
+        })
+    }
+
+    /// Completes a message, with what its receiver knows then.
+    fn finish(&mut self, records: u32, mut telling: Told, domain: Domain) -> Bytes {
+        let header = Header {
+            export_time_s: (self.export_time_s)(),
+            sequence: self.told.sequences[domain as usize],
+            domain: match (domain, &self.domains) {
+                (_, None) => 0,
+                (Domain::Flows, Some(domains)) => domains.flows,
+                (Domain::Process, Some(domains)) => domains.process,
+            },
+        };
+        let bytes = message::finish(&mut self.buffer, &header);
+        let sequence = &mut telling.sequences[domain as usize];
+        *sequence = sequence.wrapping_add(records);
+        telling.messages += u64::from(bytes.is_some());
+        self.telling = telling;
+        bytes.unwrap_or_default()
+    }
+}
+
+/// What a message is about.
+#[derive(Clone, Copy)]
+enum Domain {
+    Flows = 0,
+    Process = 1,
+}
+
+impl Encoder for Ipfix {
+    fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
+        self.refresh();
+        let most_bytes = self.settings.message_len_bytes;
+        let domains = self.domains.get_or_insert_with(|| {
+            let wished = self.settings.observation_domain;
+            Domains::claim(batch.agent.as_ref(), &self.settings.place, wished)
+        });
+        let domain = domains.flows;
+        if let Some(account) = self.account(batch, domain, most_bytes) {
+            return account;
+        }
+        if self.batch.update(batch) {
+            self.told.interfaces = 0;
+        }
+        if let Some(options) = self.options(batch.sample_rate.max(1), domain, most_bytes) {
+            return options;
+        }
+        let mut telling = self.told;
+        let facts = &self.batch;
+        let mut writer = Writer::new(&mut self.buffer, most_bytes);
+        let settings = &self.settings;
+        let (mut taken, mut skipped) = (0, 0);
+        for record in flows {
+            if record.delta().packets == 0 && !settings.end_records {
+                taken += 1;
+                skipped += 1;
+                continue;
+            }
+            let shape = Shape::of(record, facts.has_netns);
+            let len = self.lengths.of(shape);
+            let flow = Flow::new(record, settings.octets);
+            let plain = (flow, shape, len);
+            let enriched = settings
+                .enterprise
+                .and_then(|_| Enriched::of(batch, record));
+            let is_written = match &enriched {
+                Some(enriched) => {
+                    let len = len + enriched.len_bytes(settings.is_biflow);
+                    let whole = (flow.with(enriched), shape.enriched(), len);
+                    if write(whole, settings, &mut telling, &mut writer) {
+                        true
+                    } else if !writer.is_empty()
+                        || announce(whole, settings, &mut telling, &mut writer)
+                    {
+                        // It comes with the next message.
+                        false
+                    } else {
+                        if let Some(records) = self.too_long.event() {
+                            tracing::warn!(
+                                records,
+                                longest = settings.message_len_bytes,
+                                "records of IPFIX went without what was found out about their flows, since no message holds it: raise \
+                                 message_bytes, or leave uniflow out"
+                            );
+                        }
+                        write(plain, settings, &mut telling, &mut writer)
+                    }
+                }
+                None => write(plain, settings, &mut telling, &mut writer),
+            };
+            if !is_written {
+                break;
+            }
+            taken += 1;
+        }
+        let records = writer.close();
+        Message {
+            skipped,
+            ..Message::new(self.finish(records, telling, Domain::Flows), taken)
+        }
+    }
+
+    fn sent(&mut self) {
+        self.told = self.telling;
+    }
+
+    fn restart(&mut self) {
+        self.told.forget();
+        if self.settings.sequence_by_connection {
+            self.told.sequences = [0; 2];
+        }
+    }
+
+    fn limit(&mut self, message_len_bytes: usize) -> bool {
+        let limit = message_len_bytes.clamp(LEAST_LEN_BYTES, usize::from(u16::MAX));
+        self.settings.message_len_bytes = self.settings.message_len_bytes.min(limit);
+        message_len_bytes >= LEAST_LEN_BYTES
+    }
+}
+
+/// Writes the records of a flow. Returns false if they have no room.
+#[inline]
+fn write(
+    (flow, shape, len_bytes): (Flow, Shape, usize),
+    settings: &Settings,
+    telling: &mut Told,
+    writer: &mut Writer,
+) -> bool {
+    let form = settings.form();
+    let (template, told, bit) = place(shape, settings, telling);
+    let answers = (!form.is_biflow)
+        .then(|| flow.answers())
+        .filter(Flow::has_packets);
+    let has_forward = form.is_biflow || flow.has_packets() || answers.is_none();
+    let records = usize::from(has_forward) + usize::from(answers.is_some());
+    let specifiers = (*told & bit == 0).then(|| specifiers(&flow, shape, settings));
+    if !writer.has_room(template, records * len_bytes, specifiers.as_ref()) {
+        return false;
+    }
+    if let Some(specifiers) = &specifiers {
+        writer.template(template, specifiers);
+        *told |= bit;
+    }
+    if has_forward {
+        flow.walk(shape, form, &mut writer.record(template));
+    }
+    if let Some(answers) = answers {
+        answers.walk(shape, form, &mut writer.record(template));
+    }
+    telling.flow_records += records as u64;
+    true
+}
+
+/// Writes the template of a flow's record, where the two have no room together. Returns false if that was told, or has no room.
+fn announce(
+    (flow, shape, _): (Flow, Shape, usize),
+    settings: &Settings,
+    telling: &mut Told,
+    writer: &mut Writer,
+) -> bool {
+    let (template, told, bit) = place(shape, settings, telling);
+    if *told & bit != 0 {
+        return false;
+    }
+    let specifiers = specifiers(&flow, shape, settings);
+    if !writer.has_room(template, 0, Some(&specifiers)) {
+        return false;
+    }
+    writer.template(template, &specifiers);
+    *told |= bit;
+    true
+}
+
+/// What the template of a flow's record consists of.
+fn specifiers(flow: &Flow, shape: Shape, settings: &Settings) -> Specifiers {
+    let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
+    flow.walk(shape, settings.form(), &mut specifiers);
+    specifiers
+}
+
+/// The number of a shape's template, and where it is noted that it was told, by which bit.
+fn place<'a>(
+    shape: Shape,
+    settings: &Settings,
+    telling: &'a mut Told,
+) -> (u16, &'a mut u128, u128) {
+    let told = &mut telling.templates[usize::from(shape.is_enriched())];
+    (
+        template::number(shape, settings),
+        told,
+        1 << shape.plain_number(),
+    )
+}
+
+/// Writes a record of options. Returns false if it has no room.
+fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
+    let kind = about.kind();
+    let mut len = Length::default();
+    about.walk(&mut len);
+    let specifiers = (telling.options_templates & kind.bit() == 0).then(|| {
+        let mut specifiers = Specifiers::default();
+        about.walk(&mut specifiers);
+        specifiers
+    });
+    if !writer.has_room(kind.template(), len.0, specifiers.as_ref()) {
+        return false;
+    }
+    if let Some(specifiers) = &specifiers {
+        writer.options_template(kind.template(), kind.scopes(), specifiers);
+        telling.options_templates |= kind.bit();
+    }
+    about.walk(&mut writer.record(kind.template()));
+    true
+}
+
+/// Seconds, modulo 2^32.
+fn unix_time_s() -> u32 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs() as u32)
+}

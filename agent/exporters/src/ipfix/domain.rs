@@ -1,0 +1,131 @@
+//! Under which observation domains an output sends. Collectors know an exporter by its address and its domain, and several agents have one
+//! address where they share a host or a NAT, so each output has numbers of its own by default.
+
+use std::{
+    io::ErrorKind,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixDatagram},
+    },
+};
+
+use proto::AgentIdentity;
+use sha1::{Digest as _, Sha1};
+
+/// How many agents that cannot be told apart by what they are called are told apart by their order.
+const MOST_ALIKE: u32 = 64;
+
+pub(super) struct Domains {
+    pub flows: u32,
+    /// Of what is told about the process. Domain 0, which RFC 7011 suggests, has one sequence for all agents behind an address.
+    pub process: u32,
+    /// Keeps others in this network namespace from taking the same numbers. The kernel forgets it with the process.
+    _claim: Option<UnixDatagram>,
+}
+
+impl Domains {
+    /// `place` tells this agent's outputs, and agents of one host, from each other. `wished` is the domain of flows that the settings have.
+    pub fn claim(agent: Option<&AgentIdentity>, place: &str, wished: Option<u32>) -> Self {
+        let (host, name) = agent.map_or(("", ""), |agent| (&agent.agent_id, &agent.hostname));
+        for number in 0..MOST_ALIKE {
+            let (flows, process) = numbers([host, name, place], number);
+            let claim = claim(flows);
+            let is_taken = claim
+                .as_ref()
+                .is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+            if !is_taken {
+                return Self::new(wished.unwrap_or(flows), process, claim.ok());
+            }
+        }
+        let (flows, process) = numbers([host, name, place], MOST_ALIKE);
+        Self::new(wished.unwrap_or(flows), process, None)
+    }
+
+    fn new(flows: u32, process: u32, claim: Option<UnixDatagram>) -> Self {
+        Self {
+            flows,
+            process: if process == flows {
+                process.wrapping_add(1)
+            } else {
+                process
+            },
+            _claim: claim,
+        }
+    }
+
+    #[cfg(test)]
+    pub fn of_tests() -> Self {
+        Self::new(1, 0, None)
+    }
+}
+
+/// Both are never 0, which stands for no domain.
+fn numbers(names: [&str; 3], number: u32) -> (u32, u32) {
+    let mut hash = Sha1::new();
+    hash.update("flow-agent observation domain");
+    for name in names {
+        hash.update((name.len() as u64).to_be_bytes());
+        hash.update(name);
+    }
+    hash.update(number.to_be_bytes());
+    let digest: [u8; 20] = hash.finalize().into();
+    let part = |at: usize| {
+        let bytes = [digest[at], digest[at + 1], digest[at + 2], digest[at + 3]];
+        u32::from_be_bytes(bytes).max(1)
+    };
+    (part(0), part(4))
+}
+
+/// A name that one process of the network namespace has at a time.
+fn claim(domain: u32) -> std::io::Result<UnixDatagram> {
+    let name = format!("flow-agent/observation-domain/{domain}");
+    let address = SocketAddr::from_abstract_name(name)?;
+    UnixDatagram::bind_addr(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent(id: &str) -> AgentIdentity {
+        AgentIdentity {
+            agent_id: id.to_owned(),
+            hostname: "host".to_owned(),
+            instance_id: "another with each start".to_owned(),
+            ..AgentIdentity::default()
+        }
+    }
+
+    #[test]
+    fn agents_outputs_and_hosts_have_domains_of_their_own_and_keep_them() {
+        let claim = |id: &str, place: &str| Domains::claim(Some(&agent(id)), place, None);
+        let places = [
+            "unix:/run/a.sock ipfix",
+            "unix:/run/b.sock ipfix",
+            "unix:/run/a.sock ipfix-2",
+        ];
+        let all = places.map(|place| claim("a", place));
+        let mut numbers: Vec<_> = all
+            .iter()
+            .chain([&claim("b", places[0])])
+            .flat_map(|one| [one.flows, one.process])
+            .collect();
+        assert!(!numbers.contains(&0));
+        let first = numbers[0];
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), 8);
+        // The same settings twice on one host.
+        let beside = claim("a", places[0]);
+        assert!(!numbers.contains(&beside.flows) && !numbers.contains(&beside.process));
+        drop((all, beside));
+        assert_eq!(claim("a", places[0]).flows, first);
+    }
+
+    #[test]
+    fn a_wished_domain_is_that_of_flows_alone() {
+        let wished = Domains::claim(Some(&agent("wished")), "", Some(7));
+        assert_eq!(wished.flows, 7);
+        assert!(![0, 7].contains(&wished.process));
+    }
+}

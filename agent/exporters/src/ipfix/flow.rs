@@ -1,0 +1,405 @@
+//! The data records of flows: which fields a flow has, and their values.
+
+use proto::{Direction, Encapsulation, EndReason, FlowRecord};
+
+use super::{
+    elements as ie,
+    enriched::Enriched,
+    fields::{Fields, Length},
+};
+
+/// Seconds from 1900, where NTP's time begins, to 1970.
+const NTP_TO_UNIX_S: u64 = 2_208_988_800;
+/// The most significant byte of `layer2SegmentId`.
+const VXLAN: u64 = 1 << 56;
+/// Values of `biflowDirection` (RFC 5103, section 6.3): nothing shows which end is the initiator, or the source is.
+const ARBITRARY: u8 = 0;
+const INITIATOR: u8 = 1;
+
+/// Which fields a record has. Each shape has a template of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shape(u8);
+
+/// What follows the IP header, as far as it changes a record's fields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transport {
+    Other = 0,
+    Ports = 1,
+    Tcp = 2,
+    Icmp = 3,
+}
+
+impl Shape {
+    /// Without regard to what was found out.
+    pub const COUNT: usize = 1 << 7;
+
+    const IPV6: u8 = 1 << 2;
+    const TAGS_SHIFT: u32 = 3;
+    const SEGMENT: u8 = 1 << 5;
+    const NETNS: u8 = 1 << 6;
+    const ENRICHED: u8 = 1 << 7;
+
+    /// `has_netns`: the interfaces are in more than one network namespace, so an index alone names none of them.
+    #[inline]
+    pub fn of(flow: &FlowRecord, has_netns: bool) -> Self {
+        let transport = if flow.icmp_type.is_some() {
+            Transport::Icmp
+        } else if flow.tcp_flags.is_some() {
+            Transport::Tcp
+        } else if flow.src_port.is_some() {
+            Transport::Ports
+        } else {
+            Transport::Other
+        };
+        let tags = flow.vlan_ids.len().min(2) as u8;
+        let mut bits = transport as u8 | tags << Self::TAGS_SHIFT;
+        if flow.ip_version == 6 {
+            bits |= Self::IPV6;
+        }
+        if flow.encapsulation == Some(Encapsulation::Vxlan.into()) {
+            bits |= Self::SEGMENT;
+        }
+        if has_netns {
+            bits |= Self::NETNS;
+        }
+        Self(bits)
+    }
+
+    /// With what was found out about the flow.
+    pub fn enriched(self) -> Self {
+        Self(self.0 | Self::ENRICHED)
+    }
+
+    pub fn is_enriched(self) -> bool {
+        self.has(Self::ENRICHED)
+    }
+
+    #[cfg(test)]
+    pub fn from_number(number: u8) -> Self {
+        Self(number)
+    }
+
+    /// Without regard to what was found out.
+    pub fn plain_number(self) -> u8 {
+        self.0 & !Self::ENRICHED
+    }
+
+    fn transport(self) -> Transport {
+        match self.0 & 3 {
+            1 => Transport::Ports,
+            2 => Transport::Tcp,
+            3 => Transport::Icmp,
+            _ => Transport::Other,
+        }
+    }
+
+    fn has(self, bit: u8) -> bool {
+        self.0 & bit != 0
+    }
+
+    fn tags(self) -> u8 {
+        self.0 >> Self::TAGS_SHIFT & 3
+    }
+}
+
+/// What the settings say about the fields of all records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// One record for both directions.
+    pub is_biflow: bool,
+    /// There is an enterprise number for elements that are not IANA's.
+    pub has_enterprise: bool,
+}
+
+/// The lengths of records by shape, without what was found out about a flow.
+pub(super) struct Lengths([u16; Shape::COUNT]);
+
+impl Lengths {
+    pub fn new(form: Form) -> Self {
+        let mut lengths = [0; Shape::COUNT];
+        for (length, number) in lengths.iter_mut().zip(0..) {
+            let mut sum = Length::default();
+            let none = FlowRecord::default();
+            Flow::new(&none, Octets::Layer2).walk(Shape(number), form, &mut sum);
+            *length = sum.0 as u16;
+        }
+        Self(lengths)
+    }
+
+    #[inline]
+    pub fn of(&self, shape: Shape) -> usize {
+        usize::from(self.0[usize::from(shape.plain_number())])
+    }
+}
+
+/// What stands in `octetDeltaCount`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Octets {
+    /// From the IP header on: what the element means.
+    #[default]
+    Ip,
+    /// The whole frames, as in `layer2OctetDeltaCount`.
+    Layer2,
+}
+
+/// Packets and bytes of one direction.
+#[derive(Clone, Copy)]
+struct Count {
+    packets: u64,
+    layer2: u64,
+    /// For `octetDeltaCount`.
+    octets: u64,
+}
+
+/// A flow, seen from one of its endpoints.
+#[derive(Clone, Copy)]
+pub(super) struct Flow<'a> {
+    record: &'a FlowRecord,
+    /// Its packets come from the record's destination.
+    is_answer: bool,
+    forward: Count,
+    reverse: Count,
+    direction: u8,
+    reverse_direction: u8,
+    enriched: Option<&'a Enriched<'a>>,
+}
+
+impl<'a> Flow<'a> {
+    #[inline]
+    pub fn new(record: &'a FlowRecord, octets: Octets) -> Self {
+        let count = |packets: u64, layer2: u64, ip: u64| Count {
+            packets,
+            layer2,
+            octets: match octets {
+                Octets::Layer2 => layer2,
+                Octets::Ip => ip,
+            },
+        };
+        let directions = record.directions();
+        let [direction, reverse_direction] =
+            directions.map(|direction| u8::from(direction == Direction::Egress));
+        Self {
+            record,
+            is_answer: false,
+            forward: count(
+                record.delta_packets,
+                record.delta_bytes,
+                record.delta_ip_bytes,
+            ),
+            reverse: count(
+                record.delta_reverse_packets,
+                record.delta_reverse_bytes,
+                record.delta_reverse_ip_bytes,
+            ),
+            direction,
+            reverse_direction,
+            enriched: None,
+        }
+    }
+
+    /// The same with what was found out about it, for a shape that has it.
+    pub fn with(self, enriched: &'a Enriched<'a>) -> Self {
+        Self {
+            enriched: Some(enriched),
+            ..self
+        }
+    }
+
+    /// The same flow as its destination sees it.
+    pub fn answers(self) -> Self {
+        Self {
+            is_answer: true,
+            forward: self.reverse,
+            reverse: self.forward,
+            direction: self.reverse_direction,
+            reverse_direction: self.direction,
+            ..self
+        }
+    }
+
+    pub fn has_packets(&self) -> bool {
+        self.forward.packets != 0
+    }
+
+    /// Gives the fields of its record.
+    ///
+    /// nfdump takes reverse elements that it does not know as if they were the forward ones, and the last of two wins.
+    /// So the reverse ones come first.
+    #[inline]
+    pub fn walk(&self, shape: Shape, form: Form, out: &mut impl Fields) {
+        let record = self.record;
+        let is_biflow = form.is_biflow;
+        let transport = shape.transport();
+        if is_biflow {
+            out.u64(ie::PACKET_DELTA_COUNT.reverse(), self.reverse.packets);
+            out.u64(ie::OCTET_DELTA_COUNT.reverse(), self.reverse.octets);
+            out.u64(ie::LAYER2_OCTET_DELTA_COUNT.reverse(), self.reverse.layer2);
+            out.u8(ie::FLOW_DIRECTION.reverse(), self.reverse_direction);
+            if transport == Transport::Tcp {
+                out.u8(
+                    ie::TCP_CONTROL_BITS.reverse(),
+                    self.tcp_flags(!self.is_answer),
+                );
+            }
+        }
+        self.addresses(shape, out);
+        out.u8(ie::PROTOCOL_IDENTIFIER, record.protocol as u8);
+        out.u8(ie::IP_VERSION, record.ip_version as u8);
+        self.transport(shape, out);
+        out.u64(ie::PACKET_DELTA_COUNT, self.forward.packets);
+        out.u64(ie::OCTET_DELTA_COUNT, self.forward.octets);
+        out.u64(ie::LAYER2_OCTET_DELTA_COUNT, self.forward.layer2);
+        let [ingress, egress] = match self.direction {
+            0 => [record.ifindex, 0],
+            _ => [0, record.ifindex],
+        };
+        out.u32(ie::INGRESS_INTERFACE, ingress);
+        out.u32(ie::EGRESS_INTERFACE, egress);
+        if shape.has(Shape::NETNS) {
+            out.u32(ie::INGRESS_VRFID, record.netns);
+        }
+        out.u8(ie::FLOW_DIRECTION, self.direction);
+        if is_biflow {
+            let source = if record.initiator_assumed {
+                ARBITRARY
+            } else {
+                INITIATOR
+            };
+            out.u8(ie::BIFLOW_DIRECTION, source);
+        }
+        let dscp = record.dscp.unwrap_or_default() as u8;
+        out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);
+        out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp);
+        // A living flow has none. The record without packets that tells a closed flow's end is usually not sent.
+        let reason = match record.end_reason() as u8 {
+            0 if record.closing => EndReason::EndOfFlow as u8,
+            0 => EndReason::ActiveTimeout as u8,
+            reason => reason,
+        };
+        out.u8(ie::FLOW_END_REASON, reason);
+        self.times(out);
+        if form.has_enterprise {
+            let first_seen = record.first_seen_unix_ns;
+            out.u64(ie::FLOW_FIRST_SEEN_MILLISECONDS, first_seen / 1_000_000);
+        }
+        self.layer2(shape, out);
+        if shape.is_enriched()
+            && let Some(enriched) = self.enriched
+        {
+            enriched.walk(self.is_answer, is_biflow, out);
+        }
+    }
+
+    #[inline]
+    fn addresses(&self, shape: Shape, out: &mut impl Fields) {
+        let record = self.record;
+        let (source, destination) = self.in_order(&record.src_addr, &record.dst_addr);
+        if shape.has(Shape::IPV6) {
+            out.field::<16>(ie::SOURCE_IPV6_ADDRESS, address(source));
+            out.field::<16>(ie::DESTINATION_IPV6_ADDRESS, address(destination));
+        } else {
+            out.field::<4>(ie::SOURCE_IPV4_ADDRESS, address(source));
+            out.field::<4>(ie::DESTINATION_IPV4_ADDRESS, address(destination));
+        }
+    }
+
+    #[inline]
+    fn transport(&self, shape: Shape, out: &mut impl Fields) {
+        let record = self.record;
+        match shape.transport() {
+            Transport::Other => {}
+            Transport::Icmp => {
+                let code = record.icmp_code.unwrap_or_default() as u8;
+                let kind = if self.is_answer {
+                    record.icmp_type_of_answers() as u8
+                } else {
+                    record.icmp_type.unwrap_or_default() as u8
+                };
+                let both = u16::from_be_bytes([kind, code]);
+                if shape.has(Shape::IPV6) {
+                    out.u8(ie::ICMP_TYPE_IPV6, kind);
+                    out.u8(ie::ICMP_CODE_IPV6, code);
+                    out.u16(ie::ICMP_TYPE_CODE_IPV6, both);
+                } else {
+                    out.u8(ie::ICMP_TYPE_IPV4, kind);
+                    out.u8(ie::ICMP_CODE_IPV4, code);
+                    out.u16(ie::ICMP_TYPE_CODE_IPV4, both);
+                }
+            }
+            Transport::Ports | Transport::Tcp => {
+                let ports = self.in_order(&record.src_port, &record.dst_port);
+                let (source, destination) = (*ports.0, *ports.1);
+                out.u16(ie::SOURCE_TRANSPORT_PORT, source.unwrap_or_default() as u16);
+                out.u16(
+                    ie::DESTINATION_TRANSPORT_PORT,
+                    destination.unwrap_or_default() as u16,
+                );
+                if shape.transport() == Transport::Tcp {
+                    out.u8(ie::TCP_CONTROL_BITS, self.tcp_flags(self.is_answer));
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn times(&self, out: &mut impl Fields) {
+        let [first, last] = self.record.delta_times();
+        out.u64(ie::FLOW_START_MILLISECONDS, first / 1_000_000);
+        out.u64(ie::FLOW_END_MILLISECONDS, last / 1_000_000);
+        out.u64(ie::FLOW_START_NANOSECONDS, ntp(first));
+        out.u64(ie::FLOW_END_NANOSECONDS, ntp(last));
+    }
+
+    #[inline]
+    fn layer2(&self, shape: Shape, out: &mut impl Fields) {
+        let record = self.record;
+        let tag = |place: usize| record.vlan_ids.get(place).copied().unwrap_or_default() as u16;
+        if shape.tags() > 0 {
+            out.u16(ie::VLAN_ID, tag(0));
+            out.u16(ie::DOT1Q_VLAN_ID, tag(0));
+        }
+        if shape.tags() > 1 {
+            out.u16(ie::DOT1Q_CUSTOMER_VLAN_ID, tag(1));
+        }
+        if shape.has(Shape::SEGMENT) {
+            let vni = u64::from(record.tunnel_id.unwrap_or_default());
+            out.u64(ie::LAYER2_SEGMENT_ID, VXLAN | vni);
+        }
+    }
+
+    /// In one byte, since pmacct reads the first one only.
+    fn tcp_flags(&self, of_answers: bool) -> u8 {
+        let record = self.record;
+        let flags = if of_answers {
+            record.reverse_tcp_flags
+        } else {
+            record.tcp_flags
+        };
+        flags.unwrap_or_default() as u8
+    }
+
+    #[inline]
+    fn in_order<'b, T>(&self, source: &'b T, destination: &'b T) -> (&'b T, &'b T) {
+        if self.is_answer {
+            (destination, source)
+        } else {
+            (source, destination)
+        }
+    }
+}
+
+/// An address of the expected length; zeros if it has another one.
+#[inline]
+fn address<const LEN: usize>(bytes: &[u8]) -> [u8; LEN] {
+    bytes.try_into().unwrap_or([0; LEN])
+}
+
+/// `dateTimeNanoseconds` (RFC 7011, section 6.1.10): seconds since 1900 modulo 2^32, then fractions of 2^-32 seconds.
+#[inline]
+fn ntp(unix_ns: u64) -> u64 {
+    let seconds = unix_ns / 1_000_000_000 + NTP_TO_UNIX_S;
+    let rest_ns = unix_ns % 1_000_000_000;
+    // Rounded up, so that a reader that rounds down gets the same nanosecond.
+    let fraction = (rest_ns << 32).div_ceil(1_000_000_000);
+    seconds << 32 | fraction
+}

@@ -1,0 +1,141 @@
+//! The numbers of the templates of flows. One number stands for the same fields in every agent, whatever its settings are, since a
+//! collector may take several agents for one: where they share an address and an observation domain.
+
+use super::{Settings, flow::Shape};
+
+/// The first of those with IANA's elements alone, by the form of records. Options have 400 to 406. The rest from 256 to 639 is not used:
+/// earlier versions had fields there that depended on their settings.
+const BIFLOW: u16 = 768;
+const UNIFLOW: u16 = 640;
+/// The first of those with elements of an enterprise.
+const ENTERPRISES: u16 = 1024;
+/// How many an enterprise has: biflows and uniflows, with what was found out and without.
+const OF_ENTERPRISE: u16 = 4 * SHAPES;
+const SHAPES: u16 = Shape::COUNT as u16;
+/// Two enterprises have the same numbers if they leave the same rest.
+const PLACES: u32 = ((u16::MAX - ENTERPRISES + 1) / OF_ENTERPRISE) as u32;
+
+pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
+    let within = u16::from(shape.plain_number());
+    let Some(enterprise) = settings.enterprise else {
+        let first = if settings.is_biflow { BIFLOW } else { UNIFLOW };
+        return first + within;
+    };
+    let place = (enterprise % PLACES) as u16;
+    let kind = u16::from(settings.is_biflow) << 1 | u16::from(shape.is_enriched());
+    ENTERPRISES + OF_ENTERPRISE * place + SHAPES * kind + within
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, ops::RangeInclusive};
+
+    use sha1::{Digest as _, Sha1};
+
+    use super::*;
+    use crate::ipfix::{Octets, enriched::Enriched, flow::Flow, options::Kind, specifiers};
+    use proto::FlowRecord;
+
+    const BEFORE: RangeInclusive<u16> = 256..=639;
+    const OPTIONS: RangeInclusive<u16> = 400..=406;
+
+    /// Of all shapes, by number.
+    fn templates(settings: &Settings) -> BTreeMap<u16, Vec<u8>> {
+        let record = FlowRecord::default();
+        let enriched = Enriched::default();
+        let flow = Flow::new(&record, settings.octets).with(&enriched);
+        let plain = (0..SHAPES as u8).map(Shape::from_number);
+        let mut shapes: Vec<_> = plain.clone().collect();
+        if settings.enterprise.is_some() {
+            shapes.extend(plain.map(Shape::enriched));
+        }
+        let of = |shape| {
+            (
+                number(shape, settings),
+                specifiers(&flow, shape, settings).bytes,
+            )
+        };
+        let count = shapes.len();
+        let all: BTreeMap<_, _> = shapes.into_iter().map(of).collect();
+        assert_eq!(all.len(), count);
+        all
+    }
+
+    #[test]
+    fn templates_of_different_fields_have_different_numbers_whatever_the_settings() {
+        let mut known = BTreeMap::new();
+        for enterprise in [
+            None,
+            Some(0),
+            Some(29_304),
+            Some(64_123),
+            Some(64_124),
+            Some(u32::MAX),
+        ] {
+            for (is_biflow, octets) in FORMS {
+                let settings = Settings {
+                    is_biflow,
+                    octets,
+                    enterprise,
+                    ..Settings::datagrams()
+                };
+                for (number, fields) in templates(&settings) {
+                    assert!(!OPTIONS.contains(&number) && !BEFORE.contains(&number));
+                    let before = known.insert(number, fields.clone());
+                    assert!(before.is_none_or(|before| before == fields), "{number}");
+                }
+            }
+        }
+        // Biflows and uniflows without an enterprise, and with each of the others, with what was found out and without.
+        assert_eq!(known.len(), usize::from(SHAPES) * (2 + 5 * 4));
+    }
+
+    #[test]
+    fn options_have_none_of_the_numbers_of_flows() {
+        let of_options = [
+            Kind::Metering,
+            Kind::Exporting,
+            Kind::Sampling,
+            Kind::Interface,
+            Kind::InterfaceInNetns,
+        ]
+        .map(Kind::template);
+        assert!(of_options.iter().all(|number| OPTIONS.contains(number)));
+    }
+
+    const FORMS: [(bool, Octets); 4] = [
+        (true, Octets::Ip),
+        (true, Octets::Layer2),
+        (false, Octets::Ip),
+        (false, Octets::Layer2),
+    ];
+
+    /// Agents of different versions may be behind one address, too. Whoever changes the fields of a template changes `BIFLOW` or `UNIFLOW`
+    /// so that the numbers that had other fields are not in use any more, and then these digests.
+    #[test]
+    fn the_fields_of_a_number_never_change() {
+        let digest = |enterprise, (is_biflow, octets)| {
+            let settings = Settings {
+                is_biflow,
+                octets,
+                enterprise,
+                ..Settings::datagrams()
+            };
+            let mut hash = Sha1::new();
+            for (number, fields) in templates(&settings) {
+                hash.update(number.to_be_bytes());
+                hash.update(fields);
+            }
+            let digest: [u8; 20] = hash.finalize().into();
+            u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
+        };
+        for (enterprise, biflow, uniflow) in [
+            (None, 1_366_170_719, 1_318_682_740),
+            (Some(64_123), 1_498_587_813, 4_241_869_533),
+        ] {
+            let digests = FORMS.map(|form| digest(enterprise, form));
+            // What the octets are is not said by a template.
+            assert_eq!(digests, [biflow, biflow, uniflow, uniflow]);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Kafka, in which a collector stores batches: each is a message of a topic. A message counts as stored when all replicas that
+//! are in sync have it (`acks=all`).
+//!
+//! A [`group`] is what is to be stored together, in the order of the batches. The [`partitioner`] says in which partition a
+//! message belongs, the [`cluster`] which broker leads that, and [`produce`] brings it there on a [`connection`]. Whatever
+//! fails, the cluster is asked anew, from the brokers of the settings on, and what is not acknowledged is sent again: so a
+//! leader that has moved, a broker with another address, a renewed password or certificate need no care of their own. What is
+//! not stored in time is told, and the agents keep it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use thiserror::Error;
+use tls::output::InForce;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::{files::Compression, password::PasswordFile, settings::HostPort};
+
+mod cluster;
+mod connection;
+mod cut;
+mod failures;
+mod group;
+mod partitioner;
+mod produce;
+
+use cluster::Cluster;
+use failures::Failures;
+use group::Group;
+use produce::{Answer, RESERVE};
+
+/// How long it may take to store a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// At the start.
+const FIRST_PATIENCE: Duration = Duration::from_secs(5);
+/// Before the next try, at first and in the end.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+/// How old what is known of the cluster may be, as for Kafka's own producer (metadata.max.age.ms).
+const KNOWN_FOR: Duration = Duration::from_mins(5);
+
+/// What the settings say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Those that are asked for the cluster.
+    pub brokers: Vec<HostPort>,
+    pub topic: String,
+    pub creates_topic: bool,
+    pub compression: Compression,
+    pub login: Option<Login>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Login {
+    pub mechanism: Mechanism,
+    pub user: String,
+    pub password_file: PasswordFile,
+}
+
+/// How to log in by SASL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mechanism {
+    Plain,
+    ScramSha256,
+    ScramSha512,
+}
+
+/// A batch, and what its message says beside it.
+pub struct Record<'a> {
+    /// Empty if the batch does not name its agent.
+    pub agent_id: &'a str,
+    pub hostname: &'a str,
+    /// Who sent it.
+    pub identity: String,
+    pub stream_id: u64,
+    pub stream_seq: u64,
+    pub batch: Bytes,
+}
+
+/// Why something is not stored.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{why}")]
+struct Fault {
+    why: Arc<str>,
+    /// Another try in a moment would fail, too.
+    is_lasting: bool,
+}
+
+impl Fault {
+    fn passing(why: impl Into<Arc<str>>) -> Self {
+        Self {
+            why: why.into(),
+            is_lasting: false,
+        }
+    }
+
+    fn lasting(why: impl Into<Arc<str>>) -> Self {
+        Self {
+            why: why.into(),
+            is_lasting: true,
+        }
+    }
+}
+
+pub struct Kafka {
+    settings: Arc<Settings>,
+    tls: Option<InForce>,
+    cluster: Option<Cluster>,
+    /// The cluster's quota lets nothing through before.
+    rests_until: Option<Instant>,
+    failures: Failures,
+}
+
+/// Why some of a group still wait.
+enum Unstored {
+    /// The cluster takes nothing.
+    All(Fault),
+    /// By partition, and how many of them there are.
+    In(usize, BTreeMap<usize, Fault>),
+}
+
+impl Kafka {
+    pub fn new(settings: Settings, tls: Option<InForce>) -> Self {
+        Self {
+            settings: Arc::new(settings),
+            tls,
+            cluster: None,
+            rests_until: None,
+            failures: Failures::default(),
+        }
+    }
+
+    /// Its files of TLS, if it speaks TLS.
+    pub fn tls(&self) -> Option<InForce> {
+        self.tls.clone()
+    }
+
+    /// Asks for the topic. Fails if somebody has to change something. Returns why it cannot be asked now: brokers and a
+    /// collector are restarted one without the other.
+    pub async fn begin(&mut self) -> Result<Option<Arc<str>>> {
+        let is_plain = |login: &Login| login.mechanism == Mechanism::Plain;
+        if self.tls.is_none() && self.settings.login.as_ref().is_some_and(is_plain) {
+            tracing::warn!(
+                "sasl plain sends the password as it is, and without TLS everyone on the way can read it: say tls://, or \
+                 choose a scram mechanism"
+            );
+        }
+        match self.bring(&mut Group::of(&[]), FIRST_PATIENCE).await {
+            Some(Unstored::All(fault)) if fault.is_lasting => bail!("{fault}"),
+            Some(Unstored::All(fault)) => Ok(Some(fault.why)),
+            // Nothing was to be stored.
+            Some(Unstored::In(..)) | None => Ok(None),
+        }
+    }
+
+    /// Returns when each of the records is stored or will not be. What fails may be stored nevertheless.
+    pub async fn keep(&mut self, records: &[Record<'_>]) -> Vec<Result<(), Arc<str>>> {
+        let now = Instant::now();
+        if let Some(why) = self.failures.of_all(now) {
+            return vec![Err(Arc::clone(why)); records.len()];
+        }
+        let mut group = Group::of(records);
+        let (partitions, whys) = self.failures.of_partitions(now);
+        group.gives_up_in(partitions, &whys);
+        if !group.waits() {
+            return group.fates();
+        }
+        match self.bring(&mut group, PATIENCE).await {
+            None => {}
+            Some(Unstored::All(fault)) => {
+                self.failures.all_failed(Instant::now(), &fault.why);
+                group.gives_up(&fault.why);
+            }
+            Some(Unstored::In(partitions, faults)) => {
+                let now = Instant::now();
+                let whys = faults.into_iter().map(|(at, fault)| (at, fault.why));
+                let whys: BTreeMap<_, _> = whys.collect();
+                for (&at, why) in &whys {
+                    self.failures.failed(at, partitions, now, why);
+                }
+                group.gives_up_in(partitions, &whys);
+                group.gives_up(&not_in_time(PATIENCE));
+            }
+        }
+        group.fates()
+    }
+
+    /// Stores what waits of the group. Returns why some of it still does when the time is over, or before, when it waits for
+    /// nothing but partitions that failed for the group before, too.
+    async fn bring(&mut self, group: &mut Group<'_>, patience: Duration) -> Option<Unstored> {
+        let start = Instant::now();
+        let deadline = start + patience;
+        let mut pause = FIRST_PAUSE;
+        let mut last = None;
+        loop {
+            let mut faults = BTreeMap::new();
+            let attempt = self.attempt(group, deadline, &mut faults);
+            let tried = timeout_at(deadline, attempt).await;
+            let (asked, partitions) = self.cluster.as_ref().map_or((deadline, 0), |cluster| {
+                (cluster.asked, cluster.partitions())
+            });
+            let unstored = match tried {
+                Ok(Ok(())) if faults.is_empty() => return None,
+                Ok(Err(fault)) => Unstored::All(fault),
+                Ok(Ok(())) => Unstored::In(partitions, faults),
+                Err(_) if !faults.is_empty() => Unstored::In(partitions, faults),
+                // What was told before says more.
+                Err(_) => {
+                    last.unwrap_or_else(|| Unstored::All(Fault::passing(not_in_time(patience))))
+                }
+            };
+            self.cluster = None;
+            let is_over = match &unstored {
+                Unstored::All(fault) => fault.is_lasting,
+                // What was known of the cluster before may be what is wrong.
+                Unstored::In(_, faults) => faults.iter().all(|(&partition, fault)| {
+                    let is_known = self.failures.is_known(partition, start);
+                    fault.is_lasting || is_known && asked >= start
+                }),
+            };
+            if is_over || Instant::now() + pause + RESERVE >= deadline {
+                return Some(unstored);
+            }
+            last = Some(unstored);
+            sleep(pause).await;
+            pause = (2 * pause).min(LAST_PAUSE);
+        }
+    }
+
+    /// Stores what waits of the group, except for partitions with faults.
+    async fn attempt(
+        &mut self,
+        group: &mut Group<'_>,
+        deadline: Instant,
+        faults: &mut BTreeMap<usize, Fault>,
+    ) -> Result<(), Fault> {
+        self.rest(deadline).await?;
+        let is_known = |cluster: &&mut Cluster| cluster.asked.elapsed() < KNOWN_FOR;
+        let cluster = if let Some(cluster) = self.cluster.as_mut().filter(is_known) {
+            cluster
+        } else {
+            let found = Cluster::find(Arc::clone(&self.settings), self.tls.clone()).await?;
+            self.cluster.insert(found)
+        };
+        let Settings {
+            topic, compression, ..
+        } = &*self.settings;
+        loop {
+            let mut places = group.next(cluster.partitions());
+            // The others go on.
+            places.retain(|partition, _| !faults.contains_key(partition));
+            if places.is_empty() {
+                return Ok(());
+            }
+            let batches = places
+                .iter()
+                .map(|(&partition, places)| (partition, group.messages(places, *compression)));
+            let batches = batches.collect();
+            let told = |partition, answer| {
+                let places = places.get(&partition).map_or(&[][..], Vec::as_slice);
+                match answer {
+                    Answer::Stored => {
+                        group.stored(places);
+                        self.failures.works(partition);
+                    }
+                    Answer::TooLong => group.too_long(places, topic),
+                    Answer::Failed(fault) => drop(faults.insert(partition, fault)),
+                }
+            };
+            let throttled = cluster.produce(batches, deadline, told).await;
+            if !throttled.is_zero() {
+                self.rests_until = Some(Instant::now() + throttled);
+                if group.waits() {
+                    return Err(Fault::passing(over_quota(throttled)));
+                }
+            }
+        }
+    }
+
+    /// A cluster that has taken more than its quota allows says when it takes more. What is sent before is not answered until
+    /// then, and would be sent again meanwhile.
+    async fn rest(&mut self, deadline: Instant) -> Result<(), Fault> {
+        let Some(until) = self.rests_until else {
+            return Ok(());
+        };
+        // A try behind it needs time, too.
+        if until + 2 * RESERVE >= deadline {
+            let rests = until.saturating_duration_since(Instant::now());
+            return Err(Fault::lasting(over_quota(rests)));
+        }
+        sleep_until(until).await;
+        self.rests_until = None;
+        Ok(())
+    }
+}
+
+fn not_in_time(patience: Duration) -> Arc<str> {
+    let seconds = patience.as_secs();
+    format!("the brokers have not answered within {seconds} s").into()
+}
+
+fn over_quota(rests: Duration) -> String {
+    format!(
+        "the cluster's quota for this client lets nothing through for {} ms: raise it (producer_byte_rate), or send less",
+        rests.as_millis()
+    )
+}

@@ -1,0 +1,371 @@
+//! OTLP, the protocol of OpenTelemetry: a log record for each report of a flow, and the agent's account and the output's
+//! losses as metrics.
+
+use std::{
+    io::Write as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use flate2::{Compression, write::GzEncoder};
+use opentelemetry_proto::tonic::{
+    collector::{
+        logs::v1::ExportLogsServiceResponse,
+        metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
+    },
+    common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value::Value},
+    resource::v1::Resource,
+};
+use prost::Message as _;
+use proto::{
+    AgentIdentity, FlowBatch, FlowRecord, accounts::Accounts, known_interfaces::KnownInterfaces,
+};
+use tokio::sync::watch;
+
+use super::{
+    encoder::{Answer, Call, Encoder, Message, Without},
+    transport::one_line,
+};
+use metrics::{Losses, Telling};
+
+mod metrics;
+mod record;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+/// Of a request, before it is compressed: some 1,200 records. Receivers of gRPC take 4 MiB.
+const REQUEST_LEN_BYTES: usize = 1 << 20;
+/// What stands in front of the records is shorter: names of the host and of the agent.
+const HEAD_LEN_BYTES: usize = 2 << 10;
+/// How long a receiver that does not know metrics gets none. Somebody may put it right.
+const UNKNOWN_PAUSE: Duration = Duration::from_hours(1);
+const NO_ANSWER: &str = "what answers is no receiver of OTLP";
+const NO_REASON: &str = "it does not say why";
+/// Room for one record beyond the limit.
+const SLACK_LEN_BYTES: usize = 4 << 10;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    pub protocol: Protocol,
+    pub gzip: bool,
+    /// Tells the account and the losses.
+    pub metrics: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            protocol: Protocol::Grpc,
+            gzip: true,
+            metrics: true,
+        }
+    }
+}
+
+/// Makes requests for logs and metrics.
+pub struct Otlp {
+    settings: Settings,
+    accounts: watch::Receiver<Arc<Accounts>>,
+    identity: Option<AgentIdentity>,
+    head: Head,
+    interfaces: KnownInterfaces,
+    buffer: Vec<u8>,
+    /// The scan and the batch in it whose metrics were told.
+    told: Option<(u64, u32)>,
+    telling: Option<Telling>,
+    lost: Losses,
+    /// What the last message was about.
+    last: About,
+    /// No metrics before this moment.
+    metrics_not_before: Option<Instant>,
+    unknown_pause: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Flows,
+    Metrics,
+}
+
+/// What all requests have in common, each with its field's tag and length.
+#[derive(Default)]
+struct Head {
+    /// Of `ResourceLogs` and of `ResourceMetrics`.
+    resource: Vec<u8>,
+    /// Of `ScopeLogs` and of `ScopeMetrics`.
+    scope: Vec<u8>,
+}
+
+impl Head {
+    fn of(identity: &AgentIdentity) -> Self {
+        let field = |message: Vec<u8>| {
+            let mut field = vec![1 << 3 | 2];
+            wire::varint(&mut field, message.len() as u64);
+            field.extend(message);
+            field
+        };
+        Self {
+            resource: field(resource(identity).encode_to_vec()),
+            scope: field(scope(identity).encode_to_vec()),
+        }
+    }
+}
+
+fn resource(identity: &AgentIdentity) -> Resource {
+    let attributes = [
+        ("service.name", "flow-agent"),
+        ("service.version", &identity.version),
+        ("service.instance.id", &identity.instance_id),
+        ("host.name", &identity.hostname),
+        ("host.id", &identity.agent_id),
+        ("flow.boot_id", &identity.boot_id),
+    ];
+    Resource {
+        attributes: attributes
+            .into_iter()
+            .map(|(key, value)| text(key, record::short(value)))
+            .collect(),
+        ..Resource::default()
+    }
+}
+
+fn scope(identity: &AgentIdentity) -> InstrumentationScope {
+    InstrumentationScope {
+        name: "flow-agent".to_owned(),
+        version: record::short(&identity.version).to_owned(),
+        ..InstrumentationScope::default()
+    }
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, Value::StringValue(value.to_owned()))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue {
+        key: key.to_owned(),
+        value: Some(AnyValue { value: Some(value) }),
+        ..KeyValue::default()
+    }
+}
+
+/// How requests get there. Each has names of its own for what they are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Grpc,
+    Http,
+}
+
+impl Protocol {
+    fn method(self, about: About) -> &'static str {
+        match (self, about) {
+            (Self::Grpc, About::Flows) => {
+                "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+            }
+            (Self::Grpc, About::Metrics) => {
+                "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+            }
+            (Self::Http, About::Flows) => "/v1/logs",
+            (Self::Http, About::Metrics) => "/v1/metrics",
+        }
+    }
+}
+
+impl Otlp {
+    pub fn new(settings: Settings, accounts: watch::Receiver<Arc<Accounts>>) -> Self {
+        Self {
+            settings,
+            accounts,
+            identity: None,
+            head: Head::default(),
+            interfaces: KnownInterfaces::default(),
+            buffer: Vec::new(),
+            told: None,
+            telling: None,
+            lost: Losses::default(),
+            last: About::Flows,
+            metrics_not_before: None,
+            unknown_pause: UNKNOWN_PAUSE,
+        }
+    }
+
+    fn know(&mut self, batch: &FlowBatch) {
+        if let Some(identity) = &batch.agent
+            && self.identity.as_ref() != Some(identity)
+        {
+            self.head = Head::of(identity);
+            self.identity = Some(identity.clone());
+        }
+        self.interfaces.note_all(batch);
+    }
+
+    /// As many as fit. Returns where they begin in the buffer, and how many they are.
+    fn flows(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> (usize, usize) {
+        let out = &mut self.buffer;
+        out.clear();
+        out.reserve(REQUEST_LEN_BYTES + SLACK_LEN_BYTES);
+        out.resize(HEAD_LEN_BYTES, 0);
+        let mut taken = 0;
+        // Flows of one interface often follow each other.
+        let mut interface: Option<((u32, u32), Vec<u8>)> = None;
+        for flow in flows {
+            if out.len() > REQUEST_LEN_BYTES {
+                break;
+            }
+            let place = (flow.ifindex, flow.netns);
+            let attributes = match &mut interface {
+                Some((known, attributes)) if *known == place => &*attributes,
+                other => {
+                    let known = self.interfaces.of(flow);
+                    let attributes = record::of_interface(flow.ifindex, flow.netns, known);
+                    &other.insert((place, attributes)).1
+                }
+            };
+            record::write(out, batch, flow, attributes);
+            taken += 1;
+        }
+        let start = record::put_head(out, HEAD_LEN_BYTES, &self.head);
+        (start, taken)
+    }
+
+    /// Whether the account and the losses are to be told: at the end of a scan, and the losses at the end of a stream.
+    fn is_due(&self, batch: &FlowBatch) -> bool {
+        let closes = batch.last_of_scan || batch.scan_id == 0;
+        let told = Some((batch.scan_id, batch.batch_index));
+        let is_known = self
+            .metrics_not_before
+            .is_none_or(|moment| moment <= Instant::now());
+        self.settings.metrics && is_known && closes && self.told != told
+    }
+
+    /// The next part of the account, or the last one with the losses.
+    fn metrics(&mut self, batch: &FlowBatch) -> ExportMetricsServiceRequest {
+        let identity = self.identity.clone().unwrap_or_default();
+        let place = (batch.scan_id, batch.batch_index);
+        self.telling.take_if(|telling| telling.place() != place);
+        let telling = self.telling.get_or_insert_with(|| {
+            let accounts = Arc::clone(&self.accounts.borrow());
+            Telling::new(accounts, self.lost, batch)
+        });
+        self.lost = telling.lost();
+        telling.request(resource(&identity), scope(&identity))
+    }
+
+    fn pack(&mut self, message: &[u8], flows: usize, more: bool) -> Message {
+        let bytes = if self.settings.gzip {
+            gzipped(message)
+        } else {
+            Bytes::copy_from_slice(message)
+        };
+        Message {
+            more,
+            call: Call {
+                method: self.settings.protocol.method(self.last),
+                is_gzip: self.settings.gzip,
+            },
+            ..Message::new(bytes, flows)
+        }
+    }
+}
+
+/// A better compression takes several times as long.
+fn gzipped(message: &[u8]) -> Bytes {
+    let out = Vec::with_capacity(message.len() / 4);
+    let mut gzip = GzEncoder::new(out, Compression::fast());
+    let written = gzip.write_all(message).and_then(|()| gzip.finish());
+    written.expect("memory takes every byte").into()
+}
+
+/// What a receiver says of a request that it takes.
+fn said(error_message: &str) -> Option<String> {
+    Some(one_line(error_message)).filter(|said| !said.is_empty())
+}
+
+impl Encoder for Otlp {
+    fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
+        self.know(batch);
+        let is_due = self.is_due(batch);
+        if !flows.is_empty() {
+            self.last = About::Flows;
+            let (start, taken) = self.flows(batch, flows);
+            let buffer = std::mem::take(&mut self.buffer);
+            let message = self.pack(&buffer[start..], taken, is_due);
+            self.buffer = buffer;
+            return message;
+        }
+        if !is_due {
+            return Message::new(Bytes::new(), 0);
+        }
+        self.last = About::Metrics;
+        let request = self.metrics(batch);
+        let more = self.telling.as_ref().is_some_and(Telling::has_more);
+        self.pack(&request.encode_to_vec(), 0, more)
+    }
+
+    fn sent(&mut self) {
+        if self.last == About::Metrics
+            && let Some(telling) = &mut self.telling
+            && telling.is_told()
+        {
+            self.told = Some(telling.place());
+            self.telling = None;
+        }
+    }
+
+    fn answered(&mut self, answer: &[u8]) -> Result<Answer> {
+        match self.last {
+            About::Flows => {
+                let answer = ExportLogsServiceResponse::decode(answer).context(NO_ANSWER)?;
+                let partial = answer.partial_success.unwrap_or_default();
+                let said = said(&partial.error_message);
+                let refused = u64::try_from(partial.rejected_log_records).unwrap_or_default();
+                Ok(Answer {
+                    refused,
+                    warning: said.clone().filter(|_| refused == 0),
+                    why: said.unwrap_or_else(|| NO_REASON.to_owned()),
+                })
+            }
+            About::Metrics => {
+                let answer = ExportMetricsServiceResponse::decode(answer).context(NO_ANSWER)?;
+                let partial = answer.partial_success.unwrap_or_default();
+                let said = said(&partial.error_message);
+                let warning = match partial.rejected_data_points {
+                    ..=0 => said,
+                    points => {
+                        let why = said.unwrap_or_else(|| NO_REASON.to_owned());
+                        Some(format!("it refuses {points} points: {why}"))
+                    }
+                };
+                Ok(Answer {
+                    warning,
+                    ..Answer::default()
+                })
+            }
+        }
+    }
+
+    fn unknown(&mut self) -> Option<Without> {
+        if self.last == About::Flows {
+            return None;
+        }
+        let pause = self.unknown_pause;
+        self.metrics_not_before = Some(Instant::now() + pause);
+        self.telling = None;
+        Some(Without {
+            what: "metrics",
+            pause,
+        })
+    }
+
+    /// A request stands for itself.
+    fn restart(&mut self) {}
+
+    /// Connections take requests of any length.
+    fn limit(&mut self, _: usize) -> bool {
+        true
+    }
+}

@@ -1,0 +1,115 @@
+//! Parquet files, for DuckDB and others that read columns.
+//!
+//! A Parquet file can be read only when it is whole. Until then the flows wait in a hidden file as [`pieces`], each one a
+//! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
+//! them when it is rotated, or after a kill. A database gets its rows as a file that was never on a disk ([`Table`]).
+
+use std::collections::HashSet;
+
+use prost::Message as _;
+use proto::{FlowBatch, FlowRecord, known_interfaces::KnownInterfaces, mentions::Mentions};
+
+use super::{
+    encoder::{Encoder, Message},
+    files::Made,
+};
+
+mod columns;
+mod file;
+pub mod pieces;
+mod table;
+mod values;
+
+pub use table::Table;
+
+/// Number of the field `FlowBatch.records`.
+const RECORDS_FIELD: u32 = 15;
+
+/// How Parquet files are made of pieces.
+pub const MADE: Made = Made {
+    stem: "flows",
+    ending: &[".parquet"],
+    whole_len: pieces::whole_len,
+    make: file::make,
+};
+
+/// The same of a collector's pieces, which are batches as they came.
+pub const MADE_OF_MANY: Made = Made {
+    make: file::make_of_many,
+    ..MADE
+};
+
+/// A batch as it came, as a piece.
+pub fn piece_of(batch: &[u8]) -> Vec<u8> {
+    pieces::piece(|body| body.extend_from_slice(batch))
+}
+
+#[derive(Default)]
+pub struct Parquet {
+    interfaces: KnownInterfaces,
+    /// Network namespace and index of those that the last piece named.
+    named: HashSet<(u32, u32)>,
+}
+
+impl Encoder for Parquet {
+    /// A piece has all that its rows need, so that any part of a file can be completed.
+    fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
+        self.interfaces.note_all(batch);
+        self.named.clear();
+        let mut interfaces = Vec::new();
+        for flow in flows {
+            if self.named.insert((flow.netns, flow.ifindex)) {
+                interfaces.extend(self.interfaces.of(flow).cloned());
+            }
+        }
+        let mentions = Mentions::of(flows);
+        let head = FlowBatch {
+            agent: batch.agent.clone(),
+            stream_seq: batch.stream_seq,
+            lost_batches: batch.lost_batches,
+            lost_records: batch.lost_records,
+            lost_packets: batch.lost_packets,
+            lost_bytes: batch.lost_bytes,
+            left_out_records: batch.left_out_records,
+            left_out_packets: batch.left_out_packets,
+            left_out_bytes: batch.left_out_bytes,
+            scan_id: batch.scan_id,
+            batch_index: batch.batch_index,
+            last_of_scan: batch.last_of_scan,
+            window_start_unix_ns: batch.window_start_unix_ns,
+            window_end_unix_ns: batch.window_end_unix_ns,
+            table_occupancy: batch.table_occupancy,
+            table_capacity: batch.table_capacity,
+            tracked_flows: batch.tracked_flows,
+            refused_in_window: batch.refused_in_window,
+            sample_rate: batch.sample_rate,
+            account: batch.account.clone(),
+            interfaces,
+            cgroups: mentions.cgroups(&batch.cgroups).cloned().collect(),
+            processes: mentions.processes(&batch.processes).cloned().collect(),
+            hosts: mentions.hosts(&batch.hosts).cloned().collect(),
+            ..FlowBatch::default()
+        };
+        let bytes = pieces::piece(|body| {
+            head.encode(body).expect("a vector takes every length");
+            // The records are not cloned: fields of one message may follow each other in any order.
+            for flow in flows {
+                prost::encoding::message::encode(RECORDS_FIELD, flow, body);
+            }
+        });
+        Message::new(bytes.into(), flows.len())
+    }
+
+    fn sent(&mut self) {}
+
+    /// A piece stands for itself.
+    fn restart(&mut self) {}
+
+    /// Files take pieces of any length.
+    fn limit(&mut self, _: usize) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,358 @@
+//! Makes a Parquet file of pieces.
+
+use std::{collections::BTreeMap, fs::File, sync::Arc};
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use formats::json::{JsonLines, StreamId};
+use parquet::{
+    basic::{Compression as Codec, ZstdLevel},
+    column::writer::{ColumnWriter, get_column_writer},
+    file::{
+        metadata::KeyValue,
+        properties::{EnabledStatistics, WriterProperties},
+        writer::{SerializedFileWriter, SerializedPageWriter, TrackedWrite},
+    },
+};
+use proto::{FlowBatch, known_interfaces::KnownInterfaces};
+use serde_json::{Value, json};
+use util::process_memory;
+
+use super::{
+    columns::{COLUMNS, OF_A_COLLECTOR, Row},
+    pieces::Pieces,
+    values::{Column, schema},
+};
+use crate::files::Compression;
+
+/// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
+const ROWS_IN_A_GROUP: usize = 100_000;
+
+/// Of those whose agents and accounts a file has beside its rows. Of others it has what they lost.
+const MOST_STREAMS: usize = 1_000;
+/// A sender may begin streams without end.
+const MOST_OTHERS: usize = 10_000;
+
+/// Writes the file and returns it. Pieces that cannot be read end it, and are told.
+pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
+    let columns: Vec<_> = COLUMNS.iter().collect();
+    made_with(&columns, Facts::of_an_agent(), pieces, to, compression)
+}
+
+/// The same for a collector, whose pieces are of many agents.
+pub(super) fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
+    let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(COLUMNS).collect();
+    made_with(&columns, Facts::of_many(), pieces, to, compression)
+}
+
+fn made_with(
+    columns: &[&Column],
+    facts: Facts,
+    pieces: &mut File,
+    to: File,
+    compression: Compression,
+) -> Result<File> {
+    let made = in_groups_of(ROWS_IN_A_GROUP, columns, facts, pieces, (to, compression));
+    // Each thread of tokio's pool would keep as much.
+    process_memory::give_back();
+    made
+}
+
+pub(super) fn in_groups_of(
+    rows_in_a_group: usize,
+    columns: &[&Column],
+    facts: Facts,
+    pieces: &mut File,
+    (to, compression): (File, Compression),
+) -> Result<File> {
+    let codec = match compression {
+        Compression::None => Codec::UNCOMPRESSED,
+        Compression::Zstd => Codec::ZSTD(ZstdLevel::default()),
+        Compression::Gzip => bail!("Parquet is not compressed with gzip here"),
+    };
+    let properties = WriterProperties::builder()
+        .set_created_by(concat!("flow-agent ", env!("CARGO_PKG_VERSION")).to_owned())
+        .set_compression(codec)
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .build();
+    let mut rows = Rows {
+        pieces: Pieces::new(pieces)?,
+        columns,
+        facts,
+    };
+    let mut writer = SerializedFileWriter::new(to, schema(columns)?, Arc::new(properties))?;
+    while rows.group(&mut writer, rows_in_a_group)? {}
+    let Rows {
+        pieces, mut facts, ..
+    } = rows;
+    facts.unread_bytes = pieces.rest_bytes();
+    if facts.unread_bytes > 0 {
+        tracing::warn!(
+            bytes = facts.unread_bytes,
+            "what waited to become a Parquet file is damaged, and its end is dropped"
+        );
+    }
+    if facts.is_told_in_part {
+        tracing::warn!(
+            streams = MOST_OTHERS,
+            "a Parquet file does not tell the losses of all its streams, since there are more than that which lost something"
+        );
+    }
+    for (key, value) in facts.metadata() {
+        writer.append_key_value_metadata(KeyValue::new(format!("flow_agent.{key}"), value));
+    }
+    Ok(writer.into_inner()?)
+}
+
+/// The rows that are not written yet, and what was read beside those that are.
+struct Rows<'a> {
+    pieces: Pieces<'a>,
+    columns: &'a [&'a Column],
+    facts: Facts,
+}
+
+impl Rows<'_> {
+    /// Writes a row group. Returns whether there may be another one.
+    fn group(
+        &mut self,
+        writer: &mut SerializedFileWriter<File>,
+        rows_in_a_group: usize,
+    ) -> Result<bool> {
+        let (schema, properties) = (writer.schema_descr(), writer.properties());
+        let mut chunks: Vec<_> = self
+            .columns
+            .iter()
+            .map(|_| TrackedWrite::new(Vec::new()))
+            .collect();
+        // All columns at once, so that the rows need not be kept.
+        let mut columns: Vec<ColumnWriter<'_>> = chunks
+            .iter_mut()
+            .zip(schema.columns())
+            .map(|(chunk, column)| {
+                let pages = Box::new(SerializedPageWriter::new(chunk));
+                get_column_writer(Arc::clone(column), Arc::clone(properties), pages)
+            })
+            .collect();
+        let (mut written, mut has_more) = (0, true);
+        while has_more && written < rows_in_a_group {
+            match self.pieces.next_batch()? {
+                Some(batch) => written += self.write(&batch, &mut columns)?,
+                None => has_more = false,
+            }
+        }
+        let closed: Result<Vec<_>, _> = columns.into_iter().map(ColumnWriter::close).collect();
+        let closed = closed?;
+        if written == 0 {
+            return Ok(has_more);
+        }
+        let mut group = writer.next_row_group()?;
+        for (chunk, closed) in chunks.into_iter().zip(closed) {
+            group.append_column(&Bytes::from(chunk.into_inner()?), closed)?;
+        }
+        group.close()?;
+        Ok(has_more)
+    }
+
+    /// Appends the rows of a piece. Returns how many there are.
+    fn write(&mut self, batch: &FlowBatch, columns: &mut [ColumnWriter<'_>]) -> Result<usize> {
+        // A piece names its own. Those of another one may be of another agent.
+        let mut interfaces = KnownInterfaces::default();
+        interfaces.note_all(batch);
+        self.facts.note(batch)?;
+        let row = |(record, number)| Row {
+            batch,
+            number,
+            record,
+            interface: interfaces.of(record),
+        };
+        let rows: Vec<Row<'_>> = batch.records.iter().zip(0..).map(row).collect();
+        for (column, writer) in self.columns.iter().zip(columns) {
+            column.write(writer, &rows)?;
+        }
+        Ok(rows.len())
+    }
+}
+
+/// What a file tells beside its rows.
+pub(super) struct Facts {
+    of: Of,
+    unread_bytes: u64,
+    /// The losses of further streams are not told.
+    is_told_in_part: bool,
+}
+
+/// As of the last piece, or of the last one of each stream.
+enum Of {
+    Agent(Box<Told>),
+    Many {
+        told: BTreeMap<Stream, Told>,
+        /// What others lost, without those that lost nothing.
+        lost_of_others: BTreeMap<Stream, Lost>,
+    },
+}
+
+/// Whose it is, and its number.
+type Stream = (String, u64);
+
+#[derive(Default)]
+struct Told {
+    /// Without records.
+    last: FlowBatch,
+    /// A line of JSON.
+    account: Option<String>,
+}
+
+impl Facts {
+    pub(super) fn of_an_agent() -> Self {
+        Self {
+            of: Of::Agent(Box::default()),
+            unread_bytes: 0,
+            is_told_in_part: false,
+        }
+    }
+
+    pub(super) fn of_many() -> Self {
+        Self {
+            of: Of::Many {
+                told: BTreeMap::new(),
+                lost_of_others: BTreeMap::new(),
+            },
+            unread_bytes: 0,
+            is_told_in_part: false,
+        }
+    }
+
+    fn note(&mut self, batch: &FlowBatch) -> Result<()> {
+        match &mut self.of {
+            Of::Agent(told) => told.note(batch),
+            Of::Many {
+                told,
+                lost_of_others,
+            } => {
+                let agent = batch.agent.as_ref();
+                let identity = agent.map_or_else(String::new, |agent| agent.identity.clone());
+                let id = (identity, batch.stream_id);
+                if told.len() < MOST_STREAMS || told.contains_key(&id) {
+                    return told.entry(id).or_default().note(batch);
+                }
+                let lost = Lost::by(batch);
+                if lost == Lost::default() {
+                    return Ok(());
+                }
+                if lost_of_others.len() < MOST_OTHERS || lost_of_others.contains_key(&id) {
+                    lost_of_others.insert(id, lost);
+                } else {
+                    self.is_told_in_part = true;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn metadata(self) -> Vec<(&'static str, String)> {
+        let mut facts = Vec::new();
+        match self.of {
+            Of::Agent(told) => {
+                let [agent, lost, left_out] = told.facts();
+                facts.push(("agent", agent.to_string()));
+                facts.push(("lost", lost.to_string()));
+                facts.push(("left_out", left_out.to_string()));
+                facts.extend(told.account.map(|account| ("account", account)));
+            }
+            Of::Many {
+                told,
+                lost_of_others,
+            } => {
+                let told = told.into_iter().map(|((identity, id), told)| {
+                    let [agent, lost, _] = told.facts();
+                    let account = told.account.as_deref().map(serde_json::from_str::<Value>);
+                    json!({
+                        "identity": identity,
+                        "stream_id": StreamId(id).to_string(),
+                        "agent": agent,
+                        "lost": lost,
+                        "account": account.and_then(Result::ok),
+                    })
+                });
+                let others = lost_of_others.into_iter().map(|((identity, id), lost)| {
+                    json!({
+                        "identity": identity,
+                        "stream_id": StreamId(id).to_string(),
+                        "lost": lost.json(),
+                    })
+                });
+                // Each as text at once, since values take ten times as much.
+                let streams = told.chain(others).map(|stream| stream.to_string());
+                let streams = streams.collect::<Vec<_>>().join(",");
+                facts.push(("streams", format!("[{streams}]")));
+            }
+        }
+        if self.unread_bytes > 0 {
+            facts.push(("dropped_bytes", self.unread_bytes.to_string()));
+        }
+        facts
+    }
+}
+
+impl Told {
+    fn note(&mut self, batch: &FlowBatch) -> Result<()> {
+        if batch.account.is_some() {
+            let mut line = Vec::new();
+            JsonLines::default().end(&mut line, batch)?;
+            let line = String::from_utf8(line)?;
+            self.account = Some(line.trim_end().to_owned());
+        }
+        self.last = FlowBatch {
+            agent: batch.agent.clone(),
+            lost_batches: batch.lost_batches,
+            lost_records: batch.lost_records,
+            lost_packets: batch.lost_packets,
+            lost_bytes: batch.lost_bytes,
+            left_out_records: batch.left_out_records,
+            left_out_packets: batch.left_out_packets,
+            left_out_bytes: batch.left_out_bytes,
+            ..FlowBatch::default()
+        };
+        Ok(())
+    }
+
+    /// The agent, what was lost, and what was left out.
+    fn facts(&self) -> [Value; 3] {
+        let batch = &self.last;
+        let agent = batch.agent.clone().unwrap_or_default();
+        let agent = json!({
+            "agent_id": agent.agent_id,
+            "hostname": agent.hostname,
+            "boot_id": agent.boot_id,
+            "instance_id": agent.instance_id,
+            "version": agent.version,
+        });
+        let left_out = json!({
+            "records": batch.left_out_records,
+            "packets": batch.left_out_packets,
+            "bytes": batch.left_out_bytes,
+        });
+        [agent, Lost::by(batch).json(), left_out]
+    }
+}
+
+/// What was lost on a stream so far.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Lost([u64; 4]);
+
+impl Lost {
+    /// As a batch says.
+    fn by(batch: &FlowBatch) -> Self {
+        Self([
+            batch.lost_batches,
+            batch.lost_records,
+            batch.lost_packets,
+            batch.lost_bytes,
+        ])
+    }
+
+    fn json(self) -> Value {
+        let Self([batches, records, packets, bytes]) = self;
+        json!({"batches": batches, "records": records, "packets": packets, "bytes": bytes})
+    }
+}

@@ -1,0 +1,231 @@
+//! One direction of a flow as the fields of a `Record`. The numbers are those of netobserv's `flow.proto`; messages in it
+//! are shorter than 128 bytes, so their lengths take one byte.
+
+use std::net::IpAddr;
+
+use agent_common::protocol::TCP;
+use bytes::{BufMut, BytesMut};
+use proto::{Direction, FlowRecord};
+
+/// Wire types of protobuf's encoding.
+const VARINT: u8 = 0;
+const LEN: u8 = 2;
+const FIXED32: u8 = 5;
+
+const NANOS_PER_S: u64 = 1_000_000_000;
+
+const ETHERTYPE_IPV4: u64 = 0x0800;
+const ETHERTYPE_IPV6: u64 = 0x86dd;
+
+const FIN: u32 = 0x01;
+const SYN: u32 = 0x02;
+const ACK: u32 = 0x10;
+/// Bits that netobserv has for packets with both flags, which it then counts as no other.
+const SYN_ACK: u32 = 0x100;
+const FIN_ACK: u32 = 0x200;
+
+/// The fields that differ from flow to flow.
+pub(super) struct Head {
+    bytes: [u8; Self::LEN_BYTES],
+    len: usize,
+}
+
+impl Head {
+    /// With every field at its longest it has less than 140 bytes.
+    const LEN_BYTES: usize = 160;
+
+    /// `is_answer`: the packets of the record's destination.
+    #[inline]
+    pub fn of(flow: &FlowRecord, direction: Direction, is_answer: bool) -> Self {
+        let mut head = Self {
+            bytes: [0; Self::LEN_BYTES],
+            len: 0,
+        };
+        let in_order = |forward, reverse| if is_answer { reverse } else { forward };
+        head.number::<1>(match flow.ip_version {
+            6 => ETHERTYPE_IPV6,
+            _ => ETHERTYPE_IPV4,
+        });
+        head.number::<2>(number_of(direction));
+        let [start, end] = flow.delta_times();
+        head.message::<3>(|head| head.time(start));
+        head.message::<4>(|head| head.time(end));
+        // Their decoder reads these two messages without asking whether they are there.
+        head.message::<6>(|head| {
+            let addresses = [&flow.src_addr[..], &flow.dst_addr[..]];
+            head.message::<1>(|head| head.address(addresses[usize::from(is_answer)]));
+            head.message::<2>(|head| head.address(addresses[usize::from(!is_answer)]));
+            head.number::<3>(flow.dscp.unwrap_or_default().into());
+        });
+        head.message::<7>(|head| {
+            let ports = [flow.src_port, flow.dst_port].map(Option::unwrap_or_default);
+            head.number::<1>(ports[usize::from(is_answer)].into());
+            head.number::<2>(ports[usize::from(!is_answer)].into());
+            head.number::<3>(flow.protocol.into());
+        });
+        head.number::<8>(in_order(flow.delta_bytes, flow.delta_reverse_bytes));
+        head.number::<9>(in_order(flow.delta_packets, flow.delta_reverse_packets));
+        if flow.protocol == u32::from(TCP) {
+            let flags = if is_answer {
+                flow.reverse_tcp_flags
+            } else {
+                flow.tcp_flags
+            };
+            head.number::<13>(flags_of(flags.unwrap_or_default(), is_answer).into());
+        }
+        if let Some(icmp_type) = flow.icmp_type {
+            let kind = if is_answer {
+                flow.icmp_type_of_answers()
+            } else {
+                icmp_type
+            };
+            head.number::<14>(kind.into());
+            head.number::<15>(flow.icmp_code.unwrap_or_default().into());
+        }
+        head
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// `google.protobuf.Timestamp`.
+    #[inline]
+    fn time(&mut self, unix_ns: u64) {
+        self.number::<1>(unix_ns / NANOS_PER_S);
+        self.number::<2>(unix_ns % NANOS_PER_S);
+    }
+
+    /// `IP`.
+    #[inline]
+    fn address(&mut self, address: &[u8]) {
+        if let Ok(v4) = <[u8; 4]>::try_from(address) {
+            self.append(&[1 << 3 | FIXED32]);
+            self.append(&u32::from_be_bytes(v4).to_le_bytes());
+        } else if let Ok(v6) = <[u8; 16]>::try_from(address) {
+            self.append(&[2 << 3 | LEN, 16]);
+            self.append(&v6);
+        }
+    }
+
+    /// A field whose absence means zero.
+    #[inline]
+    fn number<const FIELD: u8>(&mut self, mut value: u64) {
+        if value == 0 {
+            return;
+        }
+        self.append(&[FIELD << 3 | VARINT]);
+        while value >= 0x80 {
+            self.append(&[value as u8 | 0x80]);
+            value >>= 7;
+        }
+        self.append(&[value as u8]);
+    }
+
+    #[inline]
+    fn message<const FIELD: u8>(&mut self, write: impl FnOnce(&mut Self)) {
+        self.append(&[FIELD << 3 | LEN, 0]);
+        let begin = self.len;
+        write(self);
+        self.bytes[begin - 1] = (self.len - begin) as u8;
+    }
+
+    #[inline]
+    fn append(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+}
+
+/// The fields that all records of an interface's side have in common.
+#[derive(Default)]
+pub(super) struct Tail(BytesMut);
+
+impl Tail {
+    pub fn new(
+        interface: &str,
+        direction: Direction,
+        agent_ip: Option<IpAddr>,
+        sample_rate: u32,
+    ) -> Self {
+        let mut tail = BytesMut::new();
+        // Older decoders read this, and newer ones the list.
+        put_text(&mut tail, 10, interface);
+        if let Some(address) = agent_ip {
+            let mut message = BytesMut::new();
+            match address {
+                IpAddr::V4(v4) => {
+                    message.put_u8(1 << 3 | FIXED32);
+                    message.put_u32_le(v4.to_bits());
+                }
+                IpAddr::V6(v6) => put_bytes(&mut message, 2, &v6.octets()),
+            }
+            put_bytes(&mut tail, 12, &message);
+        }
+        let mut seen_at = BytesMut::new();
+        put_text(&mut seen_at, 1, interface);
+        if number_of(direction) != 0 {
+            put_tag(&mut seen_at, 2, VARINT);
+            put_varint(&mut seen_at, number_of(direction));
+        }
+        put_bytes(&mut tail, 26, &seen_at);
+        if sample_rate > 1 {
+            put_tag(&mut tail, 29, VARINT);
+            put_varint(&mut tail, sample_rate.into());
+        }
+        Self(tail)
+    }
+
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+fn put_text(out: &mut BytesMut, field: u32, text: &str) {
+    if !text.is_empty() {
+        put_bytes(out, field, text.as_bytes());
+    }
+}
+
+fn put_bytes(out: &mut BytesMut, field: u32, bytes: &[u8]) {
+    put_tag(out, field, LEN);
+    put_varint(out, bytes.len() as u64);
+    out.put_slice(bytes);
+}
+
+fn put_tag(out: &mut BytesMut, field: u32, wire_type: u8) {
+    put_varint(out, u64::from(field << 3) | u64::from(wire_type));
+}
+
+#[inline]
+pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
+    while value >= 0x80 {
+        out.put_u8(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.put_u8(value as u8);
+}
+
+/// As in IPFIX element 61.
+fn number_of(direction: Direction) -> u64 {
+    u64::from(direction == Direction::Egress)
+}
+
+/// netobserv sets one bit for each packet. A union of all packets' flags does not say which were set together, but a SYN of
+/// the answers comes with ACK, since the initiator is who sent one without, and so does FIN (RFC 9293, section 3.10.7.4: a
+/// segment without ACK is dropped).
+#[inline]
+fn flags_of(union: u32, is_answer: bool) -> u32 {
+    let mut flags = union;
+    if union & ACK != 0 {
+        if is_answer && union & SYN != 0 {
+            flags = flags & !SYN | SYN_ACK;
+        }
+        if union & FIN != 0 {
+            flags = flags & !FIN | FIN_ACK;
+        }
+    }
+    flags
+}

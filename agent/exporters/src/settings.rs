@@ -1,0 +1,515 @@
+//! What an output is to do, as the settings say it: `KIND=ADDRESS`, or a table with more, such as
+//! `{ kind = "jsonl", address = "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use ::tls::{
+    output::{InForce, OutputTls},
+    pem::FileFault,
+};
+use formats::Format;
+use hub::Hub;
+use serde_json::{Map, Value};
+use thiserror::Error;
+use util::similar;
+
+use super::{
+    clickhouse::ClickHouse,
+    delivery::Collectors,
+    encoder::Encoder,
+    files::{Compression, Rotated, Rotation, whole},
+    jsonl::Jsonl,
+    kafka::Kafka,
+    parquet::{self, Parquet},
+    transport::Transport,
+    wanted::Wanted,
+};
+
+mod clickhouse;
+mod collector;
+mod host;
+mod ipfix;
+mod kafka;
+mod otlp;
+mod pbflow;
+mod table;
+mod tls;
+
+pub use table::schema;
+use table::{FILE_KEYS, Table};
+
+/// The formats that an output can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    ClickHouse,
+    Collector,
+    Ipfix,
+    Jsonl,
+    Kafka,
+    Otlp,
+    Parquet,
+    Pbflow,
+}
+
+impl Kind {
+    const ALL: [Self; 8] = [
+        Self::ClickHouse,
+        Self::Collector,
+        Self::Ipfix,
+        Self::Jsonl,
+        Self::Kafka,
+        Self::Otlp,
+        Self::Parquet,
+        Self::Pbflow,
+    ];
+
+    /// As in the settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ClickHouse => "clickhouse",
+            Self::Collector => "collector",
+            Self::Ipfix => "ipfix",
+            Self::Jsonl => "jsonl",
+            Self::Kafka => "kafka",
+            Self::Otlp => "otlp",
+            Self::Parquet => "parquet",
+            Self::Pbflow => "pbflow",
+        }
+    }
+
+    /// What an address of this kind looks like.
+    fn addresses(self) -> &'static str {
+        match self {
+            Self::ClickHouse => {
+                "http://HOST:PORT/DATABASE/TABLE, or https://HOST:PORT/DATABASE/TABLE"
+            }
+            Self::Ipfix => {
+                "udp://HOST:PORT, tcp://HOST:PORT, or a path, as /var/log/flow-agent/flows.ipfix"
+            }
+            Self::Jsonl => "a path, as /var/log/flow-agent/flows.jsonl",
+            Self::Kafka => "tcp://HOST:PORT/TOPIC, or tls://HOST:PORT/TOPIC",
+            Self::Otlp => {
+                "http://HOST or https://HOST, with :PORT and, over HTTP, a /PATH if need be"
+            }
+            Self::Parquet => "a folder, as /var/log/flow-agent",
+            Self::Collector | Self::Pbflow => "http://HOST:PORT or https://HOST:PORT",
+        }
+    }
+}
+
+/// One value of `--output`: flows on stdout, or an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    Nothing,
+    Stdout(Format),
+    Output(Output),
+}
+
+/// The values of one argument, of a variable or of a place in a file of settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wishes(pub Vec<Wish>);
+
+/// Where flows go, in which form, and which of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// For logs, status and metrics; by default the kind.
+    name: Option<String>,
+    target: Target,
+    pub(super) wanted: Wanted,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    ClickHouse(Box<clickhouse::Target>),
+    Collector(collector::Target),
+    Ipfix(Box<ipfix::Target>),
+    Jsonl { path: PathBuf, rotation: Rotation },
+    Kafka(Box<kafka::Target>),
+    Otlp(otlp::Target),
+    Parquet { folder: PathBuf, rotation: Rotation },
+    Pbflow(pbflow::Target),
+}
+
+/// What an output consists of, by what it sends.
+pub(super) enum Parts {
+    /// Flows in another format, message by message.
+    Messages(Box<dyn Encoder>, Transport),
+    /// Our own batches, to the first of these that answers, and perhaps by way of the disk.
+    Batches(Collectors),
+}
+
+/// Where a collector stores.
+pub enum Place {
+    Lines(Rotated),
+    Columns(Rotated),
+    Topic(Kafka),
+    Tables(ClickHouse),
+}
+
+/// An output whose files of TLS have been read.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(super) output: Output,
+    pub(super) tls: Option<OutputTls>,
+    /// Of the file of its password or token.
+    secret: Option<String>,
+}
+
+impl Prepared {
+    /// As in the settings.
+    pub fn output(&self) -> &Output {
+        &self.output
+    }
+
+    /// Where a collector stores, if it is of a kind that says when flows are stored.
+    pub fn store(&self) -> Option<Place> {
+        match &self.output.target {
+            Target::Jsonl { path, rotation } => {
+                let rotated = Rotated::new(path.clone(), rotation.clone(), whole::lines);
+                Some(Place::Lines(rotated))
+            }
+            Target::Parquet { folder, rotation } => {
+                let made = parquet::MADE_OF_MANY;
+                let rotated = Rotated::made(folder.clone(), rotation.clone(), made);
+                Some(Place::Columns(rotated))
+            }
+            Target::Kafka(target) => {
+                let kafka = Kafka::new(target.settings().clone(), self.tls_in_force());
+                Some(Place::Topic(kafka))
+            }
+            Target::ClickHouse(target) => {
+                let tables = ClickHouse::new(target.settings().clone(), self.tls_in_force());
+                Some(Place::Tables(tables))
+            }
+            Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
+        }
+    }
+
+    /// Of a store, which is named as its kind.
+    fn tls_in_force(&self) -> Option<InForce> {
+        let read = self.tls.clone()?;
+        Some(InForce::new(read.named(self.output.kind().name())))
+    }
+
+    /// What may be meant so, and is worth a look.
+    pub fn warnings(&self) -> impl Iterator<Item = &String> {
+        let of_tls = self.tls.as_ref().map_or(&[][..], OutputTls::warnings);
+        of_tls.iter().chain(&self.secret)
+    }
+
+    /// Logs what is worth a look in the file of its password or token. Those of TLS tell theirs when they come into force.
+    pub fn tell_of_secret(&self, name: &str) {
+        if let Some(warning) = &self.secret {
+            tracing::warn!(output = name, "{warning}");
+        }
+    }
+}
+
+/// A host by name or address, and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPort {
+    pub host: String,
+    pub port: u16,
+}
+
+impl HostPort {
+    /// Reads `HOST:PORT`. An IPv6 address stands in brackets.
+    fn read(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let inside = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
+        let host = match inside {
+            Some(address) => address.filter(|address| host::is_ipv6(address))?,
+            None => Some(host).filter(|host| !host.is_empty() && !host.contains([':', '/']))?,
+        };
+        let port = port.parse().ok().filter(|&port| port != 0)?;
+        Some(Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(formatter, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(formatter, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// Why an output is refused.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{message}")]
+pub struct Refused {
+    /// The key of a table that is wrong; without one it is the output as a whole.
+    pub key: Option<String>,
+    message: String,
+}
+
+impl Refused {
+    fn whole(message: impl Into<String>) -> Self {
+        Self {
+            key: None,
+            message: message.into(),
+        }
+    }
+
+    fn at(key: &str, message: impl Into<String>) -> Self {
+        Self {
+            key: Some(key.to_owned()),
+            message: message.into(),
+        }
+    }
+}
+
+impl Output {
+    pub fn kind(&self) -> Kind {
+        match self.target {
+            Target::ClickHouse(_) => Kind::ClickHouse,
+            Target::Collector(_) => Kind::Collector,
+            Target::Ipfix(_) => Kind::Ipfix,
+            Target::Jsonl { .. } => Kind::Jsonl,
+            Target::Kafka(_) => Kind::Kafka,
+            Target::Otlp(_) => Kind::Otlp,
+            Target::Parquet { .. } => Kind::Parquet,
+            Target::Pbflow(_) => Kind::Pbflow,
+        }
+    }
+
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        match &self.target {
+            Target::ClickHouse(target) => target.address(),
+            Target::Collector(target) => target.address(),
+            Target::Ipfix(target) => target.address(),
+            Target::Jsonl { path, .. } => path.display().to_string(),
+            Target::Kafka(target) => target.address(),
+            Target::Otlp(target) => target.address(),
+            Target::Parquet { folder, .. } => folder.display().to_string(),
+            Target::Pbflow(target) => target.address(),
+        }
+    }
+
+    /// Reads the files of TLS, if it speaks TLS, and looks at that of its password or token.
+    pub fn prepare(self) -> Result<Prepared, FileFault> {
+        let tls = match &self.target {
+            Target::ClickHouse(target) => target.read_tls()?,
+            Target::Collector(target) => target.read_tls()?,
+            Target::Kafka(target) => target.read_tls()?,
+            Target::Otlp(target) => target.read_tls()?,
+            Target::Pbflow(target) => target.read_tls()?,
+            Target::Ipfix(_) | Target::Jsonl { .. } | Target::Parquet { .. } => None,
+        };
+        let secret = match &self.target {
+            Target::ClickHouse(target) => {
+                let login = target.settings().login.as_ref();
+                login.and_then(|login| login.password_file.as_ref()?.warning())
+            }
+            Target::Collector(target) => target.token_warning(),
+            Target::Kafka(target) => {
+                let login = target.settings().login.as_ref();
+                login.and_then(|login| login.password_file.warning())
+            }
+            Target::Ipfix(_)
+            | Target::Jsonl { .. }
+            | Target::Otlp(_)
+            | Target::Parquet { .. }
+            | Target::Pbflow(_) => None,
+        };
+        Ok(Prepared {
+            output: self,
+            tls,
+            secret,
+        })
+    }
+
+    /// What it consists of.
+    /// `place` tells it from other outputs, also of other agents on this host.
+    pub(super) fn parts(&self, hub: &Hub, place: &str, tls: Option<InForce>) -> Parts {
+        let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
+            Target::Collector(target) => {
+                return Parts::Batches(target.collectors(tls.as_ref()));
+            }
+            Target::Ipfix(target) => target.parts(place),
+            Target::Jsonl { path, rotation } => (
+                Box::new(Jsonl::default()),
+                Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
+            ),
+            Target::ClickHouse(_) | Target::Kafka(_) => {
+                unreachable!("the settings of an agent refuse it")
+            }
+            Target::Otlp(target) => target.parts(hub.accounts(), tls),
+            Target::Parquet { folder, rotation } => (
+                Box::new(Parquet::default()),
+                Transport::File(Rotated::made(
+                    folder.clone(),
+                    rotation.clone(),
+                    parquet::MADE,
+                )),
+            ),
+            Target::Pbflow(target) => target.parts(tls),
+        };
+        Parts::Messages(encoder, transport)
+    }
+
+    /// Only a collector stores there: an agent's output has nothing that waits until it is acknowledged.
+    pub fn is_for_a_collector_alone(&self) -> bool {
+        matches!(self.target, Target::ClickHouse(_) | Target::Kafka(_))
+    }
+
+    /// Whether it is of a kind that says when flows are stored.
+    pub fn is_store(&self) -> bool {
+        matches!(
+            self.target,
+            Target::ClickHouse(_)
+                | Target::Jsonl { .. }
+                | Target::Kafka(_)
+                | Target::Parquet { .. }
+        )
+    }
+
+    /// Whether it may ask the agent to report less often.
+    pub fn may_ask(&self) -> bool {
+        matches!(&self.target, Target::Collector(target) if target.may_ask())
+    }
+
+    /// Whether some flows do not get there.
+    pub fn leaves_out(&self) -> bool {
+        self.wanted != Wanted::default()
+    }
+
+    fn read(table: &Table) -> Result<Self, Refused> {
+        let kind = table.text("kind")?.ok_or_else(|| missing("kind"))?;
+        let kind = Kind::ALL
+            .into_iter()
+            .find(|known| known.name() == kind)
+            .ok_or_else(|| Refused::at("kind", unknown_kind(&kind)))?;
+        let address = table.text("address")?.ok_or_else(|| missing("address"))?;
+        table.refuse_other_kinds(kind)?;
+        let is_path = !address.contains("://");
+        let ending = [".gz", ".zst", ".part"]
+            .into_iter()
+            .find(|ending| address.ends_with(ending));
+        if is_path && let Some(ending) = ending {
+            let message = format!(
+                "{ending} ends the names of files that are complete: leave it out, complete files get it by themselves"
+            );
+            return Err(Refused::at("address", message));
+        }
+        if address.is_empty() {
+            let message = format!("expected {}", kind.addresses());
+            return Err(Refused::at("address", message));
+        }
+        if let Some(fault) = host::fault(&address) {
+            return Err(Refused::at("address", fault));
+        }
+        let target = match kind {
+            Kind::ClickHouse => {
+                Target::ClickHouse(clickhouse::Target::read(table, &address)?.into())
+            }
+            Kind::Collector => Target::Collector(collector::Target::read(table, &address)?),
+            Kind::Ipfix => Target::Ipfix(ipfix::Target::read(table, &address)?.into()),
+            Kind::Jsonl => Target::Jsonl {
+                path: address.into(),
+                rotation: table.rotation()?,
+            },
+            Kind::Kafka => Target::Kafka(kafka::Target::read(table, &address)?.into()),
+            Kind::Otlp => Target::Otlp(otlp::Target::read(table, &address)?),
+            Kind::Parquet => Target::parquet(table, &address)?,
+            Kind::Pbflow => Target::Pbflow(pbflow::Target::read(table, &address)?),
+        };
+        Ok(Self {
+            name: table.text("name")?,
+            target,
+            wanted: Wanted {
+                filter: table.filter()?,
+                only_ended: table.boolean("only_ended")?.unwrap_or_default(),
+                min_bytes: table.integer("min_bytes")?.unwrap_or_default(),
+            },
+        })
+    }
+}
+
+impl Target {
+    fn parquet(table: &Table, address: &str) -> Result<Self, Refused> {
+        if address.contains("://") {
+            let message = format!("expected {}", Kind::Parquet.addresses());
+            return Err(Refused::at("address", message));
+        }
+        let rotation = table.rotation()?;
+        if rotation.compression == Compression::Gzip {
+            let message = "expected one of none, zstd";
+            return Err(Refused::at("compression", message));
+        }
+        Ok(Self::Parquet {
+            folder: address.into(),
+            rotation,
+        })
+    }
+}
+
+fn missing(key: &str) -> Refused {
+    Refused::whole(format!("an output needs {key}"))
+}
+
+fn unknown_kind(kind: &str) -> String {
+    let kinds = Kind::ALL.map(Kind::name);
+    let hint = similar::hint(kind, kinds);
+    format!(
+        "no kind of output has this name{hint}; expected one of {}",
+        kinds.join(", ")
+    )
+}
+
+/// The name of an output, with a number if it is not free.
+pub(super) fn free_name(output: &Output, is_free: impl Fn(&str) -> bool) -> String {
+    let base = output.name.clone();
+    let base = base.unwrap_or_else(|| output.kind().name().to_owned());
+    let numbered = (2u32..).map(|number| format!("{base}-{number}"));
+    let mut candidates = std::iter::once(base.clone()).chain(numbered);
+    let free = candidates.find(|name| is_free(name));
+    free.expect("there are more numbers than outputs")
+}
+
+/// The text of a value: `none`, `table`, `json`, `KIND=ADDRESS`, several of them with commas, or a table in JSON.
+impl FromStr for Wishes {
+    type Err = Refused;
+
+    fn from_str(text: &str) -> Result<Self, Refused> {
+        if text.trim_start().starts_with('{') {
+            let table: Map<String, Value> = serde_json::from_str(text)
+                .map_err(|error| Refused::whole(format!("expected a table in JSON: {error}")))?;
+            let output = Output::read(&Table(table))?;
+            return Ok(Self(vec![Wish::Output(output)]));
+        }
+        text.split(',')
+            .map(wish)
+            .collect::<Result<_, _>>()
+            .map(Self)
+    }
+}
+
+fn wish(text: &str) -> Result<Wish, Refused> {
+    match text {
+        "none" => return Ok(Wish::Nothing),
+        "table" => return Ok(Wish::Stdout(Format::Table)),
+        "json" => return Ok(Wish::Stdout(Format::Json)),
+        _ => {}
+    }
+    let Some((kind, address)) = text.split_once('=') else {
+        let known = Kind::ALL.map(Kind::name);
+        let hint = similar::hint(text, ["none", "table", "json"].into_iter().chain(known));
+        return Err(Refused::whole(format!(
+            "expected none, table, json, or KIND=ADDRESS{hint}; kinds are {}",
+            known.join(", ")
+        )));
+    };
+    let table = [("kind", kind), ("address", address)];
+    let table = table.map(|(key, value)| (key.to_owned(), Value::from(value)));
+    Output::read(&Table(table.into_iter().collect())).map(Wish::Output)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,125 @@
+//! What the settings say about collectors of our own interface.
+
+use std::{path::PathBuf, time::Duration};
+
+use agent_common::sample;
+use tls::{
+    ALPN_H2,
+    output::{InForce, OutputTls},
+    pem::FileFault,
+    token::TokenFile,
+};
+
+use super::{
+    HostPort, Kind, Refused, Table, host,
+    tls::{HTTP, Way},
+};
+use crate::{
+    delivery::{Collectors, Spooling},
+    relief::Relief,
+    transport::Endpoint,
+};
+
+/// Of a dashboard a report in five minutes is not too late, and a collector has a thirtieth of the work of every ten seconds.
+const MAX_REPORT_INTERVAL: Duration = Duration::from_mins(5);
+
+/// Collectors, of which the first that answers gets all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    all: Vec<HostPort>,
+    way: Way,
+    spooling: Option<Spooling>,
+    most_asked: Relief,
+    token: Option<TokenFile>,
+}
+
+impl Target {
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        let all: Vec<_> = self.all.iter().map(HostPort::to_string).collect();
+        format!("{}://{}", self.way.scheme(HTTP), all.join(","))
+    }
+
+    pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
+        self.way.read(ALPN_H2)
+    }
+
+    pub fn token_warning(&self) -> Option<String> {
+        self.token.as_ref().and_then(TokenFile::warning)
+    }
+
+    pub fn collectors(&self, tls: Option<&InForce>) -> Collectors {
+        let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
+        Collectors {
+            endpoints: self.all.iter().map(endpoint).collect(),
+            spooling: self.spooling.clone(),
+            most_asked: self.most_asked,
+            token: self.token.clone(),
+        }
+    }
+
+    /// Whether its collectors may ask the agent to report less often.
+    pub fn may_ask(&self) -> bool {
+        !self.most_asked.report_interval.is_zero()
+    }
+
+    pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
+        let expected = || {
+            let addresses = Kind::Collector.addresses();
+            Refused::at("address", format!("expected {addresses}"))
+        };
+        let (way, rest) = Way::of(table, address, HTTP)?.ok_or_else(expected)?;
+        let first = HostPort::read(rest).ok_or_else(expected)?;
+        way.refuse_host(&first.host)?;
+        let all = host::with_failover(table, &way, first)?;
+        let spooling = spooling_of(table)?;
+        let max_report_interval = table.time_or_zero("max_report_interval")?;
+        Ok(Self {
+            all,
+            way,
+            spooling,
+            most_asked: Relief {
+                report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
+                sample_rate: max_sample_rate_of(table)?,
+            },
+            token: table.given("token_file")?.map(TokenFile::new),
+        })
+    }
+}
+
+fn max_sample_rate_of(table: &Table) -> Result<u32, Refused> {
+    const KEY: &str = "max_sample_rate";
+    let rate = table.integer(KEY)?.unwrap_or(1);
+    let rate = u32::try_from(rate)
+        .ok()
+        .filter(|rate| *rate <= sample::MOST_RATE);
+    rate.ok_or_else(|| {
+        let message = format!("expected a number up to {}", sample::MOST_RATE);
+        Refused::at(KEY, message)
+    })
+}
+
+fn spooling_of(table: &Table) -> Result<Option<Spooling>, Refused> {
+    let most_bytes = table.integer("spool_bytes")?;
+    let Some(folder) = table.given("spool")? else {
+        return match most_bytes {
+            Some(_) => Err(Refused::at(
+                "spool_bytes",
+                "is for a spool, and there is none: set spool",
+            )),
+            None => Ok(None),
+        };
+    };
+    let folder = PathBuf::from(folder);
+    if !folder.is_absolute() {
+        let message = format!(
+            "expected the whole path, from /, of a folder, and not {}",
+            folder.display()
+        );
+        return Err(Refused::at("spool", message));
+    }
+    Ok(Some(Spooling {
+        folder,
+        most_bytes: most_bytes.unwrap_or(1 << 30),
+    }))
+}

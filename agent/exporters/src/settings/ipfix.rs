@@ -1,0 +1,127 @@
+//! What the settings say about IPFIX: where it goes, and how its records look.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::{FILE_KEYS, HostPort, Kind, Refused, Table};
+use crate::{
+    encoder::Encoder,
+    files::{Rotated, Rotation, whole},
+    ipfix::{DEFAULT_TEMPLATE_REFRESH, Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
+    transport::{Tcp, Transport, Udp},
+};
+
+/// Shorter messages would not hold the records of one flow.
+pub(super) const LEAST_MESSAGE_LEN_BYTES: u64 = 512;
+/// If templates came more often, nothing else would.
+const LEAST_REFRESH: Duration = Duration::from_secs(1);
+
+/// IPFIX and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    to: To,
+    settings: Settings,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum To {
+    Udp(HostPort),
+    Tcp(HostPort),
+    File { path: PathBuf, rotation: Rotation },
+}
+
+impl Target {
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        match &self.to {
+            To::Udp(to) => format!("udp://{to}"),
+            To::Tcp(to) => format!("tcp://{to}"),
+            To::File { path, .. } => path.display().to_string(),
+        }
+    }
+
+    /// `place` tells it from other outputs, also of other agents on this host.
+    pub fn parts(&self, place: &str) -> (Box<dyn Encoder>, Transport) {
+        let transport = match &self.to {
+            To::Udp(to) => {
+                let every = self.settings.template_refresh;
+                let every = every.unwrap_or(DEFAULT_TEMPLATE_REFRESH);
+                Transport::Udp(Udp::new(to.clone(), every))
+            }
+            To::Tcp(to) => Transport::Tcp(Tcp::new(to.clone())),
+            To::File { path, rotation } => {
+                Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::ipfix))
+            }
+        };
+        let settings = Settings {
+            place: place.to_owned(),
+            ..self.settings.clone()
+        };
+        (Box::new(Ipfix::new(settings)), transport)
+    }
+
+    pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
+        let expected = || Refused::at("address", format!("expected {}", Kind::Ipfix.addresses()));
+        let host = |text: &str| HostPort::read(text).ok_or_else(expected);
+        let to = if let Some(to) = address.strip_prefix("udp://") {
+            To::Udp(host(to)?)
+        } else if let Some(to) = address.strip_prefix("tcp://") {
+            To::Tcp(host(to)?)
+        } else if address.contains("://") {
+            return Err(expected());
+        } else {
+            To::File {
+                path: address.into(),
+                rotation: table.rotation()?,
+            }
+        };
+        if !matches!(to, To::File { .. })
+            && let Some(key) = FILE_KEYS.iter().find(|key| table.0.contains_key(**key))
+        {
+            return Err(Refused::at(key, "only files have such a setting"));
+        }
+        let mut settings = match to {
+            To::Udp(_) => Settings::datagrams(),
+            To::Tcp(_) | To::File { .. } => Settings::stream(),
+        };
+        settings.is_biflow = !table.boolean("uniflow")?.unwrap_or_default();
+        settings.end_records = table.boolean("end_records")?.unwrap_or_default();
+        settings.octets = match table.text("octets")?.as_deref() {
+            None | Some("ip") => Octets::Ip,
+            Some("layer2") => Octets::Layer2,
+            Some(_) => return Err(Refused::at("octets", "expected one of ip, layer2")),
+        };
+        if let Some(refresh) = table.time("template_refresh")? {
+            if settings.template_refresh.is_none() {
+                let message = "only datagrams need templates again";
+                return Err(Refused::at("template_refresh", message));
+            }
+            if refresh < LEAST_REFRESH {
+                let message = "expected a time, \"1s\" or longer";
+                return Err(Refused::at("template_refresh", message));
+            }
+            settings.template_refresh = Some(refresh);
+        }
+        if let Some(bytes) = table.integer("message_bytes")? {
+            let most = "expected a number, 65535 or less, without quotes";
+            let bytes = u16::try_from(bytes).map_err(|_| Refused::at("message_bytes", most))?;
+            settings.message_len_bytes = bytes.into();
+        }
+        if let Some(domain) = table.integer("observation_domain")? {
+            let most = "expected a number, 4294967295 or less, without quotes";
+            let domain = u32::try_from(domain);
+            let domain = domain.map_err(|_| Refused::at("observation_domain", most))?;
+            settings.observation_domain = Some(domain);
+        }
+        if let Some(number) = table.integer("enterprise_number")? {
+            let most = "expected a number, 4294967295 or less, without quotes";
+            let number = u32::try_from(number);
+            let number = number.map_err(|_| Refused::at("enterprise_number", most))?;
+            if number == REVERSE_ENTERPRISE {
+                let message = "29305 is that of reverse elements (RFC 5103): set one of your own";
+                return Err(Refused::at("enterprise_number", message));
+            }
+            settings.enterprise = Some(number);
+        }
+        Ok(Self { to, settings })
+    }
+}

@@ -1,0 +1,118 @@
+//! What the settings say about OTLP: where it goes, how, and what.
+
+use std::sync::Arc;
+
+use proto::accounts::Accounts;
+use tls::{
+    ALPN_H2, ALPN_HTTP1,
+    output::{InForce, OutputTls},
+    pem::FileFault,
+};
+use tokio::sync::watch;
+
+use super::{
+    HostPort, Kind, Refused, Table,
+    tls::{HTTP, Way},
+};
+use crate::{
+    encoder::Encoder,
+    otlp::{Otlp, Protocol, Settings},
+    transport::{Endpoint, Grpc, Http, Transport},
+};
+
+/// The ports that OTLP has by default.
+const GRPC_PORT: u16 = 4317;
+const HTTP_PORT: u16 = 4318;
+
+/// OTLP and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    to: HostPort,
+    way: Way,
+    /// What stands in front of the paths that OTLP has over HTTP. Empty, or begins with a slash and does not end with one.
+    base_path: String,
+    settings: Settings,
+}
+
+impl Target {
+    /// As in the settings.
+    pub fn address(&self) -> String {
+        let scheme = self.way.scheme(HTTP);
+        format!("{scheme}://{}{}", self.to, self.base_path)
+    }
+
+    pub fn read_tls(&self) -> Result<Option<OutputTls>, FileFault> {
+        self.way.read(match self.settings.protocol {
+            Protocol::Grpc => ALPN_H2,
+            Protocol::Http => ALPN_HTTP1,
+        })
+    }
+
+    pub fn parts(
+        &self,
+        accounts: watch::Receiver<Arc<Accounts>>,
+        tls: Option<InForce>,
+    ) -> (Box<dyn Encoder>, Transport) {
+        let endpoint = Endpoint::new(self.to.clone(), tls);
+        let transport = match self.settings.protocol {
+            Protocol::Grpc => Transport::Grpc(Grpc::new(endpoint)),
+            Protocol::Http => Transport::Http(Http::new(endpoint, self.base_path.clone())),
+        };
+        let encoder = Otlp::new(self.settings.clone(), accounts);
+        (Box::new(encoder), transport)
+    }
+
+    pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
+        let wrong = |message: &str| Refused::at("address", message);
+        let expected = || Refused::at("address", format!("expected {}", Kind::Otlp.addresses()));
+        let (way, rest) = Way::of(table, address, HTTP)?.ok_or_else(expected)?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let base_path = path.trim_end_matches('/');
+        if base_path.ends_with("/v1/logs") || base_path.ends_with("/v1/metrics") {
+            return Err(wrong("leave out /v1/logs: it is added to the address"));
+        }
+        let has_odd_letters = base_path
+            .bytes()
+            .any(|byte| !byte.is_ascii_graphic() || b"?#".contains(&byte));
+        if has_odd_letters {
+            return Err(expected());
+        }
+        let protocol = table.text("protocol")?;
+        let to = HostPort::read(authority);
+        let protocol = match protocol.as_deref() {
+            Some("grpc") if !base_path.is_empty() => {
+                return Err(wrong(
+                    "gRPC has no path: leave it out, or choose protocol http",
+                ));
+            }
+            Some("grpc") => Protocol::Grpc,
+            Some("http") => Protocol::Http,
+            Some(_) => return Err(Refused::at("protocol", "expected one of grpc, http")),
+            None if !base_path.is_empty() => Protocol::Http,
+            None if to.as_ref().is_some_and(|to| to.port == HTTP_PORT) => Protocol::Http,
+            None => Protocol::Grpc,
+        };
+        let port = match protocol {
+            Protocol::Grpc => GRPC_PORT,
+            Protocol::Http => HTTP_PORT,
+        };
+        let to = to.or_else(|| HostPort::read(&format!("{authority}:{port}")));
+        let gzip = match table.text("compression")?.as_deref() {
+            None | Some("gzip") => true,
+            Some("none") => false,
+            Some(_) => return Err(Refused::at("compression", "expected one of none, gzip")),
+        };
+        let to = to.ok_or_else(expected)?;
+        way.refuse_host(&to.host)?;
+        Ok(Self {
+            to,
+            way,
+            base_path: base_path.to_owned(),
+            settings: Settings {
+                protocol,
+                gzip,
+                metrics: table.boolean("metrics")?.unwrap_or(true),
+            },
+        })
+    }
+}

@@ -1,0 +1,383 @@
+//! Counts what became of an output's flows, while others read the counts.
+
+use std::{
+    mem::take,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    task::Poll,
+};
+
+use agent_common::Pair;
+use hub::{Backlog, OutgoingBatch};
+use proto::{FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum};
+use util::clock;
+
+use super::{Relief, transport::Receipts};
+
+/// What became of an output's flows.
+pub(super) struct Tally {
+    backlog: Backlog,
+    fates: Mutex<Fates>,
+    health: Mutex<Health>,
+    spool: Mutex<Option<OutputSpoolStatus>>,
+    asked_report_interval_ns: AtomicU64,
+    asked_sample_rate: AtomicU32,
+}
+
+/// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
+#[derive(Default)]
+struct Fates {
+    /// Taken from the queue and not sent yet.
+    in_hand: RecordSum,
+    /// Handed over, and perhaps refused or lost.
+    doubted: RecordSum,
+    sent: RecordSum,
+    refused: RecordSum,
+    lost: RecordSum,
+    left_out: RecordSum,
+}
+
+/// Whether messages get there.
+#[derive(Default)]
+struct Health {
+    state: State,
+    /// It has been told that they do not get there, or that they are refused.
+    told_failing: bool,
+    told_refused: bool,
+    failures: u64,
+    last_error: String,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Working,
+    /// The last message did not get there.
+    Failing,
+    /// Flows were refused, and no message of flows was taken as a whole since.
+    Refusing,
+}
+
+impl Tally {
+    pub(super) fn new(backlog: Backlog) -> Self {
+        Self {
+            backlog,
+            fates: Mutex::default(),
+            health: Mutex::default(),
+            spool: Mutex::default(),
+            asked_report_interval_ns: AtomicU64::default(),
+            asked_sample_rate: AtomicU32::default(),
+        }
+    }
+
+    /// Nothing more comes than what is queued.
+    pub(super) fn closes(&self) {
+        self.backlog.leave();
+    }
+
+    /// Takes a batch from the queue, which `poll` does, into the hand.
+    pub(super) fn takes(
+        &self,
+        poll: impl FnOnce() -> Poll<Option<OutgoingBatch>>,
+    ) -> Poll<Option<OutgoingBatch>> {
+        let mut fates = self.fates();
+        let polled = poll();
+        if let Poll::Ready(Some(batch)) = &polled {
+            fates.in_hand = RecordSum::from(batch.volume());
+        }
+        polled
+    }
+
+    /// Says what of the batch in hand is wanted, and what is left out. Returns all that was ever left out.
+    pub(super) fn wants(&self, wanted: RecordSum, left_out: RecordSum) -> RecordSum {
+        let mut fates = self.fates();
+        fates.in_hand = wanted;
+        fates.left_out += left_out;
+        fates.left_out
+    }
+
+    pub(super) fn sends(&self, flows: RecordSum) {
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.sent += flows;
+    }
+
+    /// The format has no message for these.
+    pub(super) fn leaves_out(&self, flows: RecordSum) {
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.left_out += flows;
+    }
+
+    /// These were handed over, and what became of them is told later.
+    pub(super) fn doubts(&self, flows: RecordSum) {
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.doubted += flows;
+    }
+
+    /// These were found on disk, and what became of them is told later.
+    pub(super) fn finds(&self, flows: RecordSum) {
+        self.fates().doubted += flows;
+    }
+
+    /// What is on disk is left to the next one that opens it.
+    pub(super) fn hands_on(&self) {
+        self.fates().doubted = RecordSum::default();
+    }
+
+    /// How the disk stands.
+    pub(super) fn spools(&self, bytes: u64, oldest_unix_ns: u64, error: &str) {
+        *self.spool() = Some(OutputSpoolStatus {
+            bytes,
+            oldest_unix_ns,
+            error: error.to_owned(),
+        });
+    }
+
+    /// What the collector asks for.
+    pub(super) fn is_asked(&self, asked: Relief) {
+        let interval_ns = clock::nanos(asked.report_interval);
+        self.asked_report_interval_ns.store(interval_ns, Relaxed);
+        self.asked_sample_rate.store(asked.sample_rate, Relaxed);
+    }
+
+    /// What became of some that were doubted.
+    pub(super) fn learns(&self, Receipts { arrived, lost }: Receipts) {
+        let mut fates = self.fates();
+        fates.sent += arrived;
+        fates.lost += lost;
+        for known in [arrived, lost] {
+            // A disk may give back what it could not read before.
+            let doubted = &mut fates.doubted;
+            doubted.records = doubted.records.saturating_sub(known.records);
+            doubted.packets = doubted.packets.saturating_sub(known.packets);
+            doubted.bytes = doubted.bytes.saturating_sub(known.bytes);
+        }
+    }
+
+    /// All that was doubted counts as sent.
+    pub(super) fn trusts(&self) {
+        let fates = &mut *self.fates();
+        fates.sent += take(&mut fates.doubted);
+    }
+
+    pub(super) fn loses_doubted(&self) {
+        let fates = &mut *self.fates();
+        fates.lost += take(&mut fates.doubted);
+    }
+
+    pub(super) fn refuses_doubted(&self) {
+        let fates = &mut *self.fates();
+        fates.refused += take(&mut fates.doubted);
+    }
+
+    /// Beside what the queue lost.
+    pub(super) fn lost_behind_the_queue(&self) -> RecordSum {
+        self.fates().lost
+    }
+
+    /// What is in hand cannot be sent any more.
+    pub(super) fn loses(&self) {
+        let fates = &mut *self.fates();
+        fates.lost += take(&mut fates.in_hand);
+    }
+
+    /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
+    pub(super) fn failed(&self, error: &str) -> bool {
+        let mut health = self.health();
+        health.fails(error);
+        !std::mem::replace(&mut health.told_failing, true)
+    }
+
+    /// Notes that the receiver does not take a message with these flows. Returns whether that is to be told: once until a
+    /// success.
+    pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
+        self.refuses_some(flows, error);
+        !std::mem::replace(&mut self.health().told_refused, true)
+    }
+
+    /// Notes that no receiver takes these flows, which were doubted.
+    pub(super) fn refuses_known(&self, flows: RecordSum, error: &str) {
+        self.learns(Receipts {
+            arrived: RecordSum::default(),
+            lost: flows,
+        });
+        let mut fates = self.fates();
+        fates.lost -= flows;
+        fates.refused += flows;
+        drop(fates);
+        self.health().fails(error);
+    }
+
+    /// Notes that the receiver takes a message, but not these flows of it.
+    pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
+        let mut fates = self.fates();
+        fates.in_hand -= flows;
+        fates.refused += flows;
+        drop(fates);
+        let mut health = self.health();
+        health.fails(error);
+        health.state = State::Refusing;
+    }
+
+    /// The receiver refused flows, and has not taken all of a message since. That it takes something else says nothing then.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.health().state == State::Refusing
+    }
+
+    /// Notes a success. Returns whether it is the first after a failure that was told.
+    pub(super) fn succeeded(&self) -> bool {
+        let mut health = self.health();
+        health.state = State::Working;
+        let was_told = health.told_failing || health.told_refused;
+        (health.told_failing, health.told_refused) = (false, false);
+        was_told
+    }
+
+    /// Without what the settings say: name, kind and address.
+    pub(super) fn status(&self) -> OutputStatus {
+        let fates = self.fates();
+        let backlog = self.backlog.fate();
+        let mut queued = RecordSum::from(backlog.queued);
+        queued += fates.in_hand;
+        queued += fates.doubted;
+        let mut lost = RecordSum::from(backlog.lost);
+        lost += fates.lost;
+        let (sent, refused, left_out) = (fates.sent, fates.refused, fates.left_out);
+        drop(fates);
+        let health = self.health();
+        OutputStatus {
+            failing: health.state != State::Working,
+            failures: health.failures,
+            last_error: health.last_error.clone(),
+            queued: Some(queued),
+            sent: Some(sent),
+            refused: Some(refused),
+            lost: Some(lost),
+            left_out: Some(left_out),
+            spool: self.spool().clone(),
+            asked_report_interval_ns: self.asked_report_interval_ns.load(Relaxed),
+            asked_sample_rate: self.asked_sample_rate.load(Relaxed),
+            ..OutputStatus::default()
+        }
+    }
+
+    fn fates(&self) -> MutexGuard<'_, Fates> {
+        self.fates.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spool(&self) -> MutexGuard<'_, Option<OutputSpoolStatus>> {
+        self.spool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Health {
+    fn fails(&mut self, error: &str) {
+        error.clone_into(&mut self.last_error);
+        if self.state == State::Working {
+            self.failures += 1;
+            self.state = State::Failing;
+        }
+    }
+}
+
+/// What these records report.
+pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> RecordSum {
+    let mut sum = RecordSum::default();
+    for record in records {
+        let Pair { packets, bytes } = record.delta();
+        sum += RecordSum {
+            records: 1,
+            packets,
+            bytes,
+        };
+    }
+    sum
+}
+
+/// What this many of the records report, if all report the same: rounded down, and no more than there is.
+pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
+    let records = records.min(sum.records);
+    let part = |whole: u64| {
+        let share = u128::from(whole) * u128::from(records) / u128::from(sum.records.max(1));
+        u64::try_from(share).expect("a part is no more than the whole")
+    };
+    RecordSum {
+        records,
+        packets: part(sum.packets),
+        bytes: part(sum.bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hub::Hub;
+
+    /// Of so many records, of one packet with 100 bytes each.
+    fn flows(records: u64) -> RecordSum {
+        RecordSum {
+            records,
+            packets: records,
+            bytes: 100 * records,
+        }
+    }
+
+    #[test]
+    fn what_was_doubted_has_one_fate_in_the_end() {
+        let hub = Hub::new(1, u64::MAX);
+        let subscription = hub.subscribe("an output", "this process");
+        let tally = || {
+            let tally = Tally::new(subscription.backlog());
+            tally.wants(flows(7), flows(2));
+            tally.doubts(flows(4));
+            tally
+        };
+        let fates = |tally: &Tally| {
+            let status = tally.status();
+            let fates = [status.queued, status.sent, status.refused, status.lost];
+            fates.map(|fate| fate.unwrap().records)
+        };
+        assert_eq!(fates(&tally()), [7, 0, 0, 0]);
+        let refused = tally();
+        refused.refuses_doubted();
+        assert_eq!(fates(&refused), [3, 0, 4, 0]);
+        refused.refuses_doubted();
+        assert_eq!(fates(&refused), [3, 0, 4, 0], "they are refused once");
+        let trusted = tally();
+        trusted.trusts();
+        assert_eq!(fates(&trusted), [3, 4, 0, 0]);
+        let learned = tally();
+        learned.learns(Receipts {
+            arrived: flows(3),
+            lost: flows(1),
+        });
+        assert_eq!(fates(&learned), [3, 3, 0, 1]);
+        assert_eq!(learned.status().left_out, Some(flows(2)));
+    }
+
+    #[test]
+    fn a_share_and_the_rest_are_the_whole() {
+        let all = RecordSum {
+            records: 3,
+            packets: 10,
+            bytes: u64::MAX,
+        };
+        assert_eq!(share(all, 0), RecordSum::default());
+        for more in [3, 4, u64::MAX] {
+            assert_eq!(share(all, more), all);
+        }
+        let two = share(all, 2);
+        assert_eq!((two.records, two.packets), (2, 6));
+        assert_eq!(two.bytes, u64::MAX / 3 * 2);
+        let none = RecordSum::default();
+        assert_eq!(share(none, 7), none);
+    }
+}

@@ -1,0 +1,367 @@
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    pin::pin,
+    sync::mpsc,
+};
+
+use agent_common::Pair;
+use futures_util::poll;
+use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES};
+use prost::Message as _;
+use proto::{EndReason, FlowBatch, FlowRecord, RecordSum, batch::Batch};
+use settings::{Wish, Wishes};
+use tokio::{net::UdpSocket, task::spawn_blocking};
+
+use super::*;
+
+/// A file that cannot be made.
+const NOWHERE: &str = "jsonl=/proc/none/flows.jsonl";
+
+fn output(text: &str) -> Prepared {
+    let Wishes(wishes) = text.parse().unwrap();
+    let [Wish::Output(output)] = &wishes[..] else {
+        panic!("{text}: {wishes:?}");
+    };
+    output.clone().prepare().unwrap()
+}
+
+#[test]
+fn a_secret_that_everybody_can_read_is_worth_a_look() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("secret");
+    fs::write(&file, "0123456789abcdef\n").unwrap();
+    let (path, only_group, everybody) = (file.display(), 0o640, 0o644);
+    for (settings, what) in [
+        (
+            r#""kind": "collector", "address": "http://127.0.0.1:1", "token_file""#,
+            "the token",
+        ),
+        (
+            r#""kind": "kafka", "address": "tcp://127.0.0.1:1/t", "sasl": "scram-sha-512", "user": "me", "password_file""#,
+            "this password",
+        ),
+        (
+            r#""kind": "clickhouse", "address": "http://127.0.0.1:1/d/t", "user": "me", "password_file""#,
+            "this password",
+        ),
+    ] {
+        let warnings = |mode| -> Vec<String> {
+            fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+            let prepared = output(&format!(r#"{{{settings}: "{path}"}}"#));
+            prepared.warnings().cloned().collect()
+        };
+        assert_eq!(warnings(only_group), [""; 0], "{settings}");
+        let expected = format!("{path}: every user can read {what}: chmod o= {path}");
+        assert_eq!(warnings(everybody), [expected]);
+    }
+}
+
+/// A batch of one record, of three packets with 300 bytes.
+fn batch(scan_id: u64) -> Batch {
+    batch_of(scan_id, FlowRecord::default())
+}
+
+/// The same with other facts of the flow.
+fn batch_of(scan_id: u64, flow: FlowRecord) -> Batch {
+    let record = FlowRecord {
+        delta_packets: 3,
+        delta_bytes: 300,
+        ..flow
+    };
+    let batch = FlowBatch {
+        scan_id,
+        last_of_scan: true,
+        records: vec![record],
+        ..FlowBatch::default()
+    };
+    Batch {
+        body: batch.encode_to_vec().into(),
+        records: 1,
+        delta: Pair {
+            packets: 3,
+            bytes: 300,
+        },
+        scan_id,
+        index: 0,
+        last_of_scan: true,
+    }
+}
+
+#[tokio::test]
+async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
+    // One is lost since the queue is full, or two if the worker has taken none yet.
+    const BATCHES: u64 = DEFAULT_QUEUE_BATCHES as u64 + 2;
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let outputs = Outputs::start(&hub, vec![output(NOWHERE), output(NOWHERE)]);
+    for scan_id in 1..=BATCHES {
+        hub.publish(&batch(scan_id));
+    }
+    assert_eq!(outputs.departed(), DepartedOutputs::default());
+    outputs.replace_within(Vec::new(), Duration::ZERO);
+    assert!(outputs.status().is_empty());
+    let all = RecordSum {
+        records: 2 * BATCHES,
+        packets: 2 * 3 * BATCHES,
+        bytes: 2 * 300 * BATCHES,
+    };
+    while outputs
+        .all()
+        .leaving
+        .iter()
+        .any(|one| !one.task.is_finished())
+    {
+        tokio::task::yield_now().await;
+    }
+    let departed = outputs.departed();
+    assert_eq!((departed.outputs, departed.lost), (2, Some(all)));
+    assert_eq!(departed.queued, Some(RecordSum::default()));
+    // Once nothing is kept of them but their sums.
+    assert!(outputs.all().leaving.is_empty());
+    assert_eq!(outputs.departed(), departed);
+}
+
+const ONE: RecordSum = RecordSum {
+    records: 1,
+    packets: 3,
+    bytes: 300,
+};
+
+/// Of a scan that goes on: no account comes before the flow.
+fn in_the_middle() -> Batch {
+    let whole = batch(1);
+    let flows = FlowBatch::decode(whole.body.clone()).unwrap();
+    let body = FlowBatch {
+        last_of_scan: false,
+        ..flows
+    };
+    Batch {
+        body: body.encode_to_vec().into(),
+        last_of_scan: false,
+        ..whole
+    }
+}
+
+/// Whether it becomes so.
+async fn comes(is_so: impl Fn() -> bool) -> bool {
+    let waits = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(10), waits)
+        .await
+        .is_ok()
+}
+
+/// What somebody says of the last message is waited for.
+#[tokio::test]
+async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    hub.publish(&in_the_middle());
+    assert!(comes(|| outputs.status()[0].sent == Some(ONE)).await);
+    drop(receiver);
+    hub.publish(&in_the_middle());
+    outputs.replace(Vec::new());
+    assert!(comes(|| outputs.departed().queued == Some(RecordSum::default())).await);
+    let departed = outputs.departed();
+    assert_eq!((departed.sent, departed.refused), (Some(ONE), Some(ONE)));
+}
+
+/// A thread goes on with what it has begun to write, though the time is over and nobody waits for it.
+#[test]
+fn the_last_piece_of_a_file_is_sent_if_a_thread_has_begun_with_it_and_lost_if_not() {
+    for has_begun in [true, false] {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        runtime.block_on(last_piece(has_begun));
+    }
+}
+
+async fn last_piece(has_begun: bool) {
+    let over = Instant::now();
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let Prepared { output, .. } = output(&format!("jsonl={}", lines.display()));
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let subscription = hub.subscribe_output("file", &output.address());
+    let tally = Arc::new(Tally::new(subscription.backlog()));
+    let (deadline, until) = watch::channel(None);
+    let mine = Arc::clone(&tally);
+    let Parts::Messages(encoder, transport) = output.parts(&hub, "", None) else {
+        panic!("a file is one")
+    };
+    let parts = (encoder, transport);
+    let worker = Worker::new(
+        "file",
+        &output,
+        parts,
+        None,
+        subscription,
+        mine,
+        Ending::new(until),
+    );
+    let mut run = pin!(worker.run());
+    hub.publish(&in_the_middle());
+    while tally.status().sent != Some(ONE) {
+        assert!(poll!(&mut run).is_pending());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    let (free, is_free) = mpsc::channel::<()>();
+    // It has the only thread, so that the worker has to wait for the piece.
+    spawn_blocking(move || is_free.recv());
+    hub.publish(&in_the_middle());
+    assert!(poll!(&mut run).is_pending());
+    if has_begun {
+        free.send(()).unwrap();
+        let (tell, told) = mpsc::channel();
+        spawn_blocking(move || tell.send(()));
+        // It comes after the piece. The worker does not run meanwhile, so the time is over before it hears.
+        told.recv().unwrap();
+    }
+    deadline.send_replace(Some(over));
+    run.await;
+
+    let (mut two, none) = (ONE, RecordSum::default());
+    two += ONE;
+    let [sent, lost] = if has_begun { [two, none] } else { [ONE, ONE] };
+    let status = tally.status();
+    assert_eq!(
+        [status.sent, status.lost, status.queued],
+        [sent, lost, none].map(Some)
+    );
+    drop(free);
+    // On the one thread it comes after whatever would still be written.
+    spawn_blocking(|| ()).await.unwrap();
+    let written = fs::read_to_string(&lines).unwrap();
+    assert_eq!(written.lines().count() as u64, sent.records);
+}
+
+/// Nothing follows on a message that would tell what became of it.
+#[tokio::test]
+async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_that_nobody_listens() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    let fates = async |expected: [RecordSum; 3], failing| {
+        let are_known = || {
+            let status = outputs.status().remove(0);
+            let fates = [status.queued, status.sent, status.refused];
+            fates.map(Option::unwrap) == expected && status.failing == failing
+        };
+        assert!(comes(are_known).await, "{:?}", outputs.status());
+    };
+    let none = RecordSum::default();
+    hub.publish(&in_the_middle());
+    fates([none, ONE, none], false).await;
+    drop(receiver);
+    hub.publish(&in_the_middle());
+    fates([none, ONE, ONE], true).await;
+    hub.publish(&in_the_middle());
+    fates([ONE, ONE, ONE], true).await;
+}
+
+#[tokio::test]
+async fn what_a_format_has_no_record_for_is_left_out_and_not_sent() {
+    let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let address = format!("ipfix=udp://{}", receiver.local_addr().unwrap());
+    let outputs = Outputs::start(&hub, vec![output(&address)]);
+    let one = in_the_middle();
+    let mut flows = FlowBatch::decode(one.body.clone()).unwrap();
+    // It ended while it was quiet.
+    flows.records.push(FlowRecord::default());
+    hub.publish(&Batch {
+        body: flows.encode_to_vec().into(),
+        records: 2,
+        ..one
+    });
+    let settled = || outputs.status()[0].queued == Some(RecordSum::default());
+    assert!(comes(settled).await);
+    let status = outputs.status().remove(0);
+    let quiet = RecordSum {
+        records: 1,
+        ..RecordSum::default()
+    };
+    assert_eq!((status.sent, status.left_out), (Some(ONE), Some(quiet)));
+}
+
+/// Whenever somebody looks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flow_has_one_fate_or_waits() {
+    const BATCHES: u64 = 2_000;
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let hub = Hub::new(BATCHES as usize, DEFAULT_QUEUED_BYTES);
+    let name = format!("jsonl={}", lines.display());
+    let outputs = Outputs::start(&hub, vec![output(&name)]);
+    for scan_id in 1..=BATCHES {
+        hub.publish(&batch(scan_id));
+    }
+    let all = RecordSum {
+        records: BATCHES,
+        packets: 3 * BATCHES,
+        bytes: 300 * BATCHES,
+    };
+    loop {
+        let status = outputs.status().remove(0);
+        let fates = [
+            status.queued,
+            status.sent,
+            status.refused,
+            status.lost,
+            status.left_out,
+        ];
+        let mut sum = RecordSum::default();
+        for fate in fates {
+            sum += fate.unwrap();
+        }
+        assert_eq!(sum, all, "{status:?}");
+        if status.sent == Some(all) {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// They are sent when they end, and wait for nothing before.
+#[tokio::test]
+async fn what_is_not_wanted_yet_does_not_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let lines = folder.path().join("flows.jsonl");
+    let settings = format!(
+        r#"{{"kind": "jsonl", "address": "{}", "only_ended": true}}"#,
+        lines.display()
+    );
+    let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
+    let outputs = Outputs::start(&hub, vec![output(&settings)]);
+    hub.publish(&batch(1));
+    hub.publish(&batch(2));
+    let ended = FlowRecord {
+        // More than came through the queue: the output may have begun later than the flow.
+        total_packets: 1_000,
+        total_bytes: 100_000,
+        end_reason: Some(EndReason::IdleTimeout.into()),
+        ..FlowRecord::default()
+    };
+    hub.publish(&batch_of(3, ended));
+    let all = RecordSum {
+        records: 1,
+        packets: 1_000,
+        bytes: 100_000,
+    };
+    let mut status = outputs.status().remove(0);
+    while status.sent != Some(all) {
+        tokio::task::yield_now().await;
+        status = outputs.status().remove(0);
+    }
+    assert_eq!(status.queued, Some(RecordSum::default()));
+}

@@ -1,0 +1,257 @@
+//! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
+//! wanted, so that the sums of a flow that it got are whole.
+
+use std::str::FromStr;
+
+use proto::{
+    FlowBatch, FlowRecord, RecordSum, known_interfaces::KnownInterfaces, mentions::Mentions,
+};
+use rules::{Facts, Rule, Rules, passes};
+use util::fault::Fault;
+
+use super::tally;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    pub filter: Filter,
+    /// One record for each flow, when it has ended.
+    pub only_ended: bool,
+    /// No flow that has fewer bytes than this, of both directions together.
+    pub min_bytes: u64,
+}
+
+/// Rules in the language of `--filter`, as they were written.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    text: String,
+    rules: Vec<Rule>,
+}
+
+impl FromStr for Filter {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> Result<Self, Fault> {
+        let Rules(rules) = text.parse()?;
+        let text = text.to_owned();
+        Ok(Self { text, rules })
+    }
+}
+
+impl PartialEq for Filter {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Filter {}
+
+/// Takes out of each batch what is not wanted.
+pub(super) struct Sieve {
+    wanted: Wanted,
+    interfaces: KnownInterfaces,
+}
+
+impl Sieve {
+    pub(super) fn new(wanted: Wanted) -> Self {
+        Self {
+            wanted,
+            interfaces: KnownInterfaces::default(),
+        }
+    }
+
+    /// Takes the records that are wanted out of the batch. Returns them, and what the others were of flows that have
+    /// ended.
+    pub(super) fn take(&mut self, batch: &mut FlowBatch) -> (Vec<FlowRecord>, RecordSum) {
+        let mut records = std::mem::take(&mut batch.records);
+        let mut left_out = RecordSum::default();
+        if self.wanted == Wanted::default() {
+            return (records, left_out);
+        }
+        if !self.wanted.filter.rules.is_empty() {
+            self.interfaces.note_all(batch);
+        }
+        records.retain_mut(|record| {
+            let has_ended = record.end_reason.is_some();
+            let total_bytes = record.total().bytes;
+            let facts = Facts::from(&*record);
+            if !self.is_wanted(record, facts, total_bytes) {
+                if has_ended {
+                    record.report_total();
+                    left_out += tally::sum([&*record]);
+                }
+                return false;
+            }
+            if self.wanted.only_ended && !has_ended {
+                return false;
+            }
+            let mut before = facts;
+            if record.total_packets == record.delta_packets {
+                before.sent[0] = None;
+            }
+            if record.total_reverse_packets == record.delta_reverse_packets {
+                before.sent[1] = None;
+            }
+            let was_wanted = self.is_wanted(record, before, total_bytes - record.delta().bytes);
+            if self.wanted.only_ended || !was_wanted {
+                record.report_total();
+            }
+            true
+        });
+        Mentions::of(&records).retain_in(batch);
+        (records, left_out)
+    }
+
+    /// Whether a flow with these facts and this many bytes is wanted.
+    fn is_wanted(&self, record: &FlowRecord, facts: Facts, total_bytes: u64) -> bool {
+        total_bytes >= self.wanted.min_bytes
+            && passes(
+                &self.wanted.filter.rules,
+                facts,
+                self.interfaces.name(record),
+            )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proto::EndReason;
+
+    /// A flow's record after this many packets of 100 bytes each way, `more` of them since the last one.
+    fn record(packets: u64, more: u64, ended: bool) -> FlowRecord {
+        FlowRecord {
+            total_packets: packets,
+            total_bytes: packets * 100,
+            total_reverse_packets: packets,
+            total_reverse_bytes: packets * 100,
+            delta_packets: more,
+            delta_bytes: more * 100,
+            delta_reverse_packets: more,
+            delta_reverse_bytes: more * 100,
+            end_reason: ended.then_some(EndReason::IdleTimeout.into()),
+            ..FlowRecord::default()
+        }
+    }
+
+    /// The forward packets that each record reports, and those that were left out.
+    fn kept(wanted: &Wanted, records: &[FlowRecord]) -> (Vec<u64>, u64) {
+        let mut sieve = Sieve::new(wanted.clone());
+        let (mut kept, mut left_out) = (Vec::new(), 0);
+        for record in records {
+            let mut batch = FlowBatch {
+                records: vec![record.clone()],
+                ..FlowBatch::default()
+            };
+            let (records, out) = sieve.take(&mut batch);
+            left_out += out.packets;
+            kept.extend(records.iter().map(|record| record.delta_packets));
+        }
+        (kept, left_out)
+    }
+
+    fn flow() -> [FlowRecord; 4] {
+        [
+            record(2, 2, false),
+            record(5, 3, false),
+            record(6, 1, false),
+            record(6, 0, true),
+        ]
+    }
+
+    #[test]
+    fn without_a_wish_everything_is_wanted_as_it_is() {
+        assert_eq!(kept(&Wanted::default(), &flow()), (vec![2, 3, 1, 0], 0));
+    }
+
+    #[test]
+    fn an_ended_flow_alone_has_all_its_packets() {
+        let wanted = Wanted {
+            only_ended: true,
+            ..Wanted::default()
+        };
+        assert_eq!(kept(&wanted, &flow()), (vec![6], 0));
+    }
+
+    #[test]
+    fn a_flow_that_grows_beyond_the_least_bytes_comes_with_what_it_had_before() {
+        let wanted = |min_bytes| Wanted {
+            min_bytes,
+            ..Wanted::default()
+        };
+        // Both directions together have 400, 1,000 and 1,200 bytes.
+        assert_eq!(kept(&wanted(400), &flow()), (vec![2, 3, 1, 0], 0));
+        assert_eq!(kept(&wanted(401), &flow()), (vec![5, 1, 0], 0));
+        assert_eq!(kept(&wanted(1_200), &flow()), (vec![6, 0], 0));
+        assert_eq!(kept(&wanted(1_201), &flow()), (vec![], 12));
+        let both = Wanted {
+            only_ended: true,
+            filter: Filter::default(),
+            min_bytes: 1_200,
+        };
+        assert_eq!(kept(&both, &flow()), (vec![6], 0));
+        let both = Wanted {
+            only_ended: true,
+            filter: Filter::default(),
+            min_bytes: 1_201,
+        };
+        assert_eq!(kept(&both, &flow()), (vec![], 12));
+    }
+
+    #[test]
+    fn a_flow_that_the_rules_come_to_want_comes_with_what_it_had_before() {
+        let half = |total, more, reverse, ended| FlowRecord {
+            src_addr: vec![10, 0, 0, 1].into(),
+            dst_addr: vec![10, 0, 0, 2].into(),
+            total_reverse_packets: reverse,
+            total_reverse_bytes: reverse * 100,
+            delta_reverse_packets: 0,
+            delta_reverse_bytes: 0,
+            direction: proto::Direction::Ingress.into(),
+            ..record(total, more, ended)
+        };
+        let answered = FlowRecord {
+            delta_reverse_packets: 4,
+            delta_reverse_bytes: 400,
+            ..half(3, 1, 4, false)
+        };
+        let flow = [half(2, 2, 0, false), answered, half(3, 0, 4, true)];
+        let rules = |text: &str| Wanted {
+            filter: text.parse().unwrap(),
+            ..Wanted::default()
+        };
+        for (text, expected) in [
+            ("include net 10.0.0.0/8", (vec![2, 1, 0], 0)),
+            // Only the answers leave.
+            ("include egress; exclude all", (vec![3, 0], 0)),
+            ("exclude net 10.0.0.0/8", (vec![], 7)),
+        ] {
+            assert_eq!(kept(&rules(text), &flow), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_know_the_name_of_an_interface_that_is_gone() {
+        let filter = "include on eth0; exclude all".parse().unwrap();
+        let mut sieve = Sieve::new(Wanted {
+            filter,
+            ..Wanted::default()
+        });
+        let flow = FlowRecord {
+            ifindex: 2,
+            ..record(1, 1, false)
+        };
+        let interface = proto::Interface {
+            ifindex: 2,
+            name: "eth0".to_owned(),
+            ..proto::Interface::default()
+        };
+        for interfaces in [vec![interface], Vec::new()] {
+            let mut batch = FlowBatch {
+                records: vec![flow.clone()],
+                interfaces,
+                ..FlowBatch::default()
+            };
+            assert_eq!(sieve.take(&mut batch).0.len(), 1);
+        }
+    }
+}

@@ -1,0 +1,467 @@
+//! Encodes the records of a scan as `FlowBatch` messages, in bytes that all consumers share.
+//!
+//! Fields that differ between consumers are left out. Protobuf merges concatenated messages, so the
+//! crate `hub` puts those fields in front. Records are written by hand, in the order of their field
+//! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use agent_common::{HookAccount, Pair};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use enrich::{
+    cgroups::{self, Cgroups},
+    dns::Dns,
+    processes::Processes,
+};
+use foldhash::fast::RandomState;
+use prost::{Message as _, encoding::message};
+use proto::{
+    Account, DnsExchange, FlowBatch, HostName, Interface,
+    batch::{
+        Batch, Identity, MOST_HOSTS, RecordBuffer,
+        fields::{CGROUPS, HOSTS, PROCESSES},
+    },
+    record::Record,
+};
+use util::clock;
+
+/// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
+/// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most
+/// ([`MAX_CGROUP_PATH_BYTES`](proto::ends::MAX_CGROUP_PATH_BYTES)). Processes take 80 bytes each at most, and a record names two of them at most. So gRPC's default
+/// limit of 4 MiB is far away.
+const BATCH_LEN_BYTES: usize = 256 << 10;
+/// A batch is closed, too, when its records name so many cgroups, or one more.
+const MOST_CGROUPS: usize = 500;
+/// Room for the account, which closes the last batch of a scan.
+const TRAILER_LEN_BYTES: usize = 4 << 10;
+
+/// The length of a record takes at most two bytes.
+const _: () = assert!(RecordBuffer::LEN_BYTES < 1 << 14);
+
+/// What is known about a scan before its page is drained.
+#[derive(Debug, Clone)]
+pub struct ScanHeader {
+    /// Counts from 1.
+    pub scan_id: u64,
+    pub window_start_unix_ns: u64,
+    pub window_end_unix_ns: u64,
+    /// Flows that a page can hold.
+    pub capacity: u64,
+    /// The kernel refused at least one flow in this window.
+    pub refused_in_window: bool,
+    /// The interfaces that records can name.
+    pub interfaces: Arc<[Interface]>,
+}
+
+/// What is known about a scan once its page is drained.
+#[derive(Debug, Clone, Copy)]
+pub struct ScanTrailer<'a> {
+    /// Flows that the page held.
+    pub occupancy: u64,
+    /// Flows in the replica after this scan.
+    pub tracked: u64,
+    /// The account of all hooks since the agent started.
+    pub account: &'a HookAccount,
+    /// The agent has detached and drained both pages.
+    pub is_final: bool,
+}
+
+/// The values of `FlowBatch.report_interval_ns` and `FlowBatch.report_interval_asked`.
+#[derive(Clone, Copy, Default)]
+struct ReportInterval {
+    ns: u64,
+    is_asked: bool,
+}
+
+/// The values of `FlowBatch.sample_rate` and `FlowBatch.sample_rate_asked`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampling {
+    pub rate: u32,
+    pub is_asked: bool,
+}
+
+/// Encodes one scan after another: `begin`, `push` for each record, `finish`.
+pub struct BatchEncoder {
+    identity: Arc<Identity>,
+    sampling: Sampling,
+    reports: ReportInterval,
+    /// The longest since the last scan. What has waited that long comes with the next one.
+    longest: ReportInterval,
+    /// What the cgroups, the processes and the hosts of the records are called.
+    names: Names,
+    open: OpenBatch,
+    record: RecordBuffer,
+}
+
+impl BatchEncoder {
+    pub fn new(identity: Arc<Identity>) -> Self {
+        Self {
+            identity,
+            sampling: Sampling::default(),
+            reports: ReportInterval::default(),
+            longest: ReportInterval::default(),
+            names: Names::default(),
+            open: OpenBatch::default(),
+            record: RecordBuffer::default(),
+        }
+    }
+
+    /// The same encoder, which says that one flow in `rate` is counted; 0 is every flow.
+    #[must_use]
+    pub fn sampling(mut self, rate: u32) -> Self {
+        self.sampling.rate = rate;
+        self
+    }
+
+    pub fn sample_rate(&self) -> u32 {
+        self.sampling.rate
+    }
+
+    /// Says in every batch from the next scan on which flows are counted.
+    pub fn sample(&mut self, sampling: Sampling) {
+        self.sampling = sampling;
+    }
+
+    /// The same encoder, which says how late packets may be reported.
+    #[must_use]
+    pub fn reporting(mut self, interval: Duration) -> Self {
+        self.report_every(interval, false);
+        self
+    }
+
+    /// How many processes have been named by their number alone.
+    pub fn nameless_processes(&self) -> u64 {
+        let processes = self.names.processes.as_ref();
+        processes.map_or(0, Processes::nameless)
+    }
+
+    /// How many ends of flows have been reported first with nothing but the id of their cgroup.
+    pub fn nameless_ends(&self) -> u64 {
+        let cgroups = self.names.cgroups.as_ref();
+        cgroups.map_or(0, Cgroups::nameless)
+    }
+
+    /// The same encoder, which says what those are called that records name.
+    #[must_use]
+    pub fn naming(self, names: Names) -> Self {
+        Self { names, ..self }
+    }
+
+    /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
+    /// it was later before, the next scan still says that.
+    pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
+        self.reports = ReportInterval {
+            ns: clock::nanos(interval),
+            is_asked,
+        };
+        if self.reports.ns >= self.longest.ns {
+            self.longest = self.reports;
+        }
+    }
+
+    /// An encoder of the same agent.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        let mut another = Self::new(Arc::clone(&self.identity));
+        another.sampling = self.sampling;
+        (another.reports, another.longest) = (self.reports, self.longest);
+        another.names.clone_from(&self.names);
+        another
+    }
+
+    /// Starts a snapshot after this scan, in the place of a scan.
+    pub fn begin_snapshot(&mut self, header: &ScanHeader) {
+        self.start(header, true);
+    }
+
+    /// Starts a scan. Records that were pushed without a `finish` are forgotten.
+    pub fn begin(&mut self, header: &ScanHeader) {
+        self.start(header, false);
+    }
+
+    fn start(&mut self, header: &ScanHeader, snapshot: bool) {
+        let reports = self.longest;
+        if !snapshot {
+            self.longest = self.reports;
+        }
+        let head = FlowBatch {
+            agent: Some((*self.identity).clone()),
+            scan_id: header.scan_id,
+            window_start_unix_ns: header.window_start_unix_ns,
+            window_end_unix_ns: header.window_end_unix_ns,
+            table_capacity: header.capacity,
+            refused_in_window: header.refused_in_window,
+            interfaces: header.interfaces.to_vec(),
+            sample_rate: self.sampling.rate,
+            sample_rate_asked: self.sampling.is_asked,
+            report_interval_ns: reports.ns,
+            report_interval_asked: reports.is_asked,
+            snapshot,
+            ..FlowBatch::default()
+        };
+        self.open.begun.in_snapshot = snapshot;
+        self.open.head = head.encode_to_vec();
+        self.open.scan_id = header.scan_id;
+        self.open.start(0);
+    }
+
+    /// Appends a record. If the batch is full, it goes to `sink` first.
+    #[inline]
+    pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
+        let encoded = self.record.write(record);
+        self.open.make_room(encoded.len(), &self.names, sink);
+        self.open.append(encoded);
+        if record.cgroup_ids != [0; 2] {
+            self.open.cgroups.add(record.cgroup_ids);
+            if record.delta == record.total {
+                self.open.begun.add(record.cgroup_ids);
+            }
+        }
+        if record.process_keys != [0; 2] {
+            self.open.processes.add(record.process_keys);
+        }
+        if record.names != [None, None] {
+            let ids = record.names.map(|name| name.map_or(0, |name| name.id));
+            self.open.hosts.add(ids);
+        }
+        for delta in record.delta {
+            self.open.count(delta.pair());
+        }
+    }
+
+    /// Appends an exchange of the DNS, likewise. It counts as no record.
+    pub fn push_exchange(&mut self, exchange: DnsExchange, sink: &mut impl FnMut(Batch)) {
+        let field = FlowBatch {
+            dns_exchanges: vec![exchange],
+            ..FlowBatch::default()
+        };
+        let encoded = field.encode_to_vec();
+        self.open.make_room(encoded.len(), &self.names, sink);
+        self.open.body.put_slice(&encoded);
+    }
+
+    /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
+    pub fn finish(&mut self, trailer: &ScanTrailer<'_>, sink: &mut impl FnMut(Batch)) {
+        let fields = FlowBatch {
+            last_of_scan: true,
+            table_occupancy: Some(trailer.occupancy),
+            tracked_flows: Some(trailer.tracked),
+            account: Some(Account {
+                sample_rate: self.sampling.rate,
+                ..Account::from_hook(trailer.account, trailer.is_final)
+            }),
+            ..FlowBatch::default()
+        };
+        self.open.append_names(&self.names);
+        self.open.append_fields(&fields);
+        sink(self.open.take(true));
+        self.open.body.clear();
+    }
+}
+
+/// What cgroups, processes and hosts are called, where that is asked for.
+#[derive(Clone, Default)]
+pub struct Names {
+    pub cgroups: Option<Cgroups>,
+    pub processes: Option<Processes>,
+    pub hosts: Option<Dns>,
+}
+
+/// What the records of a batch name, of one kind.
+#[derive(Default)]
+struct Named {
+    all: HashSet<u64, RandomState>,
+    last: [u64; 2],
+}
+
+impl Named {
+    /// A record names these, or 0 for none.
+    fn add(&mut self, both: [u64; 2]) {
+        // Often they are those of the record before.
+        if self.last != both {
+            self.last = both;
+            self.all.extend(both.into_iter().filter(|&one| one != 0));
+        }
+    }
+
+    /// In their order.
+    fn take(&mut self) -> Vec<u64> {
+        let mut all: Vec<_> = self.all.drain().collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn clear(&mut self) {
+        self.all.clear();
+        self.last = [0; 2];
+    }
+}
+
+/// How many ends of flows that begin in a batch are of each cgroup.
+#[derive(Default)]
+struct Begun {
+    ends: HashMap<u64, u64, RandomState>,
+    last: [u64; 2],
+    /// Flows of the last ones, which are not in `ends` yet.
+    flows: u64,
+    /// They were counted when they were reported.
+    in_snapshot: bool,
+}
+
+impl Begun {
+    fn add(&mut self, both: [u64; 2]) {
+        if self.last != both {
+            self.settle();
+            self.last = both;
+        }
+        self.flows += 1;
+    }
+
+    fn settle(&mut self) {
+        let flows = std::mem::take(&mut self.flows);
+        if flows > 0 && !self.in_snapshot {
+            for one in self.last.into_iter().filter(|&one| one != 0) {
+                *self.ends.entry(one).or_default() += flows;
+            }
+        }
+    }
+
+    /// Of this cgroup.
+    fn ends_of(&self, id: u64) -> u64 {
+        self.ends.get(&id).copied().unwrap_or_default()
+    }
+
+    fn clear(&mut self) {
+        self.ends.clear();
+        (self.last, self.flows) = ([0; 2], 0);
+    }
+}
+
+/// The batch that is being written.
+#[derive(Default)]
+struct OpenBatch {
+    scan_id: u64,
+    /// The fields that every batch of this scan begins with.
+    head: Vec<u8>,
+    index: u32,
+    body: BytesMut,
+    records: u32,
+    delta: Pair,
+    /// What its records name.
+    cgroups: Named,
+    begun: Begun,
+    processes: Named,
+    hosts: Named,
+}
+
+impl OpenBatch {
+    fn start(&mut self, index: u32) {
+        self.index = index;
+        self.records = 0;
+        self.delta = Pair::default();
+        self.cgroups.clear();
+        self.begun.clear();
+        self.processes.clear();
+        self.hosts.clear();
+        self.body.clear();
+        self.body
+            .reserve(self.head.len() + BATCH_LEN_BYTES + TRAILER_LEN_BYTES);
+        self.body.put_slice(&self.head);
+        let index = FlowBatch {
+            batch_index: index,
+            ..FlowBatch::default()
+        };
+        self.append_fields(&index);
+    }
+
+    fn append_fields(&mut self, fields: &FlowBatch) {
+        fields
+            .encode(&mut self.body)
+            .expect("the buffer grows as it is written");
+    }
+
+    /// Wraps like the kernel's counters.
+    #[inline]
+    fn count(&mut self, delta: Pair) {
+        self.delta.packets = self.delta.packets.wrapping_add(delta.packets);
+        self.delta.bytes = self.delta.bytes.wrapping_add(delta.bytes);
+    }
+
+    fn append_names(&mut self, known: &Names) {
+        let body = &mut self.body;
+        let ids = self.cgroups.take();
+        self.begun.settle();
+        if let Some(known) = &known.cgroups {
+            let mut nameless = 0;
+            known.tell(ids, |cgroup| {
+                if !cgroups::is_named(cgroup) {
+                    nameless += self.begun.ends_of(cgroup.id);
+                }
+                message::encode(CGROUPS, cgroup, body);
+            });
+            known.count_nameless(nameless);
+        }
+        let keys = self.processes.take();
+        if let Some(known) = &known.processes {
+            known.tell(keys, |process| message::encode(PROCESSES, process, body));
+        }
+        let ids = self.hosts.take();
+        if let Some(known) = &known.hosts {
+            // There may be as many as records.
+            let mut host = HostName::default();
+            known.tell(ids, |id, name| {
+                host.id = id;
+                host.name.clear();
+                host.name.push_str(name);
+                message::encode(HOSTS, &host, body);
+            });
+        }
+    }
+
+    /// Closes the batch if it has no room for so many bytes.
+    #[inline]
+    fn make_room(&mut self, len: usize, names: &Names, sink: &mut impl FnMut(Batch)) {
+        if !self.has_room(len) {
+            self.append_names(names);
+            sink(self.take(false));
+            self.start(self.index + 1);
+        }
+    }
+
+    fn has_room(&self, record_len: usize) -> bool {
+        self.body.len() - self.head.len() + record_len <= BATCH_LEN_BYTES
+            && self.cgroups.all.len() < MOST_CGROUPS
+            && self.hosts.all.len() < MOST_HOSTS
+    }
+
+    #[inline]
+    fn append(&mut self, record: &[u8]) {
+        self.body.put_slice(record);
+        self.records += 1;
+    }
+
+    /// Takes the batch. A small one is copied, so that a queue of small batches does not hold a large buffer
+    /// for each.
+    fn take(&mut self, last_of_scan: bool) -> Batch {
+        let body = if self.body.len() < BATCH_LEN_BYTES / 2 {
+            Bytes::copy_from_slice(&self.body)
+        } else {
+            self.body.split().freeze()
+        };
+        Batch {
+            body,
+            records: self.records,
+            delta: self.delta,
+            scan_id: self.scan_id,
+            index: self.index,
+            last_of_scan,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

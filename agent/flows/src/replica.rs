@@ -1,0 +1,826 @@
+//! The replica: the flow table in user space, built from what each scan drains from the kernel. It emits a
+//! record for each flow that a scan counted, and exactly one end record for each flow.
+
+mod by_cgroup;
+mod dropped;
+mod entry;
+mod errors;
+mod failed;
+mod find;
+mod handshake;
+mod in_sight;
+mod names;
+mod oldest;
+mod order;
+mod outers;
+mod remembered;
+mod reports;
+mod segments;
+mod senders;
+mod sides;
+mod slab;
+#[cfg(test)]
+mod tests;
+mod waiting;
+
+use std::{collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, time::Duration};
+
+use agent_common::{
+    Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders, tcp::EndedConnection,
+};
+use enrich::dns::Dns;
+use foldhash::{SharedSeed, fast::SeedableRandomState};
+use hashbrown::HashTable;
+use proto::record::{EndReason, IcmpError, Record};
+use util::{
+    clock::{self, ScanClock},
+    process_memory,
+};
+
+use self::{
+    by_cgroup::ByCgroup,
+    dropped::Dropped,
+    entry::{Entry, Sides, State},
+    errors::Errors,
+    find::{Found, GROUP, Guess, hash_of},
+    in_sight::InSight,
+    names::FlowNames,
+    oldest::Oldest,
+    order::Order,
+    outers::Outers,
+    remembered::Remembered,
+    reports::{Reports, Unreported},
+    senders::KnownSenders,
+    slab::Slab,
+    waiting::Waiting,
+};
+pub use by_cgroup::Exchanged;
+pub use failed::Failed;
+
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicaSettings {
+    pub max_flows: usize,
+    pub idle_timeout: Duration,
+    /// How long a closed flow waits for late packets after its last one.
+    pub linger: Duration,
+    /// How often a living flow is reported, at most; zero is with every scan.
+    pub report_interval: Duration,
+}
+
+/// How long a flow is kept after its last packet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Lifetimes {
+    idle_ns: u64,
+    linger_ns: u64,
+}
+
+impl Lifetimes {
+    fn new(idle_timeout: Duration, linger: Duration) -> Self {
+        Self {
+            idle_ns: clock::nanos(idle_timeout),
+            linger_ns: clock::nanos(linger),
+        }
+    }
+}
+
+/// In scans.
+const SHRINKS_EVERY: u32 = 16;
+
+/// Some megabytes.
+const MANY_CHUNKS: usize = 16;
+
+/// Call `update` with each part of what a scan drained, between `begin_scan` and `end_scan`.
+pub struct Replica {
+    max_flows: usize,
+    lifetimes: Lifetimes,
+    clock: ScanClock,
+    scan: u32,
+    slab: Slab,
+    index: HashTable<u32>,
+    seed: SeedableRandomState,
+    order: Order,
+    oldest: Oldest,
+    waiting: Waiting,
+    /// The slots of flows of which this scan counted something that was put off until its end.
+    untold: Vec<u32>,
+    evicted: u64,
+    outers: Outers,
+    reports: Reports,
+    senders: KnownSenders,
+    names: FlowNames,
+    errors: Errors,
+    dropped: Dropped,
+    failed: Failed,
+    by_cgroup: ByCgroup,
+    remembered: Remembered,
+    in_sight: InSight,
+    /// The filter rules may leave out one direction of a flow.
+    rules_divide_flows: bool,
+    untold_ends: u64,
+}
+
+impl Replica {
+    /// Has room for at least one flow, and at most for as many as 32 bits can number.
+    pub fn new(settings: ReplicaSettings) -> Self {
+        let max_flows = settings.max_flows.clamp(1, u32::MAX as usize);
+        let lifetimes = Lifetimes::new(settings.idle_timeout, settings.linger);
+        // foldhash's own seed does not come from the system's entropy, so the standard library's is used.
+        let seed = std::hash::RandomState::new().hash_one(0);
+        Self {
+            max_flows,
+            lifetimes,
+            clock: ScanClock::default(),
+            scan: 0,
+            slab: Slab::default(),
+            index: HashTable::new(),
+            seed: SeedableRandomState::with_seed(seed, SharedSeed::global_random()),
+            order: Order::default(),
+            oldest: Oldest::new(max_flows, lifetimes),
+            waiting: Waiting::default(),
+            untold: Vec::new(),
+            evicted: 0,
+            outers: Outers::default(),
+            reports: Reports::every(settings.report_interval),
+            senders: KnownSenders::default(),
+            names: FlowNames::default(),
+            errors: Errors::default(),
+            dropped: Dropped::default(),
+            failed: Failed::default(),
+            by_cgroup: ByCgroup::default(),
+            remembered: Remembered::default(),
+            in_sight: InSight::default(),
+            rules_divide_flows: false,
+            untold_ends: 0,
+        }
+    }
+
+    /// The same replica, whose flows have the names that are learned there.
+    #[must_use]
+    pub fn naming(mut self, dns: Option<Dns>) -> Self {
+        if let Some(dns) = dns {
+            self.names.follow(dns);
+        }
+        self
+    }
+
+    /// The same replica, which adds up what each cgroup has sent and was sent.
+    #[must_use]
+    pub fn adding_up_cgroups(mut self) -> Self {
+        self.by_cgroup.want();
+        self
+    }
+
+    /// What each cgroup has exchanged since this was asked for last; 0 stands for those that are not known.
+    pub fn take_by_cgroup(&mut self) -> impl Iterator<Item = (u64, Exchanged)> {
+        self.by_cgroup.take()
+    }
+
+    /// Changes how often a living flow is reported.
+    pub fn report_every(&mut self, interval: Duration) {
+        if self.reports.set_interval(interval) {
+            self.slab.all_are_due();
+        }
+    }
+
+    /// Reports all that waits with the scan that has begun, or else with the next one, since what comes with the next one is
+    /// of another kind.
+    pub fn report_all(&mut self) {
+        self.reports.set_over(true);
+        self.slab.all_are_due();
+    }
+
+    /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
+    pub fn keep_flows_for(&mut self, idle_timeout: Duration, linger: Duration) {
+        let lifetimes = Lifetimes::new(idle_timeout, linger);
+        if lifetimes != self.lifetimes {
+            self.lifetimes = lifetimes;
+            self.oldest = Oldest::new(self.max_flows, lifetimes);
+            self.slab.all_are_due();
+        }
+    }
+
+    /// All packets of an interface are seen from the next scan on.
+    pub fn watch(&mut self, interface: InterfaceId) {
+        self.in_sight.watch(interface);
+    }
+
+    /// Packets may be left out up to the next scan, so flows that are seen first after it may be older.
+    pub fn note_gap(&mut self) {
+        self.in_sight.note_gap();
+    }
+
+    /// Other filter rules are in force. If they divide flows, one direction of a flow may be left out while the other is counted.
+    pub fn follow_rules(&mut self, divide_flows: bool) {
+        self.note_gap();
+        if self.rules_divide_flows {
+            let mut from = 0;
+            while let Some(slot) = self.slab.first_from(from) {
+                from = slot + 1;
+                self.slab[slot].note_other_rules();
+            }
+        }
+        self.rules_divide_flows = divide_flows;
+    }
+
+    /// How many connections were forgotten that may go on, so that the initiator is assumed then.
+    pub fn forgotten_initiators(&self) -> u64 {
+        self.remembered.forgotten()
+    }
+
+    /// How many flows had a socket of whose end nobody is told.
+    pub fn untold_ends(&self) -> u64 {
+        self.untold_ends
+    }
+
+    pub fn begin_scan(&mut self, clock: ScanClock) {
+        self.clock = clock;
+        self.scan = self.scan.wrapping_add(1);
+        self.order.begin_scan();
+        self.outers.begin_scan();
+        self.names.begin_scan();
+        self.in_sight.begin_scan(clock.boot_ns);
+    }
+
+    /// Unix time was set by so much: flows have another beginning from then on.
+    pub fn follow_set_clock(&mut self, by_ns: i64) {
+        let mut from = 0;
+        while let Some(slot) = self.slab.first_from(from) {
+            from = slot + 1;
+            let entry = &mut self.slab[slot];
+            entry.first_seen_unix_ns = entry.first_seen_unix_ns.saturating_add_signed(by_ns);
+        }
+    }
+
+    /// Takes in drained entries: keys, and the counters of each.
+    pub fn update(
+        &mut self,
+        keys: &[FlowKey],
+        counters: &[FlowCounters],
+        sink: &mut impl FnMut(&Record),
+    ) {
+        self.update_with(keys, counters, &[], sink);
+    }
+
+    /// What TCP knew of a connection at its end. To be called before the page is taken in.
+    pub fn note_end(&mut self, ended: &EndedConnection) {
+        self.senders.note_end(ended);
+    }
+
+    /// An ICMP error, seen at this time since boot, that quotes a packet of this flow. To be called before the page is taken in.
+    pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
+        self.errors.come(key, direction, error, seen_ns);
+    }
+
+    /// The kernel has dropped so many packets of this flow after they were counted. To be called before the page is taken in.
+    pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
+        self.dropped.come(key, packets);
+    }
+
+    /// How many of them are of flows, and of none.
+    pub fn dropped(&self) -> [u64; 2] {
+        self.dropped.totals()
+    }
+
+    /// The drops of flows that did not come with this scan, and of those at a mirror port.
+    fn settle_dropped(&mut self) {
+        let mut dropped = mem::take(&mut self.dropped);
+        dropped.settle(|key| {
+            let slot = match self.find(key) {
+                Found::Flow(slot) => slot,
+                // At a mirror port both directions arrive. What only leaves does not.
+                Found::OtherSide(slot) => {
+                    let only = self.slab[slot].only_direction()?;
+                    (only != key.side()).then_some(slot)?
+                }
+                Found::Nothing { .. } => return None,
+            };
+            Some((slot, self.slab[slot].total.map(|total| total.packets)))
+        });
+        self.dropped = dropped;
+    }
+
+    /// How many of them are of no flow.
+    pub fn unmatched_errors(&self) -> u64 {
+        self.errors.unmatched()
+    }
+
+    /// How many flows have ended that failed, since the start.
+    pub fn failed(&self) -> Failed {
+        self.failed
+    }
+
+    /// The errors for flows that did not come with this scan, and for those at a mirror port, where the packet that is quoted and the error
+    /// are seen at the same side.
+    fn settle_errors(&mut self) {
+        let mut errors = mem::take(&mut self.errors);
+        errors.settle(|key| {
+            let (slot, only) = match self.find(key) {
+                Found::Flow(slot) => (slot, None),
+                Found::OtherSide(slot) => (slot, Some(self.slab[slot].only_direction()?)),
+                Found::Nothing { .. } => return None,
+            };
+            let began_ns = self.slab[slot].began_ns(self.clock);
+            Some(errors::Place {
+                slot,
+                began_ns,
+                only,
+            })
+        });
+        self.errors = errors;
+    }
+
+    /// What is left of these, for flows that did not come with this scan.
+    fn settle_ends(&mut self) {
+        let mut senders = mem::take(&mut self.senders);
+        let mut gone = Vec::new();
+        senders.settle_ends(
+            |key| match self.find(key) {
+                Found::Flow(slot) => Some(slot),
+                Found::OtherSide(_) | Found::Nothing { .. } => None,
+            },
+            |slot, direction| gone.push((slot, direction)),
+        );
+        self.senders = senders;
+        for (slot, direction) in gone {
+            self.slab[slot].note_socket_is_gone(direction);
+            self.note_age(slot);
+        }
+    }
+
+    /// The same, with who sent each of the flows, if that is kept.
+    pub fn update_with(
+        &mut self,
+        keys: &[FlowKey],
+        counters: &[FlowCounters],
+        senders: &[Senders],
+        sink: &mut impl FnMut(&Record),
+    ) {
+        assert_eq!(keys.len(), counters.len(), "a key for each of the counters");
+        assert!(senders.is_empty() || senders.len() == keys.len());
+        let mut senders = senders.iter();
+        for (keys, counters) in keys.chunks(GROUP).zip(counters.chunks(GROUP)) {
+            let guesses = self.look_up(keys);
+            for ((key, counters), guess) in keys.iter().zip(counters).zip(guesses) {
+                if let Some(senders) = senders.next() {
+                    self.senders
+                        .come_with(key, *senders, counters.first_seen_ns);
+                }
+                // Entries before this one may have ended its flow, or created it.
+                let found = match guess {
+                    Guess::Slot(slot) if self.slab[slot].is(key) => Found::Flow(slot),
+                    Guess::Slot(_) => self.find(key),
+                    Guess::Hash(hash) => self.find_by_hash(hash, key),
+                };
+                let slot = self.update_flow(found, key, counters, sink);
+                self.order.push(slot);
+            }
+        }
+        self.senders.take_coming();
+        self.settle_outers();
+    }
+
+    /// Returns the slot in which the flow most likely is from then on.
+    fn update_flow(
+        &mut self,
+        found: Found,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        sink: &mut impl FnMut(&Record),
+    ) -> u32 {
+        match found {
+            Found::Flow(slot) if self.slab[slot].sides == Sides::Joined => {
+                self.update_joined(slot, key, counters, sink);
+                slot
+            }
+            Found::Flow(slot) => {
+                self.add(slot, counters, sink);
+                slot
+            }
+            Found::OtherSide(slot) => {
+                self.meet(slot, key, counters, sink);
+                slot
+            }
+            Found::Nothing { hash } => {
+                let entry = self.entry(key, counters);
+                self.insert(hash, entry, sink)
+            }
+        }
+    }
+
+    /// Counts for a known flow, or for the next one with the same ports.
+    fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
+        let entry = &mut self.slab[slot];
+        if entry.is_followed_by(counters, self.scan) {
+            let coming = self.senders.take_coming();
+            self.senders.follow(slot, &coming);
+            self.tell_end(slot, EndReason::EndOfFlow, sink);
+            let mut next = self.slab[slot].next(counters, self.clock, self.scan);
+            self.untold_ends += u64::from(next.note_sockets(coming.sockets()));
+            next.give_opener(coming.opener());
+            self.slab[slot] = next;
+            self.senders.begin(slot, coming);
+            self.begin(slot, sink);
+            return;
+        }
+        if let Some(opener) = self.senders.coming_opener()
+            && self.give_by_socket(slot, opener, counters, sink)
+        {
+            return;
+        }
+        let entry = &mut self.slab[slot];
+        self.untold_ends += u64::from(entry.note_sockets(self.senders.coming_sockets()));
+        let syns_before = [0, 1].map(|direction| entry.handshake.has_any_syn(direction));
+        let delta = entry.add(counters, self.clock, self.scan);
+        let is_told = entry.is_told;
+        let began_ns = entry.began_ns(self.clock);
+        self.errors.note(slot, &entry.key, began_ns);
+        let counted = entry.total.map(|total| total.packets);
+        self.dropped.note(slot, &entry.key, counted);
+        self.senders.note_after(slot, syns_before);
+        self.note_age(slot);
+        if is_told {
+            let unreported = Unreported {
+                counts: delta,
+                began_boot_ns: counters.first_seen_ns,
+            };
+            self.report(slot, unreported, sink);
+        }
+    }
+
+    /// A socket of this host shows which end opened the connection. If records have had the other one for it, the flow ends, and begins
+    /// again with what comes: then it returns true.
+    fn give_by_socket(
+        &mut self,
+        slot: u32,
+        opener: u8,
+        counters: &FlowCounters,
+        sink: &mut impl FnMut(&Record),
+    ) -> bool {
+        let entry = &mut self.slab[slot];
+        let known = entry.known_initiator();
+        if !entry.is_tcp() || known.is_known {
+            return false;
+        }
+        if !entry.is_told || known.direction == opener {
+            entry.give_opener(Some(opener));
+            return false;
+        }
+        if entry.sides != Sides::One || entry.shows_opener() {
+            return false;
+        }
+        let mut next = Entry::new(&entry.key, counters, self.clock, self.scan);
+        next.give_opener(Some(opener));
+        self.replace(slot, EndReason::ForcedEnd, next, sink);
+        true
+    }
+
+    /// Notes when the flow ends, and its rank among those that make room, unless more of it comes.
+    #[inline]
+    fn note_age(&mut self, slot: u32) {
+        let entry = &self.slab[slot];
+        let (rank_ns, end_ns) = (entry.rank_ns(self.lifetimes), entry.end_ns(self.lifetimes));
+        self.oldest.note((rank_ns, slot));
+        self.slab.note_due(slot, end_ns);
+    }
+
+    /// Emits what the flow counted, now or when its time has come.
+    fn report(&mut self, slot: u32, unreported: Unreported, sink: &mut impl FnMut(&Record)) {
+        if self.by_cgroup.is_wanted() {
+            self.by_cgroup
+                .note(self.senders.cgroup_ids(slot), unreported.counts);
+        }
+        if let Some(due) = self.reports.add(slot, unreported, self.clock.boot_ns) {
+            sink(&self.record(slot, due, None));
+        } else if let Some(due_ns) = self.reports.due_ns(slot) {
+            self.slab.note_due(slot, due_ns);
+        }
+    }
+
+    /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
+    /// that have left.
+    pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
+        self.settle_ends();
+        self.settle_errors();
+        self.settle_dropped();
+        self.tell_all(sink);
+        if !left.is_empty() {
+            self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
+            self.in_sight.forget(left);
+        }
+        let mut from = 0;
+        while let Some(slots) = self.slab.take_due(from, self.clock.boot_ns) {
+            from = slots.end;
+            for slot in slots {
+                self.look_at(slot, sink);
+            }
+        }
+        self.reports.set_over(false);
+        self.shrink();
+    }
+
+    /// Emits what was put off until the end of the scan.
+    fn tell_all(&mut self, sink: &mut impl FnMut(&Record)) {
+        while let Some(slot) = self.untold.pop() {
+            self.tell(slot, sink);
+        }
+    }
+
+    /// Ends the flows with these keys by force. All must be told.
+    fn end_those(&mut self, which: impl Fn(&FlowKey) -> bool, sink: &mut impl FnMut(&Record)) {
+        let mut from = 0;
+        while let Some(slot) = self.slab.first_from(from) {
+            from = slot + 1;
+            if which(&self.slab[slot].key) {
+                self.end_by_force(slot, sink);
+            }
+        }
+    }
+
+    /// Ends the flow of a slot, or reports what waits of it, if it is time. Else notes when that will be.
+    fn look_at(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        if self.slab.get(slot).is_none() {
+            return;
+        }
+        if let Some(reason) = self.reason_to_end(slot) {
+            self.end(slot, reason, sink);
+            self.settle_outers();
+            return;
+        }
+        if let Some(due) = self.reports.due(slot, self.clock.boot_ns) {
+            sink(&self.record(slot, due, None));
+        }
+        let end_ns = self.slab[slot].end_ns(self.lifetimes);
+        let report_ns = self.reports.due_ns(slot).unwrap_or(u64::MAX);
+        self.slab.note_due(slot, end_ns.min(report_ns));
+    }
+
+    /// Gives back what flows took that have ended. Not with each scan, since the next one may bring as many.
+    fn shrink(&mut self) {
+        if !self.scan.is_multiple_of(SHRINKS_EVERY) {
+            return;
+        }
+        self.order.shrink();
+        self.untold.shrink_to_fit();
+        let chunks = self.slab.shrink();
+        if chunks == 0 {
+            return;
+        }
+        self.reports.shrink(self.slab.end());
+        self.senders.shrink(self.slab.end());
+        self.names.shrink(self.slab.end());
+        self.errors.shrink(self.slab.end());
+        self.dropped.shrink(self.slab.end());
+        if self.index.capacity() / 4 > self.index.len() {
+            self.index.shrink_to(2 * self.index.len(), |&slot| {
+                hash_of(&self.seed, &self.slab[slot].key)
+            });
+        }
+        if chunks >= MANY_CHUNKS {
+            // The C library would keep it.
+            process_memory::give_back();
+        }
+    }
+
+    /// Why the flow ends with this scan, if it does.
+    fn reason_to_end(&self, slot: u32) -> Option<EndReason> {
+        let entry = &self.slab[slot];
+        // If the machine slept meanwhile, the time of the last packet is uncertain.
+        if self.clock.slept_ns != 0 && entry.scan == self.scan {
+            return None;
+        }
+        if self.clock.boot_ns < entry.end_ns(self.lifetimes) {
+            return None;
+        }
+        match entry.state {
+            State::Living => Some(EndReason::IdleTimeout),
+            State::Closing => Some(EndReason::EndOfFlow),
+            State::Free => None,
+        }
+    }
+
+    /// Ends every flow, including those that linger, since the agent stops.
+    pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
+        self.settle_ends();
+        self.settle_errors();
+        self.settle_dropped();
+        self.tell_all(sink);
+        self.end_those(|_| true, sink);
+    }
+
+    /// Ends a flow that might have gone on.
+    fn end_by_force(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        let reason = match self.slab[slot].state {
+            State::Free => return,
+            State::Living => EndReason::ForcedEnd,
+            State::Closing => EndReason::EndOfFlow,
+        };
+        self.end(slot, reason, sink);
+        self.settle_outers();
+    }
+
+    /// Emits a record for each living flow of these slots, whose delta is the sum of those that were emitted before.
+    /// Returns whether there are slots after them. To be called between two scans.
+    pub fn flows(
+        &self,
+        slots: Range<u32>,
+        clock: ScanClock,
+        sink: &mut impl FnMut(&Record),
+    ) -> bool {
+        let end = self.slab.end();
+        for slot in slots.start..slots.end.min(end) {
+            if let Some(entry) = self.slab.get(slot) {
+                let is_joined = entry.sides == Sides::Joined;
+                let held = self.reports.held(slot);
+                let told = Unreported {
+                    counts: [0, 1].map(|side| entry.total[side] - held[side]),
+                    began_boot_ns: entry.began_ns(clock),
+                };
+                let told_until_ns = self.reports.told_until_ns(slot);
+                let told_until_ns = told_until_ns.unwrap_or(entry.last_seen_boot_ns);
+                sink(&Record {
+                    delta_duration_ns: told.duration_ns(told_until_ns),
+                    outer: self.outers.of(&entry.key, is_joined),
+                    names: self.names.of(slot, entry.initiator),
+                    round_trips: self.senders.round_trips_of(slot, entry.initiator),
+                    dropped: self.dropped.of(slot, entry.initiator),
+                    senders_shared: self.senders.are_shared(slot, entry.initiator),
+                    ..entry.record(
+                        clock,
+                        told,
+                        self.senders.of(slot),
+                        self.errors.of(slot, entry.initiator),
+                        None,
+                    )
+                });
+            }
+        }
+        slots.end < end
+    }
+
+    pub fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    pub fn capacity(&self) -> usize {
+        self.max_flows
+    }
+
+    /// How many flows had to make room for others.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// A flow that begins in this scan, or goes on that had ended.
+    fn entry(&mut self, key: &FlowKey, counters: &FlowCounters) -> Entry {
+        let mut entry = Entry::new(key, counters, self.clock, self.scan);
+        if entry.is_tcp() {
+            // A handshake begins another connection, so what is remembered is over either way.
+            if let Some(initiator) = self.remembered.take(hash_of(&self.seed, key)) {
+                entry.give(initiator);
+            }
+        } else if self
+            .in_sight
+            .begins(key, counters.first_seen_ns, self.lifetimes.idle_ns)
+        {
+            entry.begins_here(self.rules_divide_flows);
+        }
+        entry
+    }
+
+    /// Returns the slot of the flow.
+    fn insert(&mut self, hash: u64, mut entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
+        // Making room may take in a half of another flow.
+        let coming = self.senders.take_coming();
+        self.untold_ends += u64::from(entry.note_sockets(coming.sockets()));
+        entry.give_opener(coming.opener());
+        while self.len() >= self.max_flows {
+            self.make_room(sink);
+        }
+        let slot = self.slab.insert(entry);
+        self.senders.begin(slot, coming);
+        self.index.insert_unique(hash, slot, |&other| {
+            hash_of(&self.seed, &self.slab[other].key)
+        });
+        self.begin(slot, sink);
+        slot
+    }
+
+    /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one
+    /// whose other half comes in this scan, so its record waits until the scan ends.
+    fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        self.reports.begin(slot, self.clock.boot_ns);
+        let entry = &self.slab[slot];
+        self.outers.begin(&entry.key);
+        let began_ns = entry.began_ns(self.clock);
+        self.names.begin(slot, &entry.key, began_ns);
+        self.errors.begin(slot, &entry.key, began_ns);
+        let counted = entry.total.map(|total| total.packets);
+        self.dropped.begin(slot, &entry.key, counted);
+        let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
+        self.note_age(slot);
+        if is_whole {
+            self.tell(slot, sink);
+        } else {
+            self.untold.push(slot);
+        }
+    }
+
+    /// Ends the flow that would end first by itself. If a half of it still waits, that is counted instead,
+    /// since it may keep the flow.
+    fn make_room(&mut self, sink: &mut impl FnMut(&Record)) {
+        let slot = self.oldest.take(&self.slab);
+        let entry = &self.slab[slot];
+        if entry.waiting != waiting::NONE {
+            self.tell(slot, sink);
+            return;
+        }
+        let reason = match entry.state {
+            State::Closing => EndReason::EndOfFlow,
+            State::Living | State::Free => EndReason::LackOfResources,
+        };
+        self.end(slot, reason, sink);
+        self.evicted += 1;
+        self.note_gap();
+    }
+
+    /// Emits what this scan counted for the flow, if that was put off.
+    fn tell(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        let entry = &mut self.slab[slot];
+        if entry.state == State::Free {
+            return;
+        }
+        if !entry.is_told {
+            entry.is_told = true;
+            let unreported = Unreported {
+                counts: entry.total,
+                began_boot_ns: entry.began_ns(self.clock),
+            };
+            self.report(slot, unreported, sink);
+        }
+        if let Some((half, coming)) = self.take_waiting(slot) {
+            self.senders.come(coming);
+            self.add(slot, &half, sink);
+        }
+    }
+
+    fn record(&self, slot: u32, unreported: Unreported, end_reason: Option<EndReason>) -> Record {
+        let entry = &self.slab[slot];
+        let is_joined = entry.sides == Sides::Joined;
+        Record {
+            outer: self.outers.of(&entry.key, is_joined),
+            names: self.names.of(slot, entry.initiator),
+            round_trips: self.senders.round_trips_of(slot, entry.initiator),
+            dropped: self.dropped.of(slot, entry.initiator),
+            senders_shared: self.senders.are_shared(slot, entry.initiator),
+            ..entry.record(
+                self.clock,
+                unreported,
+                self.senders.of(slot),
+                self.errors.of(slot, entry.initiator),
+                end_reason,
+            )
+        }
+    }
+
+    fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+        self.tell(slot, sink);
+        let rest = self.reports.take(slot);
+        let record = self.record(slot, rest, Some(reason));
+        if let Some(failure) = record.failure {
+            self.failed.note(failure);
+        }
+        sink(&record);
+        let entry = &self.slab[slot];
+        if entry.may_resume() {
+            let hash = hash_of(&self.seed, &entry.key);
+            self.remembered
+                .put(hash, entry.known_initiator(), self.clock.boot_ns);
+        }
+    }
+
+    fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+        self.tell_end(slot, reason, sink);
+        self.outers.end(&self.slab[slot].key);
+        self.remove(slot);
+    }
+
+    /// Removes a flow whose end record was emitted. Returns its hash.
+    fn remove(&mut self, slot: u32) -> u64 {
+        let hash = hash_of(&self.seed, &self.slab[slot].key);
+        if let Ok(indexed) = self.index.find_entry(hash, |&other| other == slot) {
+            indexed.remove();
+        }
+        self.slab.remove(slot);
+        self.names.end(slot);
+        hash
+    }
+}
+
+/// Whether the flow's record has outer endpoints.
+pub fn came_through_a_tunnel(key: &FlowKey) -> bool {
+    Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_tunnel)
+}

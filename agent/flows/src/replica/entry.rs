@@ -1,0 +1,491 @@
+//! One flow of the replica: its totals, its state and its records.
+
+use agent_common::{
+    Counts, Direction, FlowCounters, FlowKey, L4Kind, Senders, flow::tcp_flags, protocol::TCP,
+};
+use proto::{
+    community_id::community_id,
+    record::{EndReason, Failure, IcmpError, Record},
+};
+use util::clock::ScanClock;
+
+use super::{
+    Lifetimes,
+    handshake::{Handshake, opens},
+    remembered::Initiator,
+    reports::Unreported,
+    segments::Segments,
+    senders::Sockets,
+    waiting::{self, only_direction},
+};
+
+const NOT_IN_AN_OPENING_SYN: u8 = tcp_flags::ACK | tcp_flags::FIN | tcp_flags::RST;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Free,
+    Living,
+    /// FIN or RST was seen. The flow lingers, so that a late ACK or a repeated FIN does not begin another one.
+    Closing,
+}
+
+/// What is known about the flow on the side of the interface that its key does not name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sides {
+    /// Nothing: all packets were seen as the key says.
+    One,
+    /// Both directions arrive, or both leave. The entry stands for the keys of both sides.
+    Joined,
+    /// One direction was seen on both sides. Each side has an entry and a record of its own.
+    Apart,
+}
+
+/// Arrays are indexed by the key's direction, as in the kernel's counters.
+pub struct Entry {
+    /// For a joined flow, with the side of the initiator's packets.
+    pub key: FlowKey,
+    pub total: [Counts; 2],
+    pub first_seen_unix_ns: u64,
+    pub last_seen_boot_ns: u64,
+    pub community_id: [u8; 20],
+    /// The scan that last counted something.
+    pub scan: u32,
+    /// The number of this flow's half that waits in this scan, else `waiting::NONE`.
+    pub waiting: u32,
+    pub tcp_flags: [u8; 2],
+    pub handshake: Handshake,
+    pub initiator: u8,
+    pub dscp: u8,
+    pub state: State,
+    pub sides: Sides,
+    /// A record of it was emitted.
+    pub is_told: bool,
+    /// Before `scan` it was already closed or established, so a SYN in that scan begins the next flow.
+    was_complete: bool,
+    /// Of TCP.
+    segments: Segments,
+    origin: Origin,
+    /// Bits by direction: a socket of this host has sent in it, and is not known to be gone. Beside them [`Entry::WITHOUT_END`].
+    sockets: u8,
+}
+
+/// What tells the initiator apart from the packets of the flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Nothing: it is who sent the first packet that was seen, and the flow may have begun before that.
+    Unseen,
+    /// Nothing, but there was no packet of the flow for the idle timeout before the first one.
+    Seen,
+    /// Likewise, but the filter rules may leave out the other direction, and with it the real first packet, unless packets of it are counted.
+    SeenIfBothAreCounted,
+    /// What is known of the connection says it, and is not sure itself.
+    GivenAsAssumed,
+    /// Likewise, and is sure.
+    Given,
+}
+
+const _: () = assert!(size_of::<Entry>() <= 160);
+
+impl Entry {
+    /// A bit of `sockets`: a socket of this host has sent of whose end nobody is told.
+    const WITHOUT_END: u8 = 4;
+
+    /// A flow that begins with what one scan counted.
+    pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
+        let handshake = Handshake::of(counters);
+        let initiator = handshake.initiator();
+        let mut entry = Self {
+            key: *key,
+            total: [Counts::default(); 2],
+            first_seen_unix_ns: clock.unix_ns(counters.first_seen_ns),
+            last_seen_boot_ns: counters.first_seen_ns,
+            community_id: community_id(key, initiator),
+            scan,
+            waiting: waiting::NONE,
+            tcp_flags: [0; 2],
+            handshake,
+            initiator,
+            dscp: counters.bits.dscp(),
+            state: State::Living,
+            sides: Sides::One,
+            is_told: false,
+            was_complete: false,
+            segments: Segments::default(),
+            origin: Origin::Unseen,
+            sockets: 0,
+        };
+        entry.add(counters, clock, scan);
+        entry
+    }
+
+    /// The next flow with the same ports.
+    pub fn next(&self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
+        let mut next = Self::new(&self.key, counters, clock, scan);
+        if self.sides == Sides::Joined {
+            next.key = self.key.with_side(self.hook() ^ next.initiator);
+        }
+        next.sides = self.sides;
+        next
+    }
+
+    /// Makes it one side of a flow whose other side has, or had, a record of its own with this `initiator`: both sides see the same
+    /// packets, but the agent may have begun to watch one of them later.
+    #[must_use]
+    pub fn apart(mut self, initiator: Initiator) -> Self {
+        self.sides = Sides::Apart;
+        self.give(initiator);
+        self
+    }
+
+    /// The flow had no packet for the idle timeout before its first one. `is_divided` if the filter rules may leave out one direction.
+    pub fn begins_here(&mut self, is_divided: bool) {
+        self.origin = if is_divided {
+            Origin::SeenIfBothAreCounted
+        } else {
+            Origin::Seen
+        };
+    }
+
+    /// What the rules have left out so far may be counted from here on, and proves nothing then.
+    pub fn note_other_rules(&mut self) {
+        if self.origin == Origin::SeenIfBothAreCounted && self.only_direction().is_some() {
+            self.origin = Origin::Unseen;
+        }
+    }
+
+    /// Takes over the initiator, unless the flow's own packets show it.
+    pub fn give(&mut self, initiator: Initiator) {
+        if self.handshake.opener().is_some() {
+            return;
+        }
+        self.origin = if initiator.is_known {
+            Origin::Given
+        } else {
+            Origin::GivenAsAssumed
+        };
+        self.set_initiator(initiator.direction);
+    }
+
+    /// A socket of this host shows which end opened the connection.
+    pub fn give_opener(&mut self, opener: Option<u8>) {
+        if let Some(direction) = opener
+            && self.is_tcp()
+        {
+            self.give(Initiator {
+                direction,
+                is_known: true,
+            });
+        }
+    }
+
+    fn set_initiator(&mut self, initiator: u8) {
+        if self.initiator != initiator {
+            self.initiator = initiator;
+            self.community_id = community_id(&self.key, initiator);
+        }
+    }
+
+    pub fn known_initiator(&self) -> Initiator {
+        Initiator {
+            direction: self.initiator,
+            is_known: !self.is_initiator_assumed(),
+        }
+    }
+
+    pub fn is_tcp(&self) -> bool {
+        self.key.protocol == TCP && self.key.kind() == Some(L4Kind::Ports)
+    }
+
+    /// Whether the packets show who opened the flow: SYN and SYN with ACK.
+    pub fn shows_opener(&self) -> bool {
+        self.handshake.opener().is_some()
+    }
+
+    fn is_initiator_assumed(&self) -> bool {
+        if self.origin == Origin::Given {
+            return false;
+        }
+        if !self.is_tcp() {
+            // An answer alone, as to an echo request, proves no question.
+            let is_silent = self.total[usize::from(self.initiator)].packets == 0;
+            // An echo says itself whether it is a question or an answer.
+            let is_known = match self.origin {
+                Origin::Seen => true,
+                Origin::SeenIfBothAreCounted => self.only_direction().is_none(),
+                Origin::Unseen | Origin::GivenAsAssumed | Origin::Given => {
+                    self.key.kind() == Some(L4Kind::IcmpQuery)
+                }
+            };
+            return !is_known || is_silent;
+        }
+        let forward = usize::from(self.initiator);
+        let goes_on = self.tcp_flags[1 - forward] & (tcp_flags::PSH | tcp_flags::FIN) != 0;
+        let is_answered = self.segments.spoke(forward) || goes_on;
+        !self.handshake.proves(self.initiator, is_answered)
+    }
+
+    /// Whether a connection may go on after the end of its flow, since it was not closed by FIN: one that both ends were seen to establish,
+    /// or of which it was known before who opened it.
+    pub fn may_resume(&self) -> bool {
+        let has_fin = self.tcp_flags[0] & self.tcp_flags[1] & tcp_flags::FIN != 0;
+        let is_seen = self.only_direction().is_none() && self.is_established();
+        self.is_tcp() && !has_fin && (is_seen || self.goes_on())
+    }
+
+    /// Whether it is a part of a connection that is older. Segments out of nowhere that are seen on both sides are none.
+    fn goes_on(&self) -> bool {
+        let is_given = match self.origin {
+            Origin::Given => true,
+            Origin::GivenAsAssumed => self.sides != Sides::Apart,
+            Origin::Unseen | Origin::Seen | Origin::SeenIfBothAreCounted => false,
+        };
+        let has_syn = (self.tcp_flags[0] | self.tcp_flags[1]) & tcp_flags::SYN != 0;
+        is_given && !has_syn
+    }
+
+    /// When it began, since boot; of this scan's clock.
+    #[inline]
+    pub fn began_ns(&self, clock: ScanClock) -> u64 {
+        clock.boot_of_unix_ns(self.first_seen_unix_ns)
+    }
+
+    #[inline]
+    pub fn is(&self, key: &FlowKey) -> bool {
+        self.state != State::Free && self.key.is(key)
+            || self.sides == Sides::Joined && self.is_beside(key)
+    }
+
+    /// Whether `key` is the same flow's on the other side of the interface.
+    pub fn is_beside(&self, key: &FlowKey) -> bool {
+        self.state != State::Free
+            && self.key.side() != key.side()
+            && self.key.with_side(key.side()) == *key
+    }
+
+    /// Returns what was added.
+    pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Counts; 2] {
+        if self.scan != scan {
+            self.was_complete = self.is_complete();
+            self.scan = scan;
+            self.segments.begin_window();
+        }
+        let delta = counters.counts();
+        for (direction, &added) in delta.iter().enumerate() {
+            self.total[direction] += added;
+            self.tcp_flags[direction] |= counters.bits.tcp_flags(direction);
+        }
+        self.handshake = self.handshake.with_flags_of(Handshake::of(counters));
+        if self.is_tcp() {
+            self.segments.add(counters);
+            self.segments
+                .undo_resets(self.total.map(|total| total.packets != 0));
+        }
+        self.last_seen_boot_ns = self
+            .last_seen_boot_ns
+            .max(clock.last_seen_boot_ns(counters));
+        self.state = if self.is_over() {
+            State::Closing
+        } else {
+            State::Living
+        };
+        delta
+    }
+
+    /// Adds the other half of a flow that has no record yet. Only with both halves is it known which came
+    /// first and who sent the SYN.
+    pub fn join(&mut self, half: &FlowCounters, clock: ScanClock) {
+        let hook = self.hook();
+        let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
+        if first_seen_unix_ns < self.first_seen_unix_ns {
+            self.first_seen_unix_ns = first_seen_unix_ns;
+            self.dscp = half.bits.dscp();
+            self.handshake = Handshake::of(half).with_flags_of(self.handshake);
+        }
+        self.add(half, clock, self.scan);
+        let is_given = matches!(self.origin, Origin::Given | Origin::GivenAsAssumed);
+        if !is_given || self.shows_opener() {
+            self.set_initiator(self.handshake.initiator());
+        }
+        self.sides = Sides::Joined;
+        self.key = self.key.with_side(self.initiator ^ hook);
+    }
+
+    /// The hook that sees the packets of the entry's only direction, or of a joined flow: 0 for ingress, 1 for
+    /// egress.
+    pub fn hook(&self) -> u8 {
+        let direction = match self.sides {
+            Sides::Joined => self.initiator,
+            Sides::One | Sides::Apart => self.only_direction().unwrap_or(self.initiator),
+        };
+        self.key.side() ^ direction
+    }
+
+    /// The direction of its packets, if all have the same.
+    pub fn only_direction(&self) -> Option<u8> {
+        only_direction(self.total.map(|total| total.packets))
+    }
+
+    /// `error` is the ICMP error that quotes a packet of the initiator, if one came.
+    fn failure(&self, error: Option<IcmpError>, end: Option<EndReason>) -> Option<Failure> {
+        let (forward, reverse) = (usize::from(self.initiator), usize::from(1 - self.initiator));
+        let is_answered = self.total[reverse].packets != 0;
+        let unreachable = error.filter(|_| !is_answered).map(Failure::Unreachable);
+        if !self.is_tcp() {
+            return unreachable;
+        }
+        let [sent, answered] = [forward, reverse].map(|direction| self.tcp_flags[direction]);
+        let has = |flags: u8, one: u8| flags & one != 0;
+        // Who has got an answer by another way sends more than that.
+        if has(sent, tcp_flags::SYN) && !has(sent, NOT_IN_AN_OPENING_SYN) {
+            return if has(answered, tcp_flags::RST) && !has(answered, tcp_flags::SYN) {
+                Some(Failure::Refused)
+            } else if is_answered {
+                None
+            } else {
+                // An answer may still come to a flow that was ended by force.
+                let unanswered = end == Some(EndReason::IdleTimeout);
+                unreachable.or(unanswered.then_some(Failure::Unanswered))
+            };
+        }
+        // Until the flow ends, the connection may turn out to have ignored the RST.
+        if end.is_none() || !self.segments.is_reset() {
+            return None;
+        }
+        // What comes behind a close, and is reset, is of one side alone: the answer has no ACK. Nor is an RST out of nowhere the end
+        // of a connection.
+        let were_there = (0..2)
+            .all(|direction| self.segments.spoke(direction) || self.total[direction].packets == 0);
+        let have_ended = if is_answered { sent & answered } else { sent };
+        let is_reset = were_there && !has(have_ended, tcp_flags::FIN);
+        is_reset.then_some(Failure::Reset)
+    }
+
+    fn is_over(&self) -> bool {
+        let [flags_a, flags_b] = self.tcp_flags;
+        let done = |direction: usize| {
+            self.tcp_flags[direction] & tcp_flags::FIN != 0 || self.total[direction].packets == 0
+        };
+        self.segments.is_reset() || (flags_a | flags_b) & tcp_flags::FIN != 0 && done(0) && done(1)
+    }
+
+    /// Whether each side that was seen has acknowledged something. If only one side was seen, its SYN with ACK
+    /// is not enough, since the SYN that it answers may be repeated.
+    fn is_established(&self) -> bool {
+        let acked = |direction: usize| self.tcp_flags[direction] & tcp_flags::ACK != 0;
+        match self.only_direction().map(usize::from) {
+            Some(direction) => acked(direction) && !self.handshake.has_syn_ack(direction),
+            None => acked(0) && acked(1),
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.state == State::Closing || self.is_established()
+    }
+
+    /// Whether what `scan` counted belongs to the next flow with the same ports.
+    pub fn is_followed_by(&self, counters: &FlowCounters, scan: u32) -> bool {
+        let was_complete = if self.scan == scan {
+            self.was_complete
+        } else {
+            self.is_complete()
+        };
+        was_complete && opens(counters)
+    }
+
+    /// Returns whether there is one of whose end nobody is told, for the first time.
+    #[inline]
+    pub fn note_sockets(&mut self, sockets: Sockets) -> bool {
+        let [first, second] = sockets.with_end.map(u8::from);
+        self.sockets |= first | second << 1;
+        let is_first = sockets.is_one_without_end && self.sockets & Self::WITHOUT_END == 0;
+        if is_first {
+            self.sockets |= Self::WITHOUT_END;
+        }
+        is_first
+    }
+
+    pub fn note_socket_is_gone(&mut self, direction: usize) {
+        self.sockets &= !(1 << direction);
+    }
+
+    /// Whether nothing but an RST has closed the flow, and the socket that got it is still there.
+    fn waits_for_socket(&self) -> bool {
+        let has_fin = (self.tcp_flags[0] | self.tcp_flags[1]) & tcp_flags::FIN != 0;
+        !has_fin && self.segments.receivers_of_rst() & self.sockets != 0
+    }
+
+    /// How long it is kept after its last packet. A socket that has got an RST and is still there may have ignored it.
+    #[inline]
+    fn quiet_ns(&self, lifetimes: Lifetimes) -> u64 {
+        match self.state {
+            State::Closing if !self.waits_for_socket() => lifetimes.linger_ns,
+            State::Closing | State::Living | State::Free => lifetimes.idle_ns,
+        }
+    }
+
+    /// Orders the flows for leaving when there is no room: the lowest rank is that of the flow that would end
+    /// first by itself. A living flow's rank is the boot time at which it was last seen.
+    #[inline]
+    pub fn rank_ns(&self, lifetimes: Lifetimes) -> u64 {
+        match self.state {
+            State::Closing => self
+                .last_seen_boot_ns
+                .saturating_add(self.quiet_ns(lifetimes))
+                .saturating_sub(lifetimes.idle_ns),
+            State::Living | State::Free => self.last_seen_boot_ns,
+        }
+    }
+
+    /// The boot time from which on it ends, unless more of it comes.
+    #[inline]
+    pub fn end_ns(&self, lifetimes: Lifetimes) -> u64 {
+        self.last_seen_boot_ns
+            .saturating_add(self.quiet_ns(lifetimes))
+    }
+
+    pub fn record(
+        &self,
+        clock: ScanClock,
+        unreported: Unreported,
+        senders: Senders,
+        error: Option<IcmpError>,
+        end_reason: Option<EndReason>,
+    ) -> Record {
+        let forward = usize::from(self.initiator);
+        let reverse = 1 - forward;
+        let direction = Direction::from_bit(self.key.side() ^ self.initiator);
+        let delta = unreported.counts;
+        Record {
+            key: self.key,
+            initiator: self.initiator,
+            initiator_assumed: self.is_initiator_assumed(),
+            direction,
+            reverse_direction: match self.sides {
+                Sides::Joined => direction,
+                Sides::One | Sides::Apart => direction.opposite(),
+            },
+            delta: [delta[forward], delta[reverse]],
+            delta_duration_ns: unreported.duration_ns(self.last_seen_boot_ns),
+            total: [self.total[forward], self.total[reverse]],
+            first_seen_unix_ns: self.first_seen_unix_ns,
+            // Unix time may have been set back, and two readings of it never agree to the nanosecond.
+            last_seen_unix_ns: clock
+                .unix_ns(self.last_seen_boot_ns)
+                .max(self.first_seen_unix_ns),
+            tcp_flags: [self.tcp_flags[forward], self.tcp_flags[reverse]],
+            dscp: self.dscp,
+            end_reason,
+            is_closing: end_reason.is_none() && self.state == State::Closing,
+            community_id: self.community_id,
+            outer: None,
+            names: [None, None],
+            failure: self.failure(error, end_reason),
+            cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
+            process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
+            tcp: [senders.tcp[forward], senders.tcp[reverse]],
+            round_trips: Default::default(),
+            dropped: [0; 2],
+            senders_shared: [false; 2],
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! What ICMP errors say of the flows whose packets they quote.
+
+use std::collections::HashMap;
+
+use agent_common::FlowKey;
+use proto::record::IcmpError;
+
+use super::senders::BySlot;
+
+/// Errors that wait for their flows: those of two scans, of which each brings some 3,700 at most.
+const MOST: usize = 8192;
+
+/// Those of the flow in each slot, and those whose flows may come. Nothing is kept as long as there are no errors.
+#[derive(Default)]
+pub struct Errors {
+    by_slot: BySlot<ByDirection>,
+    waiting: HashMap<FlowKey, Waiting>,
+    unmatched: u64,
+}
+
+/// By the direction of the packet that is quoted.
+type ByDirection = [Option<IcmpError>; 2];
+
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    errors: ByDirection,
+    /// When the last one came, since boot.
+    seen_ns: u64,
+    count: u64,
+    /// It has been there for a scan.
+    has_waited: bool,
+    /// A flow has taken it.
+    is_met: bool,
+}
+
+/// What [`Errors::settle`] is told of a flow.
+pub struct Place {
+    pub slot: u32,
+    /// When the flow began, since boot.
+    pub began_ns: u64,
+    /// Packets in this direction alone may be meant; `None` is both.
+    pub only: Option<u8>,
+}
+
+impl Errors {
+    /// The flow comes with this scan or the next one, or has come before.
+    pub fn come(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
+        if self.waiting.len() == MOST && !self.waiting.contains_key(key) {
+            self.unmatched += 1;
+            return;
+        }
+        let waiting = self.waiting.entry(*key).or_default();
+        waiting.errors[usize::from(direction & 1)] = Some(error);
+        waiting.seen_ns = waiting.seen_ns.max(seen_ns);
+        waiting.count += 1;
+        waiting.has_waited = false;
+    }
+
+    /// How many were of no flow.
+    pub fn unmatched(&self) -> u64 {
+        self.unmatched
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, key: &FlowKey, began_ns: u64) {
+        self.by_slot.begin(slot, ByDirection::default());
+        self.note(slot, key, began_ns);
+    }
+
+    /// More of the flow in this slot has come.
+    #[inline]
+    pub fn note(&mut self, slot: u32, key: &FlowKey, began_ns: u64) {
+        if !self.waiting.is_empty()
+            && let Some(waiting) = self.waiting.get_mut(key)
+        {
+            let place = Place {
+                slot,
+                began_ns,
+                only: None,
+            };
+            waiting.settle_at(&place, &mut self.by_slot);
+        }
+    }
+
+    /// Has the flows that `place_of` finds take what waits. That stays for the next scan, which may bring the flow.
+    pub fn settle(&mut self, place_of: impl Fn(&FlowKey) -> Option<Place>) {
+        let (by_slot, unmatched) = (&mut self.by_slot, &mut self.unmatched);
+        self.waiting.retain(|key, waiting| {
+            if let Some(place) = place_of(key) {
+                waiting.settle_at(&place, by_slot);
+            }
+            let stays = !std::mem::replace(&mut waiting.has_waited, true);
+            if !stays && !waiting.is_met {
+                *unmatched += waiting.count;
+            }
+            stays
+        });
+        if self.waiting.is_empty() && self.waiting.capacity() > MOST / 4 {
+            self.waiting = HashMap::new();
+        }
+    }
+
+    /// That which quotes a packet of this direction.
+    pub fn of(&self, slot: u32, direction: u8) -> Option<IcmpError> {
+        self.by_slot.of(slot)[usize::from(direction & 1)]
+    }
+
+    /// No slot from this one on has a flow.
+    pub fn shrink(&mut self, slots: u32) {
+        self.by_slot.shrink(slots);
+    }
+}
+
+impl Waiting {
+    /// An error that came before the flow is of the one before it.
+    fn settle_at(&mut self, place: &Place, by_slot: &mut BySlot<ByDirection>) {
+        if self.seen_ns < place.began_ns {
+            return;
+        }
+        let mut known = by_slot.of(place.slot);
+        for (direction, error) in (0..).zip(self.errors) {
+            if error.is_some() && place.only.is_none_or(|only| only == direction) {
+                known[usize::from(direction)] = error;
+                self.is_met = true;
+            }
+        }
+        by_slot.begin(place.slot, known);
+    }
+}

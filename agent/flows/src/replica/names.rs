@@ -1,0 +1,84 @@
+//! What the ends of the flows were called when they began.
+
+use std::mem;
+
+use agent_common::FlowKey;
+use enrich::dns::{Dns, EndName};
+use proto::record::RecordName;
+
+/// Of the flow in each slot. Nothing is kept as long as nobody learns names, or none has a use.
+#[derive(Default)]
+pub struct FlowNames {
+    dns: Option<Dns>,
+    by_slot: Vec<Ends>,
+    /// Those of flows that have ended in this scan. Its batches may not have said yet what they are.
+    ended: Vec<EndName>,
+}
+
+/// The names of a and b.
+type Ends = [Option<EndName>; 2];
+
+impl FlowNames {
+    pub fn follow(&mut self, dns: Dns) {
+        self.dns = Some(dns);
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, key: &FlowKey, began_ns: u64) {
+        let Some(dns) = &self.dns else {
+            return;
+        };
+        let ends = dns.of(key, began_ns);
+        let slot = slot as usize;
+        if slot >= self.by_slot.len() {
+            if ends.iter().all(Option::is_none) {
+                return;
+            }
+            self.by_slot.resize(slot + 1, [None, None]);
+        }
+        let before = mem::replace(&mut self.by_slot[slot], ends);
+        self.ended.extend(before.into_iter().flatten());
+    }
+
+    /// The flow in this slot has ended.
+    pub fn end(&mut self, slot: u32) {
+        if let Some(ends) = self.by_slot.get_mut(slot as usize) {
+            let ends = mem::take(ends);
+            self.ended.extend(ends.into_iter().flatten());
+        }
+    }
+
+    /// The batches of the last scan are complete.
+    pub fn begin_scan(&mut self) {
+        self.ended = Vec::new();
+    }
+
+    /// Those of the source and the destination.
+    pub fn of(&self, slot: u32, initiator: u8) -> [Option<RecordName>; 2] {
+        let Some(ends) = self.by_slot.get(slot as usize) else {
+            return [None, None];
+        };
+        let name = |end: &Option<EndName>| {
+            let name = end.as_ref()?;
+            Some(RecordName {
+                id: name.id(),
+                source: name.source(),
+            })
+        };
+        let [a, b] = ends;
+        if initiator == 0 {
+            [name(a), name(b)]
+        } else {
+            [name(b), name(a)]
+        }
+    }
+
+    /// No slot from this one on has a flow.
+    pub fn shrink(&mut self, slots: u32) {
+        if self.by_slot.len() > slots as usize {
+            let gone = self.by_slot.drain(slots as usize..);
+            self.ended.extend(gone.flatten().flatten());
+            self.by_slot.shrink_to_fit();
+        }
+    }
+}

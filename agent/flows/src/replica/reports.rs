@@ -1,0 +1,166 @@
+//! Puts the reports of living flows off until the report interval is over. What a flow counted meanwhile waits here, and
+//! comes with the next report or with the end of the flow.
+
+use std::time::Duration;
+
+use agent_common::Counts;
+use util::clock;
+
+/// What waits to be reported, by slot. Without an interval everything is reported at once and this is empty.
+#[derive(Default)]
+pub struct Reports {
+    interval_ns: u64,
+    /// All that waits is due.
+    is_over: bool,
+    waiting: Vec<Waiting>,
+}
+
+/// What a flow has counted since its last record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unreported {
+    pub counts: [Counts; 2],
+    /// When the first of these packets came. Without packets it says nothing.
+    pub began_boot_ns: u64,
+}
+
+impl Unreported {
+    fn is_empty(&self) -> bool {
+        self.counts == [Counts::default(); 2]
+    }
+
+    fn add(&mut self, more: Self) {
+        if self.is_empty() {
+            *self = more;
+            return;
+        }
+        for (sum, added) in self.counts.iter_mut().zip(more.counts) {
+            *sum += added;
+        }
+        self.began_boot_ns = self.began_boot_ns.min(more.began_boot_ns);
+    }
+
+    /// Up to the last packet. Its time is that of a tick, which a single packet does not need.
+    pub fn duration_ns(&self, last_seen_boot_ns: u64) -> u64 {
+        let [forward, reverse] = self.counts.map(|counts| counts.packets);
+        match forward.saturating_add(reverse) {
+            0 | 1 => 0,
+            _ => last_seen_boot_ns.saturating_sub(self.began_boot_ns),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    unreported: Unreported,
+    /// When the flow was reported last, or when it began.
+    since_boot_ns: u64,
+}
+
+impl Reports {
+    /// Zero reports everything at once.
+    pub fn every(interval: Duration) -> Self {
+        let mut reports = Self::default();
+        reports.set_interval(interval);
+        reports
+    }
+
+    /// Returns whether it is another one.
+    pub fn set_interval(&mut self, interval: Duration) -> bool {
+        let before = std::mem::replace(&mut self.interval_ns, clock::nanos(interval));
+        before != self.interval_ns
+    }
+
+    /// Whether all that waits is due, however short it has waited.
+    pub fn set_over(&mut self, is_over: bool) {
+        self.is_over = is_over;
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, now_boot_ns: u64) {
+        if self.is_in_use() {
+            self.at(slot).since_boot_ns = now_boot_ns;
+        }
+    }
+
+    /// What to report of a flow that has counted `more`, if its time has come.
+    pub fn add(&mut self, slot: u32, more: Unreported, now_boot_ns: u64) -> Option<Unreported> {
+        if !self.is_in_use() {
+            return Some(more);
+        }
+        self.at(slot).unreported.add(more);
+        self.due(slot, now_boot_ns)
+    }
+
+    /// What to report of a flow that has counted nothing more, if there is something and its time has come.
+    pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<Unreported> {
+        if self.due_ns(slot)? > now_boot_ns {
+            return None;
+        }
+        let waiting = self.at(slot);
+        waiting.since_boot_ns = now_boot_ns;
+        Some(std::mem::take(&mut waiting.unreported))
+    }
+
+    /// The boot time from which on what waits of a flow is reported, if something does.
+    pub fn due_ns(&self, slot: u32) -> Option<u64> {
+        // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
+        let tolerance_ns = self.interval_ns / 20;
+        let waiting = self.waiting.get(slot as usize)?;
+        (!waiting.unreported.is_empty()).then(|| {
+            if self.is_over {
+                return 0;
+            }
+            waiting
+                .since_boot_ns
+                .saturating_add(self.interval_ns - tolerance_ns)
+        })
+    }
+
+    /// What was not reported of a flow so far.
+    pub fn held(&self, slot: u32) -> [Counts; 2] {
+        let waiting = self.waiting.get(slot as usize);
+        waiting.map_or_else(Default::default, |waiting| waiting.unreported.counts)
+    }
+
+    /// No packet that was reported came later than this, since boot. `None` if nothing waits.
+    pub fn told_until_ns(&self, slot: u32) -> Option<u64> {
+        let Waiting {
+            unreported,
+            since_boot_ns,
+        } = self.waiting.get(slot as usize)?;
+        (!unreported.is_empty()).then(|| unreported.began_boot_ns.min(*since_boot_ns))
+    }
+
+    /// What was not reported of a flow that ends.
+    pub fn take(&mut self, slot: u32) -> Unreported {
+        let waiting = self.waiting.get_mut(slot as usize);
+        waiting.map_or_else(Default::default, |waiting| {
+            std::mem::take(&mut waiting.unreported)
+        })
+    }
+
+    /// No slot from this one on has a flow.
+    pub fn shrink(&mut self, slots: u32) {
+        let waits = |waiting: &Waiting| !waiting.unreported.is_empty();
+        if self.interval_ns == 0 && !self.waiting.iter().any(waits) {
+            self.waiting = Vec::new();
+        }
+        if self.waiting.len() > slots as usize {
+            self.waiting.truncate(slots as usize);
+            self.waiting.shrink_to_fit();
+        }
+    }
+
+    /// Also if there is no interval any more and something may wait.
+    fn is_in_use(&self) -> bool {
+        self.interval_ns != 0 || !self.waiting.is_empty()
+    }
+
+    fn at(&mut self, slot: u32) -> &mut Waiting {
+        let slot = slot as usize;
+        if slot >= self.waiting.len() {
+            self.waiting.resize_with(slot + 1, Waiting::default);
+        }
+        &mut self.waiting[slot]
+    }
+}

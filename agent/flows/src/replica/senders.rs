@@ -1,0 +1,429 @@
+//! Who sent the flows' packets, and what TCP knows of their connections, as the scans have seen it.
+
+use std::collections::HashMap;
+
+use agent_common::{
+    FlowKey, Sample, Senders, TcpInfo,
+    tcp::{EndedConnection, Role},
+};
+use proto::round_trip::RoundTrip;
+
+/// What is known of the flow in each slot. Nothing is kept as long as no scan brings any.
+#[derive(Default)]
+pub struct KnownSenders {
+    names: BySlot<Names>,
+    connections: BySlot<Connection>,
+    /// By direction of the segments that were acknowledged.
+    round_trips: BySlot<[RoundTrip; 2]>,
+    /// Whether TCP has ever told anything. Before that nothing is kept of connections.
+    has_tcp: bool,
+    /// What came with the entry that is being taken in, if something did.
+    coming: Coming,
+    comes: bool,
+    ends: Ends,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Names {
+    cgroup_ids: [u64; 2],
+    process_keys: [u64; 2],
+}
+
+/// Beside the id of a cgroup: sockets of others have sent in the last scan that saw any, too.
+const SHARED_NOW: u64 = Senders::SHARED >> 1;
+const MARKS: u64 = Senders::SHARED | SHARED_NOW;
+
+impl Names {
+    fn of(senders: &Senders) -> Self {
+        Self {
+            cgroup_ids: senders.cgroup_ids.map(with_now),
+            process_keys: senders.process_keys,
+        }
+    }
+
+    fn take_in(&mut self, coming: &Self) {
+        for (known, &coming) in self.cgroup_ids.iter_mut().zip(&coming.cgroup_ids) {
+            if coming != 0 {
+                let now = coming & SHARED_NOW;
+                let [one, other] = [*known, coming].map(|id| id & !SHARED_NOW);
+                *known = latest(one, other, Senders::ROOT) | now;
+            }
+        }
+        for (known, &coming) in self.process_keys.iter_mut().zip(&coming.process_keys) {
+            *known = latest(*known, coming, 0);
+        }
+    }
+
+    /// Whether sockets of more than one cgroup or process have sent, by direction.
+    fn are_shared(self) -> [bool; 2] {
+        [0, 1].map(|at| (self.cgroup_ids[at] | self.process_keys[at]) & Senders::SHARED != 0)
+    }
+}
+
+fn with_now(cgroup_id: u64) -> u64 {
+    if cgroup_id & Senders::SHARED == 0 {
+        cgroup_id
+    } else {
+        cgroup_id | SHARED_NOW
+    }
+}
+
+/// The one that was seen last, with a mark if there were others.
+fn latest(known: u64, coming: u64, other: u64) -> u64 {
+    let both = Senders::after(known, coming, other);
+    let [shared, last] = [both & Senders::SHARED, coming & !Senders::SHARED];
+    if last == 0 || last == other {
+        both
+    } else {
+        last | shared
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Connection {
+    /// When its flow began, since boot.
+    first_ns: u64,
+    tcp: [TcpInfo; 2],
+}
+
+impl Connection {
+    /// Takes in what was noted at the end, unless it is of another connection, of which no packet came since.
+    fn end(&mut self, end: &End) {
+        for ((known, at_end), asked_ns) in self.tcp.iter_mut().zip(&end.tcp).zip(end.asked_ns) {
+            if asked_ns >= self.first_ns {
+                known.unite(at_end);
+            }
+        }
+    }
+}
+
+/// What comes with the counters of a flow, or with those of a half of one.
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct Coming {
+    senders: Senders,
+    /// When the flow began on its page, since boot.
+    first_ns: u64,
+    /// What was noted of the end of its connection.
+    end: Option<End>,
+    /// By the direction in which a socket of this host sends.
+    roles: [Role; 2],
+    /// Likewise: nobody is told when the socket is gone.
+    are_without_end: [bool; 2],
+}
+
+/// The sockets of this host that have sent some packets.
+#[derive(Clone, Copy, Default)]
+pub struct Sockets {
+    /// By direction: there is one whose end is told.
+    pub with_end: [bool; 2],
+    /// There is one of whose end nobody is told, since nothing more can be kept with sockets.
+    pub is_one_without_end: bool,
+}
+
+impl Coming {
+    /// The sockets of this host that sent it.
+    pub fn sockets(&self) -> Sockets {
+        Sockets {
+            with_end: [0, 1].map(|at| self.senders.tcp[at].is_known() && !self.are_without_end[at]),
+            is_one_without_end: self.are_without_end.contains(&true),
+        }
+    }
+
+    /// The direction of the end that opened the connection, if a socket of this host shows it.
+    pub fn opener(&self) -> Option<u8> {
+        (0..2).find_map(|direction| match self.roles[usize::from(direction)] {
+            Role::Unknown => None,
+            Role::Opened => Some(direction),
+            Role::Accepted => Some(1 - direction),
+        })
+    }
+
+    /// Takes over what is known of the same packets there and not here.
+    pub fn unite(&mut self, other: &Self) {
+        self.senders.unite(&other.senders);
+        self.first_ns = self.first_ns.min(other.first_ns);
+        self.end = self.end.or(other.end);
+        for (ours, theirs) in self.roles.iter_mut().zip(other.roles) {
+            if *ours == Role::Unknown {
+                *ours = theirs;
+            }
+        }
+        for (ours, theirs) in self.are_without_end.iter_mut().zip(other.are_without_end) {
+            *ours |= theirs;
+        }
+    }
+}
+
+impl KnownSenders {
+    /// The next flow that `begin` or `note` is called for has these.
+    pub fn come(&mut self, coming: Coming) {
+        self.comes = coming != Coming::default();
+        self.coming = coming;
+    }
+
+    /// The same for the flow with this key, with what was noted of the end of its connection.
+    pub fn come_with(&mut self, key: &FlowKey, mut senders: Senders, first_ns: u64) {
+        self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
+        self.comes = true;
+        self.coming = Coming {
+            are_without_end: senders.tcp.each_mut().map(TcpInfo::take_without_end),
+            roles: senders.tcp.each_mut().map(TcpInfo::take_role),
+            senders,
+            first_ns,
+            end: self.ends.of(key),
+        };
+    }
+
+    /// The sockets of this host that have sent what comes.
+    #[inline]
+    pub fn coming_sockets(&self) -> Sockets {
+        if !self.comes {
+            return Sockets::default();
+        }
+        self.coming.sockets()
+    }
+
+    /// The end that opened the connection whose counters come, if a socket shows it.
+    #[inline]
+    pub fn coming_opener(&self) -> Option<u8> {
+        if self.comes {
+            self.coming.opener()
+        } else {
+            None
+        }
+    }
+
+    /// Takes back what the last `come` brought, if no flow has taken it.
+    pub fn take_coming(&mut self) -> Coming {
+        if !self.comes {
+            return Coming::default();
+        }
+        self.comes = false;
+        std::mem::take(&mut self.coming)
+    }
+
+    /// Another connection follows in this slot: the one before takes what of the end that comes was asked before the other began.
+    pub fn follow(&mut self, slot: u32, coming: &Coming) {
+        if let Some(mut end) = coming.end {
+            for side in [0, 1] {
+                if end.asked_ns[side] >= coming.first_ns {
+                    end.tcp[side] = TcpInfo::default();
+                }
+            }
+            self.connections.at(slot).end(&end);
+        }
+    }
+
+    fn end(&mut self, slot: u32, end: Option<End>) {
+        if let Some(end) = end {
+            self.connections.at(slot).end(&end);
+        }
+    }
+
+    /// A flow begins in this slot.
+    pub fn begin(&mut self, slot: u32, coming: Coming) {
+        self.names.begin(slot, Names::of(&coming.senders));
+        if self.has_tcp {
+            let connection = Connection {
+                first_ns: coming.first_ns,
+                tcp: coming.senders.tcp,
+            };
+            self.connections.begin(slot, connection);
+            self.end(slot, coming.end);
+        }
+        let mut round_trips = <[RoundTrip; 2]>::default();
+        note(&mut round_trips, coming.senders.round_trips);
+        self.round_trips.begin(slot, round_trips);
+    }
+
+    /// More of the flow in this slot has come.
+    pub fn note(&mut self, slot: u32) {
+        self.note_after(slot, [false; 2]);
+    }
+
+    /// The same, if a SYN had come before, by direction: then one that comes again is no sample, since the first one may be what is answered.
+    pub fn note_after(&mut self, slot: u32, syns_before: [bool; 2]) {
+        if !self.comes {
+            return;
+        }
+        let mut coming = self.take_coming();
+        for (sample, had_syn) in coming.senders.round_trips.iter_mut().zip(syns_before) {
+            if had_syn && sample.handshake_us().is_some() {
+                *sample = Sample::NONE;
+            }
+        }
+        if coming.senders != Senders::default() {
+            self.take_in(slot, &coming.senders);
+        }
+        self.end(slot, coming.end);
+    }
+
+    fn take_in(&mut self, slot: u32, coming: &Senders) {
+        let names = Names::of(coming);
+        if names != Names::default() {
+            self.names.at(slot).take_in(&names);
+        }
+        if coming.tcp.iter().any(TcpInfo::is_known) {
+            let known = self.connections.at(slot);
+            for (known, coming) in known.tcp.iter_mut().zip(coming.tcp) {
+                if coming.is_known() {
+                    *known = coming;
+                }
+            }
+        }
+        if coming.round_trips != [Sample::NONE; 2] {
+            note(self.round_trips.at(slot), coming.round_trips);
+        }
+    }
+
+    pub fn of(&self, slot: u32) -> Senders {
+        let names = self.names.of(slot);
+        Senders {
+            cgroup_ids: names.cgroup_ids.map(|id| id & !MARKS),
+            process_keys: names.process_keys.map(|key| key & !Senders::SHARED),
+            tcp: self.connections.of(slot).tcp,
+            ..Senders::default()
+        }
+    }
+
+    /// To whom what the last scan counted belongs; 0 if it is not known, or belongs to several.
+    pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
+        let ids = self.names.of(slot).cgroup_ids;
+        ids.map(|id| if id & SHARED_NOW == 0 { id & !MARKS } else { 0 })
+    }
+
+    /// Whether others have sent the packets of the source, and of the destination, too, if `initiator` is the direction of the source's.
+    pub fn are_shared(&self, slot: u32, initiator: u8) -> [bool; 2] {
+        let by_direction = self.names.of(slot).are_shared();
+        let forward = usize::from(initiator & 1);
+        [by_direction[forward], by_direction[1 - forward]]
+    }
+
+    /// To the source, and to the destination, if `initiator` is the direction of the source's packets: these are acknowledged by the
+    /// destination.
+    pub fn round_trips_of(&self, slot: u32, initiator: u8) -> [RoundTrip; 2] {
+        let by_direction = self.round_trips.of(slot);
+        let forward = usize::from(initiator & 1);
+        [by_direction[1 - forward], by_direction[forward]]
+    }
+
+    /// No slot from this one on has a flow.
+    pub fn shrink(&mut self, slots: u32) {
+        self.names.shrink(slots);
+        self.connections.shrink(slots);
+        self.round_trips.shrink(slots);
+    }
+
+    /// A connection has ended. Its flow has come before, or comes with this scan or the next one.
+    pub fn note_end(&mut self, ended: &EndedConnection) {
+        self.has_tcp = true;
+        self.ends.note(ended);
+    }
+
+    /// Has the flows that `slot_of` finds take in what was noted of their ends, and hands on the directions of the sockets that are gone.
+    /// That stays for the next scan, which may bring what the flow asked before.
+    pub fn settle_ends(
+        &mut self,
+        slot_of: impl Fn(&FlowKey) -> Option<u32>,
+        mut is_gone: impl FnMut(u32, usize),
+    ) {
+        let connections = &mut self.connections;
+        self.ends.by_flow.retain(|key, end| {
+            if let Some(slot) = slot_of(key) {
+                let connection = connections.at(slot);
+                connection.end(end);
+                for (direction, &asked_ns) in end.asked_ns.iter().enumerate() {
+                    if asked_ns != 0 && asked_ns >= connection.first_ns {
+                        is_gone(slot, direction);
+                    }
+                }
+            }
+            !std::mem::replace(&mut end.has_waited, true)
+        });
+        self.ends.give_back();
+    }
+
+    /// For how many slots.
+    #[cfg(test)]
+    pub fn room(&self) -> usize {
+        self.names.0.len()
+    }
+}
+
+fn note(known: &mut [RoundTrip; 2], coming: [Sample; 2]) {
+    for (known, coming) in known.iter_mut().zip(coming) {
+        known.note(coming);
+    }
+}
+
+/// Values of slots, of which those behind the last one that was set have none.
+#[derive(Default)]
+pub struct BySlot<T>(Vec<T>);
+
+impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
+    pub fn begin(&mut self, slot: u32, value: T) {
+        if value != T::default() || self.0.len() > slot as usize {
+            *self.at(slot) = value;
+        }
+    }
+
+    fn at(&mut self, slot: u32) -> &mut T {
+        let slot = slot as usize;
+        if slot >= self.0.len() {
+            self.0.resize(slot + 1, T::default());
+        }
+        &mut self.0[slot]
+    }
+
+    pub fn of(&self, slot: u32) -> T {
+        self.0.get(slot as usize).copied().unwrap_or_default()
+    }
+
+    pub fn shrink(&mut self, slots: u32) {
+        if self.0.len() > slots as usize {
+            self.0.truncate(slots as usize);
+            self.0.shrink_to_fit();
+        }
+    }
+}
+
+/// What TCP knew of connections at their end, for two scans.
+#[derive(Default)]
+struct Ends {
+    by_flow: HashMap<FlowKey, End>,
+}
+
+/// By direction.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct End {
+    tcp: [TcpInfo; 2],
+    asked_ns: [u64; 2],
+    /// It has been there for a scan.
+    has_waited: bool,
+}
+
+impl Ends {
+    /// Of two connections with the same endpoints, the later one stays.
+    fn note(&mut self, ended: &EndedConnection) {
+        let end = self.by_flow.entry(ended.key).or_default();
+        let side = usize::from(ended.direction != 0);
+        if ended.asked_ns >= end.asked_ns[side] {
+            (end.tcp[side], end.asked_ns[side]) = (ended.info, ended.asked_ns);
+        }
+        end.has_waited = false;
+    }
+
+    fn of(&self, key: &FlowKey) -> Option<End> {
+        if self.by_flow.is_empty() {
+            return None;
+        }
+        self.by_flow.get(key).copied()
+    }
+
+    /// What many connections took that ended at once.
+    fn give_back(&mut self) {
+        if self.by_flow.is_empty() && self.by_flow.capacity() > 1 << 12 {
+            self.by_flow = HashMap::new();
+        }
+    }
+}

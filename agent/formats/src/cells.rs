@@ -1,0 +1,202 @@
+//! What tables say of a flow, in a few characters each.
+
+use proto::{
+    Cgroup, Direction, EndReason, Failure, FlowRecord, Process, round_trip::RoundTrip, tcp::Tcp,
+};
+
+use super::{harmless::harmless, human};
+
+/// A longer unit is shortened.
+const UNIT_WIDTH: usize = 30;
+
+/// The interface with the VLANs behind it, and the tunnel: `eth0.100`, `eth0 vxlan 42`.
+pub fn place(record: &FlowRecord, interface: Option<&String>) -> String {
+    let name = interface
+        .cloned()
+        .unwrap_or_else(|| format!("#{}", record.ifindex));
+    let vlan_ids = record.vlan_ids.iter().map(ToString::to_string);
+    let mut place = std::iter::once(name)
+        .chain(vlan_ids)
+        .collect::<Vec<_>>()
+        .join(".");
+    if let Some(encapsulation) = human::encapsulation(record) {
+        place = format!("{place} {encapsulation}");
+    }
+    if let Some(id) = record.tunnel_id {
+        place = format!("{place} {id}");
+    }
+    place
+}
+
+/// `in` or `out` for the initiator's packets. Given twice if the responder's are seen on the same side.
+pub fn direction(record: &FlowRecord) -> String {
+    let [forward, reverse] = human::directions(record);
+    let name = match forward {
+        Some(Direction::Ingress) => "in",
+        Some(Direction::Egress) => "out",
+        Some(Direction::Unspecified) | None => "?",
+    };
+    if forward.is_some() && forward == reverse {
+        format!("{name} {name}")
+    } else {
+        name.to_owned()
+    }
+}
+
+/// The container by the first digits of its id, as its runtime shows it; else the unit, or the path. `None` if nothing is known.
+pub fn sender(cgroup: &Cgroup) -> Option<String> {
+    const SHORT_ID: usize = 12;
+    let container = cgroup.container_id.get(..SHORT_ID).map(|id| {
+        let runtime = match cgroup.container_runtime.as_str() {
+            "" => "container",
+            runtime => runtime,
+        };
+        format!("{runtime}:{id}")
+    });
+    let name = container.unwrap_or_else(|| {
+        let unit = if cgroup.unit.is_empty() {
+            &cgroup.path
+        } else {
+            &cgroup.unit
+        };
+        harmless(unit).into_owned()
+    });
+    (!name.is_empty()).then_some(name)
+}
+
+/// As a column has it.
+pub fn short_unit(name: &str) -> String {
+    human::shortened(name, UNIT_WIDTH).to_string()
+}
+
+/// Its name and number, as `nginx/1234`.
+pub fn process(process: &Process) -> String {
+    let name = harmless(&process.name);
+    if name.is_empty() {
+        process.pid.to_string()
+    } else {
+        format!("{name}/{}", process.pid)
+    }
+}
+
+/// In microseconds, of both ends. What TCP knows of its whole way says more than how long each end takes to answer what passes here.
+pub fn round_trips(record: &FlowRecord) -> [Option<u32>; 2] {
+    let known = Tcp::both(record).map(|end| end?.rtt_us);
+    if known == [None, None] {
+        RoundTrip::both(record).map(|end| (end.ack_us != 0).then_some(end.ack_us))
+    } else {
+        known
+    }
+}
+
+/// In three digits or so.
+pub fn round_trip(us: u32) -> String {
+    let ms = f64::from(us) / 1e3;
+    match us {
+        0..1_000 => format!("{us}us"),
+        1_000..10_000 => format!("{ms:.2}ms"),
+        10_000..100_000 => format!("{ms:.1}ms"),
+        100_000..1_000_000 => format!("{ms:.0}ms"),
+        _ => format!("{:.1}s", ms / 1e3),
+    }
+}
+
+pub fn ends(ends: &[Option<String>; 2]) -> String {
+    both(ends.each_ref().map(Option::as_deref))
+}
+
+/// Of the host's end, or `initiator > responder` if both are here.
+pub fn both(ends: [Option<&str>; 2]) -> String {
+    match ends {
+        [Some(source), Some(destination)] => format!("{source} > {destination}"),
+        [one, other] => one.or(other).unwrap_or_default().to_owned(),
+    }
+}
+
+pub fn protocol(record: &FlowRecord) -> String {
+    let name = human::protocol(record);
+    match (record.icmp_type, record.icmp_code) {
+        (Some(icmp_type), Some(code)) => format!("{name} {icmp_type}/{code}"),
+        _ if record.later_fragment => format!("{name} frag"),
+        _ => name,
+    }
+}
+
+/// What failed, or else how the flow is.
+pub fn state(record: &FlowRecord) -> &'static str {
+    match record.failure.map(Failure::try_from) {
+        Some(Ok(Failure::Refused)) => return "refused",
+        Some(Ok(Failure::Unanswered)) => return "no answer",
+        Some(Ok(Failure::Unreachable)) => return "unreachable",
+        Some(Ok(Failure::Reset)) => return "reset",
+        Some(Ok(Failure::Unspecified) | Err(_)) | None => {}
+    }
+    match record.end_reason.map(EndReason::try_from) {
+        None => "active",
+        Some(Ok(EndReason::IdleTimeout)) => "idle",
+        Some(Ok(EndReason::EndOfFlow)) => "closed",
+        Some(Ok(EndReason::ForcedEnd)) => "stopped",
+        Some(Ok(EndReason::LackOfResources)) => "evicted",
+        Some(Ok(EndReason::ActiveTimeout | EndReason::Unspecified) | Err(_)) => "ended",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_its_number_and_a_harmless_name() {
+        let shown = |name: &str| {
+            process(&Process {
+                pid: 12,
+                name: name.to_owned(),
+                ..Process::default()
+            })
+        };
+        assert_eq!(shown("php"), "php/12");
+        assert_eq!(shown(""), "12");
+        assert!(!shown("\x1b[2J").contains('\x1b'));
+    }
+
+    #[test]
+    fn a_sender_has_a_short_and_harmless_name() {
+        let cgroup = |unit: &str, container_id: &str, runtime: &str| Cgroup {
+            path: "/somewhere".to_owned(),
+            unit: unit.to_owned(),
+            container_id: container_id.to_owned(),
+            container_runtime: runtime.to_owned(),
+            ..Cgroup::default()
+        };
+        let shown = |cgroup: &Cgroup| sender(cgroup).unwrap();
+        let id = "0123456789abcdef";
+        assert_eq!(
+            shown(&cgroup("docker-01.scope", id, "docker")),
+            "docker:0123456789ab"
+        );
+        assert_eq!(shown(&cgroup("", id, "")), "container:0123456789ab");
+        assert_eq!(shown(&cgroup("a.service", "", "")), "a.service");
+        assert_eq!(shown(&cgroup("", "", "")), "/somewhere");
+        assert!(!shown(&cgroup("\x1b[2Ja.service", "", "")).contains('\x1b'));
+        let long = shown(&cgroup(&"u".repeat(255), "", ""));
+        assert_eq!(short_unit(&long).chars().count(), UNIT_WIDTH);
+        assert_eq!(sender(&Cgroup::default()), None);
+    }
+
+    #[test]
+    fn the_direction_is_the_initiators_and_tells_a_mirror_port() {
+        let shown = |forward: Direction, reverse: Direction| {
+            direction(&FlowRecord {
+                direction: forward.into(),
+                reverse_direction: reverse.into(),
+                ..FlowRecord::default()
+            })
+        };
+        let none = Direction::Unspecified;
+        assert_eq!(shown(Direction::Ingress, none), "in");
+        assert_eq!(shown(Direction::Egress, none), "out");
+        assert_eq!(shown(Direction::Ingress, Direction::Ingress), "in in");
+        assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
+        assert_eq!(shown(none, none), "?");
+    }
+}

@@ -1,0 +1,107 @@
+//! Output of batches, as a live table for people or JSON Lines for programs.
+//!
+//! May depend on: `proto`, `util`. Does no I/O.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use proto::FlowBatch;
+
+pub mod cells;
+pub mod columns;
+pub mod harmless;
+pub mod human;
+pub mod json;
+pub mod log;
+pub mod names;
+pub mod table;
+
+pub use json::JsonWriter;
+pub use table::TableWriter;
+
+/// The forms in which batches can be shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// A table of the flows of each scan; on a terminal it is redrawn in place.
+    Table,
+    /// JSON Lines.
+    Json,
+}
+
+/// Writes batches in either form.
+pub enum Printer<W: Write> {
+    Table(TableWriter<W>),
+    Json(JsonWriter<W>),
+}
+
+impl Printer<io::BufWriter<io::Stdout>> {
+    /// `limit` bounds the rows of a table.
+    pub fn on_stdout(format: Format, limit: Option<usize>) -> Self {
+        let stdout = io::stdout();
+        let in_place = stdout.is_terminal();
+        Self::new(format, buffered(stdout), in_place, limit)
+    }
+}
+
+impl Printer<io::BufWriter<io::Stdout>> {
+    /// For a list of flows, which keeps its order.
+    pub fn once(format: Format, rows: usize) -> Self {
+        let out = buffered(io::stdout());
+        match format {
+            Format::Table => Self::Table(TableWriter::list(out, rows)),
+            Format::Json => Self::Json(JsonWriter::new(out)),
+        }
+    }
+}
+
+/// In pieces that are long enough to be cheap.
+pub fn buffered<W: Write>(out: W) -> io::BufWriter<W> {
+    io::BufWriter::with_capacity(64 << 10, out)
+}
+
+impl<W: Write> Printer<W> {
+    /// `in_place` redraws a table on a terminal. `limit` bounds its rows.
+    pub fn new(format: Format, out: W, in_place: bool, limit: Option<usize>) -> Self {
+        match format {
+            Format::Table if in_place => Self::Table(TableWriter::on_terminal(out, limit)),
+            Format::Table => Self::Table(TableWriter::plain(out, limit)),
+            Format::Json => Self::Json(JsonWriter::new(out)),
+        }
+    }
+
+    pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        match self {
+            Self::Table(table) => table.batch(batch),
+            Self::Json(json) => json.batch(batch),
+        }
+    }
+}
+
+/// Whether the reader of our output has gone, as `head` does. That is no error.
+pub fn is_broken_pipe(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
+}
+
+/// Tracks the lost counters of a stream, which start again with each stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LostSoFar {
+    batches: u64,
+    records: u64,
+}
+
+impl LostSoFar {
+    /// Batches and records that were lost between the previous batch and this one.
+    pub fn growth(&mut self, batch: &FlowBatch) -> Option<(u64, u64)> {
+        if batch.stream_seq == 1 {
+            *self = Self::default();
+        }
+        let growth = (
+            batch.lost_batches.saturating_sub(self.batches),
+            batch.lost_records.saturating_sub(self.records),
+        );
+        *self = Self {
+            batches: batch.lost_batches,
+            records: batch.lost_records,
+        };
+        (growth != (0, 0)).then_some(growth)
+    }
+}

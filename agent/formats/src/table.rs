@@ -1,0 +1,439 @@
+//! Shows the busiest flows of each scan as a table for people.
+//!
+//! On a terminal the table is redrawn in place and fits the window. Elsewhere the tables follow each other.
+
+use std::{
+    cmp::Reverse,
+    io::{self, Write},
+};
+
+use proto::{Account, FlowBatch, FlowRecord};
+
+use super::{harmless::harmless, human, names::Names};
+
+mod layout;
+
+use layout::Row;
+
+/// The default number of rows of a table that is not on a terminal.
+const PLAIN_ROWS: usize = 50;
+/// The most rows that are shown on a terminal.
+const TERMINAL_ROWS: usize = 1000;
+const FALLBACK_SIZE: (usize, usize) = (80, 24);
+
+const CLEAR: &str = "\x1b[2J";
+const HOME: &str = "\x1b[H";
+const ERASE_LINE_END: &str = "\x1b[K";
+const ERASE_BELOW: &str = "\x1b[J";
+
+pub struct TableWriter<W: Write> {
+    out: W,
+    in_place: bool,
+    limit: Option<usize>,
+    drawn: bool,
+    keeps_order: bool,
+    names: Names,
+    scan: Scan,
+}
+
+/// What has arrived of the current scan.
+#[derive(Default)]
+struct Scan {
+    id: u64,
+    flows: u64,
+    ended: u64,
+    /// The busiest flows, which come first once sorted. Never more than twice as many as are shown.
+    busiest: Vec<FlowRecord>,
+}
+
+impl<W: Write> TableWriter<W> {
+    pub fn on_terminal(out: W, limit: Option<usize>) -> Self {
+        Self::new(out, limit, true)
+    }
+
+    pub fn plain(out: W, limit: Option<usize>) -> Self {
+        Self::new(out, limit, false)
+    }
+
+    /// Shows flows in the order in which they come.
+    pub fn list(out: W, rows: usize) -> Self {
+        Self {
+            keeps_order: true,
+            ..Self::new(out, Some(rows), false)
+        }
+    }
+
+    fn new(out: W, limit: Option<usize>, in_place: bool) -> Self {
+        Self {
+            out,
+            in_place,
+            limit,
+            drawn: false,
+            keeps_order: false,
+            names: Names::default(),
+            scan: Scan::default(),
+        }
+    }
+
+    /// Draws when the scan is complete.
+    pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        if batch.scan_id != self.scan.id || batch.batch_index == 0 {
+            self.scan = Scan {
+                id: batch.scan_id,
+                ..Scan::default()
+            };
+            self.names.forget_senders();
+        }
+        self.names.note(batch);
+        let most = self.limit.unwrap_or(if self.in_place {
+            TERMINAL_ROWS
+        } else {
+            PLAIN_ROWS
+        });
+        for record in &batch.records {
+            let all = batch.snapshot.then(|| {
+                let mut all = record.clone();
+                all.report_total();
+                all
+            });
+            let record = all.as_ref().unwrap_or(record);
+            if self.keeps_order {
+                self.scan.append(record, most);
+            } else {
+                self.scan.add(record, most);
+            }
+        }
+        match &batch.account {
+            Some(account) => self.draw(batch, account, most),
+            None => Ok(()),
+        }
+    }
+
+    fn draw(&mut self, batch: &FlowBatch, account: &Account, most: usize) -> io::Result<()> {
+        let mut lines = self.summary(batch, account);
+        lines.push(String::new());
+
+        let (width, rows) = if self.in_place {
+            let (width, height) = terminal_size::terminal_size()
+                .map_or(FALLBACK_SIZE, |(width, height)| {
+                    (width.0.into(), height.0.into())
+                });
+            // Leaves room for the table's head and the line where the cursor ends up.
+            (width, most.min(height.saturating_sub(lines.len() + 3)))
+        } else {
+            (usize::MAX, most)
+        };
+        if !self.keeps_order {
+            self.scan.sort(rows);
+        }
+        let shown = self.scan.busiest.iter();
+        let rows: Vec<Row> = shown.map(|record| self.row(record, batch)).collect();
+        let more = self.scan.flows - rows.len() as u64;
+        lines.extend(layout::lines(&rows, width));
+        if more > 0 {
+            lines.push(format!("… and {} more flows", human::count(more)));
+        }
+        if self.keeps_order && batch.left_out_records > 0 {
+            let left_out = human::count(batch.left_out_records);
+            lines.push(format!("… and {left_out} flows that are left out"));
+        }
+        self.write(&lines, width)
+    }
+
+    fn write(&mut self, lines: &[String], width: usize) -> io::Result<()> {
+        if self.in_place {
+            if !self.drawn {
+                self.out.write_all(CLEAR.as_bytes())?;
+            }
+            self.out.write_all(HOME.as_bytes())?;
+            for line in lines {
+                writeln!(
+                    self.out,
+                    "{}{ERASE_LINE_END}",
+                    human::shortened(&harmless(line), width)
+                )?;
+            }
+            self.out.write_all(ERASE_BELOW.as_bytes())?;
+        } else {
+            if self.drawn {
+                writeln!(self.out)?;
+            }
+            for line in lines {
+                writeln!(self.out, "{}", harmless(line))?;
+            }
+        }
+        self.drawn = true;
+        self.out.flush()
+    }
+
+    fn summary(&self, batch: &FlowBatch, account: &Account) -> Vec<String> {
+        let (active, ended) = (self.scan.flows - self.scan.ended, self.scan.ended);
+        let tracked = batch
+            .tracked_flows
+            .map(|flows| format!(", {flows} tracked"))
+            .unwrap_or_default();
+        if batch.snapshot {
+            let tracked = batch.tracked_flows.unwrap_or_default();
+            let after = format!(
+                "after scan {}  flows {tracked} tracked, with all packets since each began",
+                batch.scan_id
+            );
+            return vec![after, closing(account)];
+        }
+        let scan = format!(
+            "scan {}  flows {active} active, {ended} ended{tracked}  table {} of {}{}",
+            batch.scan_id,
+            batch.table_occupancy.unwrap_or_default(),
+            batch.table_capacity,
+            if account.r#final { "  final" } else { "" },
+        );
+        let mut lines = vec![scan, closing(account)];
+        if batch.refused_in_window {
+            lines.push(format!(
+                "flows were refused in this window, so some are counted in part: {}",
+                reasons(account.not_inserted.iter()),
+            ));
+        }
+        if batch.lost_batches > 0 {
+            lines.push(format!(
+                "lost {} batches with {} records: read too slowly",
+                batch.lost_batches, batch.lost_records
+            ));
+        }
+        lines
+    }
+
+    fn row(&self, record: &FlowRecord, batch: &FlowBatch) -> Row {
+        Row::new(
+            record,
+            self.names.interface(record),
+            [self.names.units(record), self.names.processes(record)],
+            &self.names.hosts(record),
+            batch.window_end_unix_ns,
+        )
+    }
+}
+
+impl Scan {
+    fn append(&mut self, record: &FlowRecord, most: usize) {
+        self.flows += 1;
+        if self.busiest.len() < most {
+            self.busiest.push(record.clone());
+        }
+    }
+
+    fn add(&mut self, record: &FlowRecord, most: usize) {
+        self.flows += 1;
+        self.ended += u64::from(record.end_reason.is_some());
+        self.busiest.push(record.clone());
+        if self.busiest.len() >= 2 * most.max(1) {
+            self.sort(most);
+        }
+    }
+
+    /// Keeps the `most` busiest, by bytes in both directions since the last scan.
+    fn sort(&mut self, most: usize) {
+        let busy = |record: &FlowRecord| {
+            let bytes = record
+                .delta_bytes
+                .saturating_add(record.delta_reverse_bytes);
+            (Reverse(bytes), record.first_seen_unix_ns)
+        };
+        self.busiest.sort_unstable_by_key(busy);
+        self.busiest.truncate(most);
+    }
+}
+
+/// The account's equation in packets, or what is wrong with it.
+pub fn closing(account: &Account) -> String {
+    let seen = proto::pair(account.seen);
+    let missing = account.missing();
+    let sampled_out = match (
+        account.sample_rate,
+        proto::pair(account.sampled_out).packets,
+    ) {
+        (0, 0) => String::new(),
+        // A collector asked for it, and does not any more.
+        (0, packets) => format!(" + sampled out {packets}"),
+        (rate, packets) => format!(" + sampled out {packets} (1 flow in {rate} is counted)"),
+    };
+    let equation = format!(
+        "seen {} = flows {} + unparsed {}{} + not inserted {}{} + filtered {}{sampled_out}",
+        seen.packets,
+        proto::pair(account.flows).packets,
+        account.unparsed_sum().packets,
+        in_brackets(&reasons(account.unparsed.iter())),
+        account.not_inserted_sum().packets,
+        in_brackets(&reasons(account.not_inserted.iter())),
+        proto::pair(account.filtered).packets,
+    );
+    if missing == agent_common::Pair::default() {
+        return format!("account closes: {equation}");
+    }
+    let (packets, bytes) = (missing.packets.cast_signed(), missing.bytes.cast_signed());
+    format!("ACCOUNT DOES NOT CLOSE, {packets} packets and {bytes} bytes are missing: {equation}")
+}
+
+/// The reasons that counted a packet, as in `arp 3, llc 1`.
+fn reasons<'a>(counts: impl Iterator<Item = (&'a String, &'a proto::Count)>) -> String {
+    let named = counts
+        .filter(|(_, count)| count.packets > 0)
+        .map(|(reason, count)| format!("{reason} {}", count.packets));
+    named.collect::<Vec<_>>().join(", ")
+}
+
+fn in_brackets(text: &str) -> String {
+    if text.is_empty() {
+        String::new()
+    } else {
+        format!(" ({text})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_common::{HookAccount, Reason};
+
+    use super::*;
+    use proto::{EndReason, Interface};
+
+    fn record(number: u32, bytes: u64) -> FlowRecord {
+        FlowRecord {
+            protocol: 6,
+            ip_version: 4,
+            ifindex: 2,
+            src_addr: number.to_be_bytes().to_vec().into(),
+            dst_addr: vec![192, 0, 2, 1].into(),
+            src_port: Some(40_000),
+            dst_port: Some(443),
+            delta_packets: 1,
+            delta_bytes: bytes,
+            first_seen_unix_ns: 1_000_000_000,
+            ..FlowRecord::default()
+        }
+    }
+
+    fn batch(records: Vec<FlowRecord>, account: &HookAccount) -> FlowBatch {
+        FlowBatch {
+            stream_seq: 1,
+            scan_id: 4,
+            window_end_unix_ns: 13_000_000_000,
+            table_occupancy: Some(3),
+            table_capacity: 1000,
+            tracked_flows: Some(5),
+            interfaces: vec![Interface {
+                ifindex: 2,
+                name: "eth0".into(),
+                netns: 0,
+                ..Interface::default()
+            }],
+            records,
+            account: Some(Account::from_hook(account, false)),
+            ..FlowBatch::default()
+        }
+    }
+
+    fn drawn(batches: &[FlowBatch], limit: usize) -> String {
+        let mut out = Vec::new();
+        let mut table = TableWriter::plain(&mut out, Some(limit));
+        for batch in batches {
+            table.batch(batch).unwrap();
+        }
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn the_busiest_flows_come_first_and_the_others_are_counted() {
+        let account = HookAccount::default();
+        let whole = batch(
+            (0..50)
+                .map(|number| record(number, number.into()))
+                .collect(),
+            &account,
+        );
+        let mut ended = record(7, 5000);
+        ended.end_reason = Some(EndReason::EndOfFlow.into());
+        let first = FlowBatch {
+            account: None,
+            records: vec![ended],
+            ..whole.clone()
+        };
+        let second = FlowBatch {
+            batch_index: 1,
+            ..whole
+        };
+        let text = drawn(&[first, second], 2);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "scan 4  flows 50 active, 1 ended, 5 tracked  table 3 of 1000"
+        );
+        assert!(
+            lines[1].starts_with("account closes: seen 0 = flows 0"),
+            "{text}"
+        );
+        assert!(lines[3].contains("INITIATOR"), "{text}");
+        assert!(
+            lines[4].contains("0.0.0.7:40000") && lines[4].contains("closed"),
+            "{text}"
+        );
+        assert!(
+            lines[5].contains("0.0.0.49:40000") && lines[5].contains("192.0.2.1:443"),
+            "{text}"
+        );
+        assert!(lines[5].contains("12s"), "{text}");
+        assert_eq!(lines[6..], ["… and 49 more flows"]);
+    }
+
+    #[test]
+    fn a_list_keeps_its_order_and_says_what_is_left_out() {
+        let all = |number| FlowRecord {
+            total_packets: 4321,
+            ..record(number, 10)
+        };
+        let listed = FlowBatch {
+            snapshot: true,
+            left_out_records: 7,
+            ..batch(vec![all(1), all(2), all(3)], &HookAccount::default())
+        };
+        let mut out = Vec::new();
+        TableWriter::list(&mut out, 2).batch(&listed).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[0].starts_with("after scan 4  flows 5 tracked"),
+            "{text}"
+        );
+        assert!(
+            lines[4].contains("0.0.0.1:40000") && lines[4].contains("4.3k"),
+            "{text}"
+        );
+        assert!(lines[5].contains("0.0.0.2:40000"), "{text}");
+        assert_eq!(
+            lines[6..],
+            ["… and 1 more flows", "… and 7 flows that are left out"]
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let mut account = HookAccount::default();
+        account.add(Reason::Seen, 10, 1000);
+        account.add(Reason::TableFull, 4, 400);
+        account.add(Reason::Arp, 1, 60);
+        let broken = FlowBatch {
+            refused_in_window: true,
+            lost_batches: 2,
+            lost_records: 9,
+            ..batch(Vec::new(), &account)
+        };
+        let text = drawn(&[broken], 10);
+        assert!(
+            text.contains("DOES NOT CLOSE, 5 packets and 540 bytes are missing"),
+            "{text}"
+        );
+        assert!(text.contains("unparsed 1 (arp 1)"), "{text}");
+        assert!(text.contains("counted in part: table_full 4"), "{text}");
+        assert!(text.contains("lost 2 batches with 9 records"), "{text}");
+    }
+}

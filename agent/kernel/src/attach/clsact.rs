@@ -1,0 +1,335 @@
+//! Filters on clsact, for kernels without TCX. They are removed when [`Clsact`] is dropped.
+//!
+//! The kernel keeps a filter when its maker is killed. Each of our filters can therefore be recognized by its
+//! name, priority and handle, and its name says which instance of the agent made it. Every start removes
+//! those whose instance is gone. Nothing else is ever removed, unless a stranger puts a filter of its own at the
+//! place of ours just after we looked who is there: netlink cannot remove a filter by its name.
+//!
+//! The qdisc stays, even if we added it. The kernel removes a qdisc with all its filters, without a way to
+//! say "if it is empty", so a filter that someone adds after we looked would go with it. A clsact without
+//! filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
+
+use std::{collections::BTreeSet, os::fd::BorrowedFd};
+
+use agent_common::Direction;
+use anyhow::{Context as _, Result, bail, ensure};
+use util::log_limit::LogLimit;
+
+use super::{
+    instance::{Instance, Living},
+    tc_netlink::{Place, TcSocket},
+};
+use crate::links::{Link, netlink::errno};
+
+#[cfg(test)]
+mod tests;
+
+/// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
+/// drop. The kernel itself chooses 49152 and below, and people choose round numbers.
+const INGRESS_PRIORITY: u16 = 7;
+const EGRESS_PRIORITY: u16 = 0xc0de;
+/// The upper half of all our handles. The lower half differs between agents.
+const HANDLE_MAJOR: u32 = 0xf10a;
+/// A name is `flow-agent:PROGRAM@INSTANCE`.
+const NAME_PREFIX: &str = "flow-agent:";
+/// How many handles are tried.
+const MAX_NEIGHBOURS: u16 = 1024;
+
+/// The filters of this process.
+pub(super) struct Clsact {
+    socket: TcSocket,
+    filters: Vec<Place>,
+    /// Interfaces to which this process added a clsact qdisc. Remembered because listing qdiscs takes longer
+    /// the more interfaces there are.
+    prepared: BTreeSet<u32>,
+    added: LogLimit,
+    kept: LogLimit,
+    /// Dropped after the filters are removed.
+    instance: Instance,
+}
+
+impl Clsact {
+    pub(super) fn open() -> Result<Self> {
+        Ok(Self {
+            socket: TcSocket::open()?,
+            instance: Instance::new()?,
+            filters: Vec::new(),
+            prepared: BTreeSet::new(),
+            added: LogLimit::default(),
+            kept: LogLimit::default(),
+        })
+    }
+
+    /// Fails if one of these has a qdisc without an egress side.
+    pub(super) fn ensure_egress_of<'a>(
+        &mut self,
+        links: impl Iterator<Item = &'a Link>,
+    ) -> Result<()> {
+        let qdiscs = self.socket.filter_qdiscs()?;
+        for link in links {
+            ensure_egress(qdiscs.get(&link.ifindex))
+                .with_context(|| format!("attach tc egress to {}", link.name))?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the program to one direction of an interface. If a filter that could not be removed is there, it is
+    /// removed first: beside another one it would count every packet again.
+    pub(super) fn attach(
+        &mut self,
+        link: &Link,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+        program_name: &str,
+    ) -> Result<()> {
+        for place in self.places(link.ifindex) {
+            if place.direction == direction {
+                self.remove(place)
+                    .context("remove the filter that is there")?;
+            }
+        }
+        self.ensure_qdisc(link, direction)?;
+        let instance = self.instance.number;
+        let name = format!("{NAME_PREFIX}{program_name}@{instance}");
+        let place = self
+            .add(link.ifindex, direction, program, &name)
+            .with_context(|| {
+                let priority = priority(direction);
+                format!(
+                    "add a clsact filter at priority {priority} (`tc filter show` lists others)"
+                )
+            })?;
+        self.filters.push(place);
+        Ok(())
+    }
+
+    /// Whether the filters that were added to an interface are there.
+    pub(super) fn is_on(&mut self, ifindex: u32) -> Result<bool> {
+        for place in self.places(ifindex) {
+            if !self.has(place)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn places(&self, ifindex: u32) -> Vec<Place> {
+        let of_it = self.filters.iter().filter(|place| place.ifindex == ifindex);
+        of_it.copied().collect()
+    }
+
+    /// Whether the filter at a place is of this process.
+    fn has(&mut self, place: Place) -> Result<bool> {
+        has(&mut self.socket, place, self.instance.number)
+    }
+
+    /// Removes those of its filters on an interface that are there, after others were removed, and forgets all of them.
+    pub(super) fn remove_rest(&mut self, ifindex: u32) -> Result<()> {
+        for place in self.places(ifindex) {
+            self.remove(place)?;
+        }
+        self.forget(ifindex);
+        Ok(())
+    }
+
+    /// Removes the filters on an interface.
+    pub(super) fn detach(&mut self, ifindex: u32) {
+        for place in self.places(ifindex) {
+            self.remove_or_tell(place);
+        }
+    }
+
+    fn remove_or_tell(&mut self, place: Place) {
+        if let Err(error) = self.remove(place)
+            && let Some(filters) = self.kept.event()
+        {
+            tracing::warn!(
+                ?place,
+                filters,
+                "a clsact filter stays until its interface is attached to again, this agent ends or another one starts: {error:#}"
+            );
+        }
+    }
+
+    /// Removes the filter at a place, unless it is gone, and forgets the place. In the second case another program's may
+    /// be there. What fails can be tried again.
+    fn remove(&mut self, place: Place) -> Result<()> {
+        if self.has(place)? {
+            remove(&mut self.socket, place, self.instance.number)?;
+        }
+        self.filters.retain(|other| *other != place);
+        Ok(())
+    }
+
+    /// Forgets what was attached to an interface that has left. The kernel removed it.
+    pub(super) fn forget(&mut self, ifindex: u32) {
+        self.filters.retain(|place| place.ifindex != ifindex);
+        self.prepared.remove(&ifindex);
+    }
+
+    /// Forgets what was attached to interfaces that are not here, and asks again which ones have a qdisc.
+    pub(super) fn keep(&mut self, here: &BTreeSet<u32>) {
+        self.filters.retain(|place| here.contains(&place.ifindex));
+        self.prepared.clear();
+    }
+
+    /// Adds the filter at the first free handle. Agents begin at different handles, so that none adds a
+    /// filter where another is about to remove a stale one.
+    fn add(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<Place> {
+        let first = self.instance.number as u16;
+        let mut place = Place {
+            ifindex,
+            direction,
+            priority: priority(direction),
+            handle: 0,
+        };
+        for neighbour in 0..MAX_NEIGHBOURS {
+            place.handle = HANDLE_MAJOR << 16 | u32::from(first.wrapping_add(neighbour));
+            match self.socket.add(place, program, name) {
+                Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+                outcome => return outcome.map(|()| place),
+            }
+        }
+        bail!("{MAX_NEIGHBOURS} handles in a row are taken")
+    }
+
+    fn ensure_qdisc(&mut self, link: &Link, direction: Direction) -> Result<()> {
+        if self.prepared.contains(&link.ifindex) {
+            return Ok(());
+        }
+        match self.socket.add_clsact(link.ifindex) {
+            Ok(()) => {
+                if let Some(interfaces) = self.added.event() {
+                    tracing::info!(
+                        interface = link.name,
+                        interfaces,
+                        "added a clsact qdisc; it stays when the agent ends"
+                    );
+                }
+                self.prepared.insert(link.ifindex);
+                return Ok(());
+            }
+            Err(error) if errno(&error) == Some(libc::EEXIST) => {}
+            Err(error) => return Err(error).context("add a clsact qdisc"),
+        }
+        let qdiscs = self.socket.filter_qdiscs()?;
+        match direction {
+            Direction::Ingress => Ok(()),
+            Direction::Egress => ensure_egress(qdiscs.get(&link.ifindex)),
+        }
+    }
+}
+
+/// The kernel accepts a filter for the egress side of an ingress qdisc, and runs it on ingress.
+fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
+    ensure!(
+        qdisc.is_none_or(|kind| kind != "ingress"),
+        "there is an ingress qdisc of somebody else's, which has no egress side: choose --direction ingress, or \
+         replace it by clsact"
+    );
+    Ok(())
+}
+
+impl Drop for Clsact {
+    fn drop(&mut self) {
+        for place in self.filters.clone() {
+            self.remove_or_tell(place);
+        }
+    }
+}
+
+/// Whether the filter at a place is of this instance.
+fn has(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
+    let filters = socket.list(place.ifindex, place.direction, place.priority)?;
+    let is_it = |(other, name): &(Place, String)| {
+        *other == place && instance_number(*other, name) == Some(instance)
+    };
+    Ok(filters.iter().any(is_it))
+}
+
+/// Removes an instance's filter. Returns whether it was there: it may have gone with its interface or its qdisc just
+/// before, which the kernel's answer does not tell.
+fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
+    let Err(error) = socket.remove(place) else {
+        return Ok(true);
+    };
+    match has(socket, place, instance) {
+        Ok(false) => Ok(false),
+        Ok(true) => Err(error),
+        Err(unknown) => Err(error.context(format!("list the filters again: {unknown:#}"))),
+    }
+}
+
+/// Removes what killed agents left behind, on every interface of this network namespace. Called before this
+/// process has filters of its own.
+pub(super) fn remove_stale() -> Result<()> {
+    let mut socket = TcSocket::open()?;
+    let mut failed = Vec::new();
+    for ifindex in socket.filter_qdiscs()?.into_keys() {
+        for direction in [Direction::Ingress, Direction::Egress] {
+            // One that fails keeps no other one.
+            let outcome = remove_stale_on(&mut socket, ifindex, direction);
+            failed.extend(outcome.err());
+        }
+    }
+    if let Some(error) = failed.first() {
+        let sides = failed.len();
+        tracing::warn!(sides, "filters of killed agents may stay: {error:#}");
+    }
+    Ok(())
+}
+
+fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) -> Result<()> {
+    let mut ours = socket.list(ifindex, direction, priority(direction))?;
+    ours.retain(|(place, name)| instance_number(*place, name).is_some());
+    if ours.is_empty() {
+        return Ok(());
+    }
+    // Read after the filters: an agent opens its socket before it adds its first filter.
+    let mut living = Living::default();
+    let mut outcome = Ok(());
+    for (place, name) in ours {
+        let Some(number) = instance_number(place, &name) else {
+            continue;
+        };
+        if living.has(number)? {
+            continue;
+        }
+        let tell = |was_there| {
+            if was_there {
+                tracing::info!(
+                    ifindex,
+                    side = ?direction,
+                    name,
+                    "removed a filter that a killed agent left behind"
+                );
+            }
+        };
+        let removed = remove(socket, place, number).map(tell);
+        let what = || format!("remove {name} from interface index {ifindex}");
+        outcome = outcome.and(removed.with_context(what));
+    }
+    outcome
+}
+
+/// The instance whose filter this is; `None` if it is not ours.
+fn instance_number(place: Place, name: &str) -> Option<u64> {
+    if place.priority != priority(place.direction) || place.handle >> 16 != HANDLE_MAJOR {
+        return None;
+    }
+    let (_, number) = name.strip_prefix(NAME_PREFIX)?.split_once('@')?;
+    number.parse().ok()
+}
+
+fn priority(direction: Direction) -> u16 {
+    match direction {
+        Direction::Ingress => INGRESS_PRIORITY,
+        Direction::Egress => EGRESS_PRIORITY,
+    }
+}

@@ -1,0 +1,268 @@
+//! Attaches to a link's XDP hook if XDP counts right there. Otherwise attaches to TC, and says why.
+
+use std::{
+    fmt::Display,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use agent_common::Direction;
+use anyhow::{Result, anyhow};
+
+use super::{
+    Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, held::HeldLink, lines::Line, link_type,
+    programs::xdp_name,
+};
+use crate::links::{
+    Link,
+    driver::Drivers,
+    tags::{Features, TagPlace},
+};
+
+/// Why arriving packets are counted at TC although XDP was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsteadOfXdp {
+    /// The driver does not take the program.
+    NoNativeMode,
+    /// XDP may miss the frames' VLAN tags.
+    HiddenTags,
+    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and packets
+    /// would come with other indexes than the link's.
+    LowerDevices,
+    /// Somebody else's XDP program is there, and an interface takes one.
+    Taken,
+    /// The driver runs the program on super-frames, and each of them is one frame to it (`tun_get_user`).
+    SuperFrames,
+}
+
+/// Where XDP would find the VLAN tags of a link's frames.
+#[derive(Debug)]
+pub enum AtXdp {
+    /// In the frames.
+    Counts,
+    /// The driver takes them out, and tells them to a program that asks. The text says why.
+    AsksDriver(String),
+    /// Nowhere, or XDP would count wrong in another way, with the reason in words.
+    Miscounts(InsteadOfXdp, String),
+}
+
+/// How XDP would count on a link. `without_tags` says to bear with hidden tags. Generic XDP miscounts on every link,
+/// and the account says so.
+pub fn at_xdp(
+    (features, drivers): (&mut Features, &mut Drivers),
+    link: &Link,
+    mode: XdpMode,
+    without_tags: bool,
+) -> AtXdp {
+    if mode != XdpMode::Generic
+        && let Some((why, in_words)) = miscounted(link)
+    {
+        return AtXdp::Miscounts(why, in_words);
+    }
+    if without_tags {
+        return AtXdp::Counts;
+    }
+    let Some(why) = features.hiding_tags(TagPlace::of(link)) else {
+        return AtXdp::Counts;
+    };
+    // No driver runs a generic program.
+    let asked = (mode != XdpMode::Generic).then(|| drivers.of(link.ifindex));
+    let (why, in_words) = match asked {
+        None => hidden_tags(&why),
+        Some(Ok(driver)) if driver.tells_vlan_tags => return AtXdp::AsksDriver(why),
+        Some(Ok(_)) => hidden_tags(&format!(
+            "{why}, and its driver does not tell them (some do, from kernel 6.8 on)"
+        )),
+        Some(Err(error)) => cannot_be_asked(&why, &error),
+    };
+    AtXdp::Miscounts(why, in_words)
+}
+
+/// What is to be attached to a link's XDP hook.
+pub(super) enum Plan {
+    /// The program that all such links share, or the link's own.
+    Xdp(Option<Arc<OwnedFd>>),
+    /// Nothing, since TC counts there, with the reason in words.
+    Tc(InsteadOfXdp, String),
+}
+
+/// Why XDP would count packets or bytes wrong.
+fn miscounted(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    lower_devices(link).or_else(|| super_frames(link))
+}
+
+fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    let has_lower = link.kind == "bond" || (link.kind.is_empty() && link.has_lower);
+    has_lower.then(|| {
+        let why = "the kernel puts native XDP on its lower devices; name these to count there";
+        (InsteadOfXdp::LowerDevices, why.to_owned())
+    })
+}
+
+/// A packet that is written to a tap with a GSO type bypasses the driver's own XDP and goes to the kernel's.
+fn super_frames(link: &Link) -> Option<(InsteadOfXdp, String)> {
+    (link.kind == "tun").then(|| {
+        let why = "a super-frame (GSO) that a virtual machine sends is one frame to XDP here";
+        (InsteadOfXdp::SuperFrames, why.to_owned())
+    })
+}
+
+fn hidden_tags(why: &str) -> (InsteadOfXdp, String) {
+    let in_words =
+        format!("XDP may miss VLAN tags: {why}; --xdp-without-tags counts at XDP all the same");
+    (InsteadOfXdp::HiddenTags, in_words)
+}
+
+/// Why XDP would count wrong on a link whose driver does not answer, or whose program the kernel refuses.
+pub fn cannot_be_asked(hidden: &str, error: &anyhow::Error) -> (InsteadOfXdp, String) {
+    hidden_tags(&format!(
+        "{hidden}, and its driver cannot be asked: {error:#}"
+    ))
+}
+
+impl Attacher {
+    /// Decides where arriving packets are counted, and loads a program of the link's own if it takes one. That takes the
+    /// verifier's time, so it comes before the counters are read between which the hook is attached.
+    pub(super) fn plan_xdp(&mut self, link: &Link) -> Result<Plan> {
+        let settings = self.settings;
+        let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
+        let ask = (&mut self.features, &mut self.drivers);
+        let hidden = match at_xdp(ask, link, mode, without_tags) {
+            AtXdp::Counts => return Ok(Plan::Xdp(None)),
+            AtXdp::Miscounts(why, in_words) => return Ok(Plan::Tc(why, in_words)),
+            AtXdp::AsksDriver(hidden) => hidden,
+        };
+        match self.programs.tagged(link.ifindex) {
+            Ok(program) => Ok(Plan::Xdp(Some(program))),
+            Err(error) => {
+                // The kernel answers EINVAL for an interface that is gone, too. This says ENODEV then.
+                self.counters.counters(link.ifindex)?;
+                let (why, in_words) = cannot_be_asked(&hidden, &error);
+                Ok(Plan::Tc(why, in_words))
+            }
+        }
+    }
+
+    /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
+    pub(super) fn xdp_or_tc(&mut self, link: &Link, plan: Plan, hook: &mut Hook) -> Result<()> {
+        let tagged = match plan {
+            Plan::Xdp(tagged) => tagged,
+            Plan::Tc(why, in_words) => return self.tc_instead(link, hook, (why, &in_words)),
+        };
+        let settings = self.settings;
+        let place = TagPlace::of(link);
+        let tags_unknown = settings.xdp_without_tags && self.features.hiding_tags(place).is_some();
+        // What the driver tells needs no watch over where tags are.
+        let tag_place = tagged.is_none().then_some(place);
+        let (place, mode) = match settings.xdp_mode {
+            XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
+            XdpMode::Generic => (LinkPlace::XdpGeneric, Mode::XdpGeneric),
+        };
+        let program = match &tagged {
+            Some(program) => program.as_fd(),
+            None => self.programs.get(xdp_name(link_type(link)?))?,
+        };
+        let xdp = create_link(program, link.ifindex, place);
+        if xdp.as_ref().is_err_and(is_invalid) {
+            // `bpf_xdp_link_attach` answers so for an interface that is gone, too. This says ENODEV then.
+            self.counters.counters(link.ifindex)?;
+        }
+        let xdp = match xdp {
+            Ok(fd) => HeldLink {
+                fd,
+                place,
+                _program: tagged,
+            },
+            Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
+                let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
+                                back or redirects is not counted";
+                return self.tc_instead(link, hook, (InsteadOfXdp::Taken, in_words));
+            }
+            Err(error) if settings.xdp_mode == XdpMode::Auto => {
+                let in_words = format!("the driver takes no native XDP program ({error})");
+                let why = (InsteadOfXdp::NoNativeMode, in_words.as_str());
+                return self.tc_instead(link, hook, why);
+            }
+            Err(error) => return Err(explain(error, link, settings.xdp_mode)),
+        };
+        if mode == Mode::XdpGeneric
+            && let Some(interfaces) = self.lines.due(Line::OurGenericXdp)
+        {
+            warn_of_our_generic_xdp(link, interfaces);
+        }
+        if tags_unknown && let Some(interfaces) = self.lines.due(Line::HiddenTags) {
+            warn_of_hidden_tags(&link.name, interfaces, "--xdp-without-tags");
+        }
+        self.hold(link, xdp);
+        hook.mode = mode;
+        hook.tag_place = tag_place;
+        hook.tags_unknown = tags_unknown;
+        Ok(())
+    }
+
+    fn tc_instead(
+        &mut self,
+        link: &Link,
+        hook: &mut Hook,
+        (why, in_words): (InsteadOfXdp, &str),
+    ) -> Result<()> {
+        if let Some(interfaces) = self.lines.due(Line::InsteadOfXdp) {
+            tracing::warn!(
+                interface = link.name,
+                interfaces,
+                "counting at TC and not at XDP: {in_words}"
+            );
+        }
+        self.tc(link, Direction::Ingress, hook)?;
+        hook.instead_of_xdp = Some(why);
+        Ok(())
+    }
+}
+
+/// EBUSY if a program is there in the mode asked for, EEXIST if one is there in the other mode
+/// (`dev_xdp_attach`, 6.1).
+fn is_taken(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST))
+}
+
+fn is_invalid(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EINVAL)
+}
+
+fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
+    let why = if is_taken(&error) {
+        "another XDP program is there: detach it (`ip link` shows it), or choose --xdp-mode auto or \
+         --ingress-hook tc"
+    } else if wanted == XdpMode::Native {
+        "the driver does not take it in native mode: choose --xdp-mode auto or --ingress-hook tc"
+    } else {
+        "the kernel refuses it: choose --ingress-hook tc"
+    };
+    anyhow!(error)
+        .context(why)
+        .context(format!("attach XDP to {}", link.name))
+}
+
+/// GRO comes before generic XDP, and an XDP program cannot read `gso_size`. An skb with too little headroom
+/// is copied. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
+/// (`tc_run`; seen on 6.18).
+fn warn_of_our_generic_xdp(link: &Link, interfaces: u64) {
+    tracing::warn!(
+        interface = link.name,
+        interfaces,
+        "generic XDP counts a super-frame (GSO, GRO) as one frame, so all that it counts is marked \
+         inexact; and TC programs behind it may see packets without their Ethernet header: \
+         --ingress-hook tc is exact and changes nothing"
+    );
+}
+
+/// Logs that an XDP hook's flows may lack their VLAN tags from then on. The line stands for this many interfaces.
+pub fn warn_of_hidden_tags(interface: &str, interfaces: u64, why: impl Display) {
+    tracing::warn!(
+        interface,
+        interfaces,
+        "XDP may miss VLAN tags ({why}): flows of different VLANs may be counted as one, four bytes \
+         short a frame and tag; the account counts such packets as tags_unknown"
+    );
+}

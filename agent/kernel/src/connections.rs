@@ -1,0 +1,121 @@
+//! Has the programs note what TCP knew of connections when their sockets are taken down, and takes that from them.
+
+use std::os::fd::AsFd as _;
+
+use agent_common::{process::KeptWithSockets, tcp::EndedConnection};
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf,
+    maps::{Array, Map, MapData, RingBuf},
+    programs::tp_btf::BtfTracePointLink,
+};
+use util::log_limit::LogLimit;
+
+use super::{
+    memory::{map_memory_bytes, memory_bytes},
+    ring,
+    run_times::RunTimes,
+    socket_bounds::{self, Counting, SocketBounds},
+    tracepoint,
+};
+
+/// The ring in which the programs tell of them: room for the ends of some 80,000 sockets between two scans.
+pub const RING_LEN_BYTES: u32 = 8 << 20;
+/// So many, with what the kernel puts before each.
+pub const MOST_ENDED: u64 = RING_LEN_BYTES as u64 / (8 + size_of::<EndedConnection>() as u64);
+
+/// The program, and the tracepoint at which it runs.
+const ENDS: &str = "tcp_destroy_sock";
+
+/// The maps in which the programs note connections that end.
+pub struct Maps {
+    pub ended: MapData,
+    pub lost: MapData,
+}
+
+/// What the programs note of connections that end.
+pub struct EndedConnections {
+    ring: RingBuf<MapData>,
+    lost: Array<MapData, u64>,
+    memory_bytes: u64,
+    /// Notes them as long as it is there.
+    link: Option<BtfTracePointLink>,
+    counting: Option<Counting>,
+    told_lost: u64,
+    log: LogLimit,
+}
+
+impl EndedConnections {
+    pub fn new(maps: Maps) -> Result<Self> {
+        let Maps { ended, lost } = maps;
+        let of_lost = map_memory_bytes(&lost);
+        let ring = RingBuf::try_from(Map::RingBuf(ended)).context("map the ring of connections")?;
+        let lost = Array::try_from(Map::Array(lost));
+        Ok(Self {
+            memory_bytes: memory_bytes(ring.as_fd()) + of_lost,
+            ring,
+            lost: lost.context("the count of connections without room in the ring")?,
+            link: None,
+            counting: None,
+            told_lost: 0,
+            log: LogLimit::default(),
+        })
+    }
+
+    /// Has the programs note from now on what ends.
+    pub fn note(
+        &mut self,
+        programs: &mut Ebpf,
+        run_times: &RunTimes,
+        bounds: &SocketBounds,
+    ) -> Result<()> {
+        self.counting = bounds.count(programs, KeptWithSockets::Flow, || {});
+        let program = tracepoint::load(programs, ENDS)?;
+        self.link = Some(tracepoint::attach(program, ENDS, run_times)?);
+        Ok(())
+    }
+
+    /// Hands on what was noted since the last call, in its order.
+    pub fn take(&mut self, each: impl FnMut(&EndedConnection)) -> Result<()> {
+        if self.link.is_none() {
+            return Ok(());
+        }
+        // What comes meanwhile may wait for the next scan.
+        ring::take(&mut self.ring, MOST_ENDED as usize, each)
+            .context("what was noted of connections that ended")?;
+        let lost = self.lost.get(&0, 0);
+        let lost = lost.context("read how many connections had no room in the ring")?;
+        if lost != self.told_lost {
+            self.told_lost = lost;
+            if self.log.event().is_some() {
+                tracing::warn!(
+                    so_far = lost,
+                    "the kernel had no room to tell of connections that ended, since more of them did between two scans: what records say of TCP is for some of them that of an earlier packet; lower \
+                     --scan-interval"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the programs note what ends.
+    pub fn are_told(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// How often there was no room.
+    pub fn lost(&self) -> u64 {
+        self.told_lost
+    }
+
+    /// All of it is allocated at the beginning.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+}
+
+/// Loads the programs, and attaches none.
+pub fn load(programs: &mut Ebpf) -> Result<()> {
+    socket_bounds::load(programs, KeptWithSockets::Flow)?;
+    tracepoint::load(programs, ENDS).map(drop)
+}

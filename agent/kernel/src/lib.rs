@@ -1,0 +1,51 @@
+//! Everything that touches the kernel.
+//!
+//! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets; [`bound`] has programs of one interface
+//! each), and [`attach`] attaches the programs to interfaces. [`pages`] flips and drains the flow table, [`filled`] hears of
+//! pages that fill early, [`rule_maps`] hold the filter rules, [`account`] reads the counters, [`outers`] has the tunnels of
+//! flows, and [`fragments`] their datagrams. [`connections`] has what TCP knew of those that ended, [`dns`] the messages of the DNS, [`icmp_errors`] errors of ICMP, and [`drops`] what the kernel drops. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
+//! kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs cost, [`loaded`] names programs of
+//! others, [`refusal`] explains why a program was refused, [`ring`], [`tracepoint`] and [`iterator`] are what several of these share, [`capabilities`] what this process may do, and [`cgroup_limit`] how much memory it may take.
+//!
+//! May depend on: `rules`, `util`, and `agent-common`. Knows nothing about gRPC or outputs.
+
+pub mod account;
+pub mod attach;
+pub mod bound;
+pub mod bpf;
+pub mod btf;
+pub mod capabilities;
+pub mod cgroup_limit;
+pub mod connections;
+pub mod devices;
+pub mod dns;
+pub mod drops;
+pub mod filled;
+pub mod flowtables;
+pub mod fragments;
+pub mod icmp_errors;
+pub mod inner_map;
+pub mod interface_table;
+pub mod interfaces;
+pub mod ipsec;
+mod iterator;
+pub mod layout;
+pub mod limits;
+pub mod links;
+pub mod load;
+pub mod loaded;
+mod mapped_array;
+pub mod memory;
+pub mod netns;
+pub mod outers;
+pub mod pages;
+pub mod processes;
+pub mod real_time;
+pub mod refusal;
+mod ring;
+pub mod rule_maps;
+pub mod run_times;
+mod shared_maps;
+mod signals;
+pub mod socket_bounds;
+mod tracepoint;

@@ -1,0 +1,479 @@
+//! The flow table's two pages: flips them, and drains the one that went idle.
+//!
+//! Programs read the page number once per packet. [`Pages::flip`] stores the other number, then rewrites a
+//! slot of the outer map. The kernel's update of a map-in-map returns only after every running program has
+//! finished (`maybe_wait_bpf_programs`, 4.20). From then on the old page, with its half of the account,
+//! belongs to userspace.
+
+mod growth;
+mod page;
+mod senders;
+mod size;
+mod windows;
+
+use std::{
+    io,
+    mem::offset_of,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::atomic::{Ordering::SeqCst, fence},
+    thread::{self, JoinHandle},
+};
+
+use agent_common::{
+    FlowCounters, FlowKey, PageFill, Senders, Switches, sample, senders::Kinds, slots::Hash,
+};
+use anyhow::{Context as _, Result, anyhow, bail};
+use aya::maps::MapData;
+use util::log_limit::LogLimit;
+
+pub use self::size::Size;
+use self::{
+    growth::Growth,
+    page::{Page, Taken, Windows},
+    size::Mark,
+};
+use super::{account::possible_cpus, bpf, links::netlink::errno, memory::map_memory_bytes};
+
+/// The programs' maps that belong to the pages.
+pub struct Maps {
+    /// The maps of maps: of windows, and of what finds no slot in them.
+    pub windows: MapData,
+    pub behind: MapData,
+    /// The map of maps of who sent the flows in the windows.
+    pub senders: MapData,
+    /// The same for the flows behind them.
+    pub senders_behind: MapData,
+    /// How full each page is, as the programs count it.
+    pub fill: MapData,
+    /// The map of the programs' static variables. [`Switches`] is the only one.
+    pub variables: MapData,
+}
+
+/// How large pages are.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Flows that a page always has room for; no more than `max_flows`.
+    pub min_flows: u32,
+    /// Flows up to which pages grow.
+    pub max_flows: u32,
+    /// The programs ask for a scan of a page when they have put that share of its room into it that this is of
+    /// `max_flows`. With 0 they never ask, and pages have all of their room from the start.
+    pub early_scan_flows: u32,
+    /// What the programs note of who sent the flows.
+    pub senders: Kinds,
+    /// One flow in so many is counted, until another rate comes; 0 is every flow.
+    pub sample_rate: u32,
+}
+
+pub struct Pages {
+    maps: Maps,
+    both: [Page; 2],
+    variables_len_bytes: usize,
+    switches: Switches,
+    mark: Mark,
+    possible_cpus: u32,
+    senders: Kinds,
+    growth: Growth,
+    /// Windows of another size, which are made beside the scans.
+    making: Option<JoinHandle<Result<Windows>>>,
+    refused: LogLimit,
+    /// Flows that found no slot so far.
+    behind_flows: u64,
+    /// Some of them were on the page that was taken last.
+    some_were_behind: bool,
+    /// Of the maps that have the pages in them.
+    outer_memory_bytes: u64,
+    factors: [u64; Hash::FACTORS],
+    taken: Taken,
+}
+
+impl Pages {
+    /// Creates both pages and hands them to the programs. `factors` are those of the programs' hash.
+    pub fn create(maps: Maps, bounds: Bounds, factors: [u64; Hash::FACTORS]) -> Result<Self> {
+        let mark = Mark {
+            flows: bounds.early_scan_flows,
+            max_flows: bounds.max_flows,
+        };
+        let growth = Growth::new(bounds.min_flows, mark);
+        let size = growth.wanted();
+        let behind_flows = Size::behind_flows(bounds.max_flows);
+        let pages = [0, 1].map(|_| Page::create(size, behind_flows, bounds.senders));
+        let [first, second] = pages;
+        let pages = [first?, second?];
+        let variables_len_bytes = maps
+            .variables
+            .info()
+            .context("ask for the size of the programs' variables")?
+            .value_size() as usize;
+        let possible_cpus = possible_cpus()?;
+        let sample_below = sample::threshold(bounds.sample_rate);
+        let sizes = [size.of_page(mark, possible_cpus, sample_below); 2];
+        let outer = [
+            &maps.windows,
+            &maps.behind,
+            &maps.senders,
+            &maps.senders_behind,
+            &maps.fill,
+        ];
+        let pages = Self {
+            outer_memory_bytes: outer.map(map_memory_bytes).iter().sum(),
+            maps,
+            both: pages,
+            variables_len_bytes,
+            switches: Switches {
+                sizes,
+                ..Switches::default()
+            },
+            mark,
+            possible_cpus,
+            senders: bounds.senders,
+            growth,
+            making: None,
+            refused: LogLimit::default(),
+            behind_flows: 0,
+            some_were_behind: false,
+            factors,
+            taken: Taken::default(),
+        };
+        for index in [0, 1] {
+            let placed = pages.place_all(index);
+            placed.with_context(|| format!("place page {index} of the flow table"))?;
+        }
+        pages
+            .store(pages.switches)
+            .context("tell the programs the size of the pages")?;
+        Ok(pages)
+    }
+
+    fn place_all(&self, index: u32) -> io::Result<()> {
+        let behind = self.both[index as usize].behind();
+        place_in(&self.maps.behind, index, behind)?;
+        if let Some(senders) = self.both[index as usize].senders_behind() {
+            place_in(&self.maps.senders_behind, index, senders)?;
+        }
+        let windows = self.both[index as usize].windows();
+        self.place_senders(index, windows)?;
+        self.place(index, windows)
+    }
+
+    /// Puts the windows of page `index` into their slot. Returns after every program that was running has finished.
+    fn place(&self, index: u32, windows: &Windows) -> io::Result<()> {
+        place_in(&self.maps.windows, index, windows.map())
+    }
+
+    /// Puts what lies beside the windows of page `index` into its slot, if there is something.
+    fn place_senders(&self, index: u32, windows: &Windows) -> io::Result<()> {
+        match windows.senders() {
+            Some(senders) => place_in(&self.maps.senders, index, senders),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the other page the active one and waits for the grace period. Returns the number of the page
+    /// that is idle from then on.
+    ///
+    /// The caller must have drained the other page before: a flip to a page with entries would mix two scans.
+    pub fn flip(&mut self) -> Result<u32> {
+        let active = self.switches.page as usize;
+        self.flip_to(self.switches.sizes[active].sample_below)
+    }
+
+    /// The same, and from then on one flow in `sample_rate` is counted; 0 is every flow.
+    pub fn flip_sampling(&mut self, sample_rate: u32) -> Result<u32> {
+        self.flip_to(sample::threshold(sample_rate))
+    }
+
+    fn flip_to(&mut self, sample_below: u32) -> Result<u32> {
+        let idle = self.switches.page;
+        let page = 1 - idle;
+        let mut switches = Switches {
+            page,
+            ..self.switches
+        };
+        let next = &mut switches.sizes[page as usize].sample_below;
+        if *next != sample_below {
+            *next = sample_below;
+            // Programs may see the page's number first, and whoever has it counts by its rate.
+            self.store(Switches {
+                page: idle,
+                ..switches
+            })
+            .context("tell the programs which flows are counted")?;
+        }
+        self.switch(switches).context("flip the page")?;
+        Ok(idle)
+    }
+
+    /// Makes the programs stop counting: flips, then switches them off, each with a grace period. After that
+    /// both pages stay idle. The first of the returned pages was filled first.
+    pub fn stop(&mut self) -> Result<[u32; 2]> {
+        let older = self.flip()?;
+        self.switch(Switches {
+            page: Switches::OFF,
+            ..self.switches
+        })
+        .context("switch the programs off")?;
+        Ok([older, 1 - older])
+    }
+
+    /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of them can
+    /// still follow the previous one.
+    pub fn set_rule_set(&mut self, rule_set: u32) -> Result<()> {
+        self.switch(Switches {
+            rule_set,
+            ..self.switches
+        })
+        .context("change the filter rules")
+    }
+
+    /// Stores what the programs read once per packet, then waits for those that are running. If the wait
+    /// fails, the previous values are stored again.
+    fn switch(&mut self, switches: Switches) -> Result<()> {
+        // Slots of the page that programs turn to were emptied by stores to mapped memory.
+        fence(SeqCst);
+        self.store(switches)
+            .context("store the programs' variables")?;
+        // This page is idle after the switch, so no program reads its slot.
+        let idle = u32::from(switches.page == 0);
+        let waited = self.place(idle, self.both[idle as usize].windows());
+        if waited.is_ok() {
+            self.switches = switches;
+        } else if let Err(error) = self.store(self.switches) {
+            tracing::error!("the programs' variables are not what they were: {error}");
+        }
+        waited.context("wait for the programs that still use the old ones")
+    }
+
+    fn store(&self, switches: Switches) -> io::Result<()> {
+        let mut variables = vec![0; self.variables_len_bytes];
+        variables[..Switches::LEN_BYTES].copy_from_slice(&switches.to_bytes());
+        bpf::update(self.maps.variables.fd().as_fd(), 0, &variables)
+    }
+
+    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters, and who sent each
+    /// flow if that is kept. Returns how many there were. After that the page counts as empty.
+    ///
+    /// A key may come twice, if two CPUs began its flow at the same moment.
+    pub fn drain(
+        &mut self,
+        idle: u32,
+        sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> Result<u64> {
+        if idle == self.switches.page {
+            bail!("page {idle} is in use by the programs");
+        }
+        let drained = self.take(idle, sink)?;
+        if self.switches.page != Switches::OFF {
+            self.adapt(idle, drained)?;
+        }
+        Ok(drained)
+    }
+
+    /// The same for any page, while no program runs.
+    pub fn take(
+        &mut self,
+        idle: u32,
+        mut sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> Result<u64> {
+        let fill = self.fill_of(idle)?;
+        let behind_flows = behind_flows(&fill);
+        self.behind_flows += behind_flows;
+        self.some_were_behind = behind_flows != 0;
+        let page = &mut self.both[idle as usize];
+        let mut drained = page.drain_windows(&mut self.taken, &mut sink);
+        if behind_flows != 0 {
+            let behind = page.drain_behind(&mut self.taken, &mut sink);
+            drained += behind.context("drain the map behind a page of the flow table")?;
+        }
+        let empty = [0; size_of::<PageFill>()];
+        if fill != empty {
+            bpf::update(self.maps.fill.fd().as_fd(), idle, &empty)
+                .context("note that a page is empty")?;
+        }
+        Ok(drained)
+    }
+
+    /// Gives the idle page, which had so many flows, the size that is wanted, if windows of that size are ready. Otherwise
+    /// has them made: that takes the kernel some milliseconds for each hundred thousand flows.
+    fn adapt(&mut self, idle: u32, drained: u64) -> Result<()> {
+        let size = self.both[idle as usize].size();
+        self.growth.note(drained, size);
+        let wanted = self.growth.wanted();
+        // Windows that are ready while this page has its size are those of the other one.
+        if size != wanted
+            && let Some(windows) = self.made()
+            && windows.size() == wanted
+        {
+            self.resize(idle, windows)?;
+        }
+        let are_wanted = self.both.iter().all(|page| page.size() == wanted);
+        if are_wanted {
+            // Nobody needs them any more.
+            drop(self.made());
+        } else if self.making.is_none() && self.growth.may_ask() {
+            let maker = thread::Builder::new().name("flow-table-page".to_owned());
+            let kinds = self.senders;
+            match maker.spawn(move || Windows::create(wanted, kinds)) {
+                Ok(making) => self.making = Some(making),
+                Err(error) => {
+                    self.stays(&anyhow!(error).context("start a thread that makes a page"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Windows that have been made meanwhile.
+    fn made(&mut self) -> Option<Windows> {
+        let made = self.making.take_if(|making| making.is_finished())?;
+        let made = made.join();
+        let made = made.unwrap_or_else(|_| bail!("the thread that makes a page panicked"));
+        made.map_err(|error| self.stays(&error)).ok()
+    }
+
+    /// If the kernel refuses, the page stays as it is.
+    fn resize(&mut self, idle: u32, windows: Windows) -> Result<()> {
+        let size = windows.size();
+        let placed = self.place_senders(idle, &windows);
+        if let Err(error) = placed.and_then(|()| self.place(idle, &windows)) {
+            self.stays(&anyhow!(error).context("place a page of another size"));
+            // What lies beside the windows has to be of their size.
+            let restored = self.place_senders(idle, self.both[idle as usize].windows());
+            return restored.context("place who sent the flows of a page again");
+        }
+        self.both[idle as usize].change(windows);
+        let of_page = &mut self.switches.sizes[idle as usize];
+        *of_page = size.of_page(self.mark, self.possible_cpus, of_page.sample_below);
+        // Before the flip, whose store may show the programs the page's number first.
+        self.store(self.switches)
+            .context("tell the programs the size of a page")?;
+        tracing::debug!(
+            page = idle,
+            room_flows = size.room_flows(),
+            "a page of the flow table has another size"
+        );
+        Ok(())
+    }
+
+    fn stays(&mut self, error: &anyhow::Error) {
+        self.growth.refused();
+        if self.refused.event().is_some() {
+            let advice = match errno(error) {
+                Some(libc::ENOMEM) => {
+                    ": raise the memory limit of the agent's cgroup, or lower --max-flows"
+                }
+                _ => "",
+            };
+            tracing::warn!(
+                "{error:#}: the flow table keeps its size for now, and may refuse flows{advice}"
+            );
+        }
+    }
+
+    /// Puts a flow into the page in use, as the programs do, while none of them runs, with its senders where these are kept.
+    /// Returns whether there was room.
+    pub fn put(
+        &mut self,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        senders: &Senders,
+    ) -> Result<bool> {
+        let index = self.switches.page;
+        let page = &mut self.both[index as usize];
+        if page.put(self.factors, key, counters, senders) {
+            return Ok(true);
+        }
+        let behind = page.put_behind(key, counters, senders);
+        if !behind.context("put a flow behind the slots")? {
+            return Ok(false);
+        }
+        let mut fill = self.fill_of(index)?;
+        let more = behind_flows(&fill) + 1;
+        fill[BEHIND..][..size_of::<u64>()].copy_from_slice(&more.to_ne_bytes());
+        bpf::update(self.maps.fill.fd().as_fd(), index, &fill)
+            .context("note that a flow is behind the slots")?;
+        Ok(true)
+    }
+
+    /// A [`PageFill`].
+    fn fill_of(&self, index: u32) -> Result<[u8; size_of::<PageFill>()]> {
+        let mut fill = [0; size_of::<PageFill>()];
+        bpf::lookup(self.maps.fill.fd().as_fd(), index, &mut fill)
+            .context("ask how full a page of the flow table is")?;
+        Ok(fill)
+    }
+
+    /// The number of the page that the programs fill.
+    pub fn active_number(&self) -> u32 {
+        self.switches.page
+    }
+
+    /// How many flows a page has room for when it has grown.
+    pub fn capacity(&self) -> u32 {
+        self.mark.max_flows
+    }
+
+    /// How many flows found no slot so far.
+    pub fn behind_flows(&self) -> u64 {
+        self.behind_flows
+    }
+
+    /// How many flows the pages have room for at the moment.
+    pub fn room_flows(&self) -> u32 {
+        let room = self.both.iter().map(|page| page.size().room_flows());
+        room.min().unwrap_or_default().min(self.mark.max_flows)
+    }
+
+    /// Memory that the kernel charges for both pages. Flows that went behind the slots since the last scan are in it if some
+    /// did before, too.
+    pub fn kernel_memory_bytes(&self) -> u64 {
+        let pages = self.both.iter();
+        let pages: u64 = pages
+            .map(|page| page.memory_bytes(self.some_were_behind))
+            .sum();
+        self.outer_memory_bytes + pages
+    }
+}
+
+/// Puts a map into a slot of a map of maps.
+fn place_in(outer: &MapData, index: u32, inner: &MapData) -> io::Result<()> {
+    let descriptor = inner.fd().as_fd().as_raw_fd();
+    bpf::update(outer.fd().as_fd(), index, &descriptor.to_ne_bytes())
+}
+
+const BEHIND: usize = offset_of!(PageFill, behind);
+
+/// How many flows of a page found no slot.
+fn behind_flows(fill: &[u8; size_of::<PageFill>()]) -> u64 {
+    let behind = fill[BEHIND..].first_chunk();
+    u64::from_ne_bytes(*behind.expect("the field has eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use lab::privilege::is_root_or_skip;
+
+    use crate::load::{Kernel, LoadSettings};
+
+    /// What is drained first decides about a flow's first packet and its initiator.
+    #[test]
+    fn both_pages_are_idle_in_the_order_in_which_they_were_filled() {
+        if !is_root_or_skip("agent::both_pages_are_idle_in_the_order_in_which_they_were_filled") {
+            return;
+        }
+        for flips in [0, 1] {
+            let mut kernel = Kernel::load(&LoadSettings {
+                min_flows: 16,
+                max_flows: 16,
+                sample_rate: 1,
+                ..LoadSettings::smallest(vec![0])
+            })
+            .unwrap();
+            for _ in 0..flips {
+                kernel.pages.flip().unwrap();
+            }
+            let older = kernel.pages.active_number();
+            assert_eq!(kernel.pages.stop().unwrap(), [older, 1 - older]);
+        }
+    }
+}

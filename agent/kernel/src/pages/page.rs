@@ -1,0 +1,398 @@
+//! One page of the flow table: its windows, in this process's memory, and the hash map behind them.
+
+use std::{collections::HashMap, io, os::fd::AsFd as _, slice};
+
+use agent_common::{
+    FlowCounters, FlowKey, Senders,
+    senders::Kinds,
+    slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
+};
+use anyhow::{Context as _, Result};
+use aya::{Pod, maps::MapData};
+use aya_obj::generated::{
+    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
+    bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
+};
+
+use super::{
+    Size,
+    senders::{SendersBehind, SendersOfPage},
+    windows::MappedWindows,
+};
+use crate::{
+    bpf::{self, Shape},
+    inner_map,
+    memory::map_memory_bytes,
+};
+
+/// Entries that are handed on together.
+const BATCH_ENTRIES: usize = 512;
+
+pub struct Page {
+    windows: Windows,
+    behind: MapData,
+    /// If they are kept.
+    senders_behind: Option<SendersBehind>,
+    /// Of what is behind, when there is no flow.
+    empty_behind_memory_bytes: u64,
+}
+
+/// The windows of a page, all of them empty at first.
+pub struct Windows {
+    map: MapData,
+    memory_bytes: u64,
+    mapped: MappedWindows,
+    /// If they are kept.
+    senders: Option<SendersOfPage>,
+}
+
+/// Entries on their way out of a page.
+pub struct Taken {
+    keys: Vec<FlowKey>,
+    values: Vec<FlowCounters>,
+    /// Of each of them, if they are kept.
+    senders: Vec<Senders>,
+}
+
+impl Windows {
+    /// The kernel allocates all of their memory at once, and zeroes it.
+    pub fn create(size: Size, kinds: Kinds) -> Result<Self> {
+        let map = inner_map::create(
+            "flows",
+            Shape {
+                map_type: BPF_MAP_TYPE_ARRAY as u32,
+                key_len_bytes: size_of::<u32>() as u32,
+                value_len_bytes: size_of::<Window>() as u32,
+                max_entries: slots::elements(size.windows),
+                flags: BPF_F_MMAPABLE | BPF_F_INNER_MAP,
+            },
+        )
+        .with_context(|| {
+            format!(
+                "create a page of the flow table for {} flows",
+                size.room_flows()
+            )
+        })?;
+        let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
+        let keeps_senders = kinds != Kinds::NONE;
+        let senders = keeps_senders.then(|| SendersOfPage::create(size.windows, kinds));
+        let senders = senders.transpose()?;
+        let of_senders = senders.as_ref().map_or(0, SendersOfPage::memory_bytes);
+        Ok(Self {
+            mapped: mapped.context("map a page of the flow table")?,
+            memory_bytes: map_memory_bytes(&map) + of_senders,
+            map,
+            senders,
+        })
+    }
+
+    /// The array beside them.
+    pub fn senders(&self) -> Option<&MapData> {
+        self.senders.as_ref().map(SendersOfPage::map)
+    }
+
+    pub fn map(&self) -> &MapData {
+        &self.map
+    }
+
+    pub fn size(&self) -> Size {
+        Size {
+            windows: self.mapped.windows(),
+        }
+    }
+}
+
+impl Page {
+    /// Makes an empty page.
+    pub fn create(size: Size, behind_flows: u32, kinds: Kinds) -> Result<Self> {
+        let windows = Windows::create(size, kinds)?;
+        let behind = inner_map::create(
+            "flows_behind",
+            Shape {
+                map_type: BPF_MAP_TYPE_HASH as u32,
+                key_len_bytes: size_of::<FlowKey>() as u32,
+                value_len_bytes: size_of::<FlowCounters>() as u32,
+                max_entries: behind_flows,
+                flags: BPF_F_NO_PREALLOC,
+            },
+        )
+        .context("create the map behind a page of the flow table")?;
+        let keeps_senders = kinds != Kinds::NONE;
+        let senders_behind = keeps_senders.then(|| SendersBehind::create(behind_flows));
+        let senders_behind = senders_behind.transpose()?;
+        let memory = |one: &SendersBehind| map_memory_bytes(one.map());
+        Ok(Self {
+            windows,
+            empty_behind_memory_bytes: map_memory_bytes(&behind)
+                + senders_behind.as_ref().map_or(0, memory),
+            senders_behind,
+            behind,
+        })
+    }
+
+    pub fn windows(&self) -> &Windows {
+        &self.windows
+    }
+
+    /// Asks the kernel only where flows may be behind, since what they take comes and goes with them.
+    pub fn memory_bytes(&self, may_have_behind: bool) -> u64 {
+        let behind = if may_have_behind {
+            let senders = self.senders_behind.as_ref();
+            map_memory_bytes(&self.behind)
+                + senders.map_or(0, |senders| map_memory_bytes(senders.map()))
+        } else {
+            self.empty_behind_memory_bytes
+        };
+        self.windows.memory_bytes + behind
+    }
+
+    pub fn size(&self) -> Size {
+        self.windows.size()
+    }
+
+    /// Takes other windows. The page must be empty.
+    pub fn change(&mut self, windows: Windows) {
+        self.windows = windows;
+    }
+
+    pub fn behind(&self) -> &MapData {
+        &self.behind
+    }
+
+    pub fn senders_behind(&self) -> Option<&MapData> {
+        self.senders_behind.as_ref().map(SendersBehind::map)
+    }
+
+    /// Puts a flow into the slot that a program would take. Returns whether there was one.
+    pub fn put(
+        &mut self,
+        factors: [u64; Hash::FACTORS],
+        key: &FlowKey,
+        counters: &FlowCounters,
+        senders: &Senders,
+    ) -> bool {
+        let mut hash = Hash::of(key, |index| factors[index]);
+        for _ in 0..TRIES {
+            let walk = hash.walk(self.windows.mapped.windows());
+            if let Some(slot) = self.windows.mapped.put(walk, key, counters) {
+                if let Some(of_page) = &mut self.windows.senders {
+                    of_page.put(walk.window, slot, senders);
+                }
+                return true;
+            }
+            hash = hash.again();
+        }
+        false
+    }
+
+    /// Puts a flow into the map behind the slots. Returns whether there was room.
+    pub fn put_behind(
+        &mut self,
+        key: &FlowKey,
+        counters: &FlowCounters,
+        senders: &Senders,
+    ) -> io::Result<bool> {
+        match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(libc::E2BIG) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        if let Some(behind) = &self.senders_behind {
+            bpf::update_by_bytes(behind.map().fd().as_fd(), bytes(key), bytes(senders))?;
+        }
+        Ok(true)
+    }
+
+    /// Moves every entry of the windows to `sink`. Returns how many there were.
+    pub fn drain_windows(
+        &mut self,
+        taken: &mut Taken,
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> u64 {
+        let mut drained = 0;
+        let Windows {
+            mapped, senders, ..
+        } = &mut self.windows;
+        mapped.take(senders.as_mut(), |window, senders| {
+            taken.add(window, senders);
+            if taken.keys.len() + window.len() > BATCH_ENTRIES {
+                drained += taken.hand_on(sink);
+            }
+        });
+        drained + taken.hand_on(sink)
+    }
+
+    /// The same for the map behind them.
+    pub fn drain_behind(
+        &mut self,
+        taken: &mut Taken,
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> io::Result<u64> {
+        let known = self.senders_behind.as_ref().map(|senders| {
+            // The flows count, whoever sent them.
+            senders.take().unwrap_or_else(|error| {
+                tracing::warn!(%error, "who sent the flows behind the slots cannot be read");
+                HashMap::new()
+            })
+        });
+        let mut drained = 0;
+        let mut cursor = None;
+        let Taken {
+            keys,
+            values,
+            senders,
+        } = taken;
+        loop {
+            keys.resize(keys.capacity(), FlowKey::default());
+            values.resize(keys.len(), FlowCounters::default());
+            let (count, last) =
+                match bpf::take_batch(self.behind.fd().as_fd(), &mut cursor, keys, values) {
+                    Ok(batch) => batch,
+                    // A bucket has more entries than the buffers hold.
+                    Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                        keys.reserve(keys.len() * 2);
+                        continue;
+                    }
+                    Err(error) => {
+                        keys.clear();
+                        values.clear();
+                        return Err(error);
+                    }
+                };
+            if let Some(known) = &known {
+                let of = |key| known.get(key).copied().unwrap_or_default();
+                senders.extend(keys[..count].iter().map(of));
+            }
+            sink(&keys[..count], &values[..count], senders);
+            senders.clear();
+            drained += count as u64;
+            if last {
+                keys.clear();
+                values.clear();
+                return Ok(drained);
+            }
+        }
+    }
+}
+
+fn bytes<T: Pod>(value: &T) -> &[u8] {
+    // SAFETY: such a value is plain bytes, so many of them.
+    unsafe { slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Self {
+            keys: Vec::with_capacity(BATCH_ENTRIES),
+            values: Vec::with_capacity(BATCH_ENTRIES),
+            senders: Vec::new(),
+        }
+    }
+}
+
+impl Taken {
+    /// Adds the flows of a window, in the order of their tags, so that the same flows come in the same order from any page. Two CPUs
+    /// may have begun a flow at the same moment, each in a slot of its own. `senders` are those of each flow, or none.
+    fn add(&mut self, window: &[Slot], senders: &[Senders]) {
+        let mut flows = [(EMPTY, 0); SLOTS as usize];
+        let flows = &mut flows[..window.len()];
+        for (index, slot) in window.iter().enumerate() {
+            flows[index] = (slot.counters.state, index);
+        }
+        flows.sort_unstable();
+        // Where the flows with this tag begin among those that are taken.
+        let (mut tag, mut start) = (EMPTY, 0);
+        for &mut (state, index) in flows {
+            let Slot { key, counters } = &window[index];
+            if state != tag {
+                (tag, start) = (state, self.keys.len());
+            }
+            if let Some(first) = self.keys[start..].iter().position(|other| other == key) {
+                self.values[start + first].unite(counters);
+                if let Some(senders) = senders.get(index) {
+                    self.senders[start + first].unite(senders);
+                }
+                continue;
+            }
+            self.keys.push(*key);
+            self.values.push(FlowCounters {
+                state: EMPTY,
+                ..*counters
+            });
+            self.senders.extend(senders.get(index));
+        }
+    }
+
+    fn hand_on(&mut self, sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> u64 {
+        let count = self.keys.len();
+        if count > 0 {
+            sink(&self.keys, &self.values, &self.senders);
+        }
+        self.keys.clear();
+        self.values.clear();
+        self.senders.clear();
+        count as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(tag: u32, ifindex: u32, packets: u64) -> Slot {
+        let mut slot = Slot::default();
+        slot.key.ifindex = ifindex;
+        (slot.counters.state, slot.counters.packets[0]) = (tag, packets);
+        slot
+    }
+
+    /// The interface's index and the packets of each flow, as they come out of a window.
+    fn taken(window: &[Slot]) -> Vec<(u32, u64)> {
+        let mut taken = Taken::default();
+        taken.add(window, &[]);
+        assert!(taken.values.iter().all(|value| value.state == EMPTY));
+        let flows = taken.keys.iter().zip(&taken.values);
+        flows
+            .map(|(key, value)| (key.ifindex, value.packets[0]))
+            .collect()
+    }
+
+    #[test]
+    fn a_window_gives_its_flows_in_one_order_whichever_came_first() {
+        let mut window = [slot(9, 1, 1), slot(3, 2, 2), slot(5, 3, 3)];
+        assert_eq!(taken(&window), [(2, 2), (3, 3), (1, 1)]);
+        window.reverse();
+        assert_eq!(taken(&window), [(2, 2), (3, 3), (1, 1)]);
+    }
+
+    #[test]
+    fn a_flow_in_two_slots_is_one_and_another_with_its_tag_is_not() {
+        let window = [
+            slot(5, 1, 1),
+            slot(5, 2, 10),
+            slot(3, 1, 100),
+            slot(5, 1, 2),
+            slot(5, 2, 20),
+        ];
+        assert_eq!(taken(&window), [(1, 100), (1, 3), (2, 30)]);
+    }
+
+    #[test]
+    fn who_sent_a_flow_goes_with_it_and_is_united_with_it() {
+        let window = [slot(5, 1, 1), slot(3, 2, 2), slot(5, 1, 3)];
+        let senders = [[7, 0], [0, 8], [6, 9]].map(|cgroup_ids| Senders {
+            cgroup_ids,
+            ..Senders::default()
+        });
+        let mut taken = Taken::default();
+        taken.add(&window, &senders);
+        let of: Vec<_> = taken.senders.iter().map(|one| one.cgroup_ids).collect();
+        let flows: Vec<_> = taken.keys.iter().map(|key| key.ifindex).collect();
+        assert_eq!(
+            (flows, of),
+            (vec![2, 1], vec![[0, 8], [7 | Senders::SHARED, 9]])
+        );
+        taken.hand_on(&mut |_, _, senders| assert_eq!(senders.len(), 2));
+        assert!(taken.senders.is_empty());
+    }
+}

@@ -1,0 +1,212 @@
+//! Who sent the flows of a page: an array beside its windows, in this process's memory, and a hash map beside the map behind
+//! them.
+
+use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
+
+use agent_common::{
+    FlowKey, Sample, Senders, TcpInfo,
+    senders::{Kinds, PlaneOfWindow},
+    slots::SLOTS,
+};
+use anyhow::{Context as _, Result};
+use aya::maps::MapData;
+use aya_obj::generated::{
+    BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
+    bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
+};
+
+use crate::{
+    bpf::{self, Shape},
+    inner_map,
+    mapped_array::mapped,
+    memory::map_memory_bytes,
+};
+
+pub struct SendersOfPage {
+    map: MapData,
+    memory_bytes: u64,
+    /// For each window, an element for each kind that is kept, one kind behind the other.
+    start: NonNull<PlaneOfWindow>,
+    windows: u32,
+    kinds: Kinds,
+}
+
+// SAFETY: the memory belongs to the value alone in this process.
+unsafe impl Send for SendersOfPage {}
+
+impl SendersOfPage {
+    /// For a page of so many windows. Nothing is noted at first.
+    pub fn create(windows: u32, kinds: Kinds) -> Result<Self> {
+        let elements = windows * kinds.planes();
+        let map = inner_map::create(
+            "senders",
+            Shape {
+                map_type: BPF_MAP_TYPE_ARRAY as u32,
+                key_len_bytes: size_of::<u32>() as u32,
+                value_len_bytes: size_of::<PlaneOfWindow>() as u32,
+                max_entries: elements,
+                flags: BPF_F_MMAPABLE | BPF_F_INNER_MAP,
+            },
+        )
+        .context("create a page of the flows' senders")?;
+        let start = Self::mapped(&map, elements).context("map a page of the flows' senders")?;
+        Ok(Self {
+            memory_bytes: map_memory_bytes(&map),
+            map,
+            start,
+            windows,
+            kinds,
+        })
+    }
+
+    fn mapped(map: &MapData, elements: u32) -> io::Result<NonNull<PlaneOfWindow>> {
+        Ok(mapped(map.fd().as_fd(), len_bytes(elements))?.cast())
+    }
+
+    pub fn map(&self) -> &MapData {
+        &self.map
+    }
+
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// Takes what is noted of a flow out. No program may use the page meanwhile.
+    pub fn take(&mut self, window: u32, slot: usize) -> Senders {
+        let mut taken = Senders::default();
+        let kinds = self.kinds;
+        let of_flow = self.of_flow(window, slot);
+        if kinds.has(Kinds::CGROUPS) {
+            taken.cgroup_ids = of_flow.take(Kinds::CGROUP_PLANE);
+        }
+        if kinds.has(Kinds::PROCESSES) {
+            taken.process_keys = of_flow.take(kinds.process_plane());
+        }
+        if kinds.has(Kinds::TCP) {
+            let first = kinds.tcp_plane();
+            let words: [_; TcpInfo::WORDS] =
+                std::array::from_fn(|word| of_flow.take(first + word as u32));
+            taken.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
+        }
+        if kinds.has(Kinds::ROUND_TRIPS) {
+            taken.round_trips = of_flow.take(kinds.round_trip_plane()).map(Sample);
+        }
+        taken
+    }
+
+    /// Notes this of a flow. No program may use the page meanwhile.
+    pub fn put(&mut self, window: u32, slot: usize, senders: &Senders) {
+        let kinds = self.kinds;
+        let of_flow = self.of_flow(window, slot);
+        if kinds.has(Kinds::CGROUPS) {
+            of_flow.put(Kinds::CGROUP_PLANE, senders.cgroup_ids);
+        }
+        if kinds.has(Kinds::PROCESSES) {
+            of_flow.put(kinds.process_plane(), senders.process_keys);
+        }
+        if kinds.has(Kinds::TCP) {
+            let words = senders.tcp.map(TcpInfo::words);
+            for (word, plane) in (kinds.tcp_plane()..).enumerate().take(TcpInfo::WORDS) {
+                of_flow.put(plane, words.map(|words| words[word]));
+            }
+        }
+        if kinds.has(Kinds::ROUND_TRIPS) {
+            let both = senders.round_trips.map(|Sample(bits)| bits);
+            of_flow.put(kinds.round_trip_plane(), both);
+        }
+    }
+
+    /// Where what is noted of a flow lies.
+    fn of_flow(&mut self, window: u32, slot: usize) -> OfFlow<'_> {
+        assert!(window < self.windows, "{window} of {}", self.windows);
+        assert!(slot < SLOTS as usize, "{slot}");
+        // SAFETY: the window is in the first plane, as was just checked, and there is one plane at least: the kernel makes no array
+        // without elements.
+        let window = unsafe { self.start.add(window as usize) };
+        OfFlow {
+            // SAFETY: a window has so many slots.
+            first: unsafe { window.cast::<[u64; 2]>().add(slot) },
+            page: self,
+        }
+    }
+}
+
+/// What is noted of one flow, while no program uses the page.
+struct OfFlow<'a> {
+    page: &'a SendersOfPage,
+    /// In the first plane.
+    first: NonNull<[u64; 2]>,
+}
+
+impl OfFlow<'_> {
+    #[inline]
+    fn take(&self, plane: u32) -> [u64; 2] {
+        let noted = self.at(plane);
+        // SAFETY: no program uses the page, and any bytes are numbers.
+        let both = unsafe { noted.read() };
+        // What is not written stays clean in the CPU's caches.
+        if both != [0; 2] {
+            // SAFETY: as above.
+            unsafe { noted.write([0; 2]) };
+        }
+        both
+    }
+
+    fn put(&self, plane: u32, both: [u64; 2]) {
+        // SAFETY: no program uses the page.
+        unsafe { self.at(plane).write(both) };
+    }
+
+    #[inline]
+    fn at(&self, plane: u32) -> NonNull<[u64; 2]> {
+        let &SendersOfPage { windows, kinds, .. } = self.page;
+        assert!(plane < kinds.planes(), "{plane} of {kinds:?}");
+        let elements = plane as usize * windows as usize;
+        // SAFETY: planes lie one behind the other, there are so many, and the same place in another one is as far from its beginning.
+        unsafe { self.first.byte_add(elements * size_of::<PlaneOfWindow>()) }
+    }
+}
+
+impl Drop for SendersOfPage {
+    fn drop(&mut self) {
+        let elements = self.windows * self.kinds.planes();
+        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(elements)) };
+        debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
+    }
+}
+
+/// Who sent the flows behind the slots.
+pub struct SendersBehind(MapData);
+
+impl SendersBehind {
+    pub fn create(flows: u32) -> Result<Self> {
+        let shape = Shape {
+            map_type: BPF_MAP_TYPE_HASH as u32,
+            key_len_bytes: size_of::<FlowKey>() as u32,
+            value_len_bytes: size_of::<Senders>() as u32,
+            max_entries: flows,
+            flags: BPF_F_NO_PREALLOC,
+        };
+        let map = inner_map::create("senders_behind", shape)
+            .context("create the map of senders behind a page of the flow table")?;
+        Ok(Self(map))
+    }
+
+    pub fn map(&self) -> &MapData {
+        &self.0
+    }
+
+    /// Takes all of them out. No program may use the page meanwhile.
+    pub fn take(&self) -> io::Result<HashMap<FlowKey, Senders>> {
+        let mut taken = HashMap::new();
+        bpf::take_all(self.0.fd().as_fd(), |&key, &senders| {
+            taken.insert(key, senders);
+        })?;
+        Ok(taken)
+    }
+}
+
+fn len_bytes(elements: u32) -> usize {
+    elements as usize * size_of::<PlaneOfWindow>()
+}

@@ -1,0 +1,143 @@
+//! The windows of a page in this process's own memory, so that a scan reads and empties them without a system call.
+
+use std::{io, os::fd::BorrowedFd, ptr::NonNull};
+
+use agent_common::{
+    FlowCounters, FlowKey, Senders,
+    slots::{self, EMPTY, SLOTS, Slot, Walk, Window},
+};
+
+use super::senders::SendersOfPage;
+use crate::mapped_array::mapped;
+
+pub(super) struct MappedWindows {
+    start: NonNull<Window>,
+    windows: u32,
+}
+
+// SAFETY: the memory belongs to the value alone in this process.
+unsafe impl Send for MappedWindows {}
+
+impl MappedWindows {
+    /// Maps a page's array.
+    pub(super) fn new(map: BorrowedFd<'_>, windows: u32) -> io::Result<Self> {
+        let start = mapped(map, len_bytes(windows))?.cast();
+        Ok(Self { start, windows })
+    }
+
+    pub(super) fn windows(&self) -> u32 {
+        self.windows
+    }
+
+    /// Puts a flow into the first empty slot of a walk, while no program runs. Returns which one, if there was one.
+    pub(super) fn put(
+        &mut self,
+        walk: Walk,
+        key: &FlowKey,
+        counters: &FlowCounters,
+    ) -> Option<usize> {
+        assert!(walk.window < self.windows, "{walk:?} of {}", self.windows);
+        // SAFETY: the window lies in the array, as was just checked.
+        let mut window = unsafe { self.start.add(walk.window as usize) };
+        // SAFETY: no program uses the page, and any bytes are a window.
+        let window = unsafe { window.as_mut() };
+        let start = walk.start as usize;
+        let mut numbers = (start..SLOTS as usize).chain(0..start);
+        let number = numbers.find(|&number| window.slots[number].counters.state == EMPTY)?;
+        let slot = &mut window.slots[number];
+        slot.key = *key;
+        slot.counters = FlowCounters {
+            state: walk.tag,
+            ..*counters
+        };
+        let word = self.word(walk.window / u64::BITS);
+        // SAFETY: as above.
+        unsafe { *word.as_ptr() |= 1 << (walk.window % u64::BITS) };
+        Some(number)
+    }
+
+    /// Hands on the flows of each window that has some, in the order of the windows, and empties it. No program may
+    /// use the page meanwhile. With each flow comes who sent it, if that is kept.
+    pub(super) fn take(
+        &mut self,
+        mut senders: Option<&mut SendersOfPage>,
+        mut each: impl FnMut(&[Slot], &[Senders]),
+    ) {
+        let mut flows = [Slot::default(); SLOTS as usize];
+        let mut of_flows = [Senders::default(); SLOTS as usize];
+        for word in 0..self.windows.div_ceil(u64::BITS) {
+            let mut bits = self.take_word(word);
+            while bits != 0 {
+                let window = word * u64::BITS + bits.trailing_zeros();
+                bits &= bits - 1;
+                let count = self.take_window(window, &mut flows, |flow, at, slot| {
+                    if let Some(senders) = &mut senders {
+                        of_flows[at] = if flow.counters.bits.was_asked() {
+                            senders.take(window, slot)
+                        } else {
+                            Senders::default()
+                        };
+                    }
+                });
+                let known = if senders.is_some() { count } else { 0 };
+                each(&flows[..count], &of_flows[..known]);
+            }
+        }
+    }
+
+    /// A word of the bitmaps, which lie behind the windows.
+    fn take_word(&mut self, word: u32) -> u64 {
+        // SAFETY: no program uses the page, and any bytes are a number.
+        unsafe { self.word(word).replace(0) }
+    }
+
+    /// Where a word of the bitmaps lies.
+    fn word(&self, word: u32) -> NonNull<u64> {
+        assert!(word < self.windows.div_ceil(u64::BITS));
+        // SAFETY: the array has so many elements (`slots::elements`), of which the bitmaps are the last.
+        let bitmaps = unsafe { self.start.add(self.windows as usize) };
+        // SAFETY: there is a bit for each window.
+        unsafe { bitmaps.cast::<u64>().add(word as usize) }
+    }
+
+    /// Copies the flows of a window and empties it. Returns how many there are. Calls `each` with a flow, its place among
+    /// them, and its slot.
+    #[inline]
+    fn take_window(
+        &mut self,
+        window: u32,
+        flows: &mut [Slot; SLOTS as usize],
+        mut each: impl FnMut(&Slot, usize, usize),
+    ) -> usize {
+        assert!(window < self.windows, "{window} of {}", self.windows);
+        // SAFETY: the window lies in the array, as was just checked.
+        let window = unsafe { self.start.add(window as usize) }.cast::<Slot>();
+        let mut count = 0;
+        for number in 0..SLOTS as usize {
+            // SAFETY: a window has so many slots.
+            let slot = unsafe { window.add(number) };
+            // SAFETY: no program uses the page, and any bytes are a slot.
+            let flow = unsafe { slot.read() };
+            if flow.counters.state != EMPTY {
+                // SAFETY: as above.
+                unsafe { slot.write_bytes(0, 1) };
+                each(&flow, count, number);
+                flows[count] = flow;
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+impl Drop for MappedWindows {
+    fn drop(&mut self) {
+        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(self.windows)) };
+        debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
+    }
+}
+
+fn len_bytes(windows: u32) -> usize {
+    slots::elements(windows) as usize * size_of::<Window>()
+}

@@ -1,0 +1,33 @@
+//! Encoded batches: how a record is written, how a batch is read, and whether an agent could have made it.
+
+use agent_common::Pair;
+use bytes::Bytes;
+
+use crate::AgentIdentity;
+
+pub mod fields;
+mod reader;
+mod record_buffer;
+pub mod validity;
+
+pub use reader::{by_hand, read};
+pub use record_buffer::RecordBuffer;
+
+/// A batch is closed when its records name so many hosts, of 270 bytes each at most.
+pub const MOST_HOSTS: usize = 2000;
+
+/// Identifies the agent in every batch.
+pub type Identity = AgentIdentity;
+
+/// An encoded `FlowBatch` without the fields that differ between consumers. Clones share its bytes.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    pub body: Bytes,
+    pub records: u32,
+    /// What its records report of both directions.
+    pub delta: Pair,
+    pub scan_id: u64,
+    /// The batch's number within the scan, from 0.
+    pub index: u32,
+    pub last_of_scan: bool,
+}

@@ -1,0 +1,437 @@
+//! Reads encoded batches back, for consumers inside the agent.
+//!
+//! Records are read by hand, as they are written: prost takes twice as long or more. A batch in which anything does not
+//! look as the agent writes it is left to prost, which also says what is wrong with it.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use prost::{DecodeError, Message as _};
+
+use super::record_buffer::RECORDS_TAG;
+use crate::{FlowBatch, FlowRecord};
+
+/// One of IPv4 has a little more.
+const USUAL_RECORD_LEN_BYTES: usize = 100;
+
+const VARINT: u32 = 0;
+const FIXED64: u32 = 1;
+const LENGTH: u32 = 2;
+
+/// Decodes a `FlowBatch`. Addresses and identifiers are not copied out of the bytes.
+pub fn read(bytes: &Bytes) -> Result<FlowBatch, DecodeError> {
+    by_hand(bytes).map_or_else(|| FlowBatch::decode(bytes.clone()), Ok)
+}
+
+/// `None` if anything is unusual.
+pub fn by_hand(bytes: &Bytes) -> Option<FlowBatch> {
+    let mut input = Input::new(bytes);
+    let mut records = Vec::with_capacity(bytes.len() / USUAL_RECORD_LEN_BYTES);
+    let mut others = Vec::new();
+    while !input.is_empty() {
+        let start = input.at;
+        let key = input.varint()?;
+        if key != u64::from(RECORDS_TAG) {
+            input.skip(key as u32 & 7)?;
+            others.extend_from_slice(&bytes[start..input.at]);
+            continue;
+        }
+        let range = input.range()?;
+        // A record is long: it is made where it stays.
+        records.push(FlowRecord::default());
+        let last = records.last_mut().expect("it was just pushed");
+        read_known(bytes, range, last)?;
+    }
+    let batch = FlowBatch::decode(&others[..]).ok()?;
+    Some(FlowBatch { records, ..batch })
+}
+
+/// Reads a record into an empty one. `None` if there is a field that is not known here, or anything else is unusual.
+fn read_known(bytes: &Bytes, range: Range<usize>, record: &mut FlowRecord) -> Option<()> {
+    let mut input = Input {
+        bytes: bytes.get(..range.end)?,
+        at: range.start,
+    };
+    while !input.is_empty() {
+        let key = input.varint()?;
+        let number = u32::try_from(key >> 3).ok()?;
+        match key as u32 & 7 {
+            VARINT => {
+                let value = input.varint()?;
+                set_number(record, number, value)?;
+            }
+            FIXED64 => {
+                let value = input.fixed64()?;
+                match number {
+                    14 => record.first_seen_unix_ns = value,
+                    15 => record.last_seen_unix_ns = value,
+                    _ => return None,
+                }
+            }
+            LENGTH => {
+                let range = input.range()?;
+                let value = || bytes.slice(range.clone());
+                match number {
+                    2 => record.src_addr = value(),
+                    3 => record.dst_addr = value(),
+                    19 => numbers(&bytes[range], &mut record.vlan_ids)?,
+                    28 => record.community_id = value(),
+                    32 => record.outer_src_addr = value(),
+                    33 => record.outer_dst_addr = value(),
+                    36 => numbers(&bytes[range], &mut record.outer_vlan_ids)?,
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        }
+    }
+    Some(())
+}
+
+/// As in protobuf, a number that is too long for its field loses its upper bits.
+fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
+    let short = value as u32;
+    match field {
+        1 => record.protocol = short,
+        4 => record.src_port = Some(short),
+        5 => record.dst_port = Some(short),
+        6 => record.delta_packets = value,
+        7 => record.delta_bytes = value,
+        8 => record.delta_reverse_packets = value,
+        9 => record.delta_reverse_bytes = value,
+        10 => record.total_packets = value,
+        11 => record.total_bytes = value,
+        12 => record.total_reverse_packets = value,
+        13 => record.total_reverse_bytes = value,
+        16 => record.ip_version = short,
+        17 => record.ifindex = short,
+        18 => record.netns = short,
+        20 => record.icmp_type = Some(short),
+        21 => record.icmp_code = Some(short),
+        22 => record.icmp_identifier = Some(short),
+        23 => record.later_fragment = value != 0,
+        24 => record.tcp_flags = Some(short),
+        25 => record.reverse_tcp_flags = Some(short),
+        26 => record.dscp = Some(short),
+        27 => record.end_reason = Some(short.cast_signed()),
+        30 => record.encapsulation = Some(short.cast_signed()),
+        31 => record.tunnel_id = Some(short),
+        34 => record.direction = short.cast_signed(),
+        35 => record.reverse_direction = short.cast_signed(),
+        37 => record.outer_pppoe_session = Some(short),
+        38 => record.delta_ip_bytes = value,
+        39 => record.delta_reverse_ip_bytes = value,
+        40 => record.total_ip_bytes = value,
+        41 => record.total_reverse_ip_bytes = value,
+        42 => record.src_cgroup_id = Some(value),
+        43 => record.dst_cgroup_id = Some(value),
+        44 => record.src_process_key = Some(value),
+        45 => record.dst_process_key = Some(value),
+        46 => record.src_tcp_rtt_us = Some(short),
+        47 => record.dst_tcp_rtt_us = Some(short),
+        48 => record.src_tcp_min_rtt_us = Some(short),
+        49 => record.dst_tcp_min_rtt_us = Some(short),
+        50 => record.src_tcp_total_retrans = Some(short),
+        51 => record.dst_tcp_total_retrans = Some(short),
+        52 => record.src_tcp_delivered = Some(short),
+        53 => record.dst_tcp_delivered = Some(short),
+        54 => record.src_tcp_delivered_ce = Some(short),
+        55 => record.dst_tcp_delivered_ce = Some(short),
+        56 => record.src_tcp_data_segs_out = Some(short),
+        57 => record.dst_tcp_data_segs_out = Some(short),
+        58 => record.src_host_id = Some(value),
+        59 => record.dst_host_id = Some(value),
+        60 => record.src_host_source = short.cast_signed(),
+        61 => record.dst_host_source = short.cast_signed(),
+        62 => record.failure = Some(short.cast_signed()),
+        63 => record.icmp_error_type = Some(short),
+        64 => record.icmp_error_code = Some(short),
+        65 => record.src_handshake_rtt_us = Some(short),
+        66 => record.dst_handshake_rtt_us = Some(short),
+        67 => record.src_ack_rtt_us = Some(short),
+        68 => record.dst_ack_rtt_us = Some(short),
+        69 => record.total_dropped_packets = value,
+        70 => record.total_reverse_dropped_packets = value,
+        71 => record.initiator_assumed = value != 0,
+        72 => record.src_sender_shared = value != 0,
+        73 => record.dst_sender_shared = value != 0,
+        75 => record.delta_duration_ns = value,
+        76 => record.closing = value != 0,
+        _ => return None,
+    }
+    Some(())
+}
+
+/// Packed numbers.
+fn numbers(bytes: &[u8], into: &mut Vec<u32>) -> Option<()> {
+    let mut input = Input::new(bytes);
+    while !input.is_empty() {
+        into.push(input.varint()? as u32);
+    }
+    Some(())
+}
+
+/// What is still to be read. Everything gives `None` at the end.
+struct Input<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Input<'a> {
+    fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
+    }
+
+    /// Also `None` if it has ten bytes, of which the last one may be too large.
+    #[inline]
+    fn varint(&mut self) -> Option<u64> {
+        let mut value = 0;
+        for shift in (0..63).step_by(7) {
+            let byte = *self.bytes.get(self.at)?;
+            self.at += 1;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(value);
+            }
+        }
+        None
+    }
+
+    #[inline]
+    fn fixed64(&mut self) -> Option<u64> {
+        let value = self.bytes.get(self.at..)?.first_chunk()?;
+        self.at += size_of::<u64>();
+        Some(u64::from_le_bytes(*value))
+    }
+
+    /// Where the bytes of a field lie.
+    #[inline]
+    fn range(&mut self) -> Option<Range<usize>> {
+        let len = usize::try_from(self.varint()?).ok()?;
+        let start = self.at;
+        self.at = start.checked_add(len)?;
+        (self.at <= self.bytes.len()).then_some(start..self.at)
+    }
+
+    /// Goes on behind a field of this wire type.
+    fn skip(&mut self, wire_type: u32) -> Option<()> {
+        match wire_type {
+            VARINT => self.varint().map(drop),
+            FIXED64 => self.fixed64().map(drop),
+            LENGTH => self.range().map(drop),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+    use prost_types::{
+        FileDescriptorSet,
+        field_descriptor_proto::{Label, Type},
+    };
+
+    use super::*;
+
+    const START_GROUP: u32 = 3;
+    const END_GROUP: u32 = 4;
+
+    /// A varint, which may be longer than it need be.
+    fn put(into: &mut Vec<u8>, mut value: u64, padding: usize) {
+        while value > 0x7f {
+            into.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        into.push(value as u8);
+        for _ in 0..padding {
+            *into.last_mut().unwrap() |= 0x80;
+            into.push(0);
+        }
+    }
+
+    fn put_key(into: &mut Vec<u8>, number: u64, wire_type: u32, padding: usize) {
+        put(into, number << 3 | u64::from(wire_type), padding);
+    }
+
+    /// How much longer than it need be a varint is.
+    fn padding(most: usize) -> impl Strategy<Value = usize> {
+        prop_oneof![19 => Just(0), 1 => 0..=most]
+    }
+
+    prop_compose! {
+        /// A field of any number and wire type, sound or not.
+        fn field()(
+            number in 0_u64..80,
+            wire_type in 0_u32..8,
+            value: u64,
+            shift in 0_u32..64,
+            [of_key, of_value] in [padding(10), padding(10)],
+            bytes in vec(any::<u8>(), 0..24),
+        ) -> Vec<u8> {
+            let mut field = Vec::new();
+            put_key(&mut field, number, wire_type, of_key);
+            match wire_type {
+                VARINT => put(&mut field, value >> shift, of_value),
+                FIXED64 => field.extend(value.to_le_bytes()),
+                _ => {
+                    put(&mut field, bytes.len() as u64, of_value);
+                    field.extend(&bytes);
+                }
+            }
+            field
+        }
+    }
+
+    prop_compose! {
+        /// The number and type that a field of a record has, and no varint of ten bytes.
+        fn usual()(
+            number in (1_u64..65).prop_filter("it is reserved", |number| *number != 29),
+            value: u64,
+            shift in 1_usize..64,
+            [of_key, of_value] in [padding(3), padding(3)],
+            bytes in vec(0_u8..0x80, 0..24),
+        ) -> Vec<u8> {
+            let mut field = Vec::new();
+            match number {
+                14 | 15 => {
+                    put_key(&mut field, number, FIXED64, of_key);
+                    field.extend(value.to_le_bytes());
+                }
+                2 | 3 | 19 | 28 | 32 | 33 | 36 => {
+                    put_key(&mut field, number, LENGTH, of_key);
+                    put(&mut field, bytes.len() as u64, of_value);
+                    field.extend(&bytes);
+                }
+                _ => {
+                    put_key(&mut field, number, VARINT, of_key);
+                    put(&mut field, value >> shift, of_value.min((shift - 1) / 7));
+                }
+            }
+            field
+        }
+    }
+
+    fn record_of(fields: &[u8], [of_key, of_len]: [usize; 2]) -> Vec<u8> {
+        let mut record = Vec::new();
+        put(&mut record, RECORDS_TAG.into(), of_key);
+        put(&mut record, fields.len() as u64, of_len);
+        record.extend(fields);
+        record
+    }
+
+    prop_compose! {
+        fn record()(fields in vec(usual(), 0..20), paddings in [padding(3), padding(3)]) -> Vec<u8> {
+            record_of(&fields.concat(), paddings)
+        }
+    }
+
+    prop_compose! {
+        /// With one field that may be anything.
+        fn odd_record()(before in vec(usual(), 0..5), odd in field(), after in vec(usual(), 0..5)) -> Vec<u8> {
+            record_of(&[before.concat(), odd, after.concat()].concat(), [0; 2])
+        }
+    }
+
+    prop_compose! {
+        /// The number of a scan, of its batch or of its table, which is there once or more.
+        fn other()(number in prop_oneof![Just(5_u64), Just(6), Just(12)], value: u32, of_key in padding(3)) -> Vec<u8> {
+            let mut field = Vec::new();
+            put_key(&mut field, number, VARINT, of_key);
+            put(&mut field, value.into(), 0);
+            field
+        }
+    }
+
+    fn of_both(bytes: &[u8]) -> [Option<FlowBatch>; 2] {
+        let bytes = Bytes::copy_from_slice(bytes);
+        [read(&bytes).ok(), FlowBatch::decode(bytes).ok()]
+    }
+
+    proptest! {
+        #[test]
+        fn records_among_other_fields_are_read_by_hand(
+            parts in vec(prop_oneof![3 => record(), 2 => other()], 0..10),
+        ) {
+            let bytes = Bytes::from(parts.concat());
+            let theirs = FlowBatch::decode(bytes.clone()).unwrap();
+            prop_assert_eq!(by_hand(&bytes), Some(theirs));
+        }
+
+        #[test]
+        fn whatever_prost_reads_is_read_alike(
+            before in vec(prop_oneof![record(), other()], 0..5),
+            odd in prop_oneof![2 => odd_record(), 1 => field()],
+            after in vec(prop_oneof![record(), other()], 0..5),
+        ) {
+            let [ours, theirs] = of_both(&[before.concat(), odd, after.concat()].concat());
+            prop_assert_eq!(ours, theirs);
+        }
+
+        #[test]
+        fn what_is_cut_or_changed_is_read_alike(
+            first in record(),
+            rest in vec(prop_oneof![record(), other()], 0..3),
+            cut: prop::sample::Index,
+            at: prop::sample::Index,
+            bit in 0_u32..8,
+        ) {
+            let mut batch = [first, rest.concat()].concat();
+            let index = at.index(batch.len());
+            batch[index] ^= 1 << bit;
+            let [ours, theirs] = of_both(&batch);
+            prop_assert_eq!(ours, theirs);
+            let [ours, theirs] = of_both(&batch[..cut.index(batch.len())]);
+            prop_assert_eq!(ours, theirs);
+        }
+    }
+
+    /// A record within a batch has one level less than a record alone.
+    #[test]
+    fn an_unknown_field_may_be_as_deep_as_prost_allows() {
+        let mut read_at_all = 0;
+        for depth in 90..110 {
+            let mut fields = Vec::new();
+            for wire_type in [START_GROUP, END_GROUP] {
+                for _ in 0..depth {
+                    put_key(&mut fields, 1000, wire_type, 0);
+                }
+            }
+            let [ours, theirs] = of_both(&record_of(&fields, [0; 2]));
+            assert_eq!(ours, theirs, "{depth}");
+            read_at_all += u32::from(ours.is_some());
+        }
+        assert!((1..20).contains(&read_at_all), "{read_at_all}");
+    }
+
+    /// So that a new field is not forgotten here.
+    #[test]
+    fn every_field_is_read_without_prost() {
+        let all = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
+        let mut messages = all.file.iter().flat_map(|file| &file.message_type);
+        let record = messages.find(|message| message.name() == "FlowRecord");
+        for field in &record.unwrap().field {
+            let number = u64::try_from(field.number()).unwrap();
+            let is_repeated = field.label() == Label::Repeated;
+            let (wire_type, value) = if field.r#type() == Type::Fixed64 {
+                (FIXED64, &[5, 0, 0, 0, 0, 0, 0, 0][..])
+            } else if field.r#type() == Type::Bytes || is_repeated {
+                (LENGTH, &[1, 5][..])
+            } else {
+                (VARINT, &[5][..])
+            };
+            let mut bytes = Vec::new();
+            put_key(&mut bytes, number, wire_type, 0);
+            bytes.extend(value);
+            let bytes = Bytes::from(bytes);
+            let mut ours = FlowRecord::default();
+            assert!(read_known(&bytes, 0..bytes.len(), &mut ours).is_some());
+            assert_ne!(ours, FlowRecord::default(), "{}", field.name());
+            assert_eq!(ours, FlowRecord::decode(bytes).unwrap(), "{}", field.name());
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Whether an agent could have made a batch: no packet has a port of 70,000, and no clock that is right is a year ahead. A batch
+//! with a value that no agent sends is refused as a whole, by the name of the field, before anything of it is stored, counted or
+//! shown.
+//!
+//! An enum's number that is not known here is no fault: a later agent may know more, and all that show one show it as none.
+
+use std::fmt;
+
+use agent_common::sample;
+use thiserror::Error;
+
+use crate::{Account, Count, DnsExchange, FlowBatch, FlowRecord, ends};
+
+const SECOND_NS: u64 = 1_000_000_000;
+const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
+
+/// A spool may have waited for so long, until its host was mended.
+const MOST_AGE_NS: u64 = 400 * DAY_NS;
+/// A clock may be set in a wrong time zone.
+const MOST_AHEAD_NS: u64 = DAY_NS;
+/// Of a window, in the middle of which a host may sleep, between the records of a flow, and of what a record counts.
+const LONGEST_NS: u64 = 400 * DAY_NS;
+/// What another collector has checked may have waited in a topic for as long again.
+const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
+/// No flow and no host lasts longer.
+const OLDEST_FLOW_NS: u64 = 3650 * DAY_NS;
+/// Of a flow between two records: 400 Gbit/s for an hour and a half. Sums of some ten thousand have 63 bits.
+pub const MOST_DELTA: u64 = 1 << 48;
+/// Of a counter that goes on. Files and databases have 63 bits.
+const MOST_TOTAL: u64 = i64::MAX as u64;
+
+const MOST_PROTOCOL: u32 = u8::MAX as u32;
+const MOST_PORT: u32 = u16::MAX as u32;
+/// Of 12 bits. The last one is reserved, and somebody may send it.
+const MOST_VLAN: u32 = 4095;
+/// The parser takes no more in front of a packet.
+const MOST_VLANS: usize = 8;
+const MOST_TCP_FLAGS: u32 = u16::MAX as u32;
+const MOST_DSCP: u32 = 63;
+/// `PID_MAX_LIMIT` (linux/threads.h).
+const MOST_PID: u32 = 1 << 22;
+/// The kernel's are positive.
+const MOST_IFINDEX: u32 = i32::MAX as u32;
+const IPV4_BYTES: usize = 4;
+const IPV6_BYTES: usize = 16;
+const COMMUNITY_ID_BYTES: usize = 20;
+
+/// What no agent sends.
+#[derive(Debug, PartialEq, Eq, Error)]
+#[error("{field}: {why}")]
+pub struct Invalid {
+    pub field: String,
+    why: String,
+}
+
+/// A field of one message of a batch, which may be one of many.
+#[derive(Clone, Copy)]
+struct Place {
+    of: &'static str,
+    number: Option<usize>,
+}
+
+impl Place {
+    fn refuse(self, name: &str, why: impl fmt::Display) -> Invalid {
+        let number = self.number.map(|number| format!("[{number}]"));
+        let number = number.unwrap_or_default();
+        let dot = if self.of.is_empty() { "" } else { "." };
+        Invalid {
+            field: format!("{}{number}{dot}{name}", self.of),
+            why: why.to_string(),
+        }
+    }
+
+    #[inline]
+    fn at_most(self, name: &str, value: u64, most: u64) -> Result<(), Invalid> {
+        if value <= most {
+            return Ok(());
+        }
+        Err(self.refuse(name, format_args!("{value} is more than {most}")))
+    }
+
+    #[inline]
+    fn number(self, name: &str, value: Option<u32>, most: u32) -> Result<(), Invalid> {
+        self.at_most(name, value.unwrap_or_default().into(), most.into())
+    }
+
+    #[inline]
+    fn len(self, name: &str, len: usize, may_be: &[usize]) -> Result<(), Invalid> {
+        if may_be.contains(&len) {
+            return Ok(());
+        }
+        Err(self.refuse(name, format_args!("it has {len} bytes")))
+    }
+
+    /// Near now.
+    #[inline]
+    fn time(self, name: &str, unix_ns: u64, now: Now) -> Result<(), Invalid> {
+        if (now.earliest..=now.latest).contains(&unix_ns) {
+            return Ok(());
+        }
+        Err(self.refuse(
+            name,
+            format_args!(
+                "{unix_ns} is not between {} and {}: set the clock",
+                now.earliest, now.latest
+            ),
+        ))
+    }
+}
+
+/// Which times may be.
+#[derive(Clone, Copy)]
+struct Now {
+    earliest: u64,
+    latest: u64,
+    oldest_flow: u64,
+}
+
+/// Who has a batch before it comes here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Agent,
+    /// Another collector has checked it, some time ago and by its own clock.
+    Collector,
+}
+
+impl Origin {
+    fn times(self, now_unix_ns: u64) -> Now {
+        let (age, ahead) = match self {
+            Self::Agent => (MOST_AGE_NS, MOST_AHEAD_NS),
+            Self::Collector => (MOST_AGE_IN_A_TOPIC_NS, 2 * MOST_AHEAD_NS),
+        };
+        Now {
+            earliest: now_unix_ns.saturating_sub(age),
+            latest: now_unix_ns.saturating_add(ahead),
+            oldest_flow: now_unix_ns.saturating_sub(age - MOST_AGE_NS + OLDEST_FLOW_NS),
+        }
+    }
+}
+
+/// Fails with the first field that no agent would have filled like this. `now` is Unix time in nanoseconds.
+pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), Invalid> {
+    let now = origin.times(now_unix_ns);
+    let place = Place {
+        of: "",
+        number: None,
+    };
+    check_window(batch, place, now)?;
+    for (name, value) in [
+        ("lost_batches", batch.lost_batches),
+        ("lost_records", batch.lost_records),
+        ("lost_packets", batch.lost_packets),
+        ("lost_bytes", batch.lost_bytes),
+        ("left_out_records", batch.left_out_records),
+        ("left_out_packets", batch.left_out_packets),
+        ("left_out_bytes", batch.left_out_bytes),
+        ("stream_seq", batch.stream_seq),
+        ("scan_id", batch.scan_id),
+        ("table_occupancy", batch.table_occupancy.unwrap_or_default()),
+        ("table_capacity", batch.table_capacity),
+        ("tracked_flows", batch.tracked_flows.unwrap_or_default()),
+    ] {
+        place.at_most(name, value, MOST_TOTAL)?;
+    }
+    place.number("sample_rate", Some(batch.sample_rate), sample::MOST_RATE)?;
+    let mut sums = [0_u64; 3];
+    for (record, number) in batch.records.iter().zip(0..) {
+        let place = Place {
+            of: "records",
+            number: Some(number),
+        };
+        check_record(record, place)?;
+        check_times(record, place, batch, now)?;
+        for (sum, delta) in sums.iter_mut().zip(deltas(record)) {
+            *sum = sum.saturating_add(delta);
+        }
+    }
+    let names = ["delta_packets", "delta_bytes", "delta_ip_bytes"];
+    for (name, sum) in names.into_iter().zip(sums) {
+        let all = Place {
+            of: "records",
+            number: None,
+        };
+        all.at_most(name, sum, MOST_TOTAL)?;
+    }
+    if let Some(account) = &batch.account {
+        check_account(account)?;
+    }
+    for (interface, number) in batch.interfaces.iter().zip(0..) {
+        let place = Place {
+            of: "interfaces",
+            number: Some(number),
+        };
+        place.number("ifindex", Some(interface.ifindex), MOST_IFINDEX)?;
+    }
+    for (process, number) in batch.processes.iter().zip(0..) {
+        let place = Place {
+            of: "processes",
+            number: Some(number),
+        };
+        place.number("pid", Some(process.pid), MOST_PID)?;
+    }
+    for (exchange, number) in batch.dns_exchanges.iter().zip(0..) {
+        let place = Place {
+            of: "dns_exchanges",
+            number: Some(number),
+        };
+        check_exchange(exchange, place, now)?;
+    }
+    Ok(())
+}
+
+/// Packets and bytes of both directions, and the bytes of IP packets.
+fn deltas(record: &FlowRecord) -> [u64; 3] {
+    // Each has 48 bits.
+    [
+        record.delta_packets + record.delta_reverse_packets,
+        record.delta_bytes + record.delta_reverse_bytes,
+        record.delta_ip_bytes + record.delta_reverse_ip_bytes,
+    ]
+}
+
+/// A batch that only tells of losses has none.
+fn check_window(batch: &FlowBatch, place: Place, now: Now) -> Result<(), Invalid> {
+    let (start, end) = (batch.window_start_unix_ns, batch.window_end_unix_ns);
+    place.at_most("report_interval_ns", batch.report_interval_ns, LONGEST_NS)?;
+    let has_nothing = batch.records.is_empty() && batch.dns_exchanges.is_empty();
+    if start == 0 && end == 0 && has_nothing {
+        return Ok(());
+    }
+    place.time("window_end_unix_ns", end, now)?;
+    // A clock may be set back meanwhile.
+    if start.abs_diff(end) > LONGEST_NS {
+        return Err(place.refuse(
+            "window_start_unix_ns",
+            format_args!("{start} is more than 400 days from the window's end"),
+        ));
+    }
+    Ok(())
+}
+
+/// Whether an agent could have made a record, whenever that was.
+pub fn is_sound(record: &FlowRecord) -> bool {
+    let place = Place {
+        of: "records",
+        number: None,
+    };
+    check_record(record, place).is_ok()
+}
+
+fn check_record(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
+    place.number("ifindex", Some(record.ifindex), MOST_IFINDEX)?;
+    place.number("protocol", Some(record.protocol), MOST_PROTOCOL)?;
+    let addresses: &[usize] = match record.ip_version {
+        4 => &[IPV4_BYTES],
+        6 => &[IPV6_BYTES],
+        other => {
+            return Err(place.refuse("ip_version", format_args!("{other} is none of IP")));
+        }
+    };
+    place.len("src_addr", record.src_addr.len(), addresses)?;
+    place.len("dst_addr", record.dst_addr.len(), addresses)?;
+    let outer = &[0, IPV4_BYTES, IPV6_BYTES];
+    place.len("outer_src_addr", record.outer_src_addr.len(), outer)?;
+    place.len("outer_dst_addr", record.outer_dst_addr.len(), outer)?;
+    place.len(
+        "community_id",
+        record.community_id.len(),
+        &[0, COMMUNITY_ID_BYTES],
+    )?;
+    for (name, value, most) in [
+        ("src_port", record.src_port, MOST_PORT),
+        ("dst_port", record.dst_port, MOST_PORT),
+        ("icmp_type", record.icmp_type, u8::MAX.into()),
+        ("icmp_code", record.icmp_code, u8::MAX.into()),
+        ("icmp_identifier", record.icmp_identifier, MOST_PORT),
+        ("icmp_error_type", record.icmp_error_type, u8::MAX.into()),
+        ("icmp_error_code", record.icmp_error_code, u8::MAX.into()),
+        ("tcp_flags", record.tcp_flags, MOST_TCP_FLAGS),
+        (
+            "reverse_tcp_flags",
+            record.reverse_tcp_flags,
+            MOST_TCP_FLAGS,
+        ),
+        ("dscp", record.dscp, MOST_DSCP),
+        (
+            "outer_pppoe_session",
+            record.outer_pppoe_session,
+            u16::MAX.into(),
+        ),
+    ] {
+        place.number(name, value, most)?;
+    }
+    for (name, tags) in [
+        ("vlan_ids", &record.vlan_ids),
+        ("outer_vlan_ids", &record.outer_vlan_ids),
+    ] {
+        if tags.len() > MOST_VLANS {
+            return Err(place.refuse(name, format_args!("there are {}", tags.len())));
+        }
+        for &tag in tags {
+            place.number(name, Some(tag), MOST_VLAN)?;
+        }
+    }
+    check_counts(record, place)
+}
+
+fn check_counts(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
+    for (name, delta) in [
+        ("delta_packets", record.delta_packets),
+        ("delta_bytes", record.delta_bytes),
+        ("delta_ip_bytes", record.delta_ip_bytes),
+        ("delta_reverse_packets", record.delta_reverse_packets),
+        ("delta_reverse_bytes", record.delta_reverse_bytes),
+        ("delta_reverse_ip_bytes", record.delta_reverse_ip_bytes),
+    ] {
+        place.at_most(name, delta, MOST_DELTA)?;
+    }
+    place.at_most("delta_duration_ns", record.delta_duration_ns, LONGEST_NS)?;
+    for (name, total) in [
+        ("total_packets", record.total_packets),
+        ("total_bytes", record.total_bytes),
+        ("total_ip_bytes", record.total_ip_bytes),
+        ("total_reverse_packets", record.total_reverse_packets),
+        ("total_reverse_bytes", record.total_reverse_bytes),
+        ("total_reverse_ip_bytes", record.total_reverse_ip_bytes),
+        ("total_dropped_packets", record.total_dropped_packets),
+        (
+            "total_reverse_dropped_packets",
+            record.total_reverse_dropped_packets,
+        ),
+    ] {
+        place.at_most(name, total, MOST_TOTAL)?;
+    }
+    Ok(())
+}
+
+/// A flow may have begun before the window by any time that it may last, and when the clock was another.
+fn check_times(
+    record: &FlowRecord,
+    place: Place,
+    batch: &FlowBatch,
+    now: Now,
+) -> Result<(), Invalid> {
+    let latest = batch.window_end_unix_ns.saturating_add(MOST_AHEAD_NS);
+    let latest = latest.min(now.latest);
+    for (name, time) in [
+        ("first_seen_unix_ns", record.first_seen_unix_ns),
+        ("last_seen_unix_ns", record.last_seen_unix_ns),
+    ] {
+        if !(now.oldest_flow..=latest).contains(&time) {
+            let why = format_args!("{time} is more than ten years ago, or after the window");
+            return Err(place.refuse(name, why));
+        }
+    }
+    Ok(())
+}
+
+fn check_account(account: &Account) -> Result<(), Invalid> {
+    let place = Place {
+        of: "account",
+        number: None,
+    };
+    place.number("sample_rate", Some(account.sample_rate), sample::MOST_RATE)?;
+    let counts = [
+        ("seen", &account.seen),
+        ("flows", &account.flows),
+        ("filtered", &account.filtered),
+        ("sampled_out", &account.sampled_out),
+    ];
+    for (name, count) in counts {
+        if let Some(count) = count {
+            check_count(name, count, place)?;
+        }
+    }
+    for (name, reasons) in [
+        ("unparsed", &account.unparsed),
+        ("not_inserted", &account.not_inserted),
+        ("beside", &account.beside),
+    ] {
+        for count in reasons.values() {
+            check_count(name, count, place)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sums of some of them are made.
+fn check_count(name: &str, count: &Count, place: Place) -> Result<(), Invalid> {
+    place.at_most(name, count.packets, MOST_TOTAL >> 8)?;
+    place.at_most(name, count.bytes, MOST_TOTAL >> 8)
+}
+
+fn check_exchange(exchange: &DnsExchange, place: Place, now: Now) -> Result<(), Invalid> {
+    let ends = [
+        ("client_addr", &exchange.client_addr),
+        ("server_addr", &exchange.server_addr),
+    ];
+    for (name, address) in ends {
+        place.len(name, address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
+    }
+    for address in exchange.addrs.iter().take(ends::MAX_DNS_ANSWERS) {
+        place.len("addrs", address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
+    }
+    place.number("ifindex", Some(exchange.ifindex), MOST_IFINDEX)?;
+    place.number("client_port", Some(exchange.client_port), MOST_PORT)?;
+    place.number("record_type", Some(exchange.record_type), u16::MAX.into())?;
+    // With the bits of EDNS (RFC 6891, 6.1.3).
+    place.number("code", exchange.code, 4095)?;
+    place.time("asked_unix_ns", exchange.asked_unix_ns, now)?;
+    let waited = exchange.waited_ns.unwrap_or_default();
+    place.at_most("waited_ns", waited, DAY_NS)
+}

@@ -1,0 +1,194 @@
+//! What others ask of a running agent between two scans: all flows that it tracks, or a scan before the interval
+//! is over. The task that owns the scanner answers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use bytes::Bytes;
+use hub::{Hub, Subscription, kept::keeping};
+use proto::batch::Batch;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::rules_in_force::Stopping;
+
+/// How many bytes the flows may take that are asked for and not sent yet, for all who ask together.
+pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
+
+/// All flows that the agent tracked after a scan, as encoded batches.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub batches: Vec<Batch>,
+}
+
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum AskError {
+    #[error(transparent)]
+    Stopping(#[from] Stopping),
+    #[error(
+        "the flows take more than the {} MiB that those who ask may take together: try again when others have read \
+         theirs", MAX_SNAPSHOT_BYTES >> 20
+    )]
+    TooLarge,
+}
+
+/// Counts the bytes of snapshots until they are dropped. Clones count for the same agent.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotBytes(Arc<AtomicU64>);
+
+impl SnapshotBytes {
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+
+    /// Takes room for this many bytes until the place is dropped.
+    pub fn take(&self, bytes: u64) -> Result<SnapshotPlace, AskError> {
+        let before = self.0.fetch_add(bytes, Relaxed);
+        let place = SnapshotPlace {
+            bytes,
+            all: self.clone(),
+        };
+        if before + bytes > MAX_SNAPSHOT_BYTES {
+            return Err(AskError::TooLarge);
+        }
+        Ok(place)
+    }
+
+    /// The same bytes, which count until their last slice is dropped.
+    pub fn hold(&self, bytes: Bytes) -> Result<Bytes, AskError> {
+        let place = self.take(bytes.len() as u64)?;
+        Ok(keeping(bytes, place))
+    }
+}
+
+pub struct SnapshotPlace {
+    bytes: u64,
+    all: SnapshotBytes,
+}
+
+impl Drop for SnapshotPlace {
+    fn drop(&mut self) {
+        self.all.0.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+/// A question, and who waits for the answer.
+pub enum Ask {
+    Flows(WaitsForFlows),
+    /// The answer is the number of a scan that begins after the question.
+    Scan(oneshot::Sender<u64>),
+}
+
+pub struct WaitsForFlows {
+    /// The name and the peer of a consumer that is to get all later batches.
+    pub consumer: Option<(String, String)>,
+    pub done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
+}
+
+impl WaitsForFlows {
+    /// Subscribes the consumer. To be called between two scans, so that its first batches are those of the next scan.
+    pub fn subscribe(self, hub: &Hub) -> Subscribed {
+        let subscription = self
+            .consumer
+            .map(|(name, peer)| hub.subscribe(&name, &peer));
+        Subscribed {
+            subscription,
+            done: self.done,
+        }
+    }
+}
+
+/// Waits for the flows as they are between the scans between which it was subscribed.
+pub struct Subscribed {
+    subscription: Option<Subscription>,
+    done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
+}
+
+impl Subscribed {
+    pub fn tell(self, taken: &Result<Snapshot, AskError>) {
+        let Self { subscription, done } = self;
+        let answer = taken.clone().map(|snapshot| (snapshot, subscription));
+        // Whoever asked may have left.
+        let _ = done.send(answer);
+    }
+}
+
+/// Asks the task that owns the scanner. Clones ask the same task.
+#[derive(Clone)]
+pub struct Asks {
+    sender: mpsc::Sender<Ask>,
+    pub bytes: SnapshotBytes,
+}
+
+impl Asks {
+    /// The receiver is for the task that owns the scanner.
+    pub fn channel() -> (Self, mpsc::Receiver<Ask>) {
+        let (sender, asks) = mpsc::channel(1);
+        let bytes = SnapshotBytes::default();
+        (Self { sender, bytes }, asks)
+    }
+
+    /// All flows that are tracked.
+    pub async fn flows(&self) -> Result<Snapshot, AskError> {
+        Ok(self.ask_for_flows(None).await?.0)
+    }
+
+    /// All flows that are tracked, and every batch from then on.
+    pub async fn observe(
+        &self,
+        name: &str,
+        peer: &str,
+    ) -> Result<(Snapshot, Subscription), AskError> {
+        let consumer = Some((name.to_owned(), peer.to_owned()));
+        let (snapshot, subscription) = self.ask_for_flows(consumer).await?;
+        Ok((snapshot, subscription.ok_or(Stopping)?))
+    }
+
+    async fn ask_for_flows(
+        &self,
+        consumer: Option<(String, String)>,
+    ) -> Result<(Snapshot, Option<Subscription>), AskError> {
+        let (done, answer) = oneshot::channel();
+        let ask = Ask::Flows(WaitsForFlows { consumer, done });
+        self.sender.send(ask).await.map_err(|_| Stopping)?;
+        answer.await.map_err(|_| Stopping)?
+    }
+
+    /// Returns the number of a scan that began after this call, when it is over.
+    pub async fn scan(&self) -> Result<u64, AskError> {
+        let (done, answer) = oneshot::channel();
+        let ask = Ask::Scan(done);
+        self.sender.send(ask).await.map_err(|_| Stopping)?;
+        Ok(answer.await.map_err(|_| Stopping)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_count_until_the_last_slice_is_dropped_and_no_more_are_taken_than_fit() {
+        let bytes = SnapshotBytes::default();
+        let held = bytes.hold(Bytes::from_static(b"abc")).unwrap();
+        let slice = held.slice(1..2);
+        drop(held);
+        assert_eq!(bytes.get(), 3);
+        assert!(bytes.take(MAX_SNAPSHOT_BYTES).is_err());
+        assert_eq!(bytes.get(), 3);
+        let rest = bytes.take(MAX_SNAPSHOT_BYTES - 3);
+        assert!(rest.is_ok() && bytes.take(1).is_err());
+        drop((slice, rest));
+        assert_eq!(bytes.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_asks_an_agent_that_ends_is_told() {
+        let (asks, asked) = Asks::channel();
+        drop(asked);
+        assert_eq!(asks.scan().await, Err(Stopping.into()));
+        assert!(asks.observe("", "").await.is_err());
+    }
+}

@@ -1,0 +1,72 @@
+//! The status at the moment when somebody asks: that of the last scan, and what the server knows itself.
+
+use std::sync::Arc;
+
+use exporters::Outputs;
+use hub::Hub;
+use proto::{AgentStatus, ServerStatus};
+use tokio::sync::watch;
+use util::clock;
+
+use super::{limits::Doors, listen::Listening};
+use crate::asks::SnapshotBytes;
+
+pub struct LiveStatus {
+    hub: Hub,
+    outputs: Outputs,
+    scanned: watch::Receiver<Arc<AgentStatus>>,
+    doors: Arc<Doors>,
+    snapshots: SnapshotBytes,
+    listening: Vec<Listening>,
+    started_boot_ns: u64,
+}
+
+impl LiveStatus {
+    /// The agent starts now.
+    pub fn new(
+        hub: Hub,
+        outputs: Outputs,
+        scanned: watch::Receiver<Arc<AgentStatus>>,
+        doors: Arc<Doors>,
+        snapshots: SnapshotBytes,
+        listening: Vec<Listening>,
+    ) -> Self {
+        Self {
+            hub,
+            outputs,
+            scanned,
+            doors,
+            snapshots,
+            listening,
+            started_boot_ns: clock::boot_now_ns(),
+        }
+    }
+
+    pub fn now(&self) -> AgentStatus {
+        let mut status = AgentStatus::clone(&self.scanned.borrow());
+        status.started_unix_ns = clock::unix_of_boot_ns(self.started_boot_ns);
+        status.uptime_ns = clock::boot_now_ns().saturating_sub(self.started_boot_ns);
+        status.consumers = self.hub.status();
+        status.outputs = self.outputs.status();
+        status.departed_outputs = Some(self.outputs.departed());
+        let mut server = server_status(&self.hub, &self.doors, &self.listening);
+        server.held_bytes += self.snapshots.get();
+        status.server = Some(server);
+        status
+    }
+}
+
+/// What the listeners let in, and what is held for those who are in.
+pub fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
+    let fate = hub.fate();
+    ServerStatus {
+        consumers_left: hub.left(),
+        held_bytes: hub.held_bytes(),
+        delivered_batches: fate.delivered.batches,
+        delivered_records: fate.delivered.records,
+        lost_batches: fate.lost.batches,
+        lost_records: fate.lost.records,
+        listeners: listening.iter().map(Listening::status).collect(),
+        ..doors.status()
+    }
+}

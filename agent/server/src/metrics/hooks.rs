@@ -1,0 +1,162 @@
+//! What is counted at each hook, and the traffic by direction and protocol.
+//!
+//! The series of an interface go with it. What was counted there stays in the families without interfaces.
+
+use std::{collections::BTreeMap, fmt};
+
+use agent_common::{Direction, Pair};
+use proto::{Account, Count, Hook, HookStatus, pair};
+
+use super::{
+    Shown,
+    families::{Families, Help, Labels},
+};
+
+/// Follows what the packets were.
+pub(super) const BYTES: &str = "Their layer-2 bytes without FCS";
+
+impl Shown {
+    pub(super) fn traffic(&self, families: &mut Families<'_>) -> fmt::Result {
+        let traffic = self.status.traffic.clone().unwrap_or_default();
+        let mut all = BTreeMap::<Labels, Count>::new();
+        for (direction, by_protocol) in [
+            (Direction::Ingress, traffic.ingress),
+            (Direction::Egress, traffic.egress),
+        ] {
+            for (protocol, count) in by_protocol {
+                all.insert(traffic_labels(Vec::new(), direction, &protocol), count);
+            }
+        }
+        families.traffic(
+            Help(
+                "flow_agent_traffic_packets",
+                "Packets in flows by direction and protocol, of all interfaces, those that have left included",
+            ),
+            Help("flow_agent_traffic_bytes", BYTES),
+            &all,
+        )?;
+
+        let mut by_interface = BTreeMap::<Labels, Count>::new();
+        for hook in &self.status.hooks {
+            let direction = match hook.hook() {
+                Hook::TcEgress => Direction::Egress,
+                Hook::TcIngress | Hook::Xdp | Hook::Unspecified => Direction::Ingress,
+            };
+            for (protocol, &count) in &hook.traffic {
+                let labels = traffic_labels(interface_labels(hook), direction, protocol);
+                let sum = by_interface.entry(labels).or_default();
+                *sum = (Pair::from(*sum) + Pair::from(count)).into();
+            }
+        }
+        families.traffic(
+            Help(
+                "flow_agent_interface_packets",
+                "Packets in flows by interface, direction and protocol",
+            ),
+            Help("flow_agent_interface_bytes", BYTES),
+            &by_interface,
+        )
+    }
+
+    pub(super) fn hooks(&self, families: &mut Families<'_>) -> fmt::Result {
+        type Of = fn(&HookStatus) -> u64;
+        let all: [(Help<'_>, Of); 5] = [
+            (
+                Help("flow_agent_hook_seen_packets", "Packets seen at one hook"),
+                |hook| seen_at(hook).packets,
+            ),
+            (
+                Help(
+                    "flow_agent_hook_seen_bytes",
+                    "Their layer-2 bytes without FCS",
+                ),
+                |hook| seen_at(hook).bytes,
+            ),
+            (
+                Help(
+                    "flow_agent_hook_left_out_packets",
+                    "Packets seen at one hook that the settings leave out",
+                ),
+                left_out_at,
+            ),
+            (
+                Help(
+                    "flow_agent_hook_unparsed_packets",
+                    "Packets seen at one hook that could not be read as part of a flow",
+                ),
+                |hook| {
+                    sum(hook
+                        .account
+                        .iter()
+                        .flat_map(|account| account.unparsed.values()))
+                },
+            ),
+            (
+                Help(
+                    "flow_agent_hook_lost_packets",
+                    "Packets seen at one hook that the flow table did not take",
+                ),
+                |hook| {
+                    sum(hook
+                        .account
+                        .iter()
+                        .flat_map(|account| account.not_inserted.values()))
+                },
+            ),
+        ];
+        for (help, of) in all {
+            let hooks = self.status.hooks.iter();
+            let series = hooks.map(|hook| (hook_labels(hook), of(hook)));
+            families.counter(help, summed(series))?;
+        }
+        Ok(())
+    }
+}
+
+/// One series for each set of labels. An interface that was left and is selected again has hooks of both times until a scan has
+/// drained the first, and a text with a series twice would be refused as a whole.
+fn summed(series: impl Iterator<Item = (Labels, u64)>) -> BTreeMap<Labels, u64> {
+    let mut all = BTreeMap::new();
+    for (labels, value) in series {
+        *all.entry(labels).or_default() += value;
+    }
+    all
+}
+
+fn seen_at(hook: &HookStatus) -> Pair {
+    pair(hook.account.as_ref().and_then(|account| account.seen))
+}
+
+fn left_out_at(hook: &HookStatus) -> u64 {
+    let left_out = |account: &Account| pair(account.filtered) + pair(account.sampled_out);
+    hook.account
+        .as_ref()
+        .map_or(0, |account| left_out(account).packets)
+}
+
+fn sum<'a>(counts: impl Iterator<Item = &'a Count>) -> u64 {
+    counts.map(|count| count.packets).sum()
+}
+
+fn interface_labels(hook: &HookStatus) -> Labels {
+    let interface = hook.interface.clone().unwrap_or_default();
+    vec![
+        ("netns", interface.netns_name),
+        ("interface", interface.name),
+        ("ifindex", interface.ifindex.to_string()),
+    ]
+}
+
+fn traffic_labels(mut labels: Labels, direction: Direction, protocol: &str) -> Labels {
+    labels.push(("direction", direction.name().to_owned()));
+    labels.push(("protocol", protocol.to_owned()));
+    labels
+}
+
+/// Of one hook. An interface that is made again has another index, so no series goes back to 0.
+fn hook_labels(hook: &HookStatus) -> Labels {
+    let mut labels = interface_labels(hook);
+    labels.push(("hook", hook.hook().name().to_owned()));
+    labels.push(("mode", hook.mode().name().to_owned()));
+    labels
+}

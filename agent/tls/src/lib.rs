@@ -1,0 +1,50 @@
+//! TLS by rustls: for those who connect to the agent, and for what its commands and outputs connect to.
+//!
+//! [`pem`] reads the files of certificates and keys, and says what is wrong with them. [`server`] makes the
+//! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`in_force`] reads
+//! them again when they change.
+//!
+//! May depend on: `util`.
+
+use std::{io, net::IpAddr, sync::Arc};
+
+use rustls::{
+    SupportedProtocolVersion,
+    crypto::{CryptoProvider, ring},
+    version::{TLS12, TLS13},
+};
+
+pub mod client;
+pub mod identity;
+pub mod in_force;
+pub mod output;
+pub mod pem;
+pub mod server;
+pub mod source;
+pub mod token;
+
+/// What gRPC's protocol is called in a handshake (RFC 7540, 3.3).
+pub const ALPN_H2: &[u8] = b"h2";
+
+/// The same of HTTP/1.1 (RFC 7301, 6).
+pub const ALPN_HTTP1: &[u8] = b"http/1.1";
+
+/// Both ends choose the latest that both know.
+const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
+
+/// What rustls says of an error of a connection, if it is one of TLS.
+pub fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Whether what is sent to this host, by name or address, is seen by nobody on the way.
+pub fn stays_here(host: &str) -> bool {
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse();
+    address.map_or(host == "localhost", |address: IpAddr| {
+        address.to_canonical().is_loopback()
+    })
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}

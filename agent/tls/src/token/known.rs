@@ -1,0 +1,235 @@
+//! The tokens that a collector knows: a line of its file has a name, what the token is good for, and the token's SHA-256, so
+//! that whoever reads the file has no token. Several lines may have one name, so that a token can be handed out before the
+//! one that it replaces goes.
+
+use std::{
+    collections::HashMap,
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+use thiserror::Error;
+use tonic::codegen::http::{HeaderMap, header::AUTHORIZATION};
+use tracing::{info, warn};
+use util::regular_file;
+
+use super::{SCHEME, hexadecimal, said};
+use crate::{
+    identity::{Grant, Identity, Roles},
+    in_force::{self, FromFiles, Stamps},
+};
+
+/// A host of a large fleet each.
+const MOST_TOKENS: usize = 16 << 10;
+pub const MOST_FILE_BYTES: u64 = 8 << 20;
+const HASH: &str = "sha256:";
+
+type Hash = [u8; 32];
+
+/// Why a file of tokens cannot be used.
+#[derive(Debug, Error)]
+pub enum KnownFault {
+    #[error("{0}: {1}")]
+    Unread(String, io::Error),
+    #[error("{0} has no token (flow-agent token new NAME --file {0} adds one)")]
+    Empty(String),
+    #[error("{0} has more than {MOST_TOKENS} tokens")]
+    TooMany(String),
+    #[error(
+        "line {line} of {file} is not NAME ROLES {HASH}DIGITS: flow-agent token new NAME --file {file} adds a line and prints \
+         its token, which is not in this file"
+    )]
+    NoToken { file: String, line: usize },
+    #[error("line {line} of {file} has the token of another line with another name")]
+    OfTwo { file: String, line: usize },
+}
+
+/// The tokens of a file, as they were read at one time.
+#[derive(Clone)]
+pub struct Known {
+    file: PathBuf,
+    stamps: Stamps,
+    all: Arc<HashMap<Hash, Grant>>,
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.file.fmt(formatter)
+    }
+}
+
+/// Those in force.
+pub type InForce = in_force::InForce<Known>;
+
+/// Why a call is not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Unknown {
+    #[error(
+        "this collector answers those who show one of its tokens: name a file with one (token_file of an agent's output, \
+         --token-file of a command)"
+    )]
+    NotShown,
+    #[error("unknown token: look at the file (token_file, --token-file)")]
+    NotOurs,
+}
+
+/// A token that a call has shown.
+#[derive(Debug, Clone)]
+pub struct Shown {
+    hash: Hash,
+    pub grant: Grant,
+}
+
+impl Known {
+    pub fn read(file: PathBuf) -> Result<Self, KnownFault> {
+        // Before it is read: what is written meanwhile is then seen at the next look.
+        let stamps = Stamps::of([&file]);
+        let all = read(&file)?;
+        Ok(Self {
+            stamps,
+            all: Arc::new(all),
+            file,
+        })
+    }
+
+    /// How long it takes depends on the token's hash, of which nobody can make the token.
+    fn find(&self, hash: &Hash) -> Option<&Grant> {
+        let (known, grant) = self.all.get_key_value(hash)?;
+        bool::from(known.ct_eq(hash)).then_some(grant)
+    }
+
+    fn log(&self, what: &str) {
+        let file = self.file.display();
+        info!(%file, tokens = self.all.len(), "{what}");
+    }
+}
+
+impl InForce {
+    /// Why the file of now is not in force.
+    pub fn fault(&self) -> Option<String> {
+        self.state().fault.clone()
+    }
+
+    /// The token that the headers of a call show.
+    pub fn shown(&self, headers: &HeaderMap) -> Result<Shown, Unknown> {
+        let shown = headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;
+        let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' '));
+        let (scheme, token) = shown.ok_or(Unknown::NotOurs)?;
+        if !scheme.eq_ignore_ascii_case(SCHEME) {
+            return Err(Unknown::NotOurs);
+        }
+        let hash = hash_of(token.trim_start());
+        let grant = self.state().held.find(&hash).cloned();
+        let grant = grant.ok_or(Unknown::NotOurs)?;
+        Ok(Shown { hash, grant })
+    }
+
+    /// Returns once the token is known no more, or is good for something else.
+    pub async fn withdrawn(self, shown: Shown) {
+        let mut changes = self.changes();
+        let is_withdrawn =
+            |state: &in_force::State<Known>| state.held.find(&shown.hash) != Some(&shown.grant);
+        // It is never closed, since `self` is there.
+        let _ = changes.wait_for(is_withdrawn).await;
+    }
+}
+
+impl FromFiles for Known {
+    type Fault = KnownFault;
+
+    fn stamps(&self) -> &Stamps {
+        &self.stamps
+    }
+
+    fn stamps_now(&self) -> Stamps {
+        Stamps::of([&self.file])
+    }
+
+    fn read_again(&self) -> Result<Self, KnownFault> {
+        Self::read(self.file.clone())
+    }
+
+    fn is_of_the_same_files(&self, other: &Self) -> bool {
+        self.file == other.file
+    }
+
+    fn yields_to(&self, _: &Self) -> Option<String> {
+        None
+    }
+
+    fn tell_first(&self) {
+        self.log("who calls over TCP needs a token");
+    }
+
+    fn tell_again(&self) {
+        self.log("the tokens have been read again");
+    }
+
+    fn tell_kept(&self, fault: &str) {
+        warn!("the tokens stay as they were: {fault}");
+    }
+}
+
+/// The line of a token.
+pub fn line(identity: &Identity, roles: Roles, token: &str) -> String {
+    let hash = hexadecimal(&hash_of(token));
+    format!("{identity} {roles} {HASH}{hash}\n")
+}
+
+fn hash_of(token: &str) -> Hash {
+    Sha256::digest(token).into()
+}
+
+/// At least one token.
+fn read(path: &Path) -> Result<HashMap<Hash, Grant>, KnownFault> {
+    let file = || path.display().to_string();
+    let unread = |error| KnownFault::Unread(file(), error);
+    let (text, _) = regular_file::read(path, MOST_FILE_BYTES).map_err(unread)?;
+    let mut tokens = HashMap::new();
+    for (line, text) in said(&text) {
+        let known = known(text).ok_or_else(|| KnownFault::NoToken { file: file(), line })?;
+        let (hash, grant) = known;
+        if tokens.get(&hash).is_some_and(|other| *other != grant) {
+            return Err(KnownFault::OfTwo { file: file(), line });
+        }
+        tokens.insert(hash, grant);
+        if tokens.len() > MOST_TOKENS {
+            return Err(KnownFault::TooMany(file()));
+        }
+    }
+    if tokens.is_empty() {
+        return Err(KnownFault::Empty(file()));
+    }
+    Ok(tokens)
+}
+
+/// What a line says.
+fn known(line: &[u8]) -> Option<(Hash, Grant)> {
+    let mut words = str::from_utf8(line).ok()?.split_ascii_whitespace();
+    let identity = Identity::named(words.next()?)?;
+    let roles = Roles::read(words.next()?)?;
+    let digits = words.next()?.strip_prefix(HASH)?;
+    let hash = hash(digits)?;
+    let grant = Grant { identity, roles };
+    words.next().is_none().then_some((hash, grant))
+}
+
+/// Of hexadecimal digits.
+fn hash(digits: &str) -> Option<Hash> {
+    let mut hash = Hash::default();
+    let is_hash =
+        digits.len() == 2 * hash.len() && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if !is_hash {
+        return None;
+    }
+    for (at, byte) in hash.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(hash)
+}
+
+#[cfg(test)]
+mod tests;

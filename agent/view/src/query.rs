@@ -1,0 +1,240 @@
+//! Adds up the flow records of Parquet files, of those that are still in the making, and of spools, over a time.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::File,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Result, anyhow};
+use exporters::{delivery::spool::Stored, parquet::pieces::Pieces};
+use rules::{Rule, passes};
+
+mod batch;
+mod columns;
+mod complete;
+mod files;
+mod group;
+mod once;
+mod row;
+
+pub use group::{By, Group, Part, Sums};
+
+use files::{Found, Kind};
+use group::Groups;
+use once::{Once, Stream};
+use row::Row;
+
+/// What is asked.
+pub struct Question {
+    /// Of the ends of scan windows, Unix time in microseconds: after the first, up to the second.
+    pub time_us: Range<i64>,
+    pub rules: Vec<Rule>,
+    pub by: Vec<By>,
+    pub order: Order,
+    /// The most groups in the answer.
+    pub top: usize,
+}
+
+/// What the groups with the most come first by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Order {
+    /// Bytes in both directions.
+    Bytes,
+    /// Packets in both directions.
+    Packets,
+    /// Flows that began.
+    Begun,
+}
+
+#[derive(Debug, Default)]
+pub struct Answer {
+    /// Those with the most, in order.
+    pub groups: Vec<Group>,
+    /// How many there are.
+    pub all_groups: usize,
+    /// Of everything that was counted.
+    pub total: Sums,
+    /// From the beginning of the first window that was counted to the end of the last one, Unix time in microseconds.
+    pub windows_us: Option<Range<i64>>,
+    pub files: usize,
+    /// Records of batches that came again.
+    pub repeated_records: u64,
+    /// What is not in the files, as the streams say that were counted.
+    pub missing: Told,
+    /// One in so many flows was counted, where that is not every one.
+    pub sample_rates: BTreeSet<u32>,
+    /// Whether there are records of every flow, too.
+    pub has_whole: bool,
+    /// Files that cannot be read to their end, and the bytes there.
+    pub damaged: Vec<(PathBuf, u64)>,
+    /// Left out, since no agent would have sent them. A file of an earlier collector may have such.
+    pub unsound_records: u64,
+    /// Files that were removed before they could be read.
+    pub gone_files: usize,
+    /// Files of spools of which is not known what was acknowledged.
+    pub unmarked_files: usize,
+}
+
+/// What a stream says since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Did not get into the files.
+    pub lost: Missing,
+    /// Was left out by the settings of an agent's output.
+    pub left_out: Missing,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    pub records: u64,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+impl Missing {
+    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            records: of(self.records, other.records),
+            packets: of(self.packets, other.packets),
+            bytes: of(self.bytes, other.bytes),
+        }
+    }
+}
+
+impl Told {
+    fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
+        Self {
+            lost: self.lost.with(other.lost, of),
+            left_out: self.left_out.with(other.left_out, of),
+        }
+    }
+}
+
+/// What was counted so far.
+struct Sum<'a> {
+    answer: Answer,
+    groups: Groups<'a>,
+    once: Once,
+    told: HashMap<Stream, Told>,
+}
+
+impl Sum<'_> {
+    /// Counts a row if it is asked for. Fails if there are too many groups.
+    fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
+        if !is_in(&question.time_us, row.window_us.end)
+            || !passes(&question.rules, row.facts, row.interface)
+        {
+            return Ok(());
+        }
+        let windows = self
+            .answer
+            .windows_us
+            .get_or_insert_with(|| row.window_us.clone());
+        windows.start = windows.start.min(row.window_us.start);
+        windows.end = windows.end.max(row.window_us.end);
+        if row.sample_rate > 1 {
+            self.answer.sample_rates.insert(row.sample_rate);
+        } else {
+            self.answer.has_whole = true;
+        }
+        self.answer.total.add(&Sums::of(row));
+        self.groups.add(row)
+    }
+
+    /// Notes what is missing on a stream, of which the greatest counts, since it grows.
+    fn note_told(&mut self, stream: Stream, told: Told) {
+        let known = self.told.entry(stream).or_default();
+        *known = known.with(told, u64::max);
+    }
+}
+
+fn is_in(time_us: &Range<i64>, window_end_us: i64) -> bool {
+    time_us.start < window_end_us && window_end_us <= time_us.end
+}
+
+/// Reads files, or those of folders. Calls `progress` after each with how many were read, and how many there are.
+pub fn answer(
+    paths: &[PathBuf],
+    question: &Question,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Answer> {
+    let found = files::find(paths)?;
+    let mut sum = Sum {
+        answer: Answer::default(),
+        groups: Groups::by(&question.by),
+        once: Once::default(),
+        told: HashMap::new(),
+    };
+    let all = found.len();
+    for (number, found) in found.into_iter().enumerate() {
+        match found.open()? {
+            Some(file) => {
+                let (path, kind) = (found.path.clone(), found.kind);
+                // The library panics at some damage.
+                let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
+                let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
+                let advice = match kind {
+                    Kind::Parquet | Kind::InTheMaking => {
+                        "name the other files, or move this one out of the folder"
+                    }
+                    // Flows wait in it, so it stays where it is.
+                    Kind::Segment(_) => "name the other files of the spool",
+                };
+                read.with_context(|| format!("read {}", path.display()))
+                    .context(advice)?;
+                sum.answer.files += 1;
+            }
+            // A collector has it.
+            None if matches!(found.kind, Kind::Segment(_)) => {}
+            None => sum.answer.gone_files += 1,
+        }
+        progress(number + 1, all);
+    }
+    let Sum {
+        mut answer,
+        groups,
+        told,
+        ..
+    } = sum;
+    (answer.groups, answer.all_groups) = groups.top(question.order, question.top);
+    for told in told.into_values() {
+        answer.missing = answer.missing.with(told, u64::saturating_add);
+    }
+    Ok(answer)
+}
+
+fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+    let Found {
+        path, kind, place, ..
+    } = found;
+    let unread_bytes = match kind {
+        Kind::Parquet => {
+            return complete::Complete::open(file, path, place)?.add(question, sum);
+        }
+        Kind::InTheMaking => {
+            let mut pieces = Pieces::new(&mut file)?;
+            while let Some(batch) = pieces.next_batch()? {
+                batch::add(&batch, place, question, sum)?;
+            }
+            pieces.rest_bytes()
+        }
+        Kind::Segment(acknowledged) => {
+            sum.answer.unmarked_files += usize::from(acknowledged.is_none());
+            let mut stored = Stored::in_file(file, acknowledged.unwrap_or_default())?;
+            while let Some(batch) = stored.next_batch()? {
+                batch::add(&batch, place, question, sum)?;
+            }
+            stored.unread_bytes()
+        }
+    };
+    if unread_bytes > 0 {
+        sum.answer.damaged.push((path, unread_bytes));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

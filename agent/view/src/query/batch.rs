@@ -1,0 +1,140 @@
+//! Counts the records of a batch: one that waits to become part of a Parquet file, or to be sent to a collector.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::OnceLock,
+};
+
+use anyhow::Result;
+use proto::{
+    AgentIdentity, FlowBatch, FlowRecord,
+    batch::validity,
+    ends::{EndCgroup, EndHost, EndProcess},
+    known_interfaces::KnownInterfaces,
+};
+use rules::Facts;
+
+use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
+
+/// Counts the records of a batch that are asked for. `place` is the number of the folder that it is in. Fails if there are too many
+/// groups.
+pub(super) fn add(
+    batch: &FlowBatch,
+    place: usize,
+    question: &Question,
+    sum: &mut Sum<'_>,
+) -> Result<()> {
+    if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
+        return Ok(());
+    }
+    let nobody = AgentIdentity::default();
+    let agent = batch.agent.as_ref().unwrap_or(&nobody);
+    // Its number is that of a collector's stream.
+    let is_on_stream = batch.stream_id != 0;
+    // Who counts the records, and who tells of losses.
+    let [id, teller] = if is_on_stream {
+        let instances = [&*agent.instance_id, ""];
+        instances.map(|instance| of_an_agent([&agent.identity, instance], batch.stream_id))
+    } else {
+        let of_scan = |scan_id| of_an_agent(["", &agent.instance_id], scan_id);
+        [batch.scan_id, 0].map(of_scan)
+    };
+    let stream = (place, id);
+    sum.note_told(
+        (place, teller),
+        Told {
+            lost: Missing {
+                records: batch.lost_records,
+                packets: batch.lost_packets,
+                bytes: batch.lost_bytes,
+            },
+            left_out: Missing {
+                records: batch.left_out_records,
+                packets: batch.left_out_packets,
+                bytes: batch.left_out_bytes,
+            },
+        },
+    );
+    if !is_on_stream && !sum.once.is_new(stream, batch.stream_seq.into()) {
+        sum.answer.repeated_records += batch.records.len() as u64;
+        return Ok(());
+    }
+    // A batch names all interfaces of its records.
+    let mut interfaces = KnownInterfaces::default();
+    interfaces.note_all(batch);
+    for (record, number) in batch.records.iter().zip(0..) {
+        if is_on_stream
+            && !sum
+                .once
+                .is_new(stream, self::number(batch.stream_seq, number))
+        {
+            sum.answer.repeated_records += 1;
+            continue;
+        }
+        if !validity::is_sound(record) {
+            sum.answer.unsound_records += 1;
+            continue;
+        }
+        let interface = interfaces.of(record);
+        let row = Row {
+            hostname: &agent.hostname,
+            interface: interface.map_or("", |one| &one.name),
+            netns_name: interface.map_or("", |one| &one.netns_name),
+            units: if question.by.contains(&By::Unit) {
+                let senders = EndCgroup::both(batch, record);
+                senders.map(|sender| sender.and_then(EndCgroup::unit).unwrap_or_default())
+            } else {
+                [""; 2]
+            },
+            processes: if question.by.contains(&By::Process) {
+                let makers = EndProcess::both(batch, record);
+                makers.map(|maker| maker.and_then(EndProcess::name).unwrap_or_default())
+            } else {
+                [""; 2]
+            },
+            names: if question.by.contains(&By::Name) {
+                EndHost::both(batch, record).map(|host| host.map_or("", |host| host.name))
+            } else {
+                [""; 2]
+            },
+            ..of_a_record(batch, record)
+        };
+        sum.row(question, &row)?;
+    }
+    Ok(())
+}
+
+/// Without names.
+fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
+    let packets = [record.delta_packets, record.delta_reverse_packets];
+    Row {
+        window_us: micros(batch.window_start_unix_ns)..micros(batch.window_end_unix_ns),
+        hostname: "",
+        interface: "",
+        netns_name: "",
+        units: [""; 2],
+        processes: [""; 2],
+        names: [""; 2],
+        facts: Facts::from(record),
+        packets,
+        bytes: [record.delta_bytes, record.delta_reverse_bytes],
+        begins: packets == [record.total_packets, record.total_reverse_packets],
+        ends: record.end_reason.is_some(),
+        sample_rate: batch.sample_rate,
+    }
+}
+
+/// As in the files' columns, which have no nanoseconds.
+fn micros(unix_ns: u64) -> i64 {
+    (unix_ns / 1000).cast_signed()
+}
+
+/// What stands for the stream of an agent's own output, which has no number. A scan has one of its own, since batches are
+/// counted anew when a reload changes the output. A stream of a collector has its id: a machine that is cloned with its spool
+/// goes on with the numbers of the other one, so each start of an agent counts for itself. `names` are the identity of its sender,
+/// whose numbers they are, and the agent's start.
+pub(super) fn of_an_agent(names: [&str; 2], number: u64) -> u64 {
+    static HASHER: OnceLock<RandomState> = OnceLock::new();
+    let hasher = HASHER.get_or_init(RandomState::new);
+    hasher.hash_one((names, number))
+}

@@ -1,0 +1,506 @@
+//! Paints the screen.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use formats::{
+    cells::{direction, place, protocol, round_trip, state},
+    columns::GAP,
+    harmless::harmless,
+    human, table,
+};
+use proto::{round_trip::RoundTrip, tcp::Tcp};
+use ratatui::{
+    Frame,
+    layout::{Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Block, Clear, Paragraph, Wrap},
+};
+
+use super::{
+    View,
+    picture::{Figures, Flow, Id, Picture, Traffic, closes},
+    rows::{cells, columns, sort_of, sparkline},
+    screen::{Mode, Places, Screen},
+};
+
+/// What keys do, in the line at the bottom.
+const KEYS: &str = "q quit  ? help  / filter  s sort  r reverse  space pause  enter detail";
+
+const HELP: &str = "\
+1 to 5, tab, left, right  flows, peers, processes, units, interfaces
+up, down, page, home, end choose a row; j, k, g and G do as well
+enter                     all that is known of the row
+s, S                      sort by the next, or by the previous
+r                         the other way round
+/                         filter, as `port 443`, `net 10.0.0.0/8 proto tcp`,
+                          or rules of --filter; empty for all
+space                     pause, and go on
+escape                    close this; choose no row
+q, ctrl-c                 quit
+
+The mouse chooses rows and views, a click on a title sorts.
+
+Bits and packets a second are those of the last window, between two scans.
+Bytes are those of frames since the flow began; of a peer, process, unit or
+interface, of the flows that there were at the start, and of all since.
+TX is what a process or unit sent, what left at an interface, what was sent
+to a peer.";
+
+#[derive(Clone, Copy)]
+struct Theme {
+    has_color: bool,
+}
+
+impl Theme {
+    fn of(self, color: Color) -> Style {
+        if self.has_color {
+            Style::new().fg(color)
+        } else {
+            Style::new()
+        }
+    }
+
+    fn warning(self) -> Style {
+        self.of(Color::Red).add_modifier(Modifier::BOLD)
+    }
+}
+
+/// Two lines: where the figures are from, and what they are in all.
+pub fn summary(picture: &Picture) -> [String; 2] {
+    let window = match picture.length() {
+        Some(length) => format!(
+            "scan {}, {} long",
+            picture.scan_id(),
+            human::duration(length)
+        ),
+        None => "waiting for the next scan, totals until then".to_owned(),
+    };
+    let tracked = match picture.tracked_flows {
+        Some(flows) => flows.to_string(),
+        None => "?".to_owned(),
+    };
+    let (recent, _) = picture.recent(picture.all());
+    let rate = |direction: usize| {
+        let bits = picture.per_second(recent.bytes[direction].saturating_mul(8));
+        let packets = picture.per_second(recent.packets[direction]);
+        format!("{}bit/s {}pkt/s", spaced(bits), spaced(packets))
+    };
+    [
+        format!(
+            "{}  {tracked} flows tracked  {window}",
+            harmless(&picture.hostname)
+        ),
+        format!("TX {}  RX {}", rate(0), rate(1)),
+    ]
+}
+
+/// A count with its unit behind a space, as in `1.2 M`.
+fn spaced(value: u64) -> String {
+    let count = human::count(value);
+    match count.find(|letter: char| letter.is_ascii_alphabetic()) {
+        Some(unit) => format!("{} {}", &count[..unit], &count[unit..]),
+        None => format!("{count} "),
+    }
+}
+
+/// What makes figures other than they seem. Empty if nothing does.
+pub(super) fn warnings(picture: &Picture) -> String {
+    let missing = picture.missing;
+    let mut said = Vec::new();
+    if picture.length() == Some(Duration::ZERO) {
+        said.push("the clock was set back in this window: rates are not known".to_owned());
+    }
+    if let Some(account) = picture.account.as_ref().filter(|account| !closes(account)) {
+        said.push(table::closing(account));
+    }
+    if missing.refused_in_window {
+        said.push(
+            "the kernel's table was full in this window: some flows are counted in part".to_owned(),
+        );
+    }
+    for (count, what) in [
+        (missing.lost_records, "records were lost: read too slowly"),
+        (missing.gaps, "batches are missing on the stream"),
+        (missing.missed_scans, "scans were missed"),
+        (
+            missing.restarts,
+            "restarts of the agent, sums are since the last",
+        ),
+        (missing.forgotten_rows, "rows with the least are left out"),
+    ] {
+        if count > 0 {
+            said.push(format!("{count} {what}"));
+        }
+    }
+    if missing.sample_rate > 1 {
+        said.push(format!("1 flow in {} is counted", missing.sample_rate));
+    }
+    if !missing.report_interval.is_zero() {
+        let interval = human::duration(missing.report_interval);
+        said.push(format!(
+            "a flow is reported every {interval}, so rates come late (--report-interval)"
+        ));
+    }
+    said.join("; ")
+}
+
+pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
+    let theme = Theme {
+        has_color: screen.has_color,
+    };
+    let warning = [screen.trouble.as_str(), &warnings(screen.picture())]
+        .into_iter()
+        .filter(|text| !text.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ");
+    let [head, graph, tabs, told, body, keys] = Layout::vertical([
+        Constraint::Length(2),
+        Constraint::Length(1),
+        Constraint::Length(1),
+        Constraint::Length(u16::from(!warning.is_empty())),
+        Constraint::Min(2),
+        Constraint::Length(1),
+    ])
+    .areas(frame.area());
+    draw_head(frame, screen, theme, head);
+    let width = usize::from(graph.width);
+    let picture = screen.picture();
+    let line = sparkline(&picture.history(picture.all()), width);
+    frame.render_widget(Paragraph::new(line).style(theme.of(Color::Green)), graph);
+    let tabs = draw_tabs(frame, screen, theme, tabs);
+    let warning = harmless(&warning).into_owned();
+    frame.render_widget(Paragraph::new(warning).style(theme.warning()), told);
+    let mut places = draw_table(frame, screen, theme, body);
+    places.tabs = tabs;
+    screen.places = places;
+    draw_bottom(frame, screen, theme, keys);
+    match screen.mode {
+        Mode::Help => {
+            let lines = HELP.lines().map(Line::raw).collect();
+            popup(frame, theme, "Help", lines);
+        }
+        Mode::Detail => draw_detail(frame, screen, theme),
+        Mode::Table | Mode::Filter { .. } => {}
+    }
+}
+
+fn draw_head(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
+    let [place, sums] = summary(screen.picture());
+    let mut first = vec![
+        Span::styled(
+            "flow-agent top  ",
+            theme.of(Color::Cyan).add_modifier(Modifier::BOLD),
+        ),
+        Span::raw(place),
+    ];
+    if screen.is_paused() {
+        first.push(Span::styled("  PAUSED", theme.warning()));
+    }
+    let second = vec![
+        Span::styled(sums, Style::new().add_modifier(Modifier::BOLD)),
+        Span::styled(
+            format!("  {}", harmless(&screen.pace)),
+            theme.of(Color::DarkGray),
+        ),
+    ];
+    let lines = vec![Line::from(first), Line::from(second)];
+    frame.render_widget(Paragraph::new(lines), area);
+}
+
+/// Returns where each view's title is.
+fn draw_tabs(
+    frame: &mut Frame<'_>,
+    screen: &Screen,
+    theme: Theme,
+    area: Rect,
+) -> Vec<(Rect, View)> {
+    let mut places = Vec::new();
+    let mut spans = Vec::new();
+    let mut x = area.x;
+    for (view, number) in View::ALL.into_iter().zip(1..) {
+        let title = format!(" {number} {} ", view.title());
+        let style = if view == screen.view {
+            theme.of(Color::Cyan).add_modifier(Modifier::REVERSED)
+        } else {
+            Style::new()
+        };
+        let width = title.len() as u16;
+        let place = Rect::new(x, area.y, width, 1).intersection(area);
+        places.push((place, view));
+        x = x.saturating_add(width);
+        spans.push(Span::styled(title, style));
+    }
+    if !screen.filter.is_empty() {
+        let filter = format!("  filter: {}", screen.filter);
+        spans.push(Span::styled(filter, theme.of(Color::Yellow)));
+    }
+    frame.render_widget(Paragraph::new(Line::from(spans)), area);
+    places
+}
+
+fn draw_table(frame: &mut Frame<'_>, screen: &mut Screen, theme: Theme, area: Rect) -> Places {
+    let [head, body] = Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(area);
+    let page = usize::from(body.height);
+    let (sort, _) = screen.order();
+    let rows = screen.rows();
+    let first = screen.first.min(rows.len().saturating_sub(page));
+    let view = screen.view;
+    let chosen = screen.chosen_at(&rows);
+    let shown = rows.iter().skip(first).take(page);
+    let shown: Vec<_> = shown
+        .map(|row| cells(screen.picture(), view, row))
+        .collect();
+    let is_empty = rows.is_empty();
+    drop(rows);
+    screen.first = first;
+    let (columns, some) = columns(view, &shown);
+    let fitted = columns.fit(&shown, some, usize::from(area.width));
+
+    let mut titles = Vec::new();
+    for one in &fitted {
+        let is_sorted = sort_of(view, one.column) == Some(sort);
+        let mut style = Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED);
+        if is_sorted {
+            style = style.patch(theme.of(Color::Cyan));
+        }
+        let title = columns.padded(columns.titles[one.column], *one);
+        titles.extend([Span::styled(title, style), Span::raw(GAP)]);
+    }
+    frame.render_widget(Paragraph::new(Line::from(titles)), head);
+    let lines = shown.iter().zip(first..).map(|(row, at)| {
+        let line = Line::raw(columns.line(&row.0, &fitted));
+        if chosen == Some(at) {
+            line.style(Style::new().add_modifier(Modifier::REVERSED))
+        } else {
+            line
+        }
+    });
+    let mut lines: Vec<_> = lines.collect();
+    if is_empty {
+        lines.push(Line::styled("nothing yet", theme.of(Color::DarkGray)));
+    }
+    frame.render_widget(Paragraph::new(lines), body);
+    Places {
+        tabs: Vec::new(),
+        head,
+        columns: fitted,
+        rows: body,
+    }
+}
+
+fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
+    let line = match &screen.mode {
+        Mode::Filter { text, fault } => {
+            let mut spans = vec![
+                Span::styled("filter: ", theme.of(Color::Yellow)),
+                Span::raw(text.clone()),
+                Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
+            ];
+            match fault {
+                Some(fault) => spans.push(Span::styled(format!("  {fault}"), theme.warning())),
+                None => spans.push(Span::styled(
+                    "  enter to apply, escape to leave",
+                    theme.of(Color::DarkGray),
+                )),
+            }
+            Line::from(spans)
+        }
+        Mode::Table | Mode::Help | Mode::Detail => {
+            let (sort, is_reversed) = screen.order();
+            let reversed = if is_reversed { ", reversed" } else { "" };
+            let sorted = format!("by {}{reversed}  ", sort.title());
+            Line::from(vec![
+                Span::styled(sorted, theme.of(Color::Cyan)),
+                Span::styled(KEYS, theme.of(Color::DarkGray)),
+            ])
+        }
+    };
+    frame.render_widget(Paragraph::new(line), area);
+}
+
+fn popup(frame: &mut Frame<'_>, theme: Theme, title: &str, lines: Vec<Line<'_>>) {
+    let area = frame.area();
+    let height = (lines.len() as u16).saturating_add(2).min(area.height);
+    let area = Rect { height, ..area };
+    let block = Block::bordered()
+        .title(format!(" {title} "))
+        .border_style(theme.of(Color::Cyan));
+    frame.render_widget(Clear, area);
+    let text = Paragraph::new(lines).wrap(Wrap { trim: false });
+    frame.render_widget(text.block(block), area);
+}
+
+fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
+    let picture = screen.picture();
+    let (title, facts) = match &screen.chosen {
+        Some(Id::Flow(key)) => match picture.flow(key) {
+            Some(flow) => ("Flow", facts_of_flow(picture, flow)),
+            None => ("Flow", gone()),
+        },
+        Some(Id::Group(view, name)) => {
+            let found = picture.groups(*view).find(|(one, _)| one == name);
+            let facts = found.map_or_else(gone, |(name, figures)| {
+                facts_of_group(picture, *view, name, figures)
+            });
+            (view.title(), facts)
+        }
+        None => ("Nothing", gone()),
+    };
+    let label = theme.of(Color::Cyan);
+    let lines = facts.into_iter().map(|(name, value)| {
+        Line::from(vec![
+            Span::styled(format!("{name:<20}"), label),
+            Span::raw(value),
+        ])
+    });
+    popup(frame, theme, title, lines.collect());
+}
+
+type Facts = Vec<(&'static str, String)>;
+
+fn gone() -> Facts {
+    vec![("", "It is not there any more.".to_owned())]
+}
+
+fn facts_of_traffic(picture: &Picture, recent: Traffic, total: Traffic) -> Facts {
+    let rate = |direction: usize| {
+        format!(
+            "{}bit/s, {}pkt/s",
+            spaced(picture.per_second(recent.bytes[direction].saturating_mul(8))),
+            spaced(picture.per_second(recent.packets[direction])),
+        )
+    };
+    let sum = |direction: usize| {
+        format!(
+            "{} packets, {} bytes ({})",
+            total.packets[direction],
+            total.bytes[direction],
+            human::bytes(total.bytes[direction]),
+        )
+    };
+    vec![
+        ("sent, last window", rate(0)),
+        ("back, last window", rate(1)),
+        ("sent in all", sum(0)),
+        ("back in all", sum(1)),
+    ]
+}
+
+fn facts_of_group(picture: &Picture, view: View, name: &str, figures: &Figures) -> Facts {
+    let (recent, flows) = picture.recent(figures);
+    let mut facts = vec![("name", view.shown(name).to_owned())];
+    if let Some(host) = &figures.host {
+        facts.push(("called last", host.clone()));
+    }
+    facts.extend(facts_of_traffic(picture, recent, figures.total));
+    facts.push(("flows in the window", flows.to_string()));
+    facts.push(history_of(picture, figures));
+    facts
+}
+
+fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
+    let history = picture.history(figures);
+    ("history", sparkline(&history, history.len()))
+}
+
+fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
+    let record = &flow.record;
+    let (recent, _) = picture.recent(&flow.figures);
+    let end = |address, port, host: &Option<String>| {
+        let endpoint = human::endpoint(address, port);
+        let called = host.as_ref().map(|host| format!("{endpoint}, {host}"));
+        called.unwrap_or(endpoint)
+    };
+    let [source, destination] = &flow.hosts;
+    let mut facts = vec![
+        ("initiator", end(&record.src_addr, record.src_port, source)),
+        (
+            "responder",
+            end(&record.dst_addr, record.dst_port, destination),
+        ),
+        ("protocol", protocol(record)),
+        (
+            "interface",
+            format!(
+                "{} {}",
+                place(record, flow.interface.as_ref()),
+                direction(record)
+            ),
+        ),
+        ("state", state(record).to_owned()),
+        ("first packet", time(record.first_seen_unix_ns)),
+        ("last packet", time(record.last_seen_unix_ns)),
+    ];
+    facts.extend(facts_of_traffic(picture, recent, flow.figures.total));
+    let ends = ["of the initiator", "of the responder"];
+    for (end, name) in ends.into_iter().enumerate() {
+        let process = flow.processes[end].as_deref();
+        let unit = flow.units[end].as_deref();
+        let known: Vec<_> = [process, unit].into_iter().flatten().collect();
+        if !known.is_empty() {
+            facts.push((name, known.join(" in ")));
+        }
+    }
+    let tcp = ["TCP of the initiator", "TCP of the responder"];
+    for (name, end) in tcp.into_iter().zip(Tcp::both(record)) {
+        if let Some(end) = end {
+            facts.push((name, tcp_of(&end)));
+        }
+    }
+    let answers = ["initiator answers in", "responder answers in"];
+    for (name, end) in answers.into_iter().zip(RoundTrip::both(record)) {
+        if end != RoundTrip::default() {
+            facts.push((name, answer_of(end)));
+        }
+    }
+    let dropped = [
+        record.total_dropped_packets,
+        record.total_reverse_dropped_packets,
+    ];
+    if dropped != [0; 2] {
+        let [forward, reverse] = dropped.map(human::count);
+        facts.push(("dropped", format!("{forward} packets and back {reverse}")));
+    }
+    if record.initiator_assumed {
+        facts.push(("initiator", "assumed".to_owned()));
+    }
+    if let Some(forward) = record.tcp_flags {
+        let reverse = record.reverse_tcp_flags.unwrap_or_default();
+        let flags = format!("{forward:#04x} and back {reverse:#04x}");
+        facts.push(("TCP flags", flags));
+    }
+    facts.push(history_of(picture, &flow.figures));
+    facts
+}
+
+fn answer_of(end: RoundTrip) -> String {
+    let told = |us: u32, what: &str| (us != 0).then(|| format!("{} {what}", round_trip(us)));
+    let both = [
+        told(end.handshake_us, "in the handshake"),
+        told(end.ack_us, "at last"),
+    ];
+    both.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn tcp_of(end: &Tcp) -> String {
+    let mut said = Vec::new();
+    if let Some(rtt) = end.rtt_us {
+        said.push(format!("round trip {}", round_trip(rtt)));
+    }
+    if let Some(least) = end.min_rtt_us {
+        said.push(format!("shortest {}", round_trip(least)));
+    }
+    if let (Some(again), Some(sent)) = (end.total_retrans, end.data_segs_out) {
+        said.push(format!(
+            "{again} sent again, {sent} segments with data sent"
+        ));
+    }
+    said.join(", ")
+}
+
+/// In UTC.
+fn time(unix_ns: u64) -> String {
+    let time = UNIX_EPOCH + Duration::from_nanos(unix_ns);
+    humantime::format_rfc3339_millis(time).to_string()
+}

@@ -1,0 +1,506 @@
+//! What the flows of a stream add up to: in all, and by peer, process, unit and interface.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+    time::Duration,
+};
+
+use agent_common::Pair;
+use bytes::Bytes;
+use formats::{human, names::Names};
+use proto::{Account, Direction, FlowBatch, FlowRecord};
+
+use super::View;
+
+/// Flows that are kept at the end of a scan: the busiest of it, then those with the most bytes. Each takes a kilobyte.
+pub const MOST_FLOWS: usize = 20_000;
+/// The same of peers, processes, units and interfaces, together.
+pub const MOST_GROUPS: usize = 20_000;
+/// Windows of which the figures are kept.
+pub const HISTORY: usize = 60;
+
+/// In two directions: `[0]` is what the initiator sent, or the group, or what left; `[1]` is what came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+}
+
+impl Traffic {
+    /// Since the flow's last record.
+    fn delta(record: &FlowRecord) -> Self {
+        Self {
+            packets: [record.delta_packets, record.delta_reverse_packets],
+            bytes: [record.delta_bytes, record.delta_reverse_bytes],
+        }
+    }
+
+    /// Since the flow's first packet.
+    fn total(record: &FlowRecord) -> Self {
+        Self {
+            packets: [record.total_packets, record.total_reverse_packets],
+            bytes: [record.total_bytes, record.total_reverse_bytes],
+        }
+    }
+
+    fn reversed(mut self) -> Self {
+        self.packets.reverse();
+        self.bytes.reverse();
+        self
+    }
+
+    fn add(&mut self, other: Self) {
+        // An agent that sends nonsense shows nonsense.
+        for direction in [0, 1] {
+            self.packets[direction] =
+                self.packets[direction].saturating_add(other.packets[direction]);
+            self.bytes[direction] = self.bytes[direction].saturating_add(other.bytes[direction]);
+        }
+    }
+
+    pub fn all_packets(self) -> u64 {
+        self.packets[0].saturating_add(self.packets[1])
+    }
+
+    pub fn all_bytes(self) -> u64 {
+        self.bytes[0].saturating_add(self.bytes[1])
+    }
+}
+
+/// The figures of a row.
+#[derive(Clone, Debug, Default)]
+pub struct Figures {
+    pub total: Traffic,
+    /// Of the window with this number, and how many flows had packets in it.
+    last: Traffic,
+    flows: u64,
+    window: u64,
+    /// What a peer was called last.
+    pub host: Option<String>,
+    /// Bytes of both directions of the last windows, up to that one.
+    history: VecDeque<u64>,
+}
+
+impl Figures {
+    fn begin(&mut self, window: u64) {
+        if self.window == window {
+            return;
+        }
+        let missed = usize::try_from(window - self.window).unwrap_or(usize::MAX);
+        for _ in 0..missed.min(HISTORY) {
+            self.history.push_back(0);
+        }
+        self.history
+            .drain(..self.history.len().saturating_sub(HISTORY));
+        (self.last, self.flows, self.window) = (Traffic::default(), 0, window);
+    }
+
+    /// Adds to the window.
+    fn add(&mut self, traffic: Traffic, window: u64) {
+        self.begin(window);
+        self.last.add(traffic);
+        if let Some(last) = self.history.back_mut() {
+            *last = last.saturating_add(traffic.all_bytes());
+        }
+    }
+
+    /// What came in this window, and by how many flows.
+    fn in_window(&self, window: u64) -> (Traffic, u64) {
+        if self.window == window {
+            (self.last, self.flows)
+        } else {
+            Default::default()
+        }
+    }
+}
+
+/// What tells a flow from all others that are there at the same time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FlowKey {
+    place: [u32; 2],
+    protocol: u32,
+    addresses: [Bytes; 4],
+    ports: [Option<u32>; 2],
+    icmp: [Option<u32>; 3],
+    is_later_fragment: bool,
+    tunnel: [Option<u32>; 3],
+    vlan_ids: [Vec<u32>; 2],
+    direction: i32,
+}
+
+impl FlowKey {
+    fn of(record: &FlowRecord) -> Self {
+        Self {
+            place: [record.netns, record.ifindex],
+            protocol: record.protocol,
+            addresses: [
+                record.src_addr.clone(),
+                record.dst_addr.clone(),
+                record.outer_src_addr.clone(),
+                record.outer_dst_addr.clone(),
+            ],
+            ports: [record.src_port, record.dst_port],
+            icmp: [record.icmp_type, record.icmp_code, record.icmp_identifier],
+            is_later_fragment: record.later_fragment,
+            tunnel: [
+                record.encapsulation.map(i32::cast_unsigned),
+                record.tunnel_id,
+                record.outer_pppoe_session,
+            ],
+            vlan_ids: [record.vlan_ids.clone(), record.outer_vlan_ids.clone()],
+            direction: record.direction,
+        }
+    }
+}
+
+/// A flow, as its last record has it.
+#[derive(Clone, Debug)]
+pub struct Flow {
+    pub record: FlowRecord,
+    pub figures: Figures,
+    pub interface: Option<String>,
+    pub units: [Option<String>; 2],
+    pub processes: [Option<String>; 2],
+    pub hosts: [Option<String>; 2],
+}
+
+impl Flow {
+    /// With names in the place of addresses, where they are known.
+    pub fn endpoints(&self) -> [String; 2] {
+        let record = &self.record;
+        let [source, destination] = self.hosts.each_ref().map(Option::as_deref);
+        [
+            human::named_endpoint(source, &record.src_addr, record.src_port),
+            human::named_endpoint(destination, &record.dst_addr, record.dst_port),
+        ]
+    }
+}
+
+/// What a row can be found by again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Id {
+    Flow(Box<FlowKey>),
+    /// Its name. Empty for those without one.
+    Group(View, String),
+}
+
+/// What is not as it should be, so that the figures are not what they seem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    pub lost_records: u64,
+    pub gaps: u64,
+    pub missed_scans: u64,
+    pub restarts: u64,
+    pub forgotten_rows: u64,
+    pub refused_in_window: bool,
+    /// One flow in this many is counted; 0 is every flow.
+    pub sample_rate: u32,
+    /// Packets may be reported this much later than the scan that counted them.
+    pub report_interval: Duration,
+}
+
+#[derive(Clone, Default)]
+pub struct Picture {
+    flows: HashMap<FlowKey, Flow>,
+    groups: HashMap<(View, String), Figures>,
+    /// `[0]` left at the interfaces, `[1]` arrived.
+    all: Figures,
+    names: Names,
+    /// The number of windows so far; 0 before the first, when only totals are known.
+    window: u64,
+    /// How long the last ones were.
+    lengths: VecDeque<Duration>,
+    /// Its number, and whether it is a snapshot after it.
+    scan: (u64, bool),
+    /// More batches of the scan are to come.
+    is_partial: bool,
+    pub hostname: String,
+    pub end_unix_ns: u64,
+    pub tracked_flows: Option<u64>,
+    pub account: Option<Account>,
+    pub missing: Missing,
+}
+
+impl Picture {
+    /// Takes a batch in. Returns whether it is the last one of its scan.
+    pub fn take(&mut self, batch: &FlowBatch) -> bool {
+        self.missing.lost_records = batch.lost_records;
+        if batch.scan_id == 0 && !batch.snapshot {
+            // It tells of losses at the end of a stream alone.
+            return true;
+        }
+        // The first batch of a scan may be lost.
+        let scan = (batch.scan_id, batch.snapshot);
+        if batch.batch_index == 0 || scan != self.scan {
+            self.scan = scan;
+            self.begin(batch);
+        }
+        self.names.note(batch);
+        for record in &batch.records {
+            self.take_record(record, batch.snapshot);
+        }
+        self.missing.sample_rate = batch.sample_rate;
+        self.missing.report_interval = Duration::from_nanos(batch.report_interval_ns);
+        if self.flows.len() > 2 * MOST_FLOWS {
+            self.forget_flows();
+        }
+        if self.groups.len() > 2 * MOST_GROUPS {
+            self.forget_groups();
+        }
+        self.is_partial = !batch.last_of_scan;
+        if self.is_partial {
+            return false;
+        }
+        self.tracked_flows = batch.tracked_flows;
+        self.missing.refused_in_window = batch.refused_in_window;
+        self.account.clone_from(&batch.account);
+        self.forget_flows();
+        self.forget_groups();
+        true
+    }
+
+    fn begin(&mut self, batch: &FlowBatch) {
+        self.names.forget_senders();
+        self.missing.forgotten_rows = 0;
+        self.end_unix_ns = batch.window_end_unix_ns;
+        if let Some(agent) = &batch.agent {
+            self.hostname.clone_from(&agent.hostname);
+        }
+        if batch.snapshot {
+            return;
+        }
+        self.flows
+            .retain(|_, flow| flow.record.end_reason.is_none());
+        self.window += 1;
+        let length = batch
+            .window_end_unix_ns
+            .saturating_sub(batch.window_start_unix_ns);
+        self.lengths.push_back(Duration::from_nanos(length));
+        self.lengths
+            .drain(..self.lengths.len().saturating_sub(HISTORY));
+        self.all.begin(self.window);
+    }
+
+    fn take_record(&mut self, record: &FlowRecord, is_snapshot: bool) {
+        let delta = Traffic::delta(record);
+        // What a snapshot has was counted in no window that is shown.
+        let window = (!is_snapshot).then_some(self.window);
+        let count = |figures: &mut Figures, traffic: Traffic| {
+            figures.total.add(traffic);
+            if let Some(window) = window {
+                figures.add(traffic, window);
+            }
+        };
+        let [forward, reverse] = record.directions();
+        let is_out = |side: Direction| side == Direction::Egress;
+        // As the interface sees it.
+        let mut at_interface = Traffic::default();
+        for (direction, side) in [forward, reverse].into_iter().enumerate() {
+            let to = usize::from(!is_out(side));
+            let mut one = Traffic::default();
+            one.packets[to] = delta.packets[direction];
+            one.bytes[to] = delta.bytes[direction];
+            at_interface.add(one);
+        }
+        count(&mut self.all, at_interface);
+
+        let [units, processes] = [self.names.units(record), self.names.processes(record)]
+            .map(|ends| ends.map(|end| end.map(str::to_owned)));
+        let hosts = self.names.hosts(record);
+        let interface = self.names.interface(record).cloned();
+        let place = interface.clone().unwrap_or_default();
+        let (peer, host, with_peer) = if is_out(forward) {
+            (&record.dst_addr, &hosts[1], delta)
+        } else {
+            (&record.src_addr, &hosts[0], delta.reversed())
+        };
+        let peer = human::endpoint(peer, None);
+        // A peer is its address, by whatever names flows go to it: of them, the last one is shown.
+        if let Some(host) = host {
+            let peer = self.groups.entry((View::Peers, peer.clone()));
+            peer.or_default().host = Some(host.clone());
+        }
+        let mut groups = vec![
+            (View::Interfaces, place, at_interface),
+            (View::Peers, peer, with_peer),
+        ];
+        for (view, ends) in [(View::Units, &units), (View::Processes, &processes)] {
+            match ends {
+                [None, None] => groups.push((view, String::new(), at_interface)),
+                [Some(source), Some(destination)] if source == destination => {
+                    let mut all = delta;
+                    all.add(delta.reversed());
+                    groups.push((view, source.clone(), all));
+                }
+                [source, destination] => {
+                    let ends = [(source, delta), (destination, delta.reversed())];
+                    let named = ends.into_iter().filter_map(|(name, traffic)| {
+                        Some((view, name.as_ref()?.clone(), traffic))
+                    });
+                    groups.extend(named);
+                }
+            }
+        }
+        for (view, name, traffic) in groups {
+            let figures = self.groups.entry((view, name)).or_default();
+            count(figures, traffic);
+            figures.flows += u64::from(window.is_some() && traffic.all_packets() > 0);
+        }
+
+        let flow = self
+            .flows
+            .entry(FlowKey::of(record))
+            .or_insert_with(|| Flow {
+                record: FlowRecord::default(),
+                figures: Figures::default(),
+                interface: None,
+                units: [None, None],
+                processes: [None, None],
+                hosts: [None, None],
+            });
+        if let Some(window) = window {
+            flow.figures.add(delta, window);
+        }
+        flow.figures.total = Traffic::total(record);
+        flow.record.clone_from(record);
+        (flow.interface, flow.units, flow.processes) = (interface, units, processes);
+        flow.hosts = hosts;
+    }
+
+    /// Keeps those with the most in this window, then those with the most in all.
+    fn forget_flows(&mut self) {
+        let window = self.window;
+        let rank = |flow: &Flow| rank(&flow.figures, window);
+        self.missing.forgotten_rows += keep_most(&mut self.flows, MOST_FLOWS, rank);
+    }
+
+    fn forget_groups(&mut self) {
+        let window = self.window;
+        let rank = |figures: &Figures| rank(figures, window);
+        self.missing.forgotten_rows += keep_most(&mut self.groups, MOST_GROUPS, rank);
+    }
+
+    pub fn flows(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
+        self.flows.iter()
+    }
+
+    /// Those of a view, by their names.
+    pub fn groups(&self, view: View) -> impl Iterator<Item = (&str, &Figures)> {
+        let groups = self.groups.iter().filter(move |((of, _), _)| *of == view);
+        groups.map(|((_, name), figures)| (name.as_str(), figures))
+    }
+
+    pub fn flow(&self, key: &FlowKey) -> Option<&Flow> {
+        self.flows.get(key)
+    }
+
+    pub fn all(&self) -> &Figures {
+        &self.all
+    }
+
+    /// What figures have of the last window, and how many flows that were.
+    pub fn recent(&self, figures: &Figures) -> (Traffic, u64) {
+        match self.window {
+            0 => Default::default(),
+            window => figures.in_window(window),
+        }
+    }
+
+    /// Whether sums of the window are not whole yet.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    /// What has come is all that is shown of the scan, since the rest takes long.
+    pub fn take_as_whole(&mut self) {
+        self.is_partial = false;
+    }
+
+    pub fn scan_id(&self) -> u64 {
+        self.scan.0
+    }
+
+    pub fn windows(&self) -> u64 {
+        self.window
+    }
+
+    /// How long the last window was. `None` before the first.
+    pub fn length(&self) -> Option<Duration> {
+        self.lengths.back().copied()
+    }
+
+    /// A count of the last window by the second.
+    pub fn per_second(&self, count: u64) -> u64 {
+        by_second(count, self.length().unwrap_or_default())
+    }
+
+    /// Bits a second in the last windows, the newest last.
+    pub fn history(&self, figures: &Figures) -> Vec<u64> {
+        let idle = usize::try_from(self.window - figures.window).unwrap_or(usize::MAX);
+        let idle = std::iter::repeat_n(0, idle.min(HISTORY));
+        let bytes = idle.chain(figures.history.iter().rev().copied());
+        let lengths = self.lengths.iter().rev();
+        let newest_first = bytes.zip(lengths);
+        let mut rates: Vec<_> = newest_first
+            .map(|(bytes, length)| by_second(bytes.saturating_mul(8), *length))
+            .collect();
+        rates.reverse();
+        rates
+    }
+
+    /// The stream has begun anew.
+    pub fn restart(&mut self) {
+        let missing = Missing {
+            gaps: self.missing.gaps,
+            missed_scans: self.missing.missed_scans,
+            restarts: self.missing.restarts,
+            ..Missing::default()
+        };
+        *self = Self {
+            missing,
+            ..Self::default()
+        };
+    }
+}
+
+fn by_second(count: u64, length: Duration) -> u64 {
+    let seconds = length.as_secs_f64();
+    if seconds == 0.0 {
+        return 0;
+    }
+    // A float this large or strange is clamped.
+    #[expect(clippy::cast_sign_loss, reason = "no count is negative")]
+    let rate = (count as f64 / seconds).round() as u64;
+    rate
+}
+
+fn rank(figures: &Figures, window: u64) -> (u64, u64) {
+    let (recent, _) = figures.in_window(window);
+    (recent.all_bytes(), figures.total.all_bytes())
+}
+
+/// Returns how many go.
+fn keep_most<K: Clone + Eq + Hash, V, R: Ord + Copy>(
+    all: &mut HashMap<K, V>,
+    most: usize,
+    rank: impl Fn(&V) -> R,
+) -> u64 {
+    let Some(surplus) = all.len().checked_sub(most).filter(|&surplus| surplus > 0) else {
+        return 0;
+    };
+    let mut ranks: Vec<_> = all
+        .iter()
+        .map(|(key, value)| (rank(value), key.clone()))
+        .collect();
+    ranks.select_nth_unstable_by_key(surplus, |(rank, _)| *rank);
+    for (_, key) in &ranks[..surplus] {
+        all.remove(key);
+    }
+    surplus as u64
+}
+
+/// Whether all packets that were seen are in the account.
+pub fn closes(account: &Account) -> bool {
+    account.missing() == Pair::default()
+}

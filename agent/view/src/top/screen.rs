@@ -1,0 +1,391 @@
+//! What the person at the terminal has chosen, and what keys and the mouse do to it.
+
+use crossterm::event::{
+    Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
+};
+use formats::{
+    columns::{Fitted, GAP},
+    harmless::harmless,
+};
+use ratatui::layout::{Position, Rect};
+use rules::{Rules, text};
+
+use super::{
+    Sort, View,
+    picture::{Id, Picture},
+    rows::{self, rows},
+};
+
+/// What the program is asked to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wish {
+    Nothing,
+    Quit,
+    /// Observe again, with these rules.
+    Observe(String),
+}
+
+/// What keys are for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Table,
+    Help,
+    /// All that is known of the row that is chosen.
+    Detail,
+    /// Rules are typed.
+    Filter {
+        text: String,
+        /// Why they are no rules.
+        fault: Option<String>,
+    },
+}
+
+/// Where things were drawn, for the mouse.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    pub tabs: Vec<(Rect, View)>,
+    pub head: Rect,
+    pub columns: Vec<Fitted>,
+    pub rows: Rect,
+}
+
+pub struct Screen {
+    picture: Picture,
+    /// What is shown while it is paused.
+    frozen: Option<Box<Picture>>,
+    pub view: View,
+    /// Of each view, and whether it is reversed.
+    orders: [(Sort, bool); View::ALL.len()],
+    pub chosen: Option<Id>,
+    /// The first row that is shown.
+    pub first: usize,
+    pub mode: Mode,
+    /// The rules in force; empty for all flows.
+    pub filter: String,
+    /// How the stream is. Empty if nothing is wrong with it.
+    pub trouble: String,
+    /// How often figures come, and why not more often.
+    pub pace: String,
+    pub has_color: bool,
+    pub places: Places,
+}
+
+impl Screen {
+    pub fn new(view: View, sort: Sort, filter: String, has_color: bool) -> Self {
+        let mut screen = Self {
+            picture: Picture::default(),
+            frozen: None,
+            view,
+            orders: [(Sort::Rate, false); View::ALL.len()],
+            chosen: None,
+            first: 0,
+            mode: Mode::Table,
+            filter,
+            trouble: String::new(),
+            pace: String::new(),
+            has_color,
+            places: Places::default(),
+        };
+        screen.orders[view as usize].0 = sort;
+        screen
+    }
+
+    /// What is shown.
+    pub fn picture(&self) -> &Picture {
+        self.frozen.as_deref().unwrap_or(&self.picture)
+    }
+
+    /// What is known.
+    pub fn picture_mut(&mut self) -> &mut Picture {
+        &mut self.picture
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.frozen.is_some()
+    }
+
+    pub fn order(&self) -> (Sort, bool) {
+        self.orders[self.view as usize]
+    }
+
+    pub fn rows(&self) -> Vec<rows::Row<'_>> {
+        let (sort, is_reversed) = self.order();
+        rows(self.picture(), self.view, sort, is_reversed)
+    }
+
+    /// The place of the row that is chosen.
+    pub fn chosen_at(&self, rows: &[rows::Row<'_>]) -> Option<usize> {
+        let chosen = self.chosen.as_ref()?;
+        rows.iter().position(|row| row.id(self.view) == *chosen)
+    }
+
+    /// Whether nothing can come of it, as of moves of the mouse.
+    pub fn ignores(event: &Event) -> bool {
+        let Event::Mouse(mouse) = event else {
+            return false;
+        };
+        matches!(
+            mouse.kind,
+            MouseEventKind::Moved | MouseEventKind::Drag(_) | MouseEventKind::Up(_)
+        )
+    }
+
+    /// Whether a key asks to quit while nothing else can be done.
+    pub fn quits(event: &Event) -> bool {
+        let Event::Key(key) = event else { return false };
+        key.code == KeyCode::Char('q')
+            || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
+    }
+
+    pub fn event(&mut self, event: &Event) -> Wish {
+        match event {
+            Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),
+            Event::Mouse(mouse) => {
+                self.mouse(*mouse);
+                Wish::Nothing
+            }
+            Event::Paste(pasted) => {
+                if let Mode::Filter { text, fault } = &mut self.mode {
+                    text.extend(pasted.chars().filter(|letter| !letter.is_control()));
+                    *fault = None;
+                }
+                Wish::Nothing
+            }
+            Event::Key(_) | Event::FocusGained | Event::FocusLost | Event::Resize(..) => {
+                Wish::Nothing
+            }
+        }
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
+    fn key(&mut self, key: KeyEvent) -> Wish {
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return if key.code == KeyCode::Char('c') {
+                Wish::Quit
+            } else {
+                Wish::Nothing
+            };
+        }
+        match self.mode {
+            Mode::Filter { .. } => return self.key_of_filter(key.code),
+            Mode::Help | Mode::Detail => {
+                let closes = matches!(
+                    key.code,
+                    KeyCode::Esc | KeyCode::Enter | KeyCode::Char('q' | '?' | 'h')
+                );
+                if closes {
+                    self.mode = Mode::Table;
+                    return Wish::Nothing;
+                }
+            }
+            Mode::Table => {}
+        }
+        match key.code {
+            KeyCode::Char('q') => return Wish::Quit,
+            KeyCode::Esc => self.chosen = None,
+            KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.mode = Mode::Help,
+            KeyCode::Char(' ' | 'p') => self.pause(),
+            KeyCode::Char('/' | 'f') => {
+                self.mode = Mode::Filter {
+                    text: self.filter.clone(),
+                    fault: None,
+                }
+            }
+            KeyCode::Char(digit @ '1'..='5') => {
+                let number = digit as usize - '1' as usize;
+                self.turn_to(View::ALL[number]);
+            }
+            KeyCode::Tab | KeyCode::Right => self.turn(1),
+            KeyCode::BackTab | KeyCode::Left => self.turn(View::ALL.len() - 1),
+            KeyCode::Char('s' | '>') => self.sort_by_next(1),
+            KeyCode::Char('S' | '<') => self.sort_by_next(self.view.sorts().len() - 1),
+            KeyCode::Char('r') => self.orders[self.view as usize].1 ^= true,
+            KeyCode::Enter => self.open(),
+            KeyCode::Down | KeyCode::Char('j') => self.go(|at, _| at.map_or(0, |at| at + 1)),
+            KeyCode::Up | KeyCode::Char('k') => {
+                self.go(|at, _| at.map_or(0, |at| at.saturating_sub(1)));
+            }
+            KeyCode::PageDown => self.go(|at, page| at.unwrap_or_default() + page),
+            KeyCode::PageUp => self.go(|at, page| at.unwrap_or_default().saturating_sub(page)),
+            KeyCode::Home | KeyCode::Char('g') => self.go(|_, _| 0),
+            KeyCode::End | KeyCode::Char('G') => self.go(|_, _| usize::MAX),
+            _ => {}
+        }
+        Wish::Nothing
+    }
+
+    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
+    fn key_of_filter(&mut self, code: KeyCode) -> Wish {
+        let Mode::Filter { text: typed, fault } = &mut self.mode else {
+            return Wish::Nothing;
+        };
+        match code {
+            KeyCode::Esc => self.mode = Mode::Table,
+            KeyCode::Char(letter) => {
+                typed.push(letter);
+                *fault = None;
+            }
+            KeyCode::Backspace => {
+                typed.pop();
+                *fault = None;
+            }
+            KeyCode::Enter => match rules_of(typed) {
+                Ok(rules) => {
+                    self.mode = Mode::Table;
+                    if rules != self.filter {
+                        return Wish::Observe(rules);
+                    }
+                }
+                Err(error) => *fault = Some(error),
+            },
+            _ => {}
+        }
+        Wish::Nothing
+    }
+
+    /// The agent has taken these rules, and a new stream begins.
+    pub fn begin_with(&mut self, rules: String) {
+        self.filter = rules;
+        (self.frozen, self.first, self.chosen) = (None, 0, None);
+        self.picture = Picture::default();
+    }
+
+    /// The agent has not taken them, so the stream goes on as it was.
+    pub fn refuse(&mut self, rules: String, why: &str) {
+        self.mode = Mode::Filter {
+            text: rules,
+            fault: Some(harmless(why).into_owned()),
+        };
+    }
+
+    fn pause(&mut self) {
+        self.frozen = match self.frozen.take() {
+            Some(_) => None,
+            None => Some(Box::new(self.picture.clone())),
+        };
+    }
+
+    fn turn(&mut self, by: usize) {
+        self.turn_to(View::ALL[(self.view as usize + by) % View::ALL.len()]);
+    }
+
+    fn turn_to(&mut self, view: View) {
+        if view != self.view {
+            (self.view, self.first, self.chosen) = (view, 0, None);
+        }
+    }
+
+    fn sort_by_next(&mut self, by: usize) {
+        let sorts = self.view.sorts();
+        let (sort, _) = self.order();
+        let at = sorts.iter().position(|one| *one == sort);
+        let at = at.map_or(0, |at| (at + by) % sorts.len());
+        self.orders[self.view as usize] = (sorts[at], false);
+    }
+
+    /// Sorts by a column, and the other way round if it is sorted by that already.
+    fn sort_by(&mut self, sort: Sort) {
+        let (before, is_reversed) = self.order();
+        self.orders[self.view as usize] = (sort, before == sort && !is_reversed);
+    }
+
+    fn open(&mut self) {
+        if self.chosen.is_none() {
+            self.go(|at, _| at.unwrap_or_default());
+        }
+        if self.chosen.is_some() {
+            self.mode = Mode::Detail;
+        }
+    }
+
+    /// Chooses the row that `to` makes of the place of the one that is chosen and the length of a page.
+    fn go(&mut self, to: impl FnOnce(Option<usize>, usize) -> usize) {
+        let page = usize::from(self.places.rows.height).max(1);
+        let rows = self.rows();
+        let Some(last) = rows.len().checked_sub(1) else {
+            return;
+        };
+        let at = to(self.chosen_at(&rows), page).min(last);
+        let chosen = rows[at].id(self.view);
+        self.chosen = Some(chosen);
+        self.show(at, page);
+    }
+
+    /// Scrolls so that a row is seen.
+    fn show(&mut self, at: usize, page: usize) {
+        self.first = self.first.min(at).max((at + 1).saturating_sub(page));
+    }
+
+    fn mouse(&mut self, mouse: MouseEvent) {
+        let at = Position::new(mouse.column, mouse.row);
+        match mouse.kind {
+            MouseEventKind::ScrollDown => self.scroll(3),
+            MouseEventKind::ScrollUp => self.first = self.first.saturating_sub(3),
+            MouseEventKind::Down(MouseButton::Left) => self.click(at),
+            MouseEventKind::Down(_)
+            | MouseEventKind::Up(_)
+            | MouseEventKind::Drag(_)
+            | MouseEventKind::Moved
+            | MouseEventKind::ScrollLeft
+            | MouseEventKind::ScrollRight => {}
+        }
+    }
+
+    fn scroll(&mut self, by: usize) {
+        let page = usize::from(self.places.rows.height);
+        let last = self.rows().len().saturating_sub(page);
+        self.first = (self.first + by).min(last);
+    }
+
+    fn click(&mut self, at: Position) {
+        if self.mode != Mode::Table {
+            if matches!(self.mode, Mode::Help | Mode::Detail) {
+                self.mode = Mode::Table;
+            }
+            return;
+        }
+        let tab = self.places.tabs.iter().find(|(area, _)| area.contains(at));
+        if let Some(&(_, view)) = tab {
+            self.turn_to(view);
+        } else if self.places.head.contains(at) {
+            let sort = self.column_at(usize::from(at.x - self.places.head.x));
+            if let Some(sort) = sort.and_then(|column| rows::sort_of(self.view, column)) {
+                self.sort_by(sort);
+            }
+        } else if self.places.rows.contains(at) {
+            let row = self.first + usize::from(at.y - self.places.rows.y);
+            let id = self.rows().get(row).map(|row| row.id(self.view));
+            let Some(id) = id else { return };
+            // A second click opens it.
+            if self.chosen.as_ref() == Some(&id) {
+                self.mode = Mode::Detail;
+            }
+            self.chosen = Some(id);
+        }
+    }
+
+    fn column_at(&self, x: usize) -> Option<usize> {
+        let mut end = 0;
+        let found = self.places.columns.iter().find(|fitted| {
+            end += fitted.width + GAP.len();
+            x < end
+        });
+        found.map(|fitted| fitted.column)
+    }
+}
+
+/// As the agent takes them; empty for none. What begins with neither `include` nor `exclude` says what is shown.
+fn rules_of(typed: &str) -> Result<String, String> {
+    let typed = typed.trim();
+    if typed.is_empty() {
+        return Ok(String::new());
+    }
+    let is_whole = matches!(typed.split_whitespace().next(), Some("include" | "exclude"));
+    let whole = if is_whole {
+        typed.to_owned()
+    } else {
+        format!("include {typed}; exclude all")
+    };
+    let rules: Rules = whole.parse().map_err(|error| format!("{error}"))?;
+    Ok(text(&[rules]))
+}
