@@ -54,7 +54,7 @@ pub fn mutants(arguments: &Arguments) -> Result<ExitCode> {
     }
 }
 
-/// Runs cargo-mutants over both crates. A fault that survives for a reason belongs in `.cargo/mutants.toml`.
+/// Runs cargo-mutants over the files of the parts. A fault that survives for a reason belongs in `.cargo/mutants.toml`.
 fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     let program = tool("mutants", VERSION, "puts faults into the sources")?;
     let wanted: Vec<&str> = match arguments.only.as_slice() {
@@ -64,7 +64,7 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     for file in &wanted {
         ensure!(
             part_of(file).is_some(),
-            "{file}: only files of agent-common/ and agent/ are changed"
+            "{file}: this file belongs to no part in xtask/src/mutants/parts.rs, which says whose tests have to notice its faults"
         );
     }
     let folder = target_dir()?.join("mutants");
