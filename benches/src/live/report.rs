@@ -1,12 +1,10 @@
-//! The pages about overhead: one that a person reads, one with all that was measured, and the README's
-//! table. All are made from the result files, so that no figure in them is typed by hand.
+//! The page about overhead, its plots, and the README's table, made from the result files: no figure in them is typed by hand.
 
 mod experiments;
 mod grid;
 mod markdown;
 mod page;
 mod plot;
-mod raw;
 mod summary;
 pub mod units;
 mod words;
@@ -46,7 +44,6 @@ fn files(folder: &Path, readme: &Path) -> Result<BTreeMap<PathBuf, String>> {
         .into_iter()
         .map(|(name, text)| (folder.join(name), text))
         .collect();
-    files.insert(folder.join("raw.md"), raw::page(&runs));
     let text = fs::read_to_string(readme).with_context(|| format!("read {}", readme.display()))?;
     let text = between_marks(&text, &summary::brief(&runs)?)
         .with_context(|| format!("{} has no place for the table", readme.display()))?;

@@ -160,7 +160,8 @@ impl Run {
         Ok(path)
     }
 
-    fn file_name(&self) -> String {
+    /// Of the file that [`Self::save`] writes.
+    pub fn file_name(&self) -> String {
         let time = self.started.replace(':', "");
         let time = time.trim_end_matches('Z').replace('T', "-");
         let parts = self.sections.iter().map(|section| format!("-{section}"));

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use lab::{FrameSocket, Lab};
-use util::clock;
+use sys::clock;
 
 use super::{
     affinity::{self, sender_cpu},

@@ -12,9 +12,9 @@ use super::{
     experiments::{self, Column},
     grid::{Cell, Grid},
     markdown::{head, line},
-    plot, raw, summary, units,
+    plot, summary, units,
 };
-use crate::live::result::Run;
+use crate::live::{host::Host, result::Run};
 
 /// The page and its plots, by file name. Each function writes into a `String`, which cannot fail.
 pub fn files(runs: &[Run]) -> Result<BTreeMap<String, String>> {
@@ -41,7 +41,7 @@ pub fn files(runs: &[Run]) -> Result<BTreeMap<String, String>> {
                 let _ = write!(page, "\n<a id=\"{name}\"></a>\n\n## {heading}\n");
             }
             if of_bench.len() > 1 {
-                let _ = write!(page, "\nOn {}:\n", raw::machine(&run.host));
+                let _ = write!(page, "\nOn {}:\n", machine(&run.host));
             }
             let plot = format!("{}-{}.svg", run.host.slug(), experiment.name);
             section(&mut page, &grid, run, &plot);
@@ -62,14 +62,13 @@ fn opening(runs: &[Run]) -> String {
         "# What flow-agent costs, measured\n\n\
          Measured on {} with flow-agent {} on {}.\n\
          `cargo xtask bench` measures your machine, or one experiment with its name; `cargo xtask report`\n\
-         makes this page, its plots and [all tables](raw.md) from the result files beside it. No number\n\
-         here is typed by hand.\n\n\
+         makes this page and its plots from the result files beside it. No number here is typed by hand.\n\n\
          A figure is the median of the rounds, with the lowest and the highest in parentheses. Ratios are\n\
          taken round by round, so that a machine whose speed swings slows both sides. The agent has the\n\
          strong colour. CPU is in percent of one core; a dash is what was not measured.\n",
         of_all(|run| run.started.split('T').next().unwrap_or_default().to_owned()),
         of_all(|run| run.agent_version.clone()),
-        of_all(|run| raw::machine(&run.host)),
+        of_all(|run| machine(&run.host)),
     )
 }
 
@@ -96,11 +95,42 @@ fn section(out: &mut String, grid: &Grid, run: &Run, plot: &str) {
     }
     let _ = write!(
         out,
-        "\n`cargo xtask bench {bench}`, {} rounds{}: [all tables](raw.md#{bench})\n",
+        "\n`cargo xtask bench {}`, {} rounds{}. All figures: `{}`\n",
+        run.bench,
         run.rounds,
-        raw::reservation(run),
-        bench = run.bench,
+        reservation(run),
+        run.file_name(),
     );
+}
+
+fn machine(host: &Host) -> String {
+    format!(
+        "{}, {} CPUs, {:.0} GiB, kernel {}, {}",
+        host.cpu,
+        host.cpus,
+        host.memory_bytes as f64 / f64::from(1 << 30),
+        host.kernel,
+        if host.virtualization == "none" {
+            "bare metal"
+        } else {
+            "virtual machine"
+        },
+    )
+}
+
+/// Why a run says less than others; empty for most.
+fn reservation(run: &Run) -> String {
+    let part = if run.sections.is_empty() {
+        String::new()
+    } else {
+        format!(", only {}", run.sections.join(", "))
+    };
+    let quick = if run.quick {
+        ", quick: to see that it works, not to publish"
+    } else {
+        ""
+    };
+    format!("{part}{quick}")
 }
 
 fn filled(grid: &Grid, sentence: &str) -> String {
