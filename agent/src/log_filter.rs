@@ -1,10 +1,30 @@
 //! What is logged: a level, and levels of modules. They may change while the process runs.
+//!
+//! A module begins with the name of its crate, as in `kernel::attach`. `agent` stands for all crates of the agent that the filter
+//! does not name.
 
 use std::{fmt, str::FromStr};
 
 use anyhow::{Result as Outcome, bail};
+use rules::similar;
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use util::similar;
+
+/// The crates of the agent beside `agent` itself.
+const CRATES: [&str; 13] = [
+    "collector",
+    "enrich",
+    "exporters",
+    "flows",
+    "formats",
+    "hub",
+    "kernel",
+    "proto",
+    "rules",
+    "server",
+    "sys",
+    "tls",
+    "view",
+];
 
 /// A filter that can be parsed, such as `info` or `warn,agent::scan=debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +34,7 @@ impl LogFilter {
     /// The filter for the process's log.
     pub fn for_the_log(&self) -> Targets {
         let filter: Targets = self.0.parse().expect("it was parsed before");
+        let filter = with_all_crates(filter);
         // Only --bpf-log-level decides what the kernel programs log.
         let filter = filter.with_target("flow_agent_ebpf", LevelFilter::TRACE);
         // They log each strange frame or answer, of which a peer may send millions. Our own lines are limited.
@@ -28,6 +49,19 @@ impl LogFilter {
             }
         })
     }
+}
+
+/// Gives the level of `agent` to its crates that have none of their own.
+fn with_all_crates(filter: Targets) -> Targets {
+    let named: Vec<_> = filter.iter().map(|(target, _)| target.to_owned()).collect();
+    let of_agent = filter.iter().find(|(target, _)| *target == "agent");
+    let Some((_, level)) = of_agent else {
+        return filter;
+    };
+    let others = CRATES
+        .into_iter()
+        .filter(|name| named.iter().all(|one| one != name));
+    others.fold(filter, |filter, name| filter.with_target(name, level))
 }
 
 impl Default for LogFilter {
@@ -106,6 +140,8 @@ impl LogControl {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
@@ -118,7 +154,7 @@ mod tests {
             tracing::subscriber::with_default(log, || {
                 [
                     tracing::enabled!(target: "h2::proto::ping_pong", tracing::Level::WARN),
-                    tracing::enabled!(target: "agent::server", tracing::Level::WARN),
+                    tracing::enabled!(target: "server::calls", tracing::Level::WARN),
                 ]
             })
         };
@@ -129,6 +165,33 @@ mod tests {
             assert_eq!(enables(text), [true, true], "{text}");
         }
         assert_eq!(enables("h2"), [true, false]);
+    }
+
+    #[test]
+    fn agent_stands_for_all_its_crates_that_are_not_named() {
+        let folders = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let folders = folders.map(|folder| folder.unwrap().path());
+        let crates = folders.filter(|folder| folder.join("Cargo.toml").is_file());
+        let crates: BTreeSet<_> = crates
+            .map(|folder| folder.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(crates, CRATES.map(str::to_owned).into());
+        let levels = |text: &str| -> BTreeMap<String, LevelFilter> {
+            let filter = text.parse::<LogFilter>().unwrap().for_the_log();
+            let levels = filter
+                .iter()
+                .map(|(target, level)| (target.to_owned(), level));
+            levels.collect()
+        };
+        let told = levels("warn,agent=debug,kernel=info");
+        for (name, level) in [
+            ("agent", LevelFilter::DEBUG),
+            ("server", LevelFilter::DEBUG),
+            ("kernel", LevelFilter::INFO),
+        ] {
+            assert_eq!(told[name], level, "{name}");
+        }
+        assert!(!levels("warn,agent::scan=debug").contains_key("server"));
     }
 
     #[test]
