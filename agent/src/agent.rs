@@ -47,12 +47,12 @@ use server::{
     metrics::{self, MetricsListener, TimePrograms},
     rules_in_force::ReplaceError,
 };
+use sys::process_memory;
 use tls::server::{InForce, ServerTls};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{JoinHandle, JoinSet, spawn_blocking},
 };
-use util::process_memory;
 
 use crate::{
     changes::{Changes, Request, Times},

@@ -178,11 +178,11 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
+    use formats::log;
     use tracing::{error_span, subscriber::with_default, warn};
 
     use super::*;
     use crate::log_queue::LogQueue;
-    use formats::log;
 
     /// The message that an event makes, as the journal gets it.
     fn message(event: impl FnOnce()) -> String {

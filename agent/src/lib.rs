@@ -1,11 +1,13 @@
-//! The agent's runtime and its commands: wires the other crates together.
+//! The runtime behind the binary `flow-agent`, and its commands. It wires the other crates together.
 //!
-//! A packet is counted by the programs in `kernel`. A [`scan`] drains them into the flow cache of `flows`, with what `enrich` knows.
-//! The records go as batches of `proto` through the `hub` to the consumers of the `server`, and to the `exporters`, whose bytes
-//! are made by `formats`. `collector` is another program: it stores what many agents send. `view` shows it all.
+//! The programs in `kernel` count packets. [`scan`] drains them into the flow cache of `flows`, which asks `enrich` about the ends of
+//! flows. Batches of `proto` go through `hub` to the consumers of `server` and to `exporters`, whose bytes `formats` makes.
+//! `collector` is another program: it stores what many agents send. `view` shows flows.
 //!
-//! [`agent`] starts and ends all of this, [`commands`] are what a user types, [`rules`] and [`changes`] replace what runs.
-//! [`service_manager`] tells systemd, and [`log_queue`], [`log_filter`] and [`journal`] are the log.
+//! Start reading at [`agent`], which starts and stops all of this. [`commands`] are what a user types. [`rules`] and [`changes`]
+//! replace settings of a running agent, [`status`] makes the status message, [`memory_limit`] compares settings with the cgroup's
+//! limit, and [`unit_traffic`] adds up what units exchange. [`service_manager`] talks to systemd; [`log_queue`], [`log_filter`] and
+//! [`journal`] are the log.
 
 pub mod agent;
 pub mod changes;

@@ -24,12 +24,12 @@ use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use formats::harmless::harmless;
+use rules::fault::{self, Fault};
 use server::PassedSockets;
 use tokio::runtime::Builder;
 use tracing_subscriber::{
     Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
-use util::fault::{self, Fault};
 
 mod variables;
 

@@ -11,8 +11,8 @@ use anyhow::{Result, anyhow};
 use kernel::rule_maps::{Networks, RuleMaps};
 use rules::{Rule, link_names::LinkNames};
 use server::rules_in_force::{Author, InForce, ReplaceError, Replaced, Replacing, Rules};
+use sys::background;
 use tokio::sync::{Mutex, oneshot, watch};
-use util::background;
 
 use crate::changes::{Change, Changes};
 

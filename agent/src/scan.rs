@@ -34,7 +34,7 @@ use proto::{
     record::Record,
 };
 use server::asks::{AskError, Snapshot};
-use util::{
+use sys::{
     clock::{self, ScanClock, Sleep},
     log_limit::LogLimit,
 };

@@ -25,11 +25,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use formats::{harmless::harmless, human};
 use proto::AgentStatus;
+use sys::{clock, log_limit::LogLimit};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
-use util::{clock, log_limit::LogLimit};
 
 /// How often a message is tried again that must not be lost.
 const RETRY: Duration = Duration::from_millis(50);

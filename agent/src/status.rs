@@ -12,7 +12,7 @@ use kernel::{
     links::{Counters, qdisc::dropped_since},
 };
 use proto::batch::Identity;
-use util::{clock, process_memory};
+use sys::{clock, process_memory};
 
 use crate::{
     changes::Times,

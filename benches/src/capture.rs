@@ -16,7 +16,7 @@ use anyhow::Result;
 use flows::replica::{Replica, ReplicaSettings};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use block::Captured;
 use ring::Ring;

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use anyhow::Result;
-use util::clock;
+use sys::clock;
 
 use crate::heap::heap;
 

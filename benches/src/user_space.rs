@@ -14,7 +14,7 @@ use proto::{
     batch::{Batch, Identity},
     record::Record,
 };
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use crate::profile::{Page, Profile, SCAN_BOOT_NS, TICK_NS};
 

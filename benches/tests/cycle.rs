@@ -19,7 +19,7 @@ use exporters::{
 use flows::replica::{Replica, ReplicaSettings};
 use prost::Message as _;
 use proto::{FlowBatch, FlowRecord};
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

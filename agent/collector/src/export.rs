@@ -17,6 +17,7 @@ use proto::{
     batch::{Batch, validity::Origin},
 };
 use server::{Peer, counted::CountedPlace};
+use sys::clock;
 use tls::{
     identity::{Grant, Identity},
     source::Source,
@@ -27,7 +28,6 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 use tonic::Status;
-use util::clock;
 
 use super::{
     Intake,

@@ -21,8 +21,8 @@ use proto::{
     },
     ends,
 };
+use sys::clock;
 use tls::identity::{Grant, Identity, Role};
-use util::clock;
 
 use super::streams::{Key, unix_now};
 
@@ -299,9 +299,10 @@ fn with_identity(raw: &Bytes, sender: &Identity) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::{Account, FlowRecord, Process};
     use tls::identity::Roles;
+
+    use super::*;
 
     fn batch() -> FlowBatch {
         FlowBatch {

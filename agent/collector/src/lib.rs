@@ -7,7 +7,7 @@
 //! Nothing is kept but what is under way: an agent keeps each batch until it is acknowledged, and sends it again to any
 //! collector. So there may be any number of collectors, and a batch may be stored twice, under the same stream and number.
 //!
-//! May depend on: `server`, `exporters`, `formats`, `hub`, `tls`, `proto`, `util`. Knows nothing about the kernel.
+//! May depend on: `server`, `exporters`, `formats`, `hub`, `tls`, `proto`, `sys`. Knows nothing about the kernel.
 
 use std::{
     hash::RandomState,
@@ -26,16 +26,15 @@ use server::{
     counted::Counted,
     metrics::{MetricsListener, collector::StreamSums},
 };
-use tls::in_force::followed;
+use sys::{clock, open_files};
 use tls::{
     identity::Identity,
+    in_force::followed,
     server::{InForce, ServerTls},
     source::Source,
     token::{self, Known},
 };
 use tokio::sync::{Semaphore, mpsc, watch};
-use util::clock;
-use util::open_files;
 
 mod claims;
 mod export;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use proto::{PairsStatus, PathStatus};
-use util::clock;
+use sys::clock;
 
 mod agents;
 mod file;

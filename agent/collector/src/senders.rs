@@ -260,9 +260,9 @@ mod tests {
     use std::time::Duration;
 
     use futures_util::FutureExt as _;
+    use tls::identity::Roles;
 
     use super::*;
-    use tls::identity::Roles;
 
     const MIB: usize = 1 << 20;
 

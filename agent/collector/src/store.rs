@@ -17,9 +17,9 @@ use exporters::{
 use formats::{LostSoFar, json::JsonLines};
 use hub::Volume;
 use proto::{RecordSum, StoreStatus};
+use sys::log_limit::LogLimit;
 use tls::output::InForce;
 use tokio::time::Instant;
-use util::log_limit::LogLimit;
 
 use super::{incoming::Incoming, streams::Facts};
 
@@ -351,8 +351,9 @@ fn named(output: &Output) -> (&'static str, String) {
 mod tests {
     use std::io::Write as _;
 
-    use super::*;
     use exporters::settings::{Wish, Wishes};
+
+    use super::*;
 
     fn prepared(setting: &str) -> Prepared {
         let Wishes(wishes) = setting.parse().unwrap();

@@ -11,8 +11,8 @@ use formats::LostSoFar;
 use hub::Volume;
 use proto::{Account, AgentIdentity, CollectedStream, RecordSum};
 use server::metrics::collector::StreamSums;
+use sys::clock;
 use tls::identity::Identity;
-use util::clock;
 
 use super::incoming::{Incoming, is_named};
 

@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn folders_that_come_and_go_are_followed() {
-        if !is_root_or_skip("agent::folders_that_come_and_go_are_followed") {
+        if !is_root_or_skip("enrich::folders_that_come_and_go_are_followed") {
             return;
         }
         let group = ControlGroup::slice().unwrap();
@@ -311,7 +311,7 @@ mod tests {
 
     #[test]
     fn what_nobody_told_of_is_found_when_it_is_asked_for() {
-        if !is_root_or_skip("agent::what_nobody_told_of_is_found_when_it_is_asked_for") {
+        if !is_root_or_skip("enrich::what_nobody_told_of_is_found_when_it_is_asked_for") {
             return;
         }
         let group = ControlGroup::slice().unwrap();
@@ -365,7 +365,7 @@ mod tests {
     fn without_room_for_watches_cgroups_are_found_when_they_are_asked_for() {
         const NAME: &str = "without_room_for_watches_cgroups_are_found_when_they_are_asked_for";
         const INSIDE: &str = "FLOW_AGENT_TEST_WITHOUT_WATCHES";
-        if !is_root_or_skip(&format!("agent::{NAME}")) {
+        if !is_root_or_skip(&format!("enrich::{NAME}")) {
             return;
         }
         let group = ControlGroup::slice().unwrap();
@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn a_users_cgroups_by_the_thousand_leave_a_later_unit_its_name() {
         const MOST: usize = 1500;
-        if !is_root_or_skip("agent::a_users_cgroups_by_the_thousand_leave_a_later_unit_its_name") {
+        if !is_root_or_skip("enrich::a_users_cgroups_by_the_thousand_leave_a_later_unit_its_name") {
             return;
         }
         let group = ControlGroup::slice().unwrap();

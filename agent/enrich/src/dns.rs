@@ -18,12 +18,12 @@ use kernel::{
     dns::{DnsMessages, Lost, RING_LEN_BYTES},
     links::netns_inode,
 };
+use sys::{clock, log_limit::LogLimit};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     task::{AbortHandle, yield_now},
     time::sleep,
 };
-use util::{clock, log_limit::LogLimit};
 
 mod exchanges;
 mod hosts_file;
@@ -139,7 +139,8 @@ impl Dns {
         dns
     }
 
-    /// How many names flows or addresses have.
+    /// How many names flows or addresses have, for tests.
+    #[doc(hidden)]
     pub fn names_in_use(&self) -> usize {
         self.state().learned.names.in_use()
     }

@@ -4,7 +4,7 @@
 //! [`enrichment`] lists the kinds, [`cgroups`] follows the tree of control groups, [`processes`] knows who made sockets, and [`dns`]
 //! learns names from answers that pass.
 //!
-//! May depend on: `kernel`, `proto`, `util`. Knows nothing about outputs.
+//! May depend on: `kernel`, `proto`, `sys`. Knows nothing about outputs.
 
 pub mod cgroups;
 pub mod dns;

@@ -17,7 +17,7 @@ use kernel::{
     processes::{Noting, ProcessNames},
 };
 use proto::Process;
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use crate::cgroups;
 
@@ -171,8 +171,9 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::ends::MAX_PROCESS_NAME_BYTES;
+
+    use super::*;
 
     fn process(pid: u32, name: [u8; 8]) -> agent_common::Process {
         agent_common::Process {

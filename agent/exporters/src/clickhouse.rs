@@ -11,12 +11,12 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use proto::{FlowBatch, batch};
+use sys::process_memory;
 use tls::output::InForce;
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep},
 };
-use util::process_memory;
 
 use super::{
     parquet::Table,
@@ -102,7 +102,8 @@ impl ClickHouse {
         }
     }
 
-    /// Waits longer for a group, since a test's machine may be busy.
+    /// Waits longer for a group, for tests, whose machine may be busy.
+    #[doc(hidden)]
     pub fn is_patient(&mut self, patience: Duration) {
         self.patience = patience;
     }

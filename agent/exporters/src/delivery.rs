@@ -17,8 +17,7 @@ use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription, Volume};
 use prost::Message as _;
 use proto::{ExportAck, FlowBatch, RecordSum};
-use tls::in_force::followed;
-use tls::{output::InForce, token::TokenFile};
+use tls::{in_force::followed, output::InForce, token::TokenFile};
 use tokio::{
     task::{coop::unconstrained, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},

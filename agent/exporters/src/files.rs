@@ -29,8 +29,8 @@ use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
 };
+use sys::own_file;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
-use util::own_file;
 
 mod kept;
 mod names;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
 use proto::{FlowBatch, FlowRecord, Interface};
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::encoder::{Encoder, Message};
 use domain::Domains;

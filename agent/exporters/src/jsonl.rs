@@ -49,10 +49,10 @@ impl Encoder for Jsonl {
 
 #[cfg(test)]
 mod tests {
+    use proto::Account;
     use serde_json::Value;
 
     use super::*;
-    use proto::Account;
 
     fn types(message: &Message) -> Vec<String> {
         let lines = message.bytes.split_inclusive(|&byte| byte == b'\n');

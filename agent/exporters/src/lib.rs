@@ -5,7 +5,7 @@
 //! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow. For a
 //! collector of our own interface [`delivery`] does all of this with the batches as they are.
 //!
-//! May depend on: `formats`, `hub`, `tls`, `rules`, `proto`, `util`. Knows nothing about the server.
+//! May depend on: `formats`, `hub`, `tls`, `rules`, `proto`, `sys`. Knows nothing about the server.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -14,9 +14,9 @@ use std::{
 
 use hub::{DEFAULT_DRAIN_TIMEOUT, Hub};
 use proto::{DepartedOutputs, OutputStatus, OutputTlsStatus};
+use sys::clock;
 use tls::output::InForce;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
-use util::clock;
 
 mod backoff;
 pub mod clickhouse;

@@ -2,8 +2,8 @@
 
 use std::{fmt, io, path::PathBuf};
 
+use sys::regular_file;
 use thiserror::Error;
-use util::regular_file;
 
 const MOST_BYTES: u64 = 4096;
 

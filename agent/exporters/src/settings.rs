@@ -9,9 +9,9 @@ use ::tls::{
 };
 use formats::Format;
 use hub::Hub;
+use rules::similar;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use util::similar;
 
 use super::{
     clickhouse::ClickHouse,

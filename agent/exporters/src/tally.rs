@@ -12,7 +12,7 @@ use std::{
 use agent_common::Pair;
 use hub::{Backlog, OutgoingBatch};
 use proto::{FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum};
-use util::clock;
+use sys::clock;
 
 use super::{Relief, transport::Receipts};
 
@@ -318,8 +318,9 @@ pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use hub::Hub;
+
+    use super::*;
 
     /// Of so many records, of one packet with 100 bytes each.
     fn flows(records: u64) -> RecordSum {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use proto::RecordSum;
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{spell::Spell, tally::Tally, transport::Failure};
 

@@ -6,8 +6,7 @@ use std::str::FromStr;
 use proto::{
     FlowBatch, FlowRecord, RecordSum, known_interfaces::KnownInterfaces, mentions::Mentions,
 };
-use rules::{Facts, Rule, Rules, passes};
-use util::fault::Fault;
+use rules::{Facts, Rule, Rules, fault::Fault, passes};
 
 use super::tally;
 
@@ -114,8 +113,9 @@ impl Sieve {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::EndReason;
+
+    use super::*;
 
     /// A flow's record after this many packets of 100 bytes each way, `more` of them since the last one.
     fn record(packets: u64, more: u64, ended: bool) -> FlowRecord {

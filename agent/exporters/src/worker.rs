@@ -6,8 +6,7 @@ use std::{future::poll_fn, sync::Arc, time::Duration};
 use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription};
 use proto::{FlowBatch, FlowRecord, RecordSum};
-use tls::in_force::followed;
-use tls::output::InForce;
+use tls::{in_force::followed, output::InForce};
 use tokio::{
     task::coop::unconstrained,
     time::{sleep, timeout},

@@ -27,7 +27,7 @@ use proto::{
     },
     record::Record,
 };
-use util::clock;
+use sys::clock;
 
 /// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
 /// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most

@@ -3,7 +3,7 @@
 //! A drained page of the kernel's flow table goes into the [`replica`], which keeps totals, ends flows and makes records;
 //! [`encoder`] writes these into batches. [`quoted`] finds the flow of a packet that an ICMP error quotes.
 //!
-//! May depend on: `enrich`, `proto`, `util`. Does no I/O.
+//! May depend on: `enrich`, `proto`, `sys`. Does no I/O of its own; through `enrich` it links `kernel`.
 
 pub mod encoder;
 pub mod quoted;

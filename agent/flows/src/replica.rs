@@ -32,7 +32,7 @@ use enrich::dns::Dns;
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 use proto::record::{EndReason, IcmpError, Record};
-use util::{
+use sys::{
     clock::{self, ScanClock},
     process_memory,
 };

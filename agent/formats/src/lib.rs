@@ -1,6 +1,9 @@
-//! Output of batches, as a live table for people or JSON Lines for programs.
+//! What people and programs read of flows: [`json`] lines, the live [`table`], and [`human`] figures.
 //!
-//! May depend on: `proto`, `util`. Does no I/O.
+//! [`names`] has the words that all formats share, and [`harmless`] makes text from others safe for a terminal. [`Printer`] writes to
+//! stdout; all else returns text.
+//!
+//! May depend on: `proto`.
 
 use std::io::{self, IsTerminal as _, Write};
 

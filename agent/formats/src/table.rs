@@ -293,9 +293,9 @@ fn in_brackets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use agent_common::{HookAccount, Reason};
+    use proto::{EndReason, Interface};
 
     use super::*;
-    use proto::{EndReason, Interface};
 
     fn record(number: u32, bytes: u64) -> FlowRecord {
         FlowRecord {

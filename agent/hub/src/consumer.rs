@@ -5,7 +5,7 @@ use std::ops::{AddAssign, SubAssign};
 use agent_common::Pair;
 use proto::{ConsumerStatus, RecordSum, batch::Batch};
 use serde::{Deserialize, Serialize};
-use util::clock;
+use sys::clock;
 
 use super::queue::Queue;
 

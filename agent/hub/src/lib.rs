@@ -6,7 +6,7 @@
 //! others do. The next batch that a consumer gets says how many it has lost so far. Shares for [`copies`] are taken from the
 //! bound.
 //!
-//! May depend on: `proto`, `util`.
+//! May depend on: `proto`, `sys`.
 
 use std::{
     sync::{

@@ -1,7 +1,7 @@
 //! Tells the log which consumers fall behind, and which keep up again.
 
+use sys::log_limit::LogLimit;
 use tracing::{info, warn};
-use util::log_limit::LogLimit;
 
 use super::consumer::Consumer;
 

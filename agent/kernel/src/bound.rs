@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn no_more_programs_are_there_at_a_time_than_may_be() {
-        const NAME: &str = "agent::no_more_programs_are_there_at_a_time_than_may_be";
+        const NAME: &str = "kernel::no_more_programs_are_there_at_a_time_than_may_be";
         if !kernel::is_at_least(6, 8) {
             skip(NAME, "drivers tell XDP the tags from 6.8");
             return;

@@ -9,7 +9,7 @@ use aya::{
     maps::{Array, Map, MapData, RingBuf},
     programs::tp_btf::BtfTracePointLink,
 };
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{
     memory::{map_memory_bytes, memory_bytes},

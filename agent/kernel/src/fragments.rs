@@ -110,7 +110,7 @@ mod tests {
     fn the_datagrams_of_these_interfaces_alone_are_forgotten() {
         /// More than are read at once, and far fewer than there is room for.
         const DATAGRAMS: u32 = 3000;
-        if !is_root_or_skip("agent::the_datagrams_of_these_interfaces_alone_are_forgotten") {
+        if !is_root_or_skip("kernel::the_datagrams_of_these_interfaces_alone_are_forgotten") {
             return;
         }
         let kernel = Kernel::load(&LoadSettings {

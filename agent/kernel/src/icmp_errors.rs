@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use agent_common::icmp::{IcmpMessage, lost};
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, Map, MapData, RingBuf};
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{
     memory::{map_memory_bytes, memory_bytes},

@@ -7,9 +7,8 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
-use rules::{link_names::LinkNames, pattern::Pattern};
+use rules::{link_names::LinkNames, pattern::Pattern, similar};
 use tracing::{info, warn};
-use util::similar;
 
 use crate::links::Link;
 

@@ -1,13 +1,17 @@
-//! Everything that touches the kernel.
+//! Everything that touches the kernel: the eBPF programs, their maps, the interfaces and the network namespaces.
 //!
-//! [`load`] loads the programs and maps ([`shared_maps`] if there are several sets; [`bound`] has programs of one interface
-//! each), and [`attach`] attaches the programs to interfaces. [`pages`] flips and drains the flow table, [`filled`] hears of
-//! pages that fill early, [`rule_maps`] hold the filter rules, [`account`] reads the counters, [`outers`] has the tunnels of
-//! flows, and [`fragments`] their datagrams. [`connections`] has what TCP knew of those that ended, [`dns`] the messages of the DNS, [`icmp_errors`] errors of ICMP, and [`drops`] what the kernel drops. [`links`] knows the interfaces. [`bpf`] is the system call, [`btf`] reads the
-//! kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs cost, [`loaded`] names programs of
-//! others, [`refusal`] explains why a program was refused, [`ring`], [`tracepoint`] and [`iterator`] are what several of these share, [`capabilities`] what this process may do, and [`cgroup_limit`] how much memory it may take.
+//! - [`load`] loads programs and maps, [`shared_maps`] if there are several sets; [`bound`] has programs of one interface each.
+//! - [`interfaces`] chooses where to count, [`netns`] enters network namespaces, [`links`] reads and follows interfaces, [`devices`] knows
+//!   which stand on each other, and [`attach`] attaches the programs. [`ipsec`] and [`flowtables`] find what cannot be counted right.
+//! - [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`account`] reads the counters, [`outers`] has
+//!   the tunnels of flows, and [`fragments`] their datagrams. [`rule_maps`] hold the filter rules.
+//! - [`connections`] has what TCP knew of connections that ended, [`dns`] DNS messages, [`icmp_errors`] ICMP errors, [`processes`] who made
+//!   sockets, and [`drops`] what the kernel drops.
+//! - [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs
+//!   cost, [`loaded`] names programs of others, and [`refusal`] explains why a program was refused. [`capabilities`], [`cgroup_limit`] and
+//!   [`limits`] are what this process may do and take. [`ring`], [`tracepoint`] and [`iterator`] are what several of these share.
 //!
-//! May depend on: `rules`, `util`, and `agent-common`. Knows nothing about gRPC or outputs.
+//! May depend on: `rules`, `sys`, and `agent-common`. Knows nothing about gRPC or outputs.
 
 pub mod account;
 pub mod attach;

@@ -5,7 +5,7 @@
 
 use anyhow::{Result, ensure};
 use rustix::process::{Resource, getrlimit};
-use util::open_files;
+use sys::open_files;
 
 use crate::bound::TaggedPrograms;
 

@@ -16,13 +16,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Error, Result, ensure};
+use rules::similar;
 use rustix::{
     fs::fstatfs,
     io::Errno,
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
 use tracing::Span;
-use util::similar;
 
 use crate::links;
 

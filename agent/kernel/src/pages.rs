@@ -24,7 +24,7 @@ use agent_common::{
 };
 use anyhow::{Context as _, Result, anyhow, bail};
 use aya::maps::MapData;
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 pub use self::size::Size;
 use self::{
@@ -458,7 +458,7 @@ mod tests {
     /// What is drained first decides about a flow's first packet and its initiator.
     #[test]
     fn both_pages_are_idle_in_the_order_in_which_they_were_filled() {
-        if !is_root_or_skip("agent::both_pages_are_idle_in_the_order_in_which_they_were_filled") {
+        if !is_root_or_skip("kernel::both_pages_are_idle_in_the_order_in_which_they_were_filled") {
             return;
         }
         for flips in [0, 1] {

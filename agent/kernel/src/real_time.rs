@@ -39,8 +39,9 @@ fn is_real_time(realtime: &str, version: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lab::log::logged;
+
+    use super::*;
 
     #[test]
     fn the_start_says_that_exactness_is_not_promised() {

@@ -21,7 +21,7 @@ use aya::{
     Ebpf,
     maps::{Map, MapData},
 };
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{
     bpf, cgroup_limit,

@@ -122,8 +122,9 @@ fn counterpart(protocol: u8, icmp_type: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use agent_common::protocol::ICMPV6;
     use std::net::IpAddr;
+
+    use agent_common::protocol::ICMPV6;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use crate::{Cgroup, FlowBatch, FlowRecord, NameSource, Process};
 
 /// The longest path of a cgroup that is kept. Whoever has a cgroup of their own may make folders in folders in it.
 pub const MAX_CGROUP_PATH_BYTES: usize = 1024;
-/// The longest name of a process. It has one byte less (`TASK_COMM_LEN`), and may have become longer where its bytes are no UTF-8.
+/// The longest name of a process: 15 bytes (`TASK_COMM_LEN`), each of which becomes three where it is no UTF-8.
 pub const MAX_PROCESS_NAME_BYTES: usize = 45;
 /// The longest name of a host has 253 bytes; one whose bytes have to be written as numbers may be longer.
 pub const MAX_HOST_NAME_BYTES: usize = 255;

@@ -1,8 +1,10 @@
-//! The messages of `flow.v1`, with conversions from and to the agent's own types.
+//! The messages of `flow.v1`: generated code, and how batches are written, read and checked.
 //!
-//! [`crate::batch`] writes flow records without these types; readers of a batch use them.
+//! [`batch`] writes and reads records without the generated types, and checks what others sent. [`record`] is a record before it is
+//! encoded, [`accounts`] are sums of packets by fate. [`ends`], [`tcp`] and [`round_trip`] are what a batch says of the ends of a record;
+//! [`mentions`] and [`known_interfaces`] follow what records name. [`community_id`], [`protocols`] and [`dns_codes`] are terms of the field.
 //!
-//! May depend on: `util`, and `agent-common`. Knows nothing about aya or tokio.
+//! May depend on: `agent-common`. Knows nothing about aya.
 
 use std::ops::{AddAssign, SubAssign};
 

@@ -3,18 +3,21 @@
 //! `src` and `dst` are the packet's sender and receiver, as in tcpdump, not the flow's endpoints. A rule with
 //! either of them applies to one direction of a conversation; a rule without them applies to both.
 //!
-//! May depend on: `proto`, `util`, and `agent-common`.
+//! [`pattern`] matches names of interfaces, [`fault`] is an error that points at a place in what a user wrote, and [`similar`] suggests
+//! what a misspelt word may have meant.
+//!
+//! May depend on: `proto`, and `agent-common`.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use agent_common::Direction;
-use util::fault::Fault;
 
-use crate::pattern::Pattern;
+use crate::{fault::Fault, pattern::Pattern};
 
 pub mod bounds;
 mod compile;
 mod explain;
+pub mod fault;
 pub mod link_names;
 mod net;
 mod parse;
@@ -22,6 +25,7 @@ pub mod pattern;
 mod probe;
 mod read;
 mod record;
+pub mod similar;
 
 pub use compile::{CompileError, Compiled, HookNames, networks, rows};
 pub use explain::{Explained, explain, not_watched};

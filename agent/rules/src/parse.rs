@@ -2,10 +2,9 @@
 
 use agent_common::Direction;
 use proto::protocols;
-use util::fault::Fault;
 
 use super::{Action, Net, Ports, Rule, Sides, net::BadNet};
-use crate::pattern::Pattern;
+use crate::{fault::Fault, pattern::Pattern};
 
 const TERMS: &str = "src, dst, net, port, proto, on, ingress, egress or all";
 

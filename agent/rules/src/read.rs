@@ -7,13 +7,13 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use util::fault::Fault;
 
 use super::{
     Rule, Rules,
     bounds::{Bounds, MAX_READ_RULES, MAX_RULES},
     parse,
 };
+use crate::fault::Fault;
 
 /// Some editors put it at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();

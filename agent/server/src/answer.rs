@@ -307,11 +307,11 @@ mod tests {
     use flate2::read::GzDecoder;
     use futures_util::FutureExt as _;
     use http_body_util::BodyExt as _;
+    use hub::{COPIES_BYTES, DEFAULT_QUEUED_BYTES, Hub};
     use prost::Message as _;
+    use proto::{FlowBatch, batch::Batch};
 
     use super::*;
-    use hub::{COPIES_BYTES, DEFAULT_QUEUED_BYTES, Hub};
-    use proto::{FlowBatch, batch::Batch};
 
     /// A batch that shrinks, with this hostname.
     fn batch(hostname: &str) -> Batch {

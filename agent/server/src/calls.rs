@@ -13,9 +13,9 @@ use std::{
 use anyhow::{Context as _, Result};
 use hub::Hub;
 use prost::Message;
-use tls::in_force::followed;
 use tls::{
     identity::Grant,
+    in_force::followed,
     token::{self, known::Shown},
 };
 use tokio::{

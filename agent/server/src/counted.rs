@@ -62,8 +62,9 @@ impl<K: Clone + Eq + Hash> Drop for CountedPlace<K> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tls::source::Source;
+
+    use super::*;
 
     #[test]
     fn an_address_has_as_many_places_as_it_may_however_it_is_written_and_is_forgotten_with_the_last()

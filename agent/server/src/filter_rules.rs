@@ -14,10 +14,11 @@ use proto::Filters;
 use rules::{
     Rule,
     bounds::{self, MAX_MESSAGE_BYTES},
+    fault::Fault,
 };
+use sys::background;
 use tokio::sync::{Semaphore, oneshot};
 use tonic::{Status, body::Body, codegen::http::HeaderMap};
-use util::{background, fault::Fault};
 
 use super::{
     limits::{Doors, Refusal},
@@ -159,9 +160,10 @@ fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
 
 #[cfg(test)]
 mod tests {
+    use proto::SetFiltersRequest;
+
     use super::*;
     use crate::rules_in_force::FixedRules;
-    use proto::SetFiltersRequest;
 
     fn read(message: impl Into<Bytes>) -> Result<Vec<String>, String> {
         let rules = rules(message.into()).map_err(|status| status.message().to_owned())?;

@@ -9,9 +9,8 @@ use proto::{
     known_interfaces::KnownInterfaces,
     mentions::{Mentions, OfRecord},
 };
-use rules::{Rule, Rules, passes};
+use rules::{Rule, Rules, fault::Fault, passes};
 use tonic::Status;
-use util::fault::Fault;
 
 /// Bounds for the rules of a stream, which are applied one by one to each record.
 const MAX_RULES: usize = 64;

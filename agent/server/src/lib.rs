@@ -1,10 +1,11 @@
-//! The gRPC server. It serves `flow.v1.FlowAgent` (batches and status) on every listener, and
-//! `flow.v1.FlowControl` (filter rules) on Unix sockets, with reflection and health for gRPC's own tools.
+//! The gRPC server of an agent, and the parts of which a collector builds its own.
 //!
-//! A connection comes through [`listen`], and a request through `calls`, which knows who asks, to the `service` of the agent or
-//! to that of a `collector`.
+//! It serves `flow.v1.FlowAgent` (batches and status) on every listener, and `flow.v1.FlowControl` (filter rules) on Unix sockets, with
+//! reflection and health for gRPC's own tools. A connection comes through [`listen`]; [`calls`] knows who asks, and hands the
+//! request to the [`service`] of the agent. [`limits`] and [`admission`] decide who gets in. [`asks`] and [`rules_in_force`] are what the
+//! server wants from the agent. [`metrics`] serves Prometheus.
 //!
-//! May depend on: `hub`, `tls`, `rules`, `formats`, `exporters`, `proto`, `util`. Knows nothing about the collector.
+//! May depend on: `hub`, `tls`, `rules`, `formats`, `exporters`, `proto`, `sys`. Knows nothing about how a collector stores.
 
 use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
 
@@ -12,9 +13,9 @@ use anyhow::Result;
 use exporters::Outputs;
 use hub::Hub;
 use proto::{AgentStatus, SettingsInForce};
+use sys::open_files;
 use tokio::{sync::watch, time::Instant};
 use tracing::warn;
-use util::open_files;
 
 use crate::{
     asks::Asks,
@@ -221,10 +222,11 @@ fn log_undelivered(hub: &Hub) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use hub::DEFAULT_QUEUED_BYTES;
     use lab::log::logged;
     use proto::batch::Batch;
+
+    use super::*;
 
     #[test]
     fn a_limit_of_files_that_the_listeners_can_exceed_is_told_at_the_start() {

@@ -12,6 +12,7 @@ use std::{
 };
 
 use proto::ServerStatus;
+use sys::log_limit::LogLimit;
 use tls::identity::{Grant, Identity, Role};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -19,7 +20,6 @@ use tokio::{
 };
 use tonic::Status;
 use tracing::warn;
-use util::log_limit::LogLimit;
 
 use super::{farewell, peer::Peer};
 use crate::counted::{Counted, CountedPlace};
@@ -401,8 +401,9 @@ impl Doors {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use lab::log::logged;
+
+    use super::*;
 
     const LIMITS: Limits = Limits {
         max_consumers: 1,

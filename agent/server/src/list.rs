@@ -247,9 +247,10 @@ impl Iterator for Listed {
 mod tests {
     use std::collections::BTreeSet;
 
+    use proto::{Account, batch::Batch};
+
     use super::*;
     use crate::asks::MAX_SNAPSHOT_BYTES;
-    use proto::{Account, batch::Batch};
 
     fn record(number: u64) -> FlowRecord {
         FlowRecord {

@@ -4,10 +4,10 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use proto::{ListenerStatus, TlsStatus};
+use sys::clock;
 use tls::server::InForce;
 use tokio::net::{TcpListener, UnixListener};
 use tracing::info;
-use util::clock;
 
 use super::{
     address::{ListenAddr, ListenError},

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use exporters::Outputs;
 use hub::Hub;
 use proto::{AgentStatus, ServerStatus};
+use sys::clock;
 use tokio::sync::watch;
-use util::clock;
 
 use super::{limits::Doors, listen::Listening};
 use crate::asks::SnapshotBytes;

@@ -76,13 +76,13 @@ mod tests {
     use bytes::{BufMut as _, BytesMut};
     use flate2::{Compression, write::GzEncoder};
     use http_body_util::Full;
+    use proto::ObserveRequest;
     use tonic::{
         Code,
         codegen::http::{HeaderName, HeaderValue},
     };
 
     use super::*;
-    use proto::ObserveRequest;
 
     /// A body with these bytes, as gRPC frames a message.
     fn framed(message: &[u8]) -> Body {

@@ -110,9 +110,9 @@ async fn due(is_wanted: bool, at: Instant) {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
+    use hub::DEFAULT_QUEUED_BYTES;
 
     use super::*;
-    use hub::DEFAULT_QUEUED_BYTES;
 
     #[tokio::test]
     async fn all_who_wait_get_the_same_flows_and_the_next_ones_wait_four_times_as_long_as_it_took()

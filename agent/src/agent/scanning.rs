@@ -7,12 +7,12 @@ use exporters::{Outputs, Relief};
 use hub::Hub;
 use kernel::attach::Reports;
 use server::asks::{Ask, SnapshotBytes};
+use sys::{log_limit::LogLimit, process_memory};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{JoinSet, spawn_blocking},
     time::{Instant, timeout},
 };
-use util::{log_limit::LogLimit, process_memory};
 
 use super::{
     asked::{Asked, STEP},

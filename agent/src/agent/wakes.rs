@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use kernel::filled::FilledPages;
+use sys::log_limit::LogLimit;
 use tokio::{
     sync::Notify,
     time::{Instant, Interval, MissedTickBehavior},
 };
-use util::log_limit::LogLimit;
 
 /// Why to scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -575,9 +575,9 @@ fn fine(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use agent_common::{HookAccount, Reason};
+    use proto::{Account, AttachMode, Hook, Interface, TableStatus};
 
     use super::*;
-    use proto::{Account, AttachMode, Hook, Interface, TableStatus};
 
     fn status() -> AgentStatus {
         let mut account = HookAccount::default();

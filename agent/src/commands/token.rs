@@ -9,11 +9,11 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
+use sys::regular_file;
 use tls::{
     identity::{Identity, Role, Roles},
     token::{self, known},
 };
-use util::regular_file;
 
 use super::answer;
 

@@ -18,7 +18,7 @@ use kernel::{
     },
     netns::Namespace,
 };
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 /// The watched interfaces, by slot.
 pub struct Interfaces {
@@ -265,9 +265,9 @@ mod tests {
     use std::net::UdpSocket;
 
     use agent_common::{Direction, direction::hook_number};
+    use kernel::{attach::Mode, links::LOOPBACK_IFINDEX};
 
     use super::*;
-    use kernel::{attach::Mode, links::LOOPBACK_IFINDEX};
 
     fn counted(rx_packets: u64) -> Counters {
         Counters {

@@ -6,7 +6,7 @@ use agent_common::HookAccount;
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use proto::batch::Batch;
 use server::asks::{AskError, Snapshot, SnapshotBytes};
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use super::Scanner;
 

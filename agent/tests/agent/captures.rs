@@ -13,14 +13,15 @@ use std::{
     sync::LazyLock,
 };
 
-use crate::support::{Agent, NATIVE_XDP, Report, count, pair, wait_for_packets};
 use agent_common::Pair;
-use flow::{Flow, Selector, Sums, of_records};
 use lab::{
     Lab,
     privilege::{is_root_or_skip, skip},
 };
 use tempfile::TempDir;
+
+use crate::support::{Agent, NATIVE_XDP, Report, count, pair, wait_for_packets};
+use flow::{Flow, Selector, Sums, of_records};
 use tshark::Headers;
 
 /// The folder of all captures, or why there is none.

@@ -11,15 +11,16 @@ use std::{
     process::Command,
 };
 
-use crate::{
-    support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until},
-    tls::{Certificates, texts},
-};
 use agent_common::Pair;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use lab::{Host, Lab, Process, certificates::Issued, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
+
+use crate::{
+    support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until},
+    tls::{Certificates, texts},
+};
 
 /// No other test can have this address, since the agent has a network namespace of its own.
 const TCP: &str = "127.0.0.1:50051";

@@ -1,8 +1,9 @@
 //! Where a flow ends and the next one begins: packets after a close, and ports that are used again.
 
-use crate::support::{Agent, Report, count, name, wait_until};
 use agent_common::Pair;
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
+
+use crate::support::{Agent, Report, count, name, wait_until};
 
 const FIN: u8 = 0x01;
 const SYN: u8 = 0x02;

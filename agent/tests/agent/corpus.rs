@@ -9,11 +9,12 @@ use std::{cell::RefCell, collections::BTreeMap};
 
 use corpus::{RawFrame, check, entries, mutation};
 use lab::privilege::is_root_or_skip;
-use programs::{LONGEST_BUFFER, NotRun, PAGE, PROGRAMS, Programs};
 use proptest::{
     strategy::Strategy,
     test_runner::{Config, RngSeed, TestCaseError, TestRunner},
 };
+
+use programs::{LONGEST_BUFFER, NotRun, PAGE, PROGRAMS, Programs};
 use twin::{compare, run_and_compare};
 
 #[test]

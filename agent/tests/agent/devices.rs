@@ -10,14 +10,15 @@ mod vrf;
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use crate::support::{Agent, Both, Report, name, pair, wait_for_silence};
 use agent_common::Pair;
-use device::{Kind, NAME};
 use lab::{
     Counters, Lab,
     privilege::{is_root_or_skip, skip},
     traffic::{self, IpVersion},
 };
+
+use crate::support::{Agent, Both, Report, name, pair, wait_for_silence};
+use device::{Kind, NAME};
 
 const DATAGRAMS: u32 = 50;
 const PAYLOAD_LEN_BYTES: usize = 333;

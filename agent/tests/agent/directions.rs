@@ -3,9 +3,6 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
-use crate::support::{
-    Agent, Both, Report, count, flow_name, name, pair, wait_for_packets, wait_until,
-};
 use agent_common::Pair;
 use lab::{
     Host, Lab,
@@ -13,6 +10,10 @@ use lab::{
     traffic::{self, IpVersion},
 };
 use serde_json::Value;
+
+use crate::support::{
+    Agent, Both, Report, count, flow_name, name, pair, wait_for_packets, wait_until,
+};
 
 const SYN: u8 = 0x02;
 const PSH: u8 = 0x08;

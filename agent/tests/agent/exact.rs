@@ -8,10 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::support::{
-    Agent, Both, NATIVE_XDP, count, flow_agent, has_generator_or_skip, name, pair,
-    wait_for_packets, wait_until,
-};
 use ::kernel::{
     attach,
     bound::TaggedPrograms,
@@ -24,6 +20,11 @@ use aya::programs::Xdp;
 use lab::{
     Lab, kernel,
     privilege::{is_root_or_skip, skip},
+};
+
+use crate::support::{
+    Agent, Both, NATIVE_XDP, count, flow_agent, has_generator_or_skip, name, pair,
+    wait_for_packets, wait_until,
 };
 
 mod clock;

@@ -13,10 +13,11 @@ pub use changes::in_force;
 
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};
 
-use crate::support::{Agent, Both, GENERIC_XDP, NATIVE_XDP, count, name, pair, wait_for_packets};
 use agent_common::Pair;
 use lab::{Host, Lab, privilege::is_root_or_skip};
 use rules::Probe;
+
+use crate::support::{Agent, Both, GENERIC_XDP, NATIVE_XDP, count, name, pair, wait_for_packets};
 
 const ACK: u8 = 0x10;
 const ECHO_IDENTIFIER: u16 = 77;

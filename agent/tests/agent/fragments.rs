@@ -6,13 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent_common::Pair;
+use lab::{Extension, Frame, Host, Lab, privilege::is_root_or_skip};
+
 use crate::support::{
     Agent, Both, Report, count,
     hook::{Hook, report_of},
     name, pair, wait_for_packets,
 };
-use agent_common::Pair;
-use lab::{Extension, Frame, Host, Lab, privilege::is_root_or_skip};
 
 const SYN: u8 = 0x02;
 const UDP: u8 = 17;

@@ -3,13 +3,14 @@
 
 use std::collections::BTreeMap;
 
+use agent_common::Pair;
+use lab::{Extension, Frame, FrameSocket, Host, Lab, Tun, privilege::is_root_or_skip};
+
 use crate::support::{
     Agent, Both, count,
     hook::{Hook, report_of},
     name, pair, wait_until,
 };
-use agent_common::Pair;
-use lab::{Extension, Frame, FrameSocket, Host, Lab, Tun, privilege::is_root_or_skip};
 
 const ACK: u8 = 0x10;
 /// IEEE 802 experimental: no transport header that anyone parses.

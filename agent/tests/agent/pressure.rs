@@ -5,10 +5,11 @@ use std::{
     collections::BTreeMap, fs, net::Ipv4Addr, ops::Range, process::Stdio, thread, time::Instant,
 };
 
-use crate::support::{Agent, Both, count, flow_agent, pair, wait_for_packets, wait_until};
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::Value;
+
+use crate::support::{Agent, Both, count, flow_agent, pair, wait_for_packets, wait_until};
 
 /// Sends flows of one frame each, `at_once` at a time, however long the machine takes for them.
 struct Offer {

@@ -3,12 +3,6 @@
 
 use std::{thread, time::Instant};
 
-use crate::support::{
-    Agent, BINARY, PATIENCE, Report, assert_ip_octets,
-    attached::{LongFrames, TCX_EGRESS, TCX_INGRESS, tag_beside},
-    pair, wait_for_silence,
-    wire::on_the_wire,
-};
 use agent_common::Pair;
 use lab::{
     Frame, Host, Lab, kernel,
@@ -16,6 +10,13 @@ use lab::{
     traffic::{self, IpVersion},
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::support::{
+    Agent, BINARY, PATIENCE, Report, assert_ip_octets,
+    attached::{LongFrames, TCX_EGRESS, TCX_INGRESS, tag_beside},
+    pair, wait_for_silence,
+    wire::on_the_wire,
+};
 
 const ACK: u8 = 0x10;
 // linux/if_link.h

@@ -8,15 +8,16 @@ mod uplinks;
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
+use agent_common::Pair;
+use lab::{Frame, Host, Lab, privilege::is_root_or_skip};
+use serde_json::Value;
+
 use crate::support::{
     Agent, Both, Report, count, flow_name,
     hook::{Hook, report_of},
     name, pair,
 };
-use agent_common::Pair;
 use carrier::{Case, INNER_MACS, INNER_V4, carriers, inner, said, unopened};
-use lab::{Frame, Host, Lab, privilege::is_root_or_skip};
-use serde_json::Value;
 
 const DECAPSULATE: &[&str] = &["--decapsulate"];
 

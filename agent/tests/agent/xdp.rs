@@ -2,11 +2,6 @@
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
-use crate::support::attached::{Attached, LongFrames, TCX_INGRESS, tag_beside, tag_beside_on};
-use crate::support::{
-    Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, as_the_service, count, name, pair,
-    wait_for_packets, wait_for_silence, wait_until,
-};
 use agent_common::Pair;
 use lab::{
     Extension, Frame, FrameSocket, Host, Lab, Tun, kernel,
@@ -14,6 +9,12 @@ use lab::{
     traffic::{self, IpVersion},
 };
 use serde_json::Value;
+
+use crate::support::{
+    Agent, Both, GENERIC_XDP, NATIVE_XDP, Report, as_the_service,
+    attached::{Attached, LongFrames, TCX_INGRESS, tag_beside, tag_beside_on},
+    count, name, pair, wait_for_packets, wait_for_silence, wait_until,
+};
 
 const ACK: u8 = 0x10;
 

@@ -10,9 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::Namespace;
-
-use lab::AtEnd;
+use lab::{AtEnd, Namespace};
 
 const PAUSE: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(20);

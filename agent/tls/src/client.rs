@@ -10,7 +10,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::in_force::Stamps;
 use hyper_util::rt::TokioIo;
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
@@ -30,6 +29,7 @@ use super::{
     pem::{self, FileFault, Identity, Use, Validity},
     provider,
 };
+use crate::in_force::Stamps;
 
 /// Where settings say that the files are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

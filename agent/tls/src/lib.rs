@@ -1,10 +1,10 @@
-//! TLS by rustls: for those who connect to the agent, and for what its commands and outputs connect to.
+//! TLS by rustls, and tokens, for both ends of a connection.
 //!
-//! [`pem`] reads the files of certificates and keys, and says what is wrong with them. [`server`] makes the
-//! listeners' side of them, [`client`] the other side, and [`output`] that of outputs. [`in_force`] reads
-//! them again when they change.
+//! [`pem`] reads certificates and keys, and says what is wrong with them. [`server`] is the listeners' side, [`client`] that of commands,
+//! and [`output`] that of outputs. [`token`] reads and checks tokens. [`identity`] is who a caller is and may do, and [`source`] which host
+//! an address stands for. [`in_force`] reads files again when they change.
 //!
-//! May depend on: `util`.
+//! May depend on: `sys`.
 
 use std::{io, net::IpAddr, sync::Arc};
 

@@ -2,13 +2,13 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::in_force::{self, FromFiles, Stamps};
 use tracing::{error, info, warn};
 
 use super::{
     client::{ClientFiles, Connector, Shown},
     pem::{self, FileFault, Validity, expired_instead},
 };
+use crate::in_force::{self, FromFiles, Stamps};
 
 /// What was read from the files at one time.
 #[derive(Clone)]

@@ -12,8 +12,8 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem, pem::PemObject as _},
     sign::CertifiedKey,
 };
+use sys::regular_file;
 use thiserror::Error;
-use util::regular_file;
 use webpki::{EndEntityCert, KeyUsage};
 
 /// A file of every CA that there is has some 200 KB.

@@ -2,7 +2,6 @@
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
-use crate::in_force::{self, FromFiles, Stamps};
 use rustls::{
     ServerConfig, ServerConnection,
     server::{NoServerSessionStorage, WebPkiClientVerifier},
@@ -17,7 +16,10 @@ use super::{
     pem::{self, FileFault, Identity, Use, Validity, expired_instead},
     provider,
 };
-use crate::identity;
+use crate::{
+    identity,
+    in_force::{self, FromFiles, Stamps},
+};
 
 /// Where the settings say that they are.
 #[derive(Debug, Clone, PartialEq, Eq)]

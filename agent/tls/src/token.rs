@@ -11,10 +11,10 @@ use std::{
 };
 
 use rustls::crypto::{GetRandomFailed, ring};
+use sys::regular_file;
 use thiserror::Error;
 use tokio::task::spawn_blocking;
 use tonic::codegen::http::HeaderValue;
-use util::regular_file;
 
 pub mod known;
 

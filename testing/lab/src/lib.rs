@@ -54,8 +54,9 @@ pub use super_frame::SuperFrameSocket;
 pub use tcx::tcx_programs;
 pub use tun::Tun;
 
-use anyhow::{Context as _, Result, ensure};
 use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
 
 /// Runs a command to its end. If it fails, the error has what it printed.
 fn run(command: &mut Command) -> Result<Vec<u8>> {

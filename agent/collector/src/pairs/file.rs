@@ -12,7 +12,7 @@ use exporters::{
     settings::Place,
 };
 use proto::PairsStatus;
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{PairSettings, Pairs, Report, Sightings, Time};
 
@@ -150,8 +150,9 @@ impl PairFile {
 mod tests {
     use std::{fs, time::Duration};
 
-    use super::{super::tests::with_a_line, *};
     use exporters::settings::{Wish, Wishes};
+
+    use super::{super::tests::with_a_line, *};
 
     #[tokio::test]
     async fn every_line_is_written_however_often_a_file_is_complete() {

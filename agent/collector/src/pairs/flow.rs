@@ -6,8 +6,8 @@ use std::{
 };
 
 use agent_common::Direction;
+use sys::clock;
 use tls::identity::Identity;
-use util::clock;
 
 use super::{
     WAIT,

@@ -3,8 +3,7 @@
 //! systemd: <https://systemd.io/CONTROL_GROUP_INTERFACE>. Runtimes name a container's cgroup by its id, with a prefix of their
 //! own if systemd makes the cgroup, and often below a folder of their own if not.
 
-use proto::Cgroup;
-use proto::ends::MAX_CGROUP_PATH_BYTES;
+use proto::{Cgroup, ends::MAX_CGROUP_PATH_BYTES};
 
 /// Units that processes run in, by the end of their name.
 const UNITS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];

@@ -3,7 +3,7 @@
 use std::{mem, net::IpAddr};
 
 use proto::DnsExchange;
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use super::{
     learned::addresses,

@@ -13,7 +13,7 @@ use std::{
 use agent_common::FlowKey;
 use foldhash::fast::RandomState;
 use proto::record::NameOrigin;
-use util::clock;
+use sys::clock;
 
 use super::{MOST_BYTES_PER_FLOW_END, message::Address};
 

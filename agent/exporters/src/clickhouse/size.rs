@@ -103,8 +103,9 @@ pub(super) fn together(sizes: &[Size]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::{AgentIdentity, Cgroup, FlowRecord, HostName, Interface, Process};
+
+    use super::*;
 
     fn raw(batch: &FlowBatch) -> Bytes {
         batch.encode_to_vec().into()

@@ -10,6 +10,7 @@ mod server;
 use server::{Deed, Server, Shared, listen, lock};
 
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
+
 async fn start(server: Server, patience: Duration) -> (ClickHouse, Shared) {
     let (port, shared) = listen(server).await;
     let settings = Settings {

@@ -20,7 +20,7 @@ use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
 };
-use util::own_file;
+use sys::own_file;
 
 use super::waiting::{Point, Waiting, larger, without};
 

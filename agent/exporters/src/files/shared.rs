@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Result;
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{Owner, Piece, Rotated, Written};
 

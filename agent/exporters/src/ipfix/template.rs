@@ -30,11 +30,11 @@ pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
 mod tests {
     use std::{collections::BTreeMap, ops::RangeInclusive};
 
+    use proto::FlowRecord;
     use sha1::{Digest as _, Sha1};
 
     use super::*;
     use crate::ipfix::{Octets, enriched::Enriched, flow::Flow, options::Kind, specifiers};
-    use proto::FlowRecord;
 
     const BEFORE: RangeInclusive<u16> = 256..=639;
     const OPTIONS: RangeInclusive<u16> = 400..=406;

@@ -16,7 +16,7 @@ use parquet::{
 };
 use proto::{FlowBatch, known_interfaces::KnownInterfaces};
 use serde_json::{Value, json};
-use util::process_memory;
+use sys::process_memory;
 
 use super::{
     columns::{COLUMNS, OF_A_COLLECTOR, Row},

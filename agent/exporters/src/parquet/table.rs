@@ -221,9 +221,9 @@ mod tests {
         file::reader::{FileReader as _, SerializedFileReader},
         record::Field,
     };
+    use proto::Interface;
 
     use super::*;
-    use proto::Interface;
 
     #[test]
     fn texts_that_are_too_much_for_memory_at_once_are_all_there() {

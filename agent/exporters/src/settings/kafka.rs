@@ -113,8 +113,10 @@ fn login(table: &Table) -> Result<Option<Login>, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Compression, Output, Wish, tests::read};
-    use super::*;
+    use super::{
+        super::{Compression, Output, Wish, tests::read},
+        *,
+    };
 
     fn output(text: &str) -> Result<Output, String> {
         match read(text)?.pop() {

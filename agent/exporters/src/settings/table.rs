@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use rules::similar;
 use serde_json::{Map, Value, json};
-use util::similar;
 
 use super::{Kind, Refused, ipfix};
 use crate::{

@@ -72,14 +72,14 @@ fn advised(error: ConnectError) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use lab::certificates::Ca;
-    use tokio::net::TcpListener;
-
-    use super::*;
     use tls::{
         ALPN_H2,
         client::ClientFiles,
         output::{InForce, OutputTls},
     };
+    use tokio::net::TcpListener;
+
+    use super::*;
 
     #[test]
     fn what_stays_on_this_host_or_has_tls_is_not_read_on_the_way() {

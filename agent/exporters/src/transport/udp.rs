@@ -271,7 +271,7 @@ mod tests {
     #[test]
     fn what_a_router_refuses_does_not_count_as_sent() {
         const BEHIND: &str = "203.0.113.1";
-        if !is_root_or_skip("agent::what_a_router_refuses_does_not_count_as_sent") {
+        if !is_root_or_skip("exporters::what_a_router_refuses_does_not_count_as_sent") {
             return;
         }
         let lab = Lab::addressed().unwrap();

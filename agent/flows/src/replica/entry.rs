@@ -7,7 +7,7 @@ use proto::{
     community_id::community_id,
     record::{EndReason, Failure, IcmpError, Record},
 };
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use super::{
     Lifetimes,

@@ -85,10 +85,10 @@ impl Oldest {
 #[cfg(test)]
 mod tests {
     use agent_common::{FlowCounters, FlowKey};
+    use sys::clock::ScanClock;
 
     use super::*;
     use crate::replica::entry::Entry;
-    use util::clock::ScanClock;
 
     const LIFETIMES: Lifetimes = Lifetimes {
         idle_ns: 1,

@@ -102,12 +102,12 @@ impl Order {
 #[cfg(test)]
 mod tests {
     use agent_common::FlowCounters;
+    use sys::clock::ScanClock;
 
     use super::{
         super::{entry::Entry, find::GROUP},
         *,
     };
-    use util::clock::ScanClock;
 
     fn key(number: u32) -> FlowKey {
         FlowKey {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use agent_common::Counts;
-use util::clock;
+use sys::clock;
 
 /// What waits to be reported, by slot. Without an interval everything is reported at once and this is empty.
 #[derive(Default)]

@@ -184,9 +184,9 @@ impl IndexMut<u32> for Slab {
 #[cfg(test)]
 mod tests {
     use agent_common::{FlowCounters, FlowKey};
+    use sys::clock::ScanClock;
 
     use super::*;
-    use util::clock::ScanClock;
 
     fn entry(scan: u32) -> Entry {
         let (key, counters) = (FlowKey::default(), FlowCounters::default());

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Error, Result};
 use rules::link_names::LinkNames;
+use sys::log_limit::LogLimit;
 use tokio::sync::mpsc;
-use util::log_limit::LogLimit;
 
 use super::{
     alarm,

@@ -13,7 +13,7 @@ use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
 use agent_common::Direction;
 use anyhow::{Context as _, Result, bail, ensure};
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 use super::{
     instance::{Instance, Living},

@@ -1,7 +1,7 @@
 //! Limits the log lines about single interfaces: all those about the first ones are written, and only some about
 //! later ones, since interfaces may come and go all the time.
 
-use util::log_limit::LogLimit;
+use sys::log_limit::LogLimit;
 
 /// What a line is about.
 #[derive(Clone, Copy, Debug)]

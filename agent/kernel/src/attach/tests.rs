@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lab::log::logged;
 use lab::{
     Namespace, kernel,
+    log::logged,
     privilege::{is_root_or_skip, skip},
     tcx_programs,
 };
@@ -119,7 +119,7 @@ fn wires(namespace: &Namespace, count: usize) -> Vec<Link> {
 
 #[test]
 fn an_interface_that_is_gone_is_not_one_without_native_xdp() {
-    if !is_root_or_skip("agent::an_interface_that_is_gone_is_not_one_without_native_xdp") {
+    if !is_root_or_skip("kernel::an_interface_that_is_gone_is_not_one_without_native_xdp") {
         return;
     }
     let namespace = Namespace::new("gone").unwrap();
@@ -149,7 +149,7 @@ fn an_interface_that_is_gone_is_not_one_without_native_xdp() {
 
 #[test]
 fn an_interface_whose_driver_cannot_be_asked_is_counted_at_tc() {
-    const NAME: &str = "agent::an_interface_whose_driver_cannot_be_asked_is_counted_at_tc";
+    const NAME: &str = "kernel::an_interface_whose_driver_cannot_be_asked_is_counted_at_tc";
     if !kernel::is_at_least(6, 8) {
         skip(NAME, "drivers tell XDP the tags from 6.8");
         return;
@@ -183,7 +183,7 @@ fn an_interface_whose_driver_cannot_be_asked_is_counted_at_tc() {
 #[test]
 fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
     if !is_root_or_skip(
-        "agent::nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left",
+        "kernel::nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left",
     ) {
         return;
     }
@@ -211,7 +211,7 @@ fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
 #[test]
 fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
     const NAME: &str =
-        "agent::an_interface_that_goes_between_selection_and_start_gives_its_slot_back";
+        "kernel::an_interface_that_goes_between_selection_and_start_gives_its_slot_back";
     if !is_root_or_skip(NAME) {
         return;
     }
@@ -265,7 +265,7 @@ fn an_interface_that_goes_between_selection_and_start_gives_its_slot_back() {
 
 #[test]
 fn a_start_on_many_interfaces_says_once_what_is_faster_than_tcx() {
-    const NAME: &str = "agent::a_start_on_many_interfaces_says_once_what_is_faster_than_tcx";
+    const NAME: &str = "kernel::a_start_on_many_interfaces_says_once_what_is_faster_than_tcx";
     if !is_root_or_skip(NAME) {
         return;
     }
@@ -305,7 +305,7 @@ fn a_start_on_many_interfaces_says_once_what_is_faster_than_tcx() {
 
 #[test]
 fn what_is_deselected_is_detached_from_by_another_thread() {
-    const NAME: &str = "agent::what_is_deselected_is_detached_from_by_another_thread";
+    const NAME: &str = "kernel::what_is_deselected_is_detached_from_by_another_thread";
     if !kernel::is_at_least(6, 6) {
         return skip(NAME, "the kernel has TCX from 6.6");
     }
@@ -375,7 +375,7 @@ fn what_is_deselected_is_detached_from_by_another_thread() {
 
 #[test]
 fn an_interface_that_gets_an_excluded_name_is_given_up() {
-    if !is_root_or_skip("agent::an_interface_that_gets_an_excluded_name_is_given_up") {
+    if !is_root_or_skip("kernel::an_interface_that_gets_an_excluded_name_is_given_up") {
         return;
     }
     let namespace = Namespace::new("excluded").unwrap();
@@ -402,7 +402,7 @@ fn an_interface_that_gets_an_excluded_name_is_given_up() {
 #[test]
 fn a_panic_of_a_thread_that_watches_ends_the_agent() {
     const PATIENCE: Duration = Duration::from_mins(10);
-    if !is_root_or_skip("agent::a_panic_of_a_thread_that_watches_ends_the_agent") {
+    if !is_root_or_skip("kernel::a_panic_of_a_thread_that_watches_ends_the_agent") {
         return;
     }
     let namespace = Namespace::new("panic").unwrap();

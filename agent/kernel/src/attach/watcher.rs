@@ -10,6 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Result, bail};
+use rules::link_names::LinkNames;
+use sys::log_limit::LogLimit;
+
 use super::{
     attacher::Attacher,
     closer::Closer,
@@ -24,9 +28,6 @@ use crate::{
     interfaces::{Selection, Uplinks},
     links::{Link, LinkSocket, netlink::errno},
 };
-use anyhow::{Result, bail};
-use rules::link_names::LinkNames;
-use util::log_limit::LogLimit;
 
 /// When what failed is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);

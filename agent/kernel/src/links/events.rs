@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_is_dropped_while_the_rest_is_read_is_missed_as_well() {
-        if !is_root_or_skip("agent::what_is_dropped_while_the_rest_is_read_is_missed_as_well") {
+        if !is_root_or_skip("kernel::what_is_dropped_while_the_rest_is_read_is_missed_as_well") {
             return;
         }
         let namespace = Namespace::new("events").unwrap();

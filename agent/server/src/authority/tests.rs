@@ -1,11 +1,11 @@
-use client::{
-    DATA, HUFFMAN, Sent, authority, block_alone, block_of, frame, header_field, sent, stream,
-};
 use httlib_hpack::{Decoder, Encoder};
 use proptest::{collection::vec, prelude::*, sample::Index};
 use tonic::codegen::http::uri::Authority;
 
 use super::*;
+use client::{
+    DATA, HUFFMAN, Sent, authority, block_alone, block_of, frame, header_field, sent, stream,
+};
 
 mod client;
 

@@ -3,8 +3,8 @@
 use std::{convert::Infallible, fmt, sync::Arc};
 
 use proto::AgentStatus;
+use sys::clock;
 use tokio::sync::watch;
-use util::clock;
 
 use super::{
     Format,

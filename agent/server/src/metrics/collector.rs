@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
 use proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus};
-use util::{clock, process_memory};
+use sys::{clock, process_memory};
 
 use super::{
     Format, consumers, encoded,
@@ -280,8 +280,9 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::RecordSum;
+
+    use super::*;
 
     fn site(status: CollectorStatus) -> impl Site {
         CollectorSite {

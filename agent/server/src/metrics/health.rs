@@ -109,8 +109,9 @@ impl Scanned {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::{ScanStatus, Settings};
+
+    use super::*;
 
     fn status(count: u64, interval: Duration) -> AgentStatus {
         AgentStatus {

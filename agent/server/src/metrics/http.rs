@@ -16,8 +16,8 @@ use hyper::{
     Method, Request, Response, StatusCode,
     header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue},
 };
+use sys::log_limit::LogLimit;
 use tokio::{net::TcpListener, time::Instant};
-use util::log_limit::LogLimit;
 
 use super::{
     Format,
@@ -180,13 +180,13 @@ mod tests {
     use std::sync::Arc;
 
     use http_body_util::BodyExt as _;
+    use proto::AgentStatus;
     use tokio::sync::watch;
 
     use super::{
         super::{agent::AgentSite, health::Health, programs::Sampler},
         *,
     };
-    use proto::AgentStatus;
 
     #[tokio::test]
     async fn a_probe_is_answered_with_503_when_the_agent_is_unwell() {

@@ -13,6 +13,7 @@ use super::{
     Shown,
     families::{Families, Help, Labels},
 };
+
 /// How long the kernel counts, which makes all programs of the machine slower by some tens of nanoseconds.
 const WINDOW: Duration = Duration::from_millis(100);
 /// Between two windows, at least.
@@ -32,8 +33,8 @@ pub struct Runs {
     pub time: Duration,
 }
 
-/// Has the kernel time the programs for so long. Fails with EPERM if this process may not ask for it; nothing is known if somebody
-/// else changed the kernel's setting meanwhile.
+/// Has the kernel time the programs for so long. Fails with EPERM if this process may not ask for it and nobody else
+/// has. `None` if somebody changed the kernel's setting meanwhile.
 pub type TimePrograms = Arc<dyn Fn(Duration) -> io::Result<Option<Window>> + Send + Sync>;
 
 /// Clones share what is sampled.

@@ -311,11 +311,12 @@ fn in_words(hook: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use kernel::{
         attach::{Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
         devices::samples::{link, port_of, stack},
     };
+
+    use super::*;
 
     const ATTACH: AttachSettings = AttachSettings {
         ingress_hook: IngressHook::Tc,

@@ -82,8 +82,9 @@ fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use rules::Rules;
+
+    use super::*;
 
     #[test]
     fn rules_are_numbered_and_packets_come_with_their_answers() {

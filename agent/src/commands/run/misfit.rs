@@ -15,6 +15,7 @@ use kernel::{
 };
 use rules::{
     Compiled, Rule,
+    fault::Fault,
     pattern::{self, Pattern},
 };
 use server::ListenAddr;
@@ -23,7 +24,6 @@ use tls::{
     pem::Use,
     server::{ServerFiles, ServerTls},
 };
-use util::fault::Fault;
 
 use super::{Args, args::DEFAULT_MIN_FLOWS};
 

@@ -8,19 +8,19 @@ use exporters::Outputs;
 use formats::Format;
 use kernel::{attach, interfaces::everywhere::Everywhere, netns::Namespace};
 use proto::SettingsInForce;
-use rules::Rule;
+use rules::{Rule, fault};
 use server::{
     Limits,
     rules_in_force::{Author, ReplaceError, Rules as _, Stopping},
 };
 use sha1::{Digest as _, Sha1};
+use sys::background;
 use tls::server::InForce;
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
     sync::{oneshot, watch},
 };
-use util::{background, fault};
 
 use crate::{
     agent::Config,

@@ -7,8 +7,8 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use exporters::settings::{Refused, Wishes};
+use rules::{fault::Fault, similar};
 use serde_json::Value;
-use util::{fault::Fault, similar};
 
 use super::patterns;
 

@@ -12,11 +12,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Command;
+use rules::fault::Fault;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
-use util::fault::Fault;
 
 use super::declared::{Declared, Kind, Refusal};
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use anyhow::{Result, bail};
 use clap::{Arg, Command};
-use util::similar;
+use rules::similar;
 
 /// How the names of our variables begin.
 pub const PREFIX: &str = "FLOW_AGENT_";

@@ -239,8 +239,9 @@ fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proto::{AgentIdentity, RecordSum, ServerStatus};
+
+    use super::*;
 
     #[test]
     fn each_stream_has_a_line_and_a_store_that_fails_says_why() {

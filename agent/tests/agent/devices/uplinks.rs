@@ -1,5 +1,6 @@
 //! Default routes that lead over devices on a wire: each packet is counted once.
 
+use agent_common::Pair;
 use lab::{
     Counters, Lab,
     privilege::{is_root_or_skip, skip},
@@ -11,7 +12,6 @@ use super::{
     total,
 };
 use crate::support::{Agent, wait_for_silence};
-use agent_common::Pair;
 
 /// The frames that an interface carried, in both directions.
 fn carried(counters: Counters) -> Pair {

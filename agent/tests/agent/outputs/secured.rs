@@ -10,11 +10,11 @@ use std::{
 use lab::certificates::{Ca, Issued, replace};
 use prost::Message as _;
 use proto::{FlowBatch, FlowRecord};
-use receiver::{EXPORT, H2, HTTP1, Receiver, identity, identity_of_tls12};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 use super::*;
 use crate::support::{BINARY, Report, flow_agent};
+use receiver::{EXPORT, H2, HTTP1, Receiver, identity, identity_of_tls12};
 
 mod files;
 pub mod receiver;

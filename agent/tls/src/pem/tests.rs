@@ -1,9 +1,9 @@
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use crate::in_force::Stamps;
 use lab::certificates::{Ca, Issued, pem, replace};
 
 use super::{super::provider, *};
+use crate::in_force::Stamps;
 
 fn read(issued: &Issued) -> Result<Identity, FileFault> {
     Identity::read(&issued.certificate, &issued.key, &provider())

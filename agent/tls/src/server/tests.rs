@@ -4,8 +4,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use lab::certificates::{Ca, Issued, replace};
-use lab::log::logged;
+use lab::{
+    certificates::{Ca, Issued, replace},
+    log::logged,
+};
 use rustls::{HandshakeKind, client::Resumption, pki_types::ServerName};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio_rustls::TlsConnector;

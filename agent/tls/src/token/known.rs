@@ -11,10 +11,10 @@ use std::{
 
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
+use sys::regular_file;
 use thiserror::Error;
 use tonic::codegen::http::{HeaderMap, header::AUTHORIZATION};
 use tracing::{info, warn};
-use util::regular_file;
 
 use super::{SCHEME, hexadecimal, said};
 use crate::{

@@ -7,7 +7,7 @@ use formats::{
     human,
 };
 use serde::Serialize;
-use util::clock::nanos;
+use sys::clock::nanos;
 
 use super::{
     Sort, View,

@@ -213,7 +213,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a link in the place of a file of the spool is followed",
-        file: "agent/util/src/own_file.rs",
+        file: "agent/sys/src/own_file.rs",
         from: "options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);",
         to: "options.custom_flags(libc::O_NONBLOCK);",
         target: unit(

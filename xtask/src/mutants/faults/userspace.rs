@@ -208,7 +208,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "userspace reads the clocks of its time namespace, and the programs those of the host",
-        file: "agent/util/src/clock.rs",
+        file: "agent/sys/src/clock.rs",
         from: "time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name))",
         to: "time_ns.saturating_sub_signed(TIME_NAMESPACE.offset_ns(name) * 0)",
         target: agent(

@@ -1,6 +1,6 @@
 use agent_common::dns::KEPT_LEN;
 use proto::record::NameOrigin;
-use util::clock::ScanClock;
+use sys::clock::ScanClock;
 
 use super::*;
 

@@ -67,7 +67,7 @@ pub async fn listen(server: Server) -> (u16, Shared) {
     (port, shared)
 }
 
-pub async fn serve(mut stream: BufStream<TcpStream>, server: Shared) {
+async fn serve(mut stream: BufStream<TcpStream>, server: Shared) {
     while let Some((head, body)) = request(&mut stream).await {
         let deed = answer(&server, &head, body);
         if let Deed::TakeLate(pause) = deed {
@@ -89,7 +89,7 @@ pub async fn serve(mut stream: BufStream<TcpStream>, server: Shared) {
     }
 }
 
-pub fn answer(server: &Shared, head: &str, body: Bytes) -> Deed {
+fn answer(server: &Shared, head: &str, body: Bytes) -> Deed {
     let mut server = lock(server);
     server.heads.push(head.to_owned());
     let deed = server.deeds.pop_front().unwrap_or(Deed::Take);
@@ -113,7 +113,7 @@ pub fn answer(server: &Shared, head: &str, body: Bytes) -> Deed {
 }
 
 /// The head and the body of a request.
-pub async fn request(stream: &mut BufStream<TcpStream>) -> Option<(String, Bytes)> {
+async fn request(stream: &mut BufStream<TcpStream>) -> Option<(String, Bytes)> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
         if stream.read_line(&mut head).await.ok()? == 0 {
@@ -128,7 +128,7 @@ pub async fn request(stream: &mut BufStream<TcpStream>) -> Option<(String, Bytes
 }
 
 /// Those of the batches whose rows these are.
-pub fn numbers(rows: Bytes) -> Vec<u64> {
+fn numbers(rows: Bytes) -> Vec<u64> {
     let file = SerializedFileReader::new(rows).unwrap();
     let rows = file.get_row_iter(None).unwrap();
     let number = |row: parquet::record::Row| {

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use hub::Volume;
 use serde::{Deserialize, Serialize};
-use util::own_file;
+use sys::own_file;
 
 use super::{
     super::waiting::{Point, without},

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use rustix::io::Errno;
-use util::own_file;
+use sys::own_file;
 
 use super::{
     MODE,

@@ -6,8 +6,8 @@ use anyhow::Result;
 use prost::Message as _;
 use proto::FlowBatch;
 
-use super::super::waiting::Point;
 use super::{
+    super::waiting::Point,
     mark::{self, Mark},
     next_of,
     segment::{self, Reader, Segment, is_damage},
@@ -91,6 +91,7 @@ impl Stored {
 }
 
 /// A segment with these batches, as the agent writes it, for tests.
+#[doc(hidden)]
 pub fn segment_of(batches: &[FlowBatch]) -> Vec<u8> {
     use super::{entry::Header, segment::front};
 
@@ -109,6 +110,7 @@ pub fn segment_of(batches: &[FlowBatch]) -> Vec<u8> {
 }
 
 /// Notes in a folder that collectors have acknowledged what has numbers up to this one on this stream, for tests.
+#[doc(hidden)]
 pub fn acknowledge(folder: &Path, stream_id: u64, seq: u64) {
     let point = Point {
         seq,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use collector::End;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use collector::End;
 
 /// Varints of all lengths.
 fn number() -> impl Strategy<Value = u64> {

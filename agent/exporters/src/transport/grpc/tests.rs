@@ -1,7 +1,9 @@
 use std::{future::Future, io::Write as _, sync::Arc};
 
-use base64::Engine as _;
-use base64::prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD};
+use base64::{
+    Engine as _,
+    prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD},
+};
 use flate2::{Compression, write::GzEncoder};
 use h2::server::{Connection as Server, SendResponse};
 use tokio::{

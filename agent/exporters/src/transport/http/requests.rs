@@ -130,16 +130,16 @@ async fn read(body: &mut Incoming) -> Result<Bytes> {
 #[cfg(test)]
 mod tests {
     use lab::certificates::Ca;
-    use tokio::net::TcpListener;
-
-    use super::{super::super::PATIENCE, *};
-    use crate::settings::HostPort;
     use tls::{
         ALPN_H2,
         client::ClientFiles,
         output::{InForce, OutputTls},
         server::{InForce as ServerInForce, ServerFiles},
     };
+    use tokio::net::TcpListener;
+
+    use super::{super::super::PATIENCE, *};
+    use crate::settings::HostPort;
 
     /// With TLS 1.3 the connection may break before the request is handed to it.
     #[tokio::test]

@@ -3,8 +3,7 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use agent_common::LinkType;
-use lab::log::logged;
-use lab::{Namespace, privilege::is_root_or_skip};
+use lab::{Namespace, log::logged, privilege::is_root_or_skip};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
 use super::*;
@@ -107,7 +106,7 @@ fn two_programs() -> Result<[OwnedFd; 2]> {
 /// Agents begin at different handles, yet a stranger may have the one at which this one begins.
 #[test]
 fn attaching_displaces_no_filter_of_a_stranger() {
-    if !is_root_or_skip("agent::attaching_displaces_no_filter_of_a_stranger") {
+    if !is_root_or_skip("kernel::attaching_displaces_no_filter_of_a_stranger") {
         return;
     }
     let wire = Wire::new("stranger");
@@ -146,7 +145,7 @@ fn attaching_displaces_no_filter_of_a_stranger() {
 
 #[test]
 fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
-    if !is_root_or_skip("agent::a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays") {
+    if !is_root_or_skip("kernel::a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays") {
         return;
     }
     let wire = Wire::new("replaced");
@@ -193,7 +192,7 @@ fn without_privilege<T>(work: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_another_one() {
-    let test = "agent::a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_another_one";
+    let test = "kernel::a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_another_one";
     if !is_root_or_skip(test) {
         return;
     }
@@ -231,7 +230,7 @@ fn a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_anot
 
 #[test]
 fn filters_of_other_priorities_are_neither_listed_nor_removed() {
-    if !is_root_or_skip("agent::filters_of_other_priorities_are_neither_listed_nor_removed") {
+    if !is_root_or_skip("kernel::filters_of_other_priorities_are_neither_listed_nor_removed") {
         return;
     }
     let wire = Wire::new("others");
@@ -260,7 +259,7 @@ fn filters_of_other_priorities_are_neither_listed_nor_removed() {
 /// them be removed from the block alone (`__tcf_block_find`, 5.10).
 #[test]
 fn what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed() {
-    let test = "agent::what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed";
+    let test = "kernel::what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed";
     if !is_root_or_skip(test) {
         return;
     }
@@ -306,7 +305,7 @@ fn what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed() {
 
 #[test]
 fn a_filter_that_has_just_gone_is_no_error() {
-    if !is_root_or_skip("agent::a_filter_that_has_just_gone_is_no_error") {
+    if !is_root_or_skip("kernel::a_filter_that_has_just_gone_is_no_error") {
         return;
     }
     let wire = Wire::new("gone");

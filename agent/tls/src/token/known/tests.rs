@@ -1,8 +1,7 @@
 use std::fs;
 
 use futures_util::FutureExt as _;
-use lab::certificates::replace;
-use lab::log::logged;
+use lab::{certificates::replace, log::logged};
 
 use super::*;
 use crate::identity::Role;

@@ -1,0 +1,12 @@
+//! The process and the system it runs on: clocks, limited logging, files that change while they are used, memory, open files, and
+//! threads that give way.
+//!
+//! May depend on: no other crate of the agent.
+
+pub mod background;
+pub mod clock;
+pub mod log_limit;
+pub mod open_files;
+pub mod own_file;
+pub mod process_memory;
+pub mod regular_file;
