@@ -1,21 +1,24 @@
-//! The account by interface and direction, as one scan found it, for outputs that tell it. A batch has the sum alone.
+//! The accounts by interface and direction after one scan, for outputs that report them. A batch has only
+//! their sum.
 
 use agent_common::{Direction, HookAccount, Pair, Reason};
 
 use crate::Interface;
 
-/// The accounts of all hooks since the agent started. Their sum is the account of the scan's last batch, but for `flows`:
-/// here they are those that the programs report, there those that were drained.
+/// The accounts of all hooks since the agent started. They add up to the account in the scan's last batch,
+/// except for `flows`: here these are the packets that the programs counted in flows, there the packets that
+/// were drained.
 #[derive(Clone, Debug, Default)]
 pub struct Accounts {
-    /// Unix time in nanoseconds, as it was then: when the sums that belong to no hook began, and the window of the scan.
+    /// Unix time in nanoseconds, as recorded at the time: when the sums that belong to no hook began, and the
+    /// scan's window.
     pub since_unix_ns: u64,
     pub window_start_unix_ns: u64,
     pub until_unix_ns: u64,
     pub hooks: Vec<AccountOfHook>,
-    /// Of interfaces that have left. An interface's whole account comes here when it leaves.
+    /// The accounts of interfaces that are gone. When an interface leaves, its whole account is added here.
     pub departed: HookAccount,
-    /// What our programs saw at interfaces that are not watched.
+    /// Packets that our programs saw at interfaces that are not watched.
     pub others: HookAccount,
 }
 
@@ -23,13 +26,14 @@ pub struct Accounts {
 pub struct AccountOfHook {
     pub interface: Interface,
     pub direction: Direction,
-    /// When this account began: an interface that is watched again begins another one. Unix time in nanoseconds, as it was then.
+    /// When this account began, Unix time in nanoseconds, as recorded at the time. An interface that is
+    /// watched again begins a new account.
     pub since_unix_ns: u64,
     pub account: HookAccount,
 }
 
-/// The growth of a sum since a start time that receivers get with it. The start stays the same until the clock is set to a time before
-/// it; then the series restarts.
+/// The growth of a sum since a start time, which receivers get along with it. The start stays the same until
+/// the clock is set to a time before it; then the series restarts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Series {
     pub since_unix_ns: u64,
@@ -37,7 +41,7 @@ pub struct Series {
 }
 
 impl Series {
-    /// Of a sum that is zero until then.
+    /// Starts a series for a sum that is zero until `since_unix_ns`.
     pub fn beginning(since_unix_ns: u64) -> Self {
         Self {
             since_unix_ns,
@@ -45,7 +49,8 @@ impl Series {
         }
     }
 
-    /// The clock was set, and `sum` is what was counted until a window that begins at this time.
+    /// Restarts the series if the clock was set to a time before its start. `sum` is the count before the
+    /// window that begins at `window_start_unix_ns`.
     pub fn follow_set_clock(&mut self, window_start_unix_ns: u64, sum: &HookAccount) {
         if self.since_unix_ns >= window_start_unix_ns {
             *self = Self {
@@ -60,7 +65,7 @@ impl Series {
     }
 }
 
-/// What the accounts of hooks and of those that have left lack of the sum of all. There are no flows of others.
+/// The part of `all` that is in neither `departed` nor `hooks`. Its `flows` are zero.
 pub fn others<'a>(
     all: &HookAccount,
     departed: &HookAccount,

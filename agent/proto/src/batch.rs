@@ -13,7 +13,7 @@ pub mod validity;
 pub use reader::{by_hand, read};
 pub use record_buffer::RecordBuffer;
 
-/// A batch is closed when its records name so many hosts, of 270 bytes each at most.
+/// The encoder closes a batch when its records name this many hosts, of at most 270 bytes each.
 pub const MOST_HOSTS: usize = 2000;
 
 /// Identifies the agent in every batch.
@@ -24,10 +24,10 @@ pub type Identity = AgentIdentity;
 pub struct Batch {
     pub body: Bytes,
     pub records: u32,
-    /// What its records report of both directions.
+    /// Packets and bytes of both directions in its records.
     pub delta: Pair,
     pub scan_id: u64,
-    /// The batch's number within the scan, from 0.
+    /// The number of the batch within the scan, from 0.
     pub index: u32,
     pub last_of_scan: bool,
 }

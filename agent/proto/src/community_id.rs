@@ -1,5 +1,5 @@
-//! Community ID version 1: a digest of a flow's key that is the same in other tools
-//! (<https://github.com/corelight/community-id-spec>, seed 0).
+//! Community ID version 1, seed 0: a digest of a flow's key that other tools compute in the same way
+//! (<https://github.com/corelight/community-id-spec>).
 
 use agent_common::{FlowKey, L4Kind, protocol::ICMP};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -7,15 +7,15 @@ use sha1::{Digest as _, Sha1};
 
 const SEED: u16 = 0;
 
-/// The text begins with this, before 28 characters of base64.
+/// The beginning of the text form. 28 characters of base64 follow.
 const VERSION: &str = "1:";
 pub const TEXT_LEN: usize = 2 + 28;
 
-/// The SHA-1 digest of a flow.
+/// The SHA-1 digest of a flow's key.
 ///
-/// `initiator` is the endpoint of the key that sent the first packet, 0 for a and 1 for b. It matters only for
-/// ICMP types that have no answer, since the specification gives their ID a direction. Later fragments have
-/// the ID of a protocol without ports.
+/// `initiator` is the endpoint of the key that sent the first packet, 0 for a and 1 for b. It matters only
+/// for ICMP types without a reply: the specification gives each of their directions its own ID. Later
+/// fragments have the ID of a protocol without ports.
 pub fn community_id(key: &FlowKey, initiator: u8) -> [u8; 20] {
     let ends = Ends::of(key, initiator);
     let len = if key.ip_version == 4 { 4 } else { 16 };
@@ -32,7 +32,7 @@ pub fn community_id(key: &FlowKey, initiator: u8) -> [u8; 20] {
     hash.finalize().into()
 }
 
-/// The text form, for people and other tools.
+/// The text form that people and other tools use.
 pub fn text(digest: &[u8; 20]) -> String {
     let mut text = String::with_capacity(TEXT_LEN);
     text.push_str(VERSION);
@@ -40,7 +40,7 @@ pub fn text(digest: &[u8; 20]) -> String {
     text
 }
 
-/// The endpoints in the order in which they are hashed.
+/// The endpoints in hashing order.
 struct Ends<'a> {
     addr: [&'a [u8; 16]; 2],
     port: Option<[u16; 2]>,
@@ -97,7 +97,7 @@ impl<'a> Ends<'a> {
     }
 }
 
-/// The ICMP type of the answer to a request, or of the request to an answer.
+/// The ICMP type of the reply to a request, or of the request for a reply.
 fn counterpart(protocol: u8, icmp_type: u8) -> Option<u8> {
     const V4: [(u8, u8); 5] = [(8, 0), (10, 9), (13, 14), (15, 16), (17, 18)];
     const V6: [(u8, u8); 6] = [

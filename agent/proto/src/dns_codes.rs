@@ -1,15 +1,16 @@
-//! What IANA calls codes of answers and types of records of the DNS.
+//! The IANA names of DNS response codes and record types.
 
 use domain::base::iana::{Rcode, Rtype};
 
-/// What IANA calls the code of an answer, in lower case. Those of EDNS have no name here, since anybody may make some up.
+/// The IANA name of a response code, in lower case. EDNS codes have no name here, since anyone can invent
+/// some.
 pub fn code(number: u16) -> Option<String> {
     let code = Rcode::checked_from_int(u8::try_from(number).ok()?)?;
     let name = std::str::from_utf8(code.to_mnemonic()?).ok()?;
     Some(name.to_ascii_lowercase())
 }
 
-/// What IANA calls a type of records, such as `AAAA`; without a name `TYPE` and its number (RFC 3597).
+/// The IANA name of a record type, such as `AAAA`, or `TYPE` and the number if it has no name (RFC 3597).
 pub fn record_type(number: u16) -> String {
     Rtype::from_int(number).to_string()
 }

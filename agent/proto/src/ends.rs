@@ -1,17 +1,19 @@
-//! What a batch says of the ends of its records: the cgroup and the process that sent the packets, and the name of the host.
+//! The cgroup, process and host name that a batch has for each end of its records.
 
 use crate::{Cgroup, FlowBatch, FlowRecord, NameSource, Process};
 
-/// The longest path of a cgroup that is kept. Whoever has a cgroup of their own may make folders in folders in it.
+/// The longest cgroup path that is kept. The owner of a cgroup can nest directories in it without limit.
 pub const MAX_CGROUP_PATH_BYTES: usize = 1024;
-/// The longest name of a process: 15 bytes (`TASK_COMM_LEN`), each of which becomes three where it is no UTF-8.
+/// The longest process name. The kernel's has at most 15 bytes (`TASK_COMM_LEN` with the final zero); each
+/// byte that is not UTF-8 takes three bytes.
 pub const MAX_PROCESS_NAME_BYTES: usize = 45;
-/// The longest name of a host has 253 bytes; one whose bytes have to be written as numbers may be longer.
+/// The longest host name. DNS names have at most 253 bytes; a name with escaped bytes may be longer.
 pub const MAX_HOST_NAME_BYTES: usize = 255;
-/// What is read of the answers of one DNS message. A datagram of 1,472 bytes has room for 90 addresses.
+/// The most addresses that are read from one DNS message. A datagram of 1,472 bytes has room for 90.
 pub const MAX_DNS_ANSWERS: usize = 128;
 
-/// Who sent the packets of one direction of a record, and what the batch says about that. Nothing that is empty.
+/// The cgroup that sent the packets of one direction of a record, with its names in the batch. Empty names
+/// are `None`.
 #[derive(Clone, Copy)]
 pub struct EndCgroup<'a> {
     pub cgroup_id: u64,
@@ -19,7 +21,7 @@ pub struct EndCgroup<'a> {
 }
 
 impl<'a> EndCgroup<'a> {
-    /// Of the source's packets, and of the destination's.
+    /// Returns the cgroups that sent the source's and the destination's packets.
     pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
         record
             .cgroup_ids()
@@ -61,7 +63,8 @@ impl<'a> EndCgroup<'a> {
     }
 }
 
-/// Who made the socket that sent the packets of one direction of a record, and what the batch says about that.
+/// The process that made the socket that sent the packets of one direction of a record, with its name in the
+/// batch.
 #[derive(Clone, Copy)]
 pub struct EndProcess<'a> {
     pub key: u64,
@@ -69,7 +72,7 @@ pub struct EndProcess<'a> {
 }
 
 impl<'a> EndProcess<'a> {
-    /// Of the source's packets, and of the destination's.
+    /// Returns the processes for the source's and the destination's packets.
     pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
         let of = |key| Self {
             key,
@@ -82,7 +85,7 @@ impl<'a> EndProcess<'a> {
         record.process_keys().map(|key| key.map(of))
     }
 
-    /// It is in the key.
+    /// The pid, which is part of the key.
     pub fn pid(self) -> u32 {
         agent_common::Process::pid_of(self.key)
     }
@@ -97,7 +100,7 @@ impl<'a> EndProcess<'a> {
     }
 }
 
-/// The name of one end.
+/// The host name of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndHost<'a> {
     pub name: &'a str,
@@ -105,7 +108,7 @@ pub struct EndHost<'a> {
 }
 
 impl<'a> EndHost<'a> {
-    /// Of the source, and of the destination.
+    /// Returns the names of the source and the destination.
     pub fn both(batch: &'a FlowBatch, record: &FlowRecord) -> [Option<Self>; 2] {
         let [source, destination] = record.host_ids();
         let of = |id: Option<u64>, learned: NameSource| {
@@ -122,7 +125,7 @@ impl<'a> EndHost<'a> {
         ]
     }
 
-    /// How it was learned.
+    /// How the name was learned.
     pub fn source(self) -> &'static str {
         match self.source {
             NameSource::Unspecified => "unknown",

@@ -36,7 +36,7 @@ mod generated {
 
 pub use generated::*;
 
-/// flow.proto as an encoded `FileDescriptorSet`, with its comments.
+/// `flow.proto` as an encoded `FileDescriptorSet`, including its comments.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/flow.v1.bin"));
 
 impl From<Pair> for Count {
@@ -68,7 +68,8 @@ impl Direction {
 }
 
 impl DnsExchange {
-    /// Its flow, as far as rules look at it: both directions, and their ends.
+    /// The flow of this exchange, with the fields that filter rules read: both endpoints and a packet in each
+    /// direction.
     pub fn flow(&self) -> FlowRecord {
         FlowRecord {
             protocol: protocol::UDP.into(),
@@ -87,7 +88,8 @@ impl DnsExchange {
 }
 
 impl FlowRecord {
-    /// What it reports, in both directions. Wraps like the counters, whatever a collector was sent.
+    /// Packets and bytes of both directions that the record reports. Wraps like the counters, whatever a
+    /// sender claims.
     pub fn delta(&self) -> Pair {
         Pair {
             packets: self.delta_packets.wrapping_add(self.delta_reverse_packets),
@@ -95,22 +97,22 @@ impl FlowRecord {
         }
     }
 
-    /// The cgroups that it names: of who sent the source's packets, and the destination's.
+    /// The ids of the cgroups that sent the source's and the destination's packets.
     pub fn cgroup_ids(&self) -> [Option<u64>; 2] {
         [self.src_cgroup_id, self.dst_cgroup_id]
     }
 
-    /// The keys of the processes that it names, likewise.
+    /// The keys of the processes that sent the source's and the destination's packets.
     pub fn process_keys(&self) -> [Option<u64>; 2] {
         [self.src_process_key, self.dst_process_key]
     }
 
-    /// The ids of the names that its source and its destination have, likewise.
+    /// The ids of the host names of the source and the destination.
     pub fn host_ids(&self) -> [Option<u64>; 2] {
         [self.src_host_id, self.dst_host_id]
     }
 
-    /// What its flow has counted since its first packet, in both directions.
+    /// Packets and bytes of both directions since the flow's first packet.
     pub fn total(&self) -> Pair {
         Pair {
             packets: self.total_packets + self.total_reverse_packets,
@@ -118,8 +120,8 @@ impl FlowRecord {
         }
     }
 
-    /// The sides of the interface at which the packets of the source and of the destination were seen. If no answer was, it
-    /// would be at the opposite side.
+    /// The sides of the interface at which the packets of the source and of the destination were seen. For a
+    /// direction without packets, the opposite of the other side.
     pub fn directions(&self) -> [Direction; 2] {
         let forward = match self.direction() {
             Direction::Egress => Direction::Egress,
@@ -133,7 +135,7 @@ impl FlowRecord {
         [forward, reverse]
     }
 
-    /// The ICMP type of the answers. Messages that are no question have the same type in both directions.
+    /// The ICMP type of the replies. Messages other than queries have the same type in both directions.
     pub fn icmp_type_of_answers(&self) -> u32 {
         let kind = self.icmp_type.unwrap_or_default();
         if self.icmp_identifier.is_none() {
@@ -147,7 +149,7 @@ impl FlowRecord {
         }
     }
 
-    /// Makes it report its flow from the first packet on.
+    /// Sets the deltas to the totals, so that the record reports its flow from the first packet on.
     pub fn report_total(&mut self) {
         self.delta_packets = self.total_packets;
         self.delta_bytes = self.total_bytes;
@@ -163,8 +165,8 @@ impl FlowRecord {
         };
     }
 
-    /// When the first and the last packet came that the deltas count, Unix time in nanoseconds. The bytes of the deltas, divided by the
-    /// time between the two, are a rate.
+    /// When the first and the last packet that the deltas count were seen, Unix time in nanoseconds. The
+    /// bytes of the deltas divided by the time between the two are a rate.
     pub fn delta_times(&self) -> [u64; 2] {
         let (first, last) = (self.first_seen_unix_ns, self.last_seen_unix_ns);
         let is_whole = self.delta() == self.total() && self.total().packets != 0;
@@ -184,7 +186,7 @@ impl FlowRecord {
 }
 
 impl Account {
-    /// Includes every reason, even those that counted nothing. The caller sets the sample rate.
+    /// Includes every reason, even with a count of zero. The caller sets the sample rate.
     pub fn from_hook(account: &HookAccount, is_final: bool) -> Self {
         let by_reason = |reasons: &[Reason]| {
             reasons
@@ -227,12 +229,12 @@ impl Account {
         pair(self.seen) - placed
     }
 
-    /// Packets that could not become part of a flow, for one reason.
+    /// Packets that could not be read as part of a flow, for one reason.
     pub fn unparsed(&self, reason: Reason) -> Pair {
         pair(self.unparsed.get(reason.name()).copied())
     }
 
-    /// A count that is not part of the sum; zero if the agent does not know it.
+    /// A count in `beside`, which is not a term of the sum. Zero if the agent does not report it.
     pub fn beside(&self, reason: Reason) -> Pair {
         pair(self.beside.get(reason.name()).copied())
     }
@@ -270,7 +272,7 @@ impl AddAssign<OutputStatus> for DepartedOutputs {
 }
 
 impl Hook {
-    /// The name that people and programs read.
+    /// The name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -282,7 +284,7 @@ impl Hook {
 }
 
 impl AttachMode {
-    /// The name that people and programs read.
+    /// The name for people and programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -295,7 +297,7 @@ impl AttachMode {
 }
 
 impl InsteadOfXdp {
-    /// The name that programs read.
+    /// The name for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Unspecified => "unknown",
@@ -307,7 +309,7 @@ impl InsteadOfXdp {
         }
     }
 
-    /// The reason in words, to follow "instead of xdp: ".
+    /// The reason as text to follow "instead of xdp: ".
     pub fn words(self) -> &'static str {
         match self {
             Self::Unspecified => "this flow-agent does not know the reason",
@@ -346,7 +348,7 @@ fn mode_name<S: Serializer>(mode: &i32, serializer: S) -> Result<S::Ok, S::Error
     serializer.serialize_str(AttachMode::try_from(*mode).unwrap_or_default().name())
 }
 
-/// Converts a count from a message, in which an absent one is zero.
+/// Converts a count from a message. An absent count is zero.
 pub fn pair(count: Option<Count>) -> Pair {
     count.unwrap_or_default().into()
 }

@@ -1,4 +1,5 @@
-//! The cgroups, processes and names of hosts that records mention, for those who leave records out of a batch: what nobody mentions goes with them.
+//! The cgroups, processes and host names that a set of records mentions, for callers that remove records from
+//! a batch: names that no remaining record mentions are removed with them.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +52,7 @@ impl Mentions {
         self.host_ids.extend(record.host_ids.into_iter().flatten());
     }
 
-    /// Whether a field of a batch stands for something that is not mentioned.
+    /// Whether this field of a batch is a cgroup, process or host name that no record mentions.
     pub fn lack(&self, field: &Field) -> Result<bool, DecodeError> {
         let message = || -> Bytes { field.message.clone() };
         Ok(match field.tag {
@@ -62,12 +63,12 @@ impl Mentions {
         })
     }
 
-    /// Sorted.
+    /// In ascending order.
     pub fn cgroup_ids(&self) -> impl Iterator<Item = &u64> {
         self.cgroup_ids.iter()
     }
 
-    /// Sorted.
+    /// In ascending order.
     pub fn process_keys(&self) -> impl Iterator<Item = &u64> {
         self.process_keys.iter()
     }
@@ -76,7 +77,7 @@ impl Mentions {
         self.host_ids.len()
     }
 
-    /// Sorted.
+    /// In ascending order.
     pub fn host_ids(&self) -> impl Iterator<Item = &u64> {
         self.host_ids.iter()
     }
@@ -94,7 +95,7 @@ impl Mentions {
         all.iter().filter(|one| self.host_ids.contains(&one.id))
     }
 
-    /// Takes the others out of a batch.
+    /// Removes the cgroups, processes and host names that no record mentions.
     pub fn retain_in(&self, batch: &mut FlowBatch) {
         batch
             .cgroups

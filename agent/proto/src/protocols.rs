@@ -1,6 +1,6 @@
 //! Names of IP protocols.
 
-/// Well-known protocols by IANA number, with the names that people know.
+/// Well-known protocols by IANA number, with their common names.
 const NAMES: &[(u8, &str)] = &[
     (1, "icmp"),
     (2, "igmp"),
@@ -20,7 +20,7 @@ const NAMES: &[(u8, &str)] = &[
     (136, "udplite"),
 ];
 
-/// The protocol's well-known name, if it has one.
+/// The protocol's common name, if it has one here.
 pub fn name(number: u8) -> Option<&'static str> {
     NAMES
         .iter()
@@ -28,14 +28,14 @@ pub fn name(number: u8) -> Option<&'static str> {
         .map(|(_, name)| *name)
 }
 
-/// A protocol as sums tell them apart: one that has a name, or one of all others together.
+/// A protocol as a key of sums: each protocol with a name is one class, and all others together are one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Class(u8);
 
 impl Class {
     pub const COUNT: usize = NAMES.len() + 1;
     const OTHER: Self = Self(NAMES.len() as u8);
-    /// By IANA number.
+    /// The class of each IANA protocol number.
     const OF: [Self; 256] = {
         let mut of = [Self::OTHER; 256];
         let mut class = 0;
@@ -54,7 +54,7 @@ impl Class {
         (0..=Self::OTHER.0).map(Self)
     }
 
-    /// Below [`Class::COUNT`].
+    /// The index of the class, below [`Class::COUNT`].
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -64,7 +64,7 @@ impl Class {
     }
 }
 
-/// The number for a name, in upper or lower case.
+/// The protocol number for a name, in upper or lower case.
 pub fn number(name: &str) -> Option<u8> {
     NAMES
         .iter()

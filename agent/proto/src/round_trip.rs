@@ -1,19 +1,20 @@
-//! How long the ends of a connection take to acknowledge, as records say it.
+//! How long the ends of a connection take to acknowledge a segment, as reported in records.
 
 use agent_common::Sample;
 
 use crate::FlowRecord;
 
-/// From the interface to one end and back, in microseconds; 0 if it is not known.
+/// The time from the interface to one end and back, in microseconds; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrip {
     pub handshake_us: u32,
-    /// Of the last sample.
+    /// The most recent sample.
     pub ack_us: u32,
 }
 
 impl RoundTrip {
-    /// Takes in what came later. A connection has one handshake, and of several with the same ports the last one counts.
+    /// Adds a later sample. A connection has one handshake; of several connections with the same ports, the
+    /// last one counts.
     pub fn note(&mut self, sample: Sample) {
         if let Some(us) = sample.handshake_us() {
             self.handshake_us = us;
@@ -23,7 +24,7 @@ impl RoundTrip {
         }
     }
 
-    /// To the source, and to the destination.
+    /// Returns the times to the source and to the destination.
     pub fn both(record: &FlowRecord) -> [Self; 2] {
         let us = |field: Option<u32>| field.unwrap_or_default();
         [

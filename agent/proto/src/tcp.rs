@@ -1,13 +1,14 @@
-//! What TCP knows of a flow's connection, as records say it.
+//! The values that TCP measures for a flow's connection, as records report them.
 
 use agent_common::TcpInfo;
 
 use crate::FlowRecord;
 
-/// On the side of one end. Nothing if the end is on another host, or no packet of its socket was seen.
+/// The values on the side of one end, from `struct tcp_info`. All are `None` if the end is on another host,
+/// or no packet of its socket was seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tcp {
-    /// `None` before the first one, like the next one.
+    /// Smoothed round-trip time. This field and the next are `None` before the first measurement.
     pub rtt_us: Option<u32>,
     pub min_rtt_us: Option<u32>,
     pub total_retrans: Option<u32>,
@@ -31,7 +32,7 @@ impl Tcp {
         }
     }
 
-    /// Of the source, and of the destination.
+    /// Returns the values of the source and of the destination, `None` for an end without any.
     pub fn both(record: &FlowRecord) -> [Option<Self>; 2] {
         let source = Self {
             rtt_us: record.src_tcp_rtt_us,

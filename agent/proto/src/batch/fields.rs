@@ -1,4 +1,4 @@
-//! The fields of an encoded batch, for those who need not decode all of it.
+//! The fields of an encoded batch, for callers that do not decode all of it.
 
 use std::ops::Range;
 
@@ -8,29 +8,29 @@ use prost::{
     encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field},
 };
 
-/// The number of `FlowBatch.agent`.
+/// The field number of `FlowBatch.agent`.
 pub const AGENT: u32 = 1;
-/// The number of `FlowBatch.records`.
+/// The field number of `FlowBatch.records`.
 pub const RECORDS: u32 = 15;
-/// That of `FlowBatch.cgroups`, which come behind the records that name them.
+/// The field number of `FlowBatch.cgroups`, which follow the records that name them.
 pub const CGROUPS: u32 = 28;
-/// That of `FlowBatch.processes`, likewise.
+/// The field number of `FlowBatch.processes`, which follow the records that name them.
 pub const PROCESSES: u32 = 30;
-/// That of `FlowBatch.hosts`, likewise.
+/// The field number of `FlowBatch.hosts`, which follow the records that name them.
 pub const HOSTS: u32 = 31;
-/// That of `FlowBatch.dns_exchanges`.
+/// The field number of `FlowBatch.dns_exchanges`.
 pub const DNS_EXCHANGES: u32 = 32;
 
 /// A field of a batch.
 pub struct Field {
     pub tag: u32,
-    /// Where it is, with its tag.
+    /// The range of the field in the batch, with its tag.
     pub whole: Range<usize>,
-    /// What it has, without its length, if it is a message or bytes.
+    /// The content without its length, if the field is a message or bytes; otherwise empty.
     pub message: Bytes,
 }
 
-/// Calls `visit` with the fields of an encoded message in their order.
+/// Calls `visit` with each field of an encoded message, in order.
 pub fn each_field(
     body: &Bytes,
     mut visit: impl FnMut(Field) -> Result<(), DecodeError>,

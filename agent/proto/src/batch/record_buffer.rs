@@ -1,4 +1,4 @@
-//! Encodes a [`Record`] as the fields of a `FlowRecord` message, in one buffer for all records.
+//! Encodes a [`Record`] as the fields of a `FlowRecord` message, in one buffer that all records share.
 
 #![expect(
     clippy::inline_always,
@@ -16,15 +16,15 @@ use crate::{
     tcp::Tcp,
 };
 
-/// Wire types of protobuf's encoding.
+/// Wire types of the protobuf encoding.
 const VARINT: u32 = 0;
 const FIXED64: u32 = 1;
 const LEN: u32 = 2;
 
 pub(super) const RECORDS_TAG: u8 = (RECORDS << 3 | LEN) as u8;
-/// The tag, and a length that takes at most two bytes.
+/// The tag, and a length of at most two bytes.
 const PREFIX_LEN_BYTES: usize = 3;
-/// A short varint is written with so many bytes, of which only the first ones may be its own.
+/// A short varint is written as a word of this many bytes; only its first bytes may belong to the varint.
 const WORD_LEN_BYTES: usize = 8;
 
 pub struct RecordBuffer {
@@ -42,7 +42,7 @@ impl Default for RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// A record takes 600 bytes with its prefix if every field is at its longest.
+    /// A record with every field at its longest takes 600 bytes, prefix included.
     pub const LEN_BYTES: usize = 612;
 
     /// Encodes a record as an element of `FlowBatch.records`.
@@ -59,15 +59,15 @@ impl RecordBuffer {
     }
 }
 
-/// Writes the fields of a record, each behind the one before. It is a variable of one function, into which all of this is compiled: so
-/// its length is in a register, since each field's place depends on all before it.
+/// Appends the fields of a record. It is a local variable of one function, and all methods are inlined into
+/// that function: this keeps `len`, on which the place of each field depends, in a register.
 struct Writer<'a> {
     bytes: &'a mut Room,
     len: usize,
 }
 
 impl Writer<'_> {
-    /// Puts tag and length before the fields. Returns where they begin.
+    /// Writes tag and length before the fields. Returns the offset of the tag.
     #[inline(always)]
     fn put_prefix(self) -> usize {
         let len = self.len - PREFIX_LEN_BYTES;
@@ -81,7 +81,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The field numbers are those of `FlowRecord` in `flow.proto`.
+    /// Writes all fields. The field numbers are those of `FlowRecord` in `flow.proto`.
     #[inline(always)]
     fn fields(&mut self, record: &Record) {
         let key = &record.key;
@@ -183,7 +183,7 @@ impl Writer<'_> {
         self.count::<76>(record.is_closing.into());
     }
 
-    /// In the order of the field numbers, in which those of both ends take turns.
+    /// Writes in the order of the field numbers, which alternate between source and destination.
     #[inline(always)]
     fn tcp(&mut self, record: &Record) {
         let [source, destination] = record.tcp.map(Tcp::of);
@@ -201,7 +201,7 @@ impl Writer<'_> {
         self.optional::<57>(destination.data_segs_out);
     }
 
-    /// Likewise.
+    /// Writes in the order of the field numbers, which alternate between source and destination.
     #[inline(always)]
     fn names(&mut self, record: &Record) {
         let [source, destination] = record.names;
@@ -213,7 +213,7 @@ impl Writer<'_> {
         self.count::<61>(learned(destination));
     }
 
-    /// Likewise.
+    /// Writes in the order of the field numbers, which alternate between source and destination.
     #[inline(always)]
     fn round_trips(&mut self, record: &Record) {
         let [source, destination] = record.round_trips;
@@ -257,7 +257,7 @@ impl Writer<'_> {
         }
     }
 
-    /// The numbers of the enum in `flow.proto` are those in a flow's key, except for GRE without a GRE key.
+    /// The enum in `flow.proto` has the numbers in a flow's key, except that GRE without a GRE key is GRE.
     #[inline(always)]
     fn encapsulation(&mut self, record: &Record, reversed: bool) {
         let key = &record.key;
@@ -279,7 +279,7 @@ impl Writer<'_> {
         self.bytes::<33>(&destination[..len]);
     }
 
-    /// A field whose absence means zero.
+    /// Writes a field whose absence means zero.
     #[inline(always)]
     fn count<const FIELD: u32>(&mut self, value: u64) {
         if value != 0 {
@@ -287,7 +287,7 @@ impl Writer<'_> {
         }
     }
 
-    /// An `optional` field, in which zero is written too.
+    /// Writes an `optional` field, even if it is zero.
     #[inline(always)]
     fn value<const FIELD: u32>(&mut self, value: u64) {
         self.tag::<FIELD, VARINT>();
@@ -341,7 +341,7 @@ impl Writer<'_> {
     }
 }
 
-/// What TCP knows, which few records have. Returns where it ends.
+/// Writes the TCP fields, which few records have. Returns the offset behind them.
 #[cold]
 fn put_tcp(bytes: &mut Room, at: usize, record: &Record) -> usize {
     let mut writer = Writer { bytes, len: at };
@@ -349,7 +349,7 @@ fn put_tcp(bytes: &mut Room, at: usize, record: &Record) -> usize {
     writer.len
 }
 
-/// What the ends are called, which few records have, too.
+/// Writes the host names, which few records have. Returns the offset behind them.
 #[cold]
 fn put_names(bytes: &mut Room, at: usize, record: &Record) -> usize {
     let mut writer = Writer { bytes, len: at };
@@ -357,7 +357,7 @@ fn put_names(bytes: &mut Room, at: usize, record: &Record) -> usize {
     writer.len
 }
 
-/// How long the ends take to answer, likewise.
+/// Writes the round-trip times, which few records have. Returns the offset behind them.
 #[cold]
 fn put_round_trips(bytes: &mut Room, at: usize, record: &Record) -> usize {
     let mut writer = Writer { bytes, len: at };
@@ -365,7 +365,7 @@ fn put_round_trips(bytes: &mut Room, at: usize, record: &Record) -> usize {
     writer.len
 }
 
-/// One that does not fit into a word. Returns where it ends.
+/// Writes a varint that does not fit into a word. Returns the offset behind it.
 #[cold]
 fn put_long_varint(bytes: &mut Room, at: usize, value: u64) -> usize {
     let mut rest = &mut bytes[at..];
@@ -373,8 +373,9 @@ fn put_long_varint(bytes: &mut Room, at: usize, value: u64) -> usize {
     size_of::<Room>() - rest.len()
 }
 
-/// The varint of 56 bits, in the lower bytes of a word, and how many it has. Without a branch for each byte: lengths vary from field to
-/// field, so no branch would be foreseen.
+/// Encodes 56 bits as a varint in the lower bytes of a word. Returns the word and the varint's length in
+/// bytes. It does not branch for each byte: lengths vary from field to field, so branches would be
+/// mispredicted.
 #[inline(always)]
 fn short_varint(value: u64) -> (u64, usize) {
     // Gives each seven bits a byte, by halves.
@@ -386,12 +387,12 @@ fn short_varint(value: u64) -> (u64, usize) {
     (sevens | 0x8080_8080_8080_8080 & before_last, len)
 }
 
-/// A value of the enum in `flow.proto`, where 0 is unspecified.
+/// The number in the enum in `flow.proto`, where 0 is unspecified.
 fn direction(direction: Direction) -> u64 {
     direction as u64 + 1
 }
 
-/// Source and destination from a and b.
+/// Returns source and destination for a and b.
 fn in_order<'a, T>(a: &'a T, b: &'a T, reversed: bool) -> (&'a T, &'a T) {
     if reversed { (b, a) } else { (a, b) }
 }

@@ -1,8 +1,8 @@
-//! Whether an agent could have made a batch: no packet has a port of 70,000, and no clock that is right is a year ahead. A batch
-//! with a value that no agent sends is refused as a whole, by the name of the field, before anything of it is stored, counted or
-//! shown.
+//! Checks whether an agent could have made a batch: no packet has port 70,000, and no correct clock is a year
+//! ahead. A batch with a value that no agent sends is refused as a whole, with the name of the field, before
+//! any of it is stored, counted or shown.
 //!
-//! An enum's number that is not known here is no fault: a later agent may know more, and all that show one show it as none.
+//! An unknown enum number is valid: a later agent may send it. Readers treat it as unspecified.
 
 use std::fmt;
 
@@ -14,38 +14,40 @@ use crate::{Account, Count, DnsExchange, FlowBatch, FlowRecord, ends};
 const SECOND_NS: u64 = 1_000_000_000;
 const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
 
-/// A spool may have waited for so long, until its host was mended.
+/// A spool may have waited this long for its host to be repaired.
 const MOST_AGE_NS: u64 = 400 * DAY_NS;
-/// A clock may be set in a wrong time zone.
+/// A clock may be set to the wrong time zone.
 const MOST_AHEAD_NS: u64 = DAY_NS;
-/// Of a window, in the middle of which a host may sleep, between the records of a flow, and of what a record counts.
+/// The longest window (a host may sleep during one), the longest report interval, and the longest
+/// `delta_duration_ns`.
 const LONGEST_NS: u64 = 400 * DAY_NS;
-/// What another collector has checked may have waited in a topic for as long again.
+/// A batch that another collector has checked may have waited in a topic for as long again.
 const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
-/// No flow and no host lasts longer.
+/// No flow and no host lasts longer than ten years.
 const OLDEST_FLOW_NS: u64 = 3650 * DAY_NS;
-/// Of a flow between two records: 400 Gbit/s for an hour and a half. Sums of some ten thousand have 63 bits.
+/// The most that a flow can count between two records: 400 Gbit/s for an hour and a half. The sum of some ten
+/// thousand such values fits into 63 bits.
 pub const MOST_DELTA: u64 = 1 << 48;
-/// Of a counter that goes on. Files and databases have 63 bits.
+/// The highest value of a cumulative counter. Files and databases store 63 bits.
 const MOST_TOTAL: u64 = i64::MAX as u64;
 
 const MOST_PROTOCOL: u32 = u8::MAX as u32;
 const MOST_PORT: u32 = u16::MAX as u32;
-/// Of 12 bits. The last one is reserved, and somebody may send it.
+/// The highest 12-bit id. It is reserved, but someone may send it.
 const MOST_VLAN: u32 = 4095;
-/// The parser takes no more in front of a packet.
+/// The parser reads no more tags in front of a packet.
 const MOST_VLANS: usize = 8;
 const MOST_TCP_FLAGS: u32 = u16::MAX as u32;
 const MOST_DSCP: u32 = 63;
 /// `PID_MAX_LIMIT` (linux/threads.h).
 const MOST_PID: u32 = 1 << 22;
-/// The kernel's are positive.
+/// The kernel's interface indices are positive `int`s.
 const MOST_IFINDEX: u32 = i32::MAX as u32;
 const IPV4_BYTES: usize = 4;
 const IPV6_BYTES: usize = 16;
 const COMMUNITY_ID_BYTES: usize = 20;
 
-/// What no agent sends.
+/// A value that no agent sends.
 #[derive(Debug, PartialEq, Eq, Error)]
 #[error("{field}: {why}")]
 pub struct Invalid {
@@ -53,7 +55,7 @@ pub struct Invalid {
     why: String,
 }
 
-/// A field of one message of a batch, which may be one of many.
+/// The message of a batch that has the field, with its index if the message is repeated.
 #[derive(Clone, Copy)]
 struct Place {
     of: &'static str,
@@ -92,7 +94,7 @@ impl Place {
         Err(self.refuse(name, format_args!("it has {len} bytes")))
     }
 
-    /// Near now.
+    /// Checks that a time is within the range for batches that arrive at this moment.
     #[inline]
     fn time(self, name: &str, unix_ns: u64, now: Now) -> Result<(), Invalid> {
         if (now.earliest..=now.latest).contains(&unix_ns) {
@@ -108,7 +110,7 @@ impl Place {
     }
 }
 
-/// Which times may be.
+/// The times that a batch may have, in Unix time in nanoseconds.
 #[derive(Clone, Copy)]
 struct Now {
     earliest: u64,
@@ -116,11 +118,11 @@ struct Now {
     oldest_flow: u64,
 }
 
-/// Who has a batch before it comes here.
+/// The sender of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     Agent,
-    /// Another collector has checked it, some time ago and by its own clock.
+    /// Another collector, which has checked the batch some time ago, by its own clock.
     Collector,
 }
 
@@ -138,7 +140,7 @@ impl Origin {
     }
 }
 
-/// Fails with the first field that no agent would have filled like this. `now` is Unix time in nanoseconds.
+/// Fails with the first field that has a value no agent sends. `now_unix_ns` is Unix time in nanoseconds.
 pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), Invalid> {
     let now = origin.times(now_unix_ns);
     let place = Place {
@@ -210,7 +212,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
     Ok(())
 }
 
-/// Packets and bytes of both directions, and the bytes of IP packets.
+/// The packets, layer-2 bytes and IP bytes of both directions.
 fn deltas(record: &FlowRecord) -> [u64; 3] {
     // Each has 48 bits.
     [
@@ -220,7 +222,7 @@ fn deltas(record: &FlowRecord) -> [u64; 3] {
     ]
 }
 
-/// A batch that only tells of losses has none.
+/// Checks the window. A batch that only reports losses has none.
 fn check_window(batch: &FlowBatch, place: Place, now: Now) -> Result<(), Invalid> {
     let (start, end) = (batch.window_start_unix_ns, batch.window_end_unix_ns);
     place.at_most("report_interval_ns", batch.report_interval_ns, LONGEST_NS)?;
@@ -239,7 +241,7 @@ fn check_window(batch: &FlowBatch, place: Place, now: Now) -> Result<(), Invalid
     Ok(())
 }
 
-/// Whether an agent could have made a record, whenever that was.
+/// Whether an agent could have made this record, at any time.
 pub fn is_sound(record: &FlowRecord) -> bool {
     let place = Place {
         of: "records",
@@ -335,7 +337,8 @@ fn check_counts(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// A flow may have begun before the window by any time that it may last, and when the clock was another.
+/// Checks the times of a record. A flow may have begun long before the window, and under another setting of
+/// the clock.
 fn check_times(
     record: &FlowRecord,
     place: Place,
@@ -385,7 +388,7 @@ fn check_account(account: &Account) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Sums of some of them are made.
+/// Checks a count. The limit leaves room for sums of several counts.
 fn check_count(name: &str, count: &Count, place: Place) -> Result<(), Invalid> {
     place.at_most(name, count.packets, MOST_TOTAL >> 8)?;
     place.at_most(name, count.bytes, MOST_TOTAL >> 8)
