@@ -187,6 +187,7 @@ impl Built {
             "CHANGELOG.md",
             "CONTRIBUTING.md",
             "DESIGN.md",
+            "SECURITY.md",
             "LICENSE-APACHE",
             "LICENSE-MIT",
             "docs",
