@@ -474,11 +474,13 @@ mod tests {
             make(&format!("user@1000.service/{number}"));
         }
         let cgroups = Cgroups::follow_at_most(MOST).unwrap();
-        assert_eq!(cgroups.len(), MOST);
+        // Other tests remove cgroups of theirs meanwhile, which leaves room for as many.
+        let is_full = || (MOST - 100..=MOST).contains(&cgroups.len());
+        assert!(is_full(), "{}", cgroups.len());
         let later = fs::metadata(make("later.service")).unwrap().ino();
         let unit = || cgroups.of([later]).remove(0).unit;
         wait_until("it is known", || !unit().is_empty());
         assert_eq!(unit(), "later.service");
-        assert_eq!(cgroups.len(), MOST);
+        assert!(is_full(), "{}", cgroups.len());
     }
 }
