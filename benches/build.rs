@@ -1,4 +1,4 @@
-//! Compiles the programs that the agent's are held against.
+//! Compiles the programs that the benches compare the agent's with.
 
 use std::process::ExitCode;
 

@@ -130,37 +130,37 @@ reasons! {
     /// The kernel refused the insert with an error that is none of the above.
     Refused = "refused",
 
-    /// Beside the sum: super-frames (GSO, GRO), each counted once, with the bytes that the skb had.
+    /// Beside the sum: super-frames (GSO, GRO). Each counts once, with the bytes of its skb.
     SuperFrames = "super_frames",
     /// Beside the sum: the frames that super-frames stand for, with their bytes on the wire.
     SuperFrameSegments = "super_frame_segments",
-    /// Beside the sum: packets that may be more on the wire than was counted. These are super-frames whose
-    /// repeated headers are unknown, so that their bytes are too low, and everything that a generic XDP hook
-    /// saw, which gets a super-frame as one frame.
+    /// Beside the sum: packets that may be more on the wire than was counted. These are super-frames whose repeated
+    /// headers are unknown, so their bytes are too low, and every packet at a generic XDP hook, which sees a
+    /// super-frame as one frame.
     Inexact = "inexact",
-    /// Beside the sum: packets whose VLAN tag the driver had taken out. Bytes are those of the tags.
+    /// Beside the sum: packets whose VLAN tag the driver had removed. The bytes count only the tags.
     OffloadedTags = "offloaded_tags",
-    /// Beside the sum: frames under 60 bytes. Bytes are what padding to 60 would add.
+    /// Beside the sum: frames under 60 bytes. The bytes are the padding that would bring them to 60.
     Short = "short",
     /// Beside the sum: later fragments that joined the flow of their first one.
     FragmentsJoined = "fragments_joined",
-    /// Beside the sum: later fragments whose first one was not remembered. They go into flows without ports.
+    /// Beside the sum: later fragments whose first one was unknown. They go into flows without ports.
     FragmentsUnmatched = "fragments_unmatched",
-    /// Beside the sum: tunnel packets counted in the flow of the packet that they carry.
+    /// Beside the sum: tunnel packets counted in the flow of the packet inside.
     Decapsulated = "decapsulated",
-    /// Beside the sum: packets counted in the flow of the tunnel itself, since what it carries could not be
-    /// read: a fragment, no IP inside, a header that is cut or has another version.
+    /// Beside the sum: packets counted in the tunnel's own flow because the parser could not read the packet inside: a
+    /// fragment, no IP, a header that is cut or has another version.
     TunnelsUnopened = "tunnels_unopened",
-    /// Beside the sum: packets counted in the flow of a tunnel that lies deeper than tunnels are opened.
+    /// Beside the sum: packets counted in the flow of a tunnel that lies deeper than the parser opens tunnels.
     TunnelDepth = "tunnel_depth",
     /// Beside the sum: packets at an XDP hook that may not have seen their VLAN tags. Their flow may lack
     /// the tags, and their bytes the four of each tag.
     TagsUnknown = "tags_unknown",
-    /// Beside the sum: packets that did not begin with the header that the type of their interface promises, since
-    /// something put them in its way (`tc`'s mirred between an Ethernet device and one without link headers).
+    /// Beside the sum: packets whose link header is not the one that their interface's type promises, because something
+    /// redirected them (`tc`'s mirred between an Ethernet device and one without link headers).
     OtherHeader = "other_header",
-    /// Outside of the sum, `seen` included: copies of broadcasts and multicasts of this host, which the kernel hands
-    /// back by the interface that they left by (`dev_loopback_xmit`). Each counts once, with the bytes that it has.
+    /// In no sum, not even `seen`: copies of this host's broadcasts and multicasts, which the kernel hands back to the
+    /// sending interface (`dev_loopback_xmit`). Each counts once, with the bytes it has then.
     LoopedBack = "looped_back",
 }
 
@@ -204,7 +204,7 @@ impl Reason {
         )
     }
 
-    /// Packets that the flow table did not take.
+    /// Packets that could not be added to the flow table.
     pub const NOT_INSERTED: &'static [Self] = &[
         Self::TableFull,
         Self::NoMemory,
@@ -213,7 +213,7 @@ impl Reason {
         Self::Refused,
     ];
 
-    /// Facts about packets that are already in the sum, and [`Self::LoopedBack`], which are not.
+    /// Facts about packets that are already in the sum, and [`Self::LoopedBack`], whose packets are in no sum.
     pub const BESIDE: &'static [Self] = &[
         Self::SuperFrames,
         Self::SuperFrameSegments,
@@ -231,7 +231,7 @@ impl Reason {
     ];
 }
 
-/// What every packet adds to: this CPU's part of an account, within one cache line.
+/// The counters that every packet adds to: one CPU's part of an account, within one cache line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Common {
@@ -245,7 +245,7 @@ pub const COMMON_REASONS: usize = 2;
 const _: () = assert!(Reason::Seen as usize == 0 && Reason::Flows as usize == 1);
 const _: () = assert!(size_of::<Common>() == COMMON_REASONS * size_of::<Pair>());
 
-/// What few packets add to: all other reasons, in their order. The CPUs share one.
+/// The counters that few packets add to: all other reasons, in order. The CPUs share them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rare {
@@ -256,18 +256,18 @@ pub const RARE_REASONS: usize = Reason::ALL.len() - COMMON_REASONS;
 
 const _: () = assert!(size_of::<Rare>() == RARE_REASONS * size_of::<Pair>());
 
-/// What one CPU counted of one reason, and has not added to the account's [`Rare`] yet. As long as its packets concern
-/// the same account, it shares no counter with another CPU.
+/// One CPU's count for one reason that is not in the account's [`Rare`] yet. While the CPU's packets belong to one
+/// account, it shares no counter with another CPU.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
     pub counter: Pair,
-    /// The number of the [`Rare`]. At first it is 0, which says nothing.
+    /// The number of the [`Rare`]. Initially 0 with a counter of 0, which adds nothing.
     pub account: u64,
 }
 
-/// What waits on one CPU and page, of each reason that may concern most packets. An account's place is the rest of its
-/// number, so that four interfaces, with what arrives and what leaves, do not get into each other's way.
+/// The pending counts of one CPU and page, for each reason that can apply to most packets. An account's column is its
+/// number modulo [`PENDING_PLACES`], so four interfaces, ingress and egress, do not evict each other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllPending {
@@ -276,7 +276,7 @@ pub struct AllPending {
 
 pub const PENDING_PLACES: usize = 8;
 
-/// Counted for each CPU first.
+/// Reasons that each CPU counts privately first.
 pub const PENDING_REASONS: [Reason; 11] = [
     Reason::Filtered,
     Reason::SampledOut,
@@ -339,7 +339,7 @@ impl HookAccount {
         }
     }
 
-    /// What was counted since `earlier`.
+    /// The growth of every counter since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut growth = *self;
@@ -363,7 +363,7 @@ impl HookAccount {
             .sum()
     }
 
-    /// `seen` minus every place where a packet can have gone. Anything but zero means a broken account.
+    /// `seen` minus all counters that it should equal. Anything but zero means a broken account.
     pub fn missing(&self) -> Pair {
         let placed = self.get(Reason::Flows)
             + self.unparsed()

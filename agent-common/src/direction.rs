@@ -37,8 +37,8 @@ impl Direction {
     }
 }
 
-/// The number of the hook that counts a direction (as a number) of an interface, and so the index of its
-/// account on a page: two for each interface slot.
+/// The number of the hook that counts one direction (0 ingress, 1 egress) of an interface. It is also the index of the
+/// hook's account on a page: two per interface slot.
 #[inline(always)]
 pub const fn hook_number(slot: u32, direction: u32) -> u32 {
     slot * 2 + direction

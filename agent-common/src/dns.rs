@@ -1,16 +1,16 @@
-//! Messages of the Domain Name System that the programs hand to userspace.
+//! DNS messages that the programs copy to userspace.
 
 use crate::FlowKey;
 
 /// The port of the DNS (RFC 1035).
 pub const PORT: u16 = 53;
-/// Of the header of a message.
+/// The length of a message's header.
 pub const HEADER_LEN: usize = 12;
-/// What is kept of a message: as much as an Ethernet frame has room for behind the headers of IPv4 and UDP. What uses DNS over UDP is
-/// told to send less (1,232 bytes, RFC 9715).
+/// Bytes kept of a message: all that fits into an Ethernet frame behind an IPv4 and a UDP header. RFC 9715 asks senders
+/// of DNS over UDP for at most 1,232 bytes.
 pub const KEPT_LEN: usize = 1472;
 
-/// A message as a packet brought it: a query or an answer, whichever its header says.
+/// A DNS message from one packet. Its header says whether it is a query or an answer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DnsMessage {
@@ -22,7 +22,7 @@ pub struct DnsMessage {
     pub direction: u32,
     /// Whether it is the first fragment of a datagram.
     pub is_part: u32,
-    /// What the packet has behind its UDP header.
+    /// The length of the UDP payload in the packet.
     pub len_bytes: u32,
     /// How many bytes of `payload` are set.
     pub kept_bytes: u32,
@@ -31,28 +31,28 @@ pub struct DnsMessage {
 
 const _: () = assert!(size_of::<DnsMessage>() == size_of::<FlowKey>() + 24 + KEPT_LEN);
 
-/// What became of messages that userspace does not get: indices.
+/// Why a message did not reach userspace: indices of counters.
 pub mod lost {
     /// The ring was full.
     pub const NO_ROOM: u32 = 0;
-    /// There were more in a second than the setting allows.
+    /// More messages in a second than the setting allows.
     pub const OVER_RATE: u32 = 1;
-    /// One frame stood for several (GRO), or its bytes could not be read.
+    /// A super-frame (GRO), or bytes that could not be read.
     pub const UNREADABLE: u32 = 2;
     pub const KINDS: u32 = 3;
 }
 
-/// How many messages were handed over in a second.
+/// How many messages were copied to userspace in a second.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DnsBudget {
-    /// The boot time by [`Self::SECOND_SHIFT`].
+    /// The boot time in nanoseconds, shifted right by [`Self::SECOND_SHIFT`].
     pub second: u64,
     pub taken: u64,
 }
 
 impl DnsBudget {
-    /// A second that needs no division: 1.07 of them.
+    /// Turns nanoseconds into "seconds" of 1.07 s without a division.
     pub const SECOND_SHIFT: u32 = 30;
 }
 

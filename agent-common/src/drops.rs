@@ -1,44 +1,46 @@
 //! Packets that the kernel drops.
 
-/// How many reasons are told apart. Kernels have some hundred (`enum skb_drop_reason`); those beyond, and those of a subsystem, such as
-/// Wi-Fi, are one: the last.
+/// How many reasons are counted apart. Kernels have about a hundred (`enum skb_drop_reason`). Higher numbers, and
+/// reasons of a subsystem such as Wi-Fi, share the last counter.
 pub const REASONS: u32 = 256;
 pub const OTHER: u32 = REASONS - 1;
 
-/// Where a reason is counted.
+/// The index of a reason's counter.
 #[inline(always)]
 #[must_use]
 pub const fn place(reason: u32) -> u32 {
     if reason < OTHER { reason } else { OTHER }
 }
 
-/// The key of an interface that is watched: drops elsewhere would take the room of its flows.
+/// The key of a watched interface. Drops on other interfaces would take room from its flows.
 #[inline(always)]
 #[must_use]
 pub const fn watched(ifindex: u32, netns: u32) -> u64 {
     (netns as u64) << 32 | ifindex as u64
 }
 
-/// Where the running kernel keeps what tells the flow of a dropped packet: offsets in bytes. All offsets are 0 if that is not to be found out.
+/// Offsets in bytes of the kernel fields that lead to a dropped packet's flow, from the running kernel's BTF. The
+/// offsets are 0 if one was not found.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DropLayout {
-    /// In `struct sk_buff`: where its first buffer begins, and in that buffer where the IP header does and where the data ends.
+    /// In `struct sk_buff`: the start of its first buffer, and the offsets there of the IP header and of the end of the
+    /// data.
     pub head: u32,
     pub network_header: u32,
     pub tail: u32,
-    /// The index of the interface by which it came (`skb_iif`), and its interface (`dev`).
+    /// The index of the ingress interface (`skb_iif`), and the current interface (`dev`).
     pub arrived_by: u32,
     pub device: u32,
-    /// Its kind (`pkt_type`), with other bits in the same byte.
+    /// The packet type (`pkt_type`), which shares its byte with other bits.
     pub packet_type: u32,
     /// In `struct net_device`.
     pub device_ifindex: u32,
     pub device_netns: u32,
     /// In `struct net`.
     pub netns_inode: u32,
-    /// The reasons by which frames for other hosts are dropped, which a promiscuous interface gets, and copies for packet sockets;
-    /// [`Self::NO_REASON`] in kernels that have none.
+    /// The reasons for dropping frames for other hosts, which a promiscuous interface receives, and copies for packet
+    /// sockets. [`Self::NO_REASON`] in kernels that lack them.
     pub other_host: u32,
     pub packet_socket: u32,
 }
@@ -68,19 +70,19 @@ impl DropLayout {
     }
 }
 
-/// Dropped packets that are counted with no flow, by kind.
+/// Dropped packets that are counted without a flow: indices by kind.
 pub mod beside {
-    /// It came by no interface, or is not at it any more: packets of this host's own, and those in a queue of a socket.
+    /// It has no ingress interface, or left it: packets that this host sent, and packets in a socket's queue.
     pub const ELSEWHERE: u32 = 0;
-    /// It is no IP, or a later fragment, or its headers are not in its first buffer.
+    /// Not IP, a later fragment, or headers outside the first buffer.
     pub const UNPARSED: u32 = 1;
-    /// Too many flows had drops since the last scan.
+    /// Too many flows with drops since the last scan.
     pub const NO_ROOM: u32 = 2;
-    /// It was for another host, or is a copy for a packet socket.
+    /// For another host, or a copy for a packet socket.
     pub const NOT_FOR_US: u32 = 3;
     /// Its interface is not watched.
     pub const UNWATCHED: u32 = 4;
-    /// It is a copy of a broadcast or multicast of this host, which was never on the wire.
+    /// A copy of a broadcast or multicast of this host, which was never on the wire.
     pub const LOOPED_BACK: u32 = 5;
     pub const KINDS: u32 = 6;
 }

@@ -50,8 +50,8 @@ impl Row {
     }
 }
 
-/// The rules that an address satisfies as the sender's, as the receiver's, and as either one's. Every
-/// address satisfies a rule without such a term.
+/// The rules that an address satisfies as the sender, as the receiver, and as either one. Every address satisfies a
+/// rule without such a term.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetRows {
@@ -79,8 +79,8 @@ pub const ALL_ROW: u32 = 1;
 pub const EXCLUDE_ROW: u32 = 2;
 pub const FIRST_FREE_ROW: u32 = 3;
 
-/// What the words of the head row mean. A table is given by the number of its first row. 0 means that no
-/// rule has such a term, so that each entry stands for [`ALL_ROW`].
+/// The words of the head row. A look-up table is given by the number of its first row. 0 means that no rule has such a
+/// term, so every entry is [`ALL_ROW`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
     /// How many words of each row the rules take up.
@@ -95,7 +95,7 @@ pub enum Head {
     SrcPorts = 4,
     /// By the receiver's port.
     DstPorts = 5,
-    /// By either's port.
+    /// By the sender's and by the receiver's port, for terms about either one.
     Ports = 6,
     /// The row of the rules without a port term, which a packet without ports satisfies.
     Portless = 7,
@@ -181,7 +181,7 @@ fn lowest(words: u64, exclude: &Row, rows: &Satisfied<'_>) -> Option<Match> {
         if word as u64 >= words {
             break;
         }
-        // The addresses usually rule out everything.
+        // The addresses usually rule out every rule.
         let mut matches = rows.nets[0].0[word]
             & rows.nets[1].0[word]
             & (rows.either_nets[0].0[word] | rows.either_nets[1].0[word]);

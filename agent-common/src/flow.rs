@@ -33,8 +33,7 @@ impl L4Kind {
     }
 }
 
-/// Names a flow. It has plain integers and byte arrays and no hidden padding, since the kernel hashes the
-/// bytes.
+/// Names a flow. It has plain integers and byte arrays and no hidden padding, since the kernel hashes the bytes.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
@@ -59,7 +58,7 @@ pub struct FlowKey {
     pub l4_kind: u8,
     /// An [`Encapsulation`]: the innermost one around the flow's packets.
     pub encapsulation: u8,
-    /// What tells tunnels of this kind apart, host byte order; see [`Encapsulation`].
+    /// The number that distinguishes tunnels of one kind, host byte order; see [`Encapsulation`].
     pub tunnel_id: u32,
 }
 
@@ -84,7 +83,7 @@ impl FlowKey {
         unsafe { &*(&raw const *self).cast() }
     }
 
-    /// The key in 32-bit words, which its hash is made of.
+    /// The key in 32-bit words, from which its hash is computed.
     #[inline(always)]
     pub const fn halves(&self) -> &[u32; 2 * Self::WORDS] {
         // SAFETY: as above.
@@ -99,8 +98,8 @@ impl FlowKey {
         L4Kind::from_u8(self.l4_kind & Self::KIND_MASK)
     }
 
-    /// On which side of the interface the endpoints are: 0 if packets of a arrive and those of b leave, 1
-    /// if packets of b arrive and those of a leave.
+    /// The side of the interface on which the endpoints are: 0 if a's packets arrive and b's leave, 1 if b's arrive and
+    /// a's leave.
     ///
     /// Both directions of a plain flow have the same side, so they share an entry. A flow has two entries
     /// if the same direction both arrives and leaves (a router with one interface), or if both directions
@@ -123,7 +122,7 @@ impl FlowKey {
     }
 }
 
-/// What a flow's packets were wrapped in. Each variant says what `tunnel_id` of the [`FlowKey`] then means.
+/// The tunnel or link encapsulation of a flow's packets. Each variant says what the [`FlowKey`]'s `tunnel_id` means.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encapsulation {
@@ -160,7 +159,7 @@ impl Encapsulation {
         })
     }
 
-    /// Whether IP packets carry it, so that the flow has [`Outer`] endpoints.
+    /// Whether it is carried in IP packets, so that the flow has [`Outer`] endpoints.
     pub const fn is_tunnel(self) -> bool {
         matches!(self, Self::Vxlan | Self::Geneve | Self::Gre) || self.is_unnumbered_tunnel()
     }
@@ -185,8 +184,7 @@ pub struct Outer {
     pub has_pppoe_session: u8,
     /// Host byte order.
     pub pppoe_session: u16,
-    /// Written as in a [`FlowKey`]. With tunnels inside tunnels, tags and session are those around the
-    /// outermost one.
+    /// Written as in a [`FlowKey`]. If tunnels are nested, the tags and the session are the outermost tunnel's.
     pub vlan_ids: [u16; 2],
 }
 
@@ -230,12 +228,14 @@ pub mod tcp_flags {
     pub const CWR: u8 = 0x80;
 }
 
-/// What is remembered of a flow's packets beside their sums: bits of one word, to which several CPUs add by an
-/// atomic OR.
+/// Facts about a flow's packets that are not sums: bits of one word, set by several CPUs with an atomic OR.
 ///
-/// For each direction nine bits: those of the TCP header's flag byte, where SYN stands for SYN without ACK, then SYN with
-/// ACK. Above them what is known of the packet that made the entry, in which directions the sender was asked for, and where a round
-/// trip is measured.
+/// From the lowest bit on:
+///
+/// - Nine bits per direction: the TCP header's flag byte, where SYN means SYN without ACK, then SYN with ACK.
+/// - The direction and the DSCP of the packet that created the entry.
+/// - Per direction, whether the sender was looked up, whether a round trip is measured, and whether that has ended.
+/// - Whether a SYN's answer was looked up before it had a whole socket.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowBits(pub u32);
@@ -253,14 +253,15 @@ impl FlowBits {
 
     pub const NONE: Self = Self(0);
 
-    /// A packet in this direction has been asked for its sender: see [`senders`](crate::senders).
+    /// The sender of a packet in this direction was looked up: see [`senders`](crate::senders).
     #[inline(always)]
     #[must_use]
     pub const fn asked(direction: u8) -> Self {
         Self(1 << (Self::ASKED_SHIFT + (direction & 1) as u32))
     }
 
-    /// The same of a packet that answers a SYN, if the next one is to be asked, too: it has no whole socket yet.
+    /// The sender of a packet that answers a SYN was looked up. Its socket may not be a whole one yet, so the next
+    /// packet's sender is looked up too.
     #[inline(always)]
     #[must_use]
     pub const fn asked_early(direction: u8) -> Self {
@@ -275,20 +276,21 @@ impl FlowBits {
         Self(1 << (Self::MEASURED_SHIFT + (direction & 1) as u32))
     }
 
-    /// That has ended.
+    /// The direction's [`Sample`](crate::Sample) has ended.
     #[inline(always)]
     #[must_use]
     pub const fn settled(direction: u8) -> Self {
         Self(1 << (Self::SETTLED_SHIFT + (direction & 1) as u32))
     }
 
-    /// Whether a sample waits for its end, in either direction.
+    /// Whether a sample is still open, in either direction.
     #[inline(always)]
     pub const fn is_measuring(self) -> bool {
         self.0 >> Self::MEASURED_SHIFT & !(self.0 >> Self::SETTLED_SHIFT) & 3 != 0
     }
 
-    /// Whether anything is noted beside the flow: a packet has been asked for its sender, or is a sample, in either direction.
+    /// Whether anything is stored beside the flow: a sender was looked up or a round trip measured, in either
+    /// direction.
     pub const fn was_asked(self) -> bool {
         self.0 >> Self::ASKED_SHIFT != 0
     }
@@ -306,7 +308,7 @@ impl FlowBits {
         Self(flags << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
     }
 
-    /// The packet that makes the entry: the direction of the one who began, and its DSCP (RFC 2474, six bits).
+    /// The packet that creates the entry: its direction, which is the initiator's, and its DSCP (RFC 2474, six bits).
     #[inline(always)]
     #[must_use]
     pub const fn first(direction: u8, dscp: u8) -> Self {
@@ -320,13 +322,13 @@ impl FlowBits {
         Self(self.0 | more.0)
     }
 
-    /// Without what is known of the first packet.
+    /// The bits of the TCP flags alone, without the first packet's direction and DSCP.
     #[must_use]
     pub const fn flags(self) -> Self {
         Self(self.0 & ((1 << Self::FIRST_DIRECTION_SHIFT) - 1))
     }
 
-    /// Whether all of `these` are in it.
+    /// Whether all bits of `these` are set.
     #[inline(always)]
     #[must_use]
     pub const fn has(self, these: Self) -> bool {
@@ -352,7 +354,7 @@ impl FlowBits {
         self.of(direction) & Self::SYN_ACK != 0
     }
 
-    /// The direction of the packet that made the entry.
+    /// The direction of the packet that created the entry.
     pub const fn first_direction(self) -> u8 {
         (self.0 >> Self::FIRST_DIRECTION_SHIFT) as u8 & 1
     }
@@ -362,21 +364,20 @@ impl FlowBits {
         (self.0 >> Self::DSCP_SHIFT) as u8 & ((1 << Self::DSCP_BITS) - 1)
     }
 
-    /// A SYN with ACK has ACK in its place, and no SYN.
+    /// The nine bits of a direction. A SYN with ACK sets ACK and [`Self::SYN_ACK`], not SYN.
     const fn of(self, direction: usize) -> u32 {
         self.0 >> (Self::BITS_A_DIRECTION * (direction & 1) as u32)
             & ((1 << Self::BITS_A_DIRECTION) - 1)
     }
 }
 
-/// What the kernel counts for a flow within one page. These are deltas, since every scan starts with an
-/// empty page.
+/// The kernel's counters for a flow within one page. They are deltas, since every scan starts with an empty page.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowCounters {
     pub bits: FlowBits,
-    /// Of the [`Slot`](crate::slots::Slot) that has these counters; 0 elsewhere. Programs change it together with `bits`,
-    /// as one word.
+    /// The state of the [`Slot`](crate::slots::Slot) that holds these counters; 0 elsewhere. Programs change it
+    /// together with `bits`, as one word.
     pub state: u32,
     /// By direction: a → b, b → a.
     pub packets: [u64; 2],
@@ -390,18 +391,18 @@ pub struct FlowCounters {
     pub last_seen_jiffies: u64,
 }
 
-/// What the packets of one direction of a flow add up to.
+/// The sums of a flow's packets in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub packets: u64,
-    /// Of the frames on the wire, without preamble, FCS and gap.
+    /// Frame bytes on the wire, without preamble, FCS and gap.
     pub bytes: u64,
-    /// Of the IP packets in them: headers and payload.
+    /// IP packet bytes: headers and payload.
     pub ip_bytes: u64,
 }
 
 impl Counts {
-    /// As in the account.
+    /// Packets and frame bytes, to compare with the account.
     pub const fn pair(self) -> crate::Pair {
         crate::Pair {
             packets: self.packets,
@@ -431,7 +432,7 @@ impl core::ops::Sub for Counts {
 }
 
 impl FlowCounters {
-    /// By direction, as the fields are.
+    /// By direction, like the fields.
     pub fn counts(&self) -> [Counts; 2] {
         [0, 1].map(|direction| Counts {
             packets: self.packets[direction],
@@ -451,7 +452,7 @@ impl FlowCounters {
         (second as u64) << 32 | first as u64
     }
 
-    /// Adds what was counted of the same flow, in the same window, in another entry.
+    /// Adds the counters of another entry for the same flow and window.
     pub fn unite(&mut self, other: &Self) {
         if other.first_seen_ns < self.first_seen_ns {
             let first = Self {

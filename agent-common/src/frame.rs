@@ -8,26 +8,26 @@ pub trait Frame {
     /// `N` bytes of the frame that are known to be there.
     type Header<const N: usize>: Header;
 
-    /// The `N` bytes at `offset_bytes`, or `None` if the frame ends before. A reader of linear memory
-    /// alone also gives `None` if they lie outside of that memory.
+    /// The `N` bytes at `offset_bytes`, or `None` if the frame ends before. A reader of linear memory alone also
+    /// returns `None` if they lie outside that memory.
     fn header<const N: usize>(&self, offset_bytes: u32) -> Option<Self::Header<N>>;
 
-    /// The length of the frame. A reader of linear memory alone gives the length of that memory.
+    /// The length of the frame. A reader of linear memory alone returns the length of that memory.
     fn len_bytes(&self) -> u32;
 
-    /// Whether the frame stands for many on the wire (GSO, GRO). Only in such a frame may an IP header have
-    /// the length 0: it means that the frame is longer than the field can say (BIG TCP).
+    /// Whether the frame stands for many on the wire (GSO, GRO). Only such a frame may have an IP length of 0, which
+    /// means that the frame is longer than the field can say (BIG TCP).
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
         false
     }
 }
 
-/// Fields of a header. `AT + size <= N` is checked at compile time by the reader in the kernel and
-/// by slice indexing on the host.
+/// Fields of a header. `AT + size <= N` is checked at compile time, by the reader in the kernel and by `const`
+/// assertions on the host.
 ///
-/// Multi-byte fields are in network byte order. [`Header::ne32`] and [`Header::ne64`] give the bytes as
-/// they lie in memory, for fields that are only copied.
+/// Multi-byte fields are in network byte order. [`Header::ne32`] and [`Header::ne64`] return the bytes as they lie in
+/// memory, for fields that are only copied.
 pub trait Header {
     fn u8<const AT: usize>(&self) -> u8;
     /// A big-endian 16-bit field, in host order.

@@ -1,25 +1,25 @@
-//! ICMP errors that the programs hand to userspace.
+//! ICMP errors that the programs copy to userspace.
 
 use crate::{FlowKey, L4Kind, protocol};
 
-/// What is kept of one, from its IP header on: room for the IP header of the packet that it quotes, and for what follows.
+/// Bytes kept of an error, from its IP header on: enough for the quoted packet's IP header and the bytes behind it.
 pub const KEPT_LEN: usize = 192;
-/// The shortest: two headers of IPv4, that of ICMP, and eight bytes of what is quoted (RFC 792).
+/// The shortest error: an IPv4 header, an ICMP header, the quoted IPv4 header and eight more quoted bytes (RFC 792).
 pub const LEAST_LEN: usize = 20 + 8 + 20 + 8;
 
 /// Destination unreachable, of ICMP (RFC 792) and ICMPv6 (RFC 4443).
 const UNREACHABLE: u16 = 3;
 const UNREACHABLE_V6: u16 = 1;
 
-/// An error as a packet brought it.
+/// An ICMP error from one packet.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct IcmpMessage {
-    /// The flow of the packet that brings it.
+    /// The flow of the packet that carries the error.
     pub key: FlowKey,
     /// Time since boot, suspend included.
     pub seen_ns: u64,
-    /// Its direction: 0 is a → b.
+    /// The packet's direction: 0 is a → b.
     pub direction: u32,
     /// How many bytes of `packet` are set.
     pub kept_bytes: u32,
@@ -29,16 +29,16 @@ pub struct IcmpMessage {
 
 const _: () = assert!(size_of::<IcmpMessage>() == size_of::<FlowKey>() + 16 + KEPT_LEN);
 
-/// What became of errors that userspace does not get: indices.
+/// Why an error did not reach userspace: indices of counters.
 pub mod lost {
     /// The ring was full.
     pub const NO_ROOM: u32 = 0;
-    /// It was too short, or its bytes could not be read.
+    /// Too short, or bytes that could not be read.
     pub const UNREADABLE: u32 = 1;
     pub const KINDS: u32 = 2;
 }
 
-/// Whether packets of this flow say that something cannot be reached.
+/// Whether the flow consists of "destination unreachable" errors.
 #[inline(always)]
 pub fn tells_of_unreachable(key: &FlowKey) -> bool {
     if key.kind() != Some(L4Kind::Icmp) {

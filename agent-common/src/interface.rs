@@ -1,9 +1,9 @@
-//! The table in which the programs find the slot of an interface. Each interface index has two possible
-//! buckets in it, so the table's size follows the number of interfaces and not the highest index.
+//! The table in which the programs look up an interface's slot. Each interface index has two candidate buckets, so the
+//! table's size depends on the number of interfaces and not on the highest index.
 
 use crate::FlowKey;
 
-/// What an interface is known by: its index is unique in its network namespace only.
+/// Identifies an interface. The index alone is unique only within its network namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InterfaceId {
     /// The inode number of the network namespace.
@@ -21,13 +21,13 @@ impl InterfaceId {
     }
 }
 
-/// An entry of the table. A free place is all zero, since no interface has index 0. Aligned, so that the programs
-/// can read it with one load while userspace writes another one there.
+/// An entry of the table. A free entry is all zero, since no interface has index 0. The alignment lets the programs
+/// read an entry with one load while userspace replaces it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub ifindex: u32,
-    /// Which accounts are this interface's, as assigned by userspace.
+    /// The number of the interface's accounts, assigned by userspace.
     pub slot: u32,
 }
 
@@ -45,7 +45,7 @@ impl Interface {
 
 const _: () = assert!(size_of::<Interface>() == 8);
 
-/// What the table consists of.
+/// The table's element.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(pub [Interface; Bucket::LEN]);
@@ -54,8 +54,8 @@ impl Bucket {
     pub const LEN: usize = 2;
 }
 
-/// How to get from a program's context to the network namespace of the packet's interface: offsets in bytes
-/// from the running kernel's BTF. All are 0 if they could not be found.
+/// How to get from a program's context to the network namespace of the packet's interface: offsets in bytes from the
+/// running kernel's BTF. All are 0 if any was not found.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceLayout {
@@ -87,7 +87,7 @@ impl DeviceLayout {
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for DeviceLayout {}
 
-/// The two buckets in which an interface may stand in a table of `1 << bits`. `bits` is 1 to 31. `seed` is odd.
+/// The two candidate buckets of an interface in a table of `1 << bits`. `bits` is 1 to 31. `seed` is odd.
 #[inline(always)]
 pub fn buckets(ifindex: u32, seed: u64, bits: u32) -> [u32; 2] {
     let product = u64::from(ifindex).wrapping_mul(seed);

@@ -28,9 +28,9 @@ const JUMBO_OPTION: u16 = 0xc204;
 /// field counts what follows the first eight bytes, in units of eight bytes, of four (Authentication), or
 /// not at all (Fragment, whose second byte is reserved).
 ///
-/// Mobility, host identity and shim6 (135, 139, 140) have the same layout but are left out. Their messages
-/// have the next header 59 (none), so all of them would fall into one flow of that protocol. They count as
-/// the packet's protocol instead, as in the kernel (`ipv6_ext_hdr`).
+/// Mobility, host identity and shim6 (135, 139, 140) have the same layout but are left out. Their messages have the
+/// next header 59 (none), so all of them would fall into one flow of protocol 59. Here 135, 139 or 140 is the packet's
+/// protocol instead, as in the kernel (`ipv6_ext_hdr`).
 static EXTENSION_UNIT: [u8; 256] = {
     let mut unit = [NOT_AN_EXTENSION; 256];
     unit[NEXT_HOP_BY_HOP as usize] = 8;
@@ -78,7 +78,7 @@ pub(crate) fn v4<F: Frame>(
     {
         return Err(Reason::MalformedIpv4);
     }
-    // The options are not read, but if they are cut, the transport header behind them is missing too.
+    // The parser skips the options. If they are cut, the transport header behind them is missing too.
     if header_len > IPV4_LEN
         && (offset + header_len > limit_bytes
             || frame.header::<4>(offset + header_len - 4).is_none())
@@ -190,9 +190,8 @@ fn jumbo_len_bytes<F: Frame>(frame: &F, offset: u32) -> u16 {
     if differs == 0 { JUMBO_LEN } else { 0 }
 }
 
-/// Moves `transport` behind the extension headers. The walk ends at a later fragment, since the header that
-/// its Fragment header calls next lies in the first fragment. If there are two Fragment headers, the last
-/// one counts.
+/// Moves `transport` behind the extension headers. The walk ends at a later fragment: the next header that its Fragment
+/// header names is in the first fragment. Of two Fragment headers the last one counts.
 #[inline(always)]
 fn walk_extensions<F: Frame>(
     frame: &F,
@@ -260,8 +259,8 @@ fn last_extension_is_whole<F: Frame>(
 /// kind of header it would walk every sequence of kinds.
 #[inline(always)]
 fn extension_unit(next_header: u8) -> u8 {
-    // SAFETY: a reference into a static. The read is volatile only to keep the compiler from branching on
-    // what it knows of the table.
+    // SAFETY: a reference into a static. The read is volatile only so that the compiler cannot branch on the table's
+    // known contents.
     unsafe { core::ptr::from_ref(&EXTENSION_UNIT[usize::from(next_header)]).read_volatile() }
 }
 

@@ -1,21 +1,21 @@
-//! What the kernel programs and the agent share.
+//! Types and code shared by the kernel programs and the agent.
 //!
-//! In the order in which a packet meets them:
+//! The modules, in the order a packet meets them:
 //!
 //! - [`frame`] gives access to the bytes of a frame.
 //! - [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s). Its [`FlowKey`]
 //!   names an entry of the flow table, whose value is a [`FlowCounters`].
-//! - [`link_header`] says whether a packet begins with another header than its interface promises.
-//! - [`slots`] is how programs on several CPUs share the entries of the table.
-//! - [`segmentation`] and [`wire_size`] say how many frames on the wire a packet stands for.
+//! - [`link_header`] detects a packet whose link header is not the one that its interface promises.
+//! - [`slots`] is the protocol by which programs on several CPUs share the table's entries.
+//! - [`segmentation`] and [`wire_size`] tell how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
-//! - [`senders`] is what is noted of the sockets that packets belong to, [`process`] of who made these, and [`tcp`] of their
-//!   connections. [`round_trip`] is what the packets themselves tell of these.
-//! - [`dns`] is what is handed over of packets of the Domain Name System, and [`icmp`] of errors.
+//! - [`senders`] describes the sockets that send a flow's packets, [`process`] the processes that made these sockets,
+//!   and [`tcp`] their connections. [`round_trip`] measures round trips from the packets alone.
+//! - [`dns`] has the DNS messages that the programs copy to userspace, and [`icmp`] the ICMP errors.
 //! - [`drops`] has the kernel's own reasons to drop packets.
 //! - [`account`] has a counter for every way that a packet can end.
-//! - [`kernel_call`] marks what the loader completes.
-//! - [`pages`] is what userspace and the programs tell each other: which page is filled, and how full it is.
+//! - [`kernel_call`] has the placeholder that the loader replaces with a kernel function's number.
+//! - [`pages`] is the state that userspace and the programs exchange: which page to fill, and how full it is.
 //!
 //! Everything here is `no_std`, allocates nothing, and is the same source in the kernel, in the
 //! host tests and in the benches.

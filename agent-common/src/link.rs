@@ -1,4 +1,4 @@
-//! Parses the link layer: an Ethernet header, VLAN tags, and what uplinks put before IP (PPPoE, MPLS).
+//! Parses the link layer: an Ethernet header, VLAN tags, and PPPoE or MPLS headers before IP.
 
 use crate::{
     account::Reason,
@@ -13,7 +13,7 @@ const VLAN_LEN: u32 = 4;
 /// A sender pads the payload of an Ethernet frame to this length.
 const MIN_PAYLOAD_LEN: u32 = 46;
 pub(crate) const VLAN_ID_MASK: u16 = 0x0fff;
-/// Below this an EtherType is an 802.3 length.
+/// Smaller values are an 802.3 length.
 const MIN_ETHERTYPE: u16 = 0x0600;
 
 pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -113,8 +113,8 @@ fn vlan<F: Frame, const POSITION: usize>(
     Ok(tag.be16::<2>())
 }
 
-/// Parses PPPoE (RFC 2516, RFC 1661). Returns the EtherType of what is inside and where that ends; bytes
-/// behind it are padding. A length beyond the frame's end makes the packet truncated (`pppoe_rcv`).
+/// Parses PPPoE (RFC 2516, RFC 1661). Returns the EtherType of the packet inside and the offset of its end; bytes
+/// behind that are padding. A length beyond the frame's end makes the packet truncated (`pppoe_rcv`).
 #[inline(always)]
 fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     let header = frame.header::<8>(offset).ok_or(Reason::TruncatedPppoe)?;
@@ -137,10 +137,9 @@ fn pppoe<F: Frame>(frame: &F, offset: u32, packet: &mut Packet) -> Result<(u16, 
     }
 }
 
-/// Parses the MPLS label stack (RFC 3032). Returns the EtherType of the packet behind it, and its offset.
-/// Only the packet's first nibble says what it is (RFC 4928). A pseudowire without control word begins with
-/// an Ethernet address, whose first nibble may be anything. So the IP header's length must also fit the
-/// frame.
+/// Parses the MPLS label stack (RFC 3032). Returns the EtherType of the packet behind it, and its offset. Only the
+/// packet's first nibble tells its type (RFC 4928). A pseudowire without control word begins with an Ethernet address,
+/// whose first nibble may be anything. So the IP header's length must also fit the frame.
 #[inline(always)]
 fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u32), Reason> {
     packet.key.encapsulation = Encapsulation::Mpls as u8;
@@ -158,8 +157,8 @@ fn mpls<F: Frame>(frame: &F, start: u32, packet: &mut Packet) -> Result<(u16, u3
                 ),
                 _ => return Err(Reason::NotIp),
             };
-            // One comparison covers a length that is too long or too short: with each branch the
-            // verifier walks all that follows once more.
+            // One comparison covers a length that is too long or too short: for each branch the verifier walks the rest
+            // of the parser once more.
             let padding_bytes = frame.len_bytes().wrapping_sub(end_bytes);
             return if padding_bytes < MIN_PAYLOAD_LEN {
                 Ok((ethertype, offset))

@@ -1,9 +1,9 @@
-//! Whether a packet begins with the header that the type of its interface promises.
+//! Detects packets whose link header is not the one that the type of their interface promises.
 //!
-//! `tc` may put a packet of a device without link headers in the way of an Ethernet device, where it has no Ethernet
-//! header, and the other way around, where it has one (`tcf_mirred_to_dev`, 6.1 to 6.19). Almost every packet shows by
-//! its first bytes that it is as it should be. Where these leave a doubt, they are compared with what the kernel has at
-//! the packet's network header: they are the same if the packet begins there.
+//! `tc` can redirect a packet from a device without link headers to an Ethernet device, where it lacks the Ethernet
+//! header, and the other way around, where it has one too many (`tcf_mirred_to_dev`, 6.1 to 6.19). For almost every
+//! packet the first bytes prove that the header is right. In doubt, the programs compare them with the bytes at the
+//! kernel's network header: they are equal if the packet begins with its IP header.
 
 use crate::{
     frame::Header,
@@ -11,11 +11,12 @@ use crate::{
     parse::LinkType,
 };
 
-/// How many of the first bytes are compared: an Ethernet header, and two more.
+/// How many of the first bytes are compared: an Ethernet header and two more bytes.
 pub const COMPARED: usize = 16;
 
-/// Whether the start of a packet leaves a doubt. `protocol` is `skb->protocol` in host order: for a frame that the
-/// kernel took for Ethernet, its EtherType behind the tag that was taken out. What is no IP is in no flow in either case.
+/// Whether the start of a packet leaves the link type in doubt. `protocol` is `skb->protocol` in host order: for a
+/// frame that the kernel took for Ethernet, the EtherType behind the removed tag. A packet that is not IP has no flow
+/// either way.
 #[inline(always)]
 pub fn is_doubtful(
     start: &impl Header,
@@ -52,7 +53,8 @@ mod tests {
         start
     }
 
-    /// The same of an IP packet without anything in front, with the two bytes of its source where an EtherType would be.
+    /// The same for an IP packet without a link header, with two bytes of its source address where an EtherType would
+    /// be.
     fn bare(version: u8, len: u16, source: u16) -> [u8; COMPARED] {
         let mut start = [0; COMPARED];
         start[0] = version << 4 | 5;
@@ -73,16 +75,16 @@ mod tests {
             assert!(!doubts(ethernet(0x44, ethertype), ethertype));
         }
         for (version, protocol) in [(4, ETHERTYPE_IPV4), (6, ETHERTYPE_IPV6)] {
-            // A source such as 8.0.69.1 or 2001:db8:86dd::1 has the EtherType's place.
+            // In a source such as 8.0.69.1 or 2001:db8:86dd::1, two bytes look like the EtherType.
             for source in [0x0a4d, protocol] {
                 assert!(doubts(bare(version, 900, source), protocol), "{source:x}");
             }
-            // Without a length, as in BIG TCP.
+            // No length in the IP header (BIG TCP).
             assert!(doubts(bare(version, 0, protocol), protocol));
         }
-        // The kernel took it for something else, as an LLC frame.
+        // The kernel took it for another kind of frame, such as LLC.
         assert!(!doubts(ethernet(0x01, 0x26), 0x0004));
-        // A packet that is cut.
+        // A truncated packet.
         assert!(doubts(bare(4, 1500, 0x0a4d), ETHERTYPE_IPV4));
     }
 
@@ -97,7 +99,7 @@ mod tests {
                 assert!(doubts(ethernet(first, protocol), protocol), "{first:x}");
             }
         }
-        // What is no IP has no flow in either case.
+        // A packet that is not IP has no flow either way.
         assert!(!doubts(ethernet(0x02, ETHERTYPE_ARP), ETHERTYPE_ARP));
     }
 }

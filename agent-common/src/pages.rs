@@ -1,5 +1,5 @@
-//! What userspace and the programs tell each other about the pages of the flow table: userspace switches page
-//! and filter rules, the programs say how full a page is.
+//! The state of the flow table's pages that userspace and the programs exchange. Userspace selects the page and the
+//! filter rules; the programs report how full a page is.
 
 /// The only static of the programs that changes, so that one load brings all of it into the cache.
 /// Userspace writes it as a whole; a program reads each field once a packet.
@@ -10,11 +10,11 @@ pub struct Switches {
     pub page: u32,
     /// The slot of the rule set + 1; 0 without rules.
     pub rule_set: u32,
-    /// By page. That of the page in use does not change.
+    /// By page. The size of the page in use does not change.
     pub sizes: [PageSize; 2],
 }
 
-/// How large a page is, and what share of the flows is counted on it.
+/// A page's size, and the share of flows that it counts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageSize {
@@ -54,15 +54,15 @@ impl Switches {
     }
 }
 
-/// The fill of one page; userspace zeroes it when it has emptied the page.
+/// How full one page is. Userspace zeroes it when it has emptied the page.
 ///
-/// It fills a cache line, so that the two pages never share one.
+/// It takes a whole cache line, so the two pages never share one.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFill {
-    /// Flows inserted into the page, without those that CPUs still count privately.
+    /// Flows inserted into the page, except those that each CPU still counts privately.
     pub inserted: u64,
-    /// Non-zero once userspace was told that the page passed its mark.
+    /// Non-zero once the programs have reported that the page passed its mark.
     pub told: u64,
     /// Flows that found no slot and went to the map behind the page.
     pub behind: u64,

@@ -1,4 +1,4 @@
-//! The parser: reads a frame into a [`Packet`] with its flow key, or gives the [`Reason`] why it cannot.
+//! The parser: reads a frame into a [`Packet`] with its flow key, or returns the [`Reason`] why it cannot.
 //!
 //! It goes through [`crate::link`] and [`crate::ip`] to [`crate::transport`]. Every loop is bounded and
 //! every offset has a limit, so the verifier accepts the same source that the host tests run.
@@ -11,7 +11,7 @@ use crate::{
     link::{self, VLAN_ID_MASK},
 };
 
-/// The header with which a frame begins. It follows from the interface's hardware type (ARPHRD).
+/// The header at the start of a frame. It follows from the interface's hardware type (ARPHRD).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkType {
     Ethernet,
@@ -30,7 +30,7 @@ impl LinkType {
     }
 }
 
-/// What the parser says about a packet. The caller fills in `netns` and `ifindex` of the key.
+/// The parser's result for a packet. The caller fills in `netns` and `ifindex` of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packet {
     pub key: FlowKey,
@@ -46,28 +46,28 @@ pub struct Packet {
     /// The headers that each segment of a super-frame repeats: from the start of the frame through the TCP,
     /// UDP or SCTP header. 0 if unknown.
     pub segment_header_len_bytes: u32,
-    /// The hop-by-hop header that the kernel itself puts into an IPv6 super-frame that is longer than its
-    /// length field can say (BIG TCP). It never goes onto the wire (`ip6_xmit`, `ipv6_gro_complete`; 5.19
-    /// to 6.19). 0 in all other frames.
+    /// The length of the hop-by-hop header that the kernel itself puts into an IPv6 super-frame that is too long for
+    /// the IPv6 length field (BIG TCP). It never goes onto the wire (`ip6_xmit`, `ipv6_gro_complete`; 5.19 to 6.19). 0
+    /// in all other frames.
     pub jumbo_len_bytes: u16,
     /// Which part of its datagram the packet is.
     pub part: Part,
     /// The identification that all fragments of the datagram carry.
     pub datagram_id: u32,
-    /// The offset in the frame at which the IP header begins. That of the packet in a tunnel once it is opened.
+    /// The offset of the IP header in the frame: the inner one once a tunnel is opened.
     pub ip_start_bytes: u16,
-    /// For a packet that may be a tunnel's, the offset at which its payload begins. 0 for other packets.
+    /// The offset of the payload of a packet that may be a tunnel's. 0 for other packets.
     pub payload_start_bytes: u16,
-    /// Where the IP packet ends; bytes behind it are padding. [`NO_LIMIT`](crate::ip::NO_LIMIT) if no length field says
-    /// (BIG TCP).
+    /// Where the IP packet ends; bytes behind it are padding. [`NO_LIMIT`](crate::ip::NO_LIMIT) if no length field
+    /// gives the end (BIG TCP).
     pub ip_end_bytes: u32,
 }
 
-/// Which part of its datagram a packet is, written as in IPv4: the offset in units of eight bytes (lower 13
-/// bits), and whether more fragments follow. 0 is a whole datagram, including one with an IPv6 Fragment
-/// header that says so (RFC 6946).
+/// A packet's part of its datagram, written as in IPv4: the offset in units of eight bytes (lower 13 bits), and whether
+/// more fragments follow. 0 is a whole datagram, including one with an IPv6 Fragment header that covers all of it (RFC
+/// 6946).
 ///
-/// Not an enum: the verifier would walk the rest of the parser again for each value that it can tell apart.
+/// Not an enum: the verifier would walk the rest of the parser once for each variant.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part(u16);
@@ -138,7 +138,7 @@ impl Packet {
         }
     }
 
-    /// Puts the transport's facts into the key. `reversed` says that the source is endpoint b.
+    /// Sets the key's transport fields. `reversed` means that the source is endpoint b.
     #[inline(always)]
     pub(crate) fn set_direction(&mut self, kind: L4Kind, protocol: u8, reversed: bool) {
         self.key.l4_kind = kind as u8;
@@ -148,20 +148,20 @@ impl Packet {
     }
 }
 
-/// What the IP layer hands to the transport layer.
+/// The IP layer's input to the transport parser.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
     pub protocol: u8,
     pub offset_bytes: u32,
-    /// Where the IP packet ends; bytes behind it are padding. [`ip::NO_LIMIT`] if no length field says
-    /// (BIG TCP).
+    /// Where the IP packet ends; bytes behind it are padding. [`ip::NO_LIMIT`] if no length field gives the end (BIG
+    /// TCP).
     pub end_bytes: u32,
     pub later_fragment: bool,
-    /// How the source address compares with the destination's, which decides the canonical order.
+    /// How the source address compares with the destination address. It decides the canonical order.
     pub order: core::cmp::Ordering,
 }
 
-/// What a parser reads beside IP itself: a constant, so that each parser has only the code that it needs.
+/// Headers that a parser reads besides plain IP: a constant, so that each parser contains only the code it needs.
 pub(crate) const COMMON: u32 = 0;
 /// PPPoE and MPLS before IP.
 pub(crate) const ENCAPSULATION: u32 = 1;
@@ -169,10 +169,10 @@ pub(crate) const ENCAPSULATION: u32 = 1;
 pub(crate) const EXTENSIONS: u32 = 2;
 const ALL: u32 = ENCAPSULATION | EXTENSIONS;
 
-/// Parses `frame` into `packet`, which must be [`Packet::default`]. PPPoE, MPLS and IPv6 with extension headers
-/// give [`Reason::NotIp`]; [`parse_all`] reads them.
+/// Parses `frame` into `packet`, which must be [`Packet::default`]. Returns [`Reason::NotIp`] for PPPoE, MPLS and IPv6
+/// with extension headers, which [`parse_all`] reads.
 ///
-/// `offloaded_tci` is the outermost tag if the driver took it out of the frame (`skb->vlan_tci`).
+/// `offloaded_tci` is the outermost VLAN tag if the driver removed it from the frame (`skb->vlan_tci`).
 #[inline(always)]
 pub fn parse<F: Frame>(
     frame: &F,
@@ -183,9 +183,8 @@ pub fn parse<F: Frame>(
     parse_any::<F, COMMON>(frame, link_type, offloaded_tci, packet)
 }
 
-/// Like [`parse`], but also reads PPPoE, MPLS and extension headers. It is a function of its own because their
-/// lengths make all later offsets variable for the verifier, which walks the rest once for each offset it can
-/// tell apart.
+/// Like [`parse`], but also reads PPPoE, MPLS and extension headers. The lengths of these make all later offsets
+/// variable, and the verifier walks the rest once for each offset it can tell apart. So this is a separate parser.
 #[inline(always)]
 pub fn parse_all<F: Frame>(
     frame: &F,
@@ -231,7 +230,7 @@ mod tests {
             (0x3fff, "later", 0xfff8, true),
         ];
         for (word, which, offset_bytes, more) in cases {
-            // The identification stands in front of it.
+            // The identification precedes it.
             let part = Part::ipv4(0xffff_0000 | word);
             assert_eq!(part, Part::new(offset_bytes, more), "{word:x}");
             let word = offset_bytes | u16::from(more);

@@ -1,23 +1,23 @@
-//! The process that made a socket, as the programs note it.
+//! The process that created a socket, as the programs store it.
 
-/// What is known of one. It says who made a socket, and not who uses it: a socket can be passed on.
+/// The process that created a socket. It is not necessarily the one that uses it: a socket can be passed on.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// The name of its first thread (`comm`), padded with zeros. A word at a time, since programs read it so.
+    /// The name of its first thread (`comm`), padded with zeros. In words, since the programs read whole words.
     pub name: [u64; 2],
-    /// The user, as the first user namespace numbers it.
+    /// The user id in the initial user namespace.
     pub uid: u32,
-    /// The number of the process, as the first PID namespace gives it (the kernel's `tgid`).
+    /// The process id in the initial PID namespace (the kernel's `tgid`).
     pub pid: u32,
 }
 
 const _: () = assert!(size_of::<Process>() == 24);
 
 impl Process {
-    /// Stands for all of it where there is room for one number: the process's own number, and half a hash of the rest. So two
-    /// processes have the same key only if they had the same number one after the other, and then the same name and user but for
-    /// one case in four billion. Never 0, since no process that makes sockets has the number 0.
+    /// Identifies the process in one number: its pid, and half a hash of name and user. Two processes share a key only
+    /// if they had the same pid one after the other and their hashes collide, one case in four billion. Never 0, since
+    /// no process that creates sockets has pid 0.
     #[inline(always)]
     #[must_use]
     pub const fn key(&self) -> u64 {
@@ -25,14 +25,14 @@ impl Process {
         (self.pid as u64) << 32 | hash >> 32
     }
 
-    /// The number of the process that a key stands for.
+    /// The pid in a key.
     #[must_use]
     pub const fn pid_of(key: u64) -> u32 {
         (key >> 32) as u32
     }
 }
 
-/// As in the finalizer of `splitmix64`.
+/// The finalizer of `splitmix64`.
 #[inline(always)]
 const fn mixed(word: u64) -> u64 {
     let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -40,35 +40,38 @@ const fn mixed(word: u64) -> u64 {
     word ^ word >> 31
 }
 
-/// How many sockets have something kept with them, of one kind. Memory for that is charged to the agent, whoever makes the sockets.
+/// The bound on sockets that carry one kind of data. The kernel charges that memory to the agent, whoever creates the
+/// sockets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketBound {
-    /// At least as many as there are, but for those that accepted connections have inherited since they were counted.
+    /// Sockets that carry the data. Connections that were accepted since the last count are missing: they inherit it
+    /// without being counted.
     pub kept: u64,
-    /// Userspace sets it.
+    /// The limit. Userspace sets it.
     pub most: u64,
-    /// How often there was no room.
+    /// How often the limit was reached.
     pub refused: u64,
-    /// While they are counted, so many were seen that are forgotten beyond the bound, on top of the lasting ones of the time before.
+    /// Sockets found by the count in progress that lose the data beyond the limit. Starts at the lasting sockets of the
+    /// previous count.
     pub seen: u64,
-    /// Likewise, so many that are not forgotten.
+    /// Lasting sockets found by the count in progress. They keep the data.
     pub lasting: u64,
 }
 
 impl SocketBound {
-    /// `kept` without what makes it negative for a moment: sockets that go while they are counted may be taken off twice.
+    /// `kept`, or 0 while it is negative for a moment: a socket that closes during a count may be subtracted twice.
     #[inline(always)]
     #[must_use]
     pub const fn held(kept: u64) -> u64 {
         if kept.cast_signed() < 0 { 0 } else { kept }
     }
 
-    /// In numbers.
+    /// The size in words.
     pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 }
 
-/// What is kept with sockets, as the place of its [`SocketBound`].
+/// The kinds of data that sockets carry. The number is the index of the kind's [`SocketBound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptWithSockets {
     Process,
@@ -79,8 +82,8 @@ impl KeptWithSockets {
     pub const COUNT: usize = 2;
 }
 
-/// Where the running kernel keeps what the programs read of tasks and of sockets, in bytes. All are known, or the programs that read
-/// them are not loaded.
+/// Offsets in bytes of the fields of tasks and sockets that the programs read. If any is unknown, the programs that
+/// read them are not loaded.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskLayout {
@@ -89,9 +92,9 @@ pub struct TaskLayout {
     pub tgid: u32,
     pub cred: u32,
     pub cred_uid: u32,
-    /// Of a `socket`: its `sock`.
+    /// In `struct socket`: its `sock`.
     pub socket_sock: u32,
-    /// Of a `sock`: its address family, its state as TCP has it, and its type.
+    /// In `struct sock`: the address family, the TCP state and the type.
     pub sock_family: u32,
     pub sock_state: u32,
     pub sock_type: u32,

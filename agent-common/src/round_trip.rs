@@ -1,18 +1,20 @@
-//! How long TCP's segments take to be acknowledged, as the packets at an interface show it: from there to the receiver and back.
+//! Measures how long TCP segments take to be acknowledged, from the packets at an interface: from there to the receiver
+//! and back.
 //!
-//! For each direction of a flow one segment at a time is a sample (Karn and Partridge, 1987; RFC 6298 section 3): it is noted by the
-//! sequence number that follows it and by when it passed, and the first segment of the other direction that acknowledges it ends the
-//! sample. If one with an earlier sequence number passes before that, nobody can tell which of the two is acknowledged, and there is no
-//! sample. The first samples of a connection are its handshake: SYN to SYN with ACK, and that to the ACK.
+//! Each direction of a flow measures one segment at a time (Karn and Partridge, 1987; RFC 6298 section 3). The sample
+//! stores the sequence number after the segment and when the segment passed. The first segment of the other direction
+//! that acknowledges that number ends the sample. If a segment with an earlier sequence number passes first, the
+//! acknowledgment is ambiguous and the sample is spoiled. The first samples of a connection are its handshake: SYN to
+//! SYN with ACK, and SYN with ACK to ACK.
 
 use crate::flow::tcp_flags;
 
-/// What is read of a segment.
+/// The fields of a segment that a sample needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub sequence: u32,
     pub acknowledgment: u32,
-    /// In all segments of a super-frame.
+    /// The payload of all segments of a super-frame together.
     pub payload_len_bytes: u32,
     /// The TCP header's flag byte.
     pub flags: u8,
@@ -24,7 +26,7 @@ impl Segment {
         self.flags & tcp_flags::SYN != 0
     }
 
-    /// Whether it has to be acknowledged. A FIN alone would, too, but is no sample.
+    /// Whether the receiver must acknowledge it. A FIN alone must be acknowledged as well, but is not measured.
     #[inline(always)]
     const fn asks_for_answer(&self) -> bool {
         self.is_syn() || self.payload_len_bytes != 0
@@ -43,40 +45,41 @@ impl Segment {
 
 /// A sample in one word, which programs on several CPUs change by compare-and-swap.
 ///
-/// Its lowest two bits say for what it waits. While it does: the next sequence number (32 bits) and the time in microseconds (30 bits, which
-/// wrap after 18 minutes; what took half of that has no time). At its end: how long it took in microseconds (32 bits; 0 if it was spoiled),
-/// and whether it was a handshake's.
+/// The lowest two bits say which acknowledgment an open sample waits for. The other bits of an open sample are the next
+/// sequence number (32 bits) and the time in microseconds (30 bits). The time wraps after 18 minutes; a sample that
+/// took half of that is spoiled. An ended sample has the time it took in microseconds (32 bits; 0 if spoiled), and
+/// whether it belongs to a handshake.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample(pub u64);
 
 impl Sample {
     pub const NONE: Self = Self(0);
-    /// It ended without a time.
+    /// Ended without a time.
     pub const SPOILED: Self = Self(Self::ENDED);
 
-    /// Of what it waits for; 0 if it does not.
+    /// The acknowledgment that an open sample waits for; 0 if it has ended.
     const KIND: u64 = 3;
     const ACK: u64 = 1;
     const ACK_OF_SYN: u64 = 2;
     const ACK_OF_SYN_ACK: u64 = 3;
     const TIME_SHIFT: u32 = 2;
     const TIME_MASK: u64 = (1 << 30) - 1;
-    /// No time is longer, nor is one that has wrapped, or of a clock that another CPU reads a little later.
+    /// The longest valid time. A longer one has wrapped, or two CPUs' clocks differ a little.
     const MOST_US: u64 = 1 << 29;
     const NUMBER_SHIFT: u32 = 32;
-    /// Of one that waits no more.
+    /// Set in an ended sample.
     const ENDED: u64 = 1 << 2;
     const OF_HANDSHAKE: u64 = 1 << 3;
-    /// What a SYN may carry that its answer acknowledges, too.
+    /// The most payload of a SYN that its answer may acknowledge as well.
     const MOST_WITH_SYN: u32 = 0xffff;
 
-    /// Begins with this segment.
+    /// Starts a sample with this segment.
     #[inline(always)]
     #[must_use]
     pub const fn begun(by: &Segment, now_ns: u64) -> Self {
         let (next, kind) = if by.is_syn() {
-            // Whatever a SYN carries may be left out of its acknowledgment (RFC 7413).
+            // The answer need not acknowledge the SYN's payload (RFC 7413).
             let kind = if by.is_syn_ack() {
                 Self::ACK_OF_SYN_ACK
             } else {
@@ -96,7 +99,7 @@ impl Sample {
         self.0 & Self::KIND != 0
     }
 
-    /// Of one that waits.
+    /// Only for an open sample.
     #[inline(always)]
     const fn is_of_syn(self) -> bool {
         self.0 & Self::KIND != Self::ACK
@@ -107,15 +110,15 @@ impl Sample {
         (self.0 >> Self::NUMBER_SHIFT) as u32
     }
 
-    /// Whether this segment of the same direction begins a sample, if there is none.
+    /// Whether this segment of the same direction starts the first sample.
     #[inline(always)]
     #[must_use]
     pub const fn begins_with(self, own: &Segment) -> bool {
         self.0 == Self::NONE.0 && own.asks_for_answer()
     }
 
-    /// Whether this segment of the same direction spoils it: one that is sent again, another SYN, or anything behind a SYN that nobody was
-    /// seen to answer.
+    /// Whether this segment of the same direction spoils the sample: a retransmission, another SYN, or anything behind
+    /// a SYN whose answer was not seen.
     #[inline(always)]
     #[must_use]
     pub const fn is_spoiled_by(self, own: &Segment) -> bool {
@@ -127,8 +130,9 @@ impl Sample {
         self.is_of_syn() || own.is_syn() || own.payload_len_bytes != 0 && is_earlier
     }
 
-    /// Whether this segment of the other direction ends it. Segments of an earlier connection with the same ports have any numbers, and
-    /// half of these are ahead of a SYN's.
+    /// Whether this segment of the other direction ends the sample. Segments of an earlier connection with the same
+    /// ports have arbitrary numbers, and half of these are ahead of a SYN's. So a SYN and its answer need a close
+    /// match.
     #[inline(always)]
     #[must_use]
     pub const fn is_ended_by(self, other: &Segment) -> bool {
@@ -143,7 +147,7 @@ impl Sample {
         }
     }
 
-    /// The end of one that waits.
+    /// Ends an open sample.
     #[inline(always)]
     #[must_use]
     pub const fn ended(self, now_ns: u64) -> Self {
@@ -152,7 +156,7 @@ impl Sample {
         if took_us >= Self::MOST_US {
             return Self::SPOILED;
         }
-        // What took less than a microsecond has been measured, too.
+        // 0 means spoiled, so a time under a microsecond becomes 1.
         let took_us = if took_us == 0 { 1 } else { took_us };
         let of_handshake = if self.is_of_syn() {
             Self::OF_HANDSHAKE
@@ -162,7 +166,7 @@ impl Sample {
         Self(took_us << Self::NUMBER_SHIFT | of_handshake | Self::ENDED)
     }
 
-    /// How long it took, in microseconds.
+    /// The time it took, in microseconds. `None` if it is open or spoiled.
     pub const fn took_us(self) -> Option<u32> {
         let took_us = self.next_sequence();
         if !self.waits() && took_us != 0 {
@@ -172,7 +176,7 @@ impl Sample {
         }
     }
 
-    /// The same of a handshake.
+    /// The same, for a sample of a handshake only.
     pub const fn handshake_us(self) -> Option<u32> {
         if self.0 & Self::OF_HANDSHAKE != 0 {
             self.took_us()
@@ -181,7 +185,7 @@ impl Sample {
         }
     }
 
-    /// Takes over what was noted there, if it says more.
+    /// Takes over `other` if that has a time and this one has none, or if this one is empty.
     pub fn unite(&mut self, other: Self) {
         if self.took_us().is_none() && (*self == Self::NONE || other.took_us().is_some()) {
             *self = other;
@@ -254,14 +258,14 @@ mod tests {
         assert!(sample.is_spoiled_by(&data));
         assert!(sample.is_spoiled_by(&segment(1050, 1, 10, ACK)));
         assert!(sample.is_spoiled_by(&segment(5000, 0, 0, SYN)));
-        // What follows, and keep-alives without a byte.
+        // Later segments, and keep-alives without a byte.
         assert!(!sample.is_spoiled_by(&segment(1100, 1, 100, ACK)));
         assert!(!sample.is_spoiled_by(&segment(999, 1, 0, ACK)));
 
         let syn = segment(1000, 0, 0, SYN);
         let sample = Sample::begun(&syn, 0);
         assert!(sample.is_spoiled_by(&syn));
-        // Its answer took another way.
+        // The SYN's answer took another path.
         assert!(sample.is_spoiled_by(&segment(1001, 1, 0, ACK)));
         assert_eq!(Sample::SPOILED.took_us(), None);
         assert!(!Sample::SPOILED.waits() && !Sample::SPOILED.begins_with(&syn));
@@ -270,12 +274,12 @@ mod tests {
     #[test]
     fn what_is_left_of_an_earlier_connection_is_no_answer_to_a_syn() {
         let to_server = Sample::begun(&segment(1000, 0, 0, SYN), 0);
-        // An ACK for numbers of the earlier one (RFC 5961), and a SYN with ACK.
+        // An ACK for numbers of the earlier connection (RFC 5961), and a SYN with ACK.
         assert!(!to_server.is_ended_by(&segment(7, 5000, 0, ACK)));
         assert!(!to_server.is_ended_by(&segment(7, 1001, 0, ACK)));
         assert!(!to_server.is_ended_by(&segment(7, 1 << 20, 0, SYN | ACK)));
         assert!(!to_server.is_ended_by(&segment(7, 1000, 0, SYN | ACK)));
-        // With what the SYN carried (RFC 7413).
+        // An acknowledgment of the SYN's payload (RFC 7413).
         assert!(to_server.is_ended_by(&segment(7, 1001 + 500, 0, SYN | ACK)));
         let to_client = Sample::begun(&segment(7, 1001, 0, SYN | ACK), 0);
         assert!(!to_client.is_ended_by(&segment(1001, 9, 0, ACK)));

@@ -1,8 +1,8 @@
 //! Flow sampling: decides from a flow's key whether the flow is counted.
 //!
-//! A hash of both endpoints and the protocol decides, and nothing else. So the decision is the same for all
-//! packets of a flow, in both directions, at every interface and VLAN and on every host. The hash is
-//! compared with a threshold, so the flows of a 1 in 100 sample are among those of a 1 in 10 sample.
+//! Only a hash of both endpoints and the protocol decides. So the decision is the same for all packets of a flow, in
+//! both directions, at every interface and VLAN and on every host. The hash is compared with a threshold, so a 1 in 100
+//! sample is a subset of a 1 in 10 sample.
 
 use crate::{flow::FlowKey, frame::Header as _};
 
@@ -12,13 +12,13 @@ const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 /// The largest rate.
 pub const MOST_RATE: u32 = 1_000_000;
 
-/// One flow in `flows` as a rate: 0 for every flow, which one in one is, too.
+/// One flow in `flows` as a rate: 0 for every flow, also for one in one.
 pub const fn rate(flows: u32) -> u32 {
     if flows < 2 { 0 } else { flows }
 }
 
-/// The threshold that samples one flow in `rate`: a flow is sampled if the upper half of its hash is below
-/// it. 0 stands for every flow.
+/// The threshold that samples one flow in `rate`. A flow is sampled if the upper half of its hash is below the
+/// threshold. 0 means every flow.
 pub const fn threshold(rate: u32) -> u32 {
     if rate < 2 {
         return 0;
@@ -97,7 +97,7 @@ mod tests {
                     .count();
                 let expected = f64::from(flows / rate);
                 let sampled = u32::try_from(sampled).map(f64::from).unwrap();
-                // Four standard deviations of a fair choice.
+                // Four standard deviations of an unbiased sample.
                 assert!(
                     (sampled - expected).abs() < 4.0 * expected.sqrt(),
                     "1 in {rate}: {sampled} of {flows}"

@@ -1,8 +1,7 @@
-//! Which headers each segment of a super-frame repeats, decided by the kernel's GSO type.
+//! The headers that each segment of a super-frame repeats, as decided by the kernel's GSO type.
 //!
-//! Ports and headers cannot tell. A UDP super-frame may be plain datagrams (each repeats the UDP header), a
-//! tunnel's datagrams at any port (each repeats the inner headers, too), or one datagram that becomes
-//! fragments.
+//! Ports and headers alone do not decide. A UDP super-frame may be plain datagrams (each repeats the UDP header), a
+//! tunnel's datagrams at any port (each also repeats the inner headers), or one datagram that becomes fragments.
 
 use crate::{
     parse::Packet,
@@ -23,8 +22,8 @@ pub struct SkbLayout {
     pub inner_transport_header: u32,
     /// In bytes within `struct skb_shared_info`.
     pub gso_type: u32,
-    /// The bits of `gso_type` for TCP: `SKB_GSO_TCPV4` and `SKB_GSO_TCPV6`. The fields below are bits of
-    /// `gso_type`, too.
+    /// The bits of `gso_type` for TCP: `SKB_GSO_TCPV4` and `SKB_GSO_TCPV6`. The fields below are bits of `gso_type` as
+    /// well.
     pub tcp: u32,
     /// `SKB_GSO_UDP_L4`: the skb becomes datagrams.
     pub datagrams: u32,
@@ -57,7 +56,7 @@ impl SkbLayout {
 // SAFETY: repr(C), integers only, no padding (asserted by size above).
 unsafe impl aya::Pod for SkbLayout {}
 
-/// The headers that each segment has.
+/// The headers of each segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
     /// Headers that the skb has once, from the start of the frame; 0 if unknown.
@@ -67,17 +66,17 @@ pub struct Repeats {
 }
 
 impl Packet {
-    /// Whether the packet itself shows which headers repeat. With TCP and SCTP their own header is the last
-    /// one, since only payload follows it. A packet taken out of a tunnel shows nothing, since the kernel
-    /// may cut the tunnel's packet instead.
+    /// Whether the packet itself shows which headers repeat. TCP's and SCTP's own header is the last one, since only
+    /// payload follows it. A packet from a tunnel does not show it, since the kernel may cut the tunnel's packet
+    /// instead.
     #[inline(always)]
     pub fn tells_what_repeats(&self, is_opened: bool) -> bool {
         matches!(self.key.protocol, TCP | SCTP) && !is_opened
     }
 
-    /// Which headers repeat in all other packets, by the kernel's `gso_type`. `inner_transport` gives the
-    /// inner packet's transport header, in bytes from the start of the frame. `tcp_header_len` reads the
-    /// length of the TCP header at such an offset, 0 if there is none.
+    /// The headers that repeat in all other packets, by the kernel's `gso_type`. `inner_transport` returns the offset
+    /// of the inner packet's transport header in bytes from the start of the frame. `tcp_header_len` reads the length
+    /// of the TCP header at such an offset, 0 if there is none.
     #[inline(always)]
     pub fn repeats(
         &self,
@@ -91,7 +90,7 @@ impl Packet {
         let known =
             layout.tcp | layout.datagrams | layout.fragments | layout.tunnels | layout.harmless;
         if gso_type & !known != 0 {
-            // A way of cutting that is not known here.
+            // A GSO type that this code does not know.
             return repeats;
         }
         if gso_type & layout.tunnels != 0 {

@@ -1,27 +1,27 @@
-//! Who sent a flow's packets: what the programs note of the sockets that packets belong to, beside the flow table.
+//! The senders of a flow's packets: facts about the packets' sockets that the programs store beside the flow table.
 //!
 //! Only a packet that leaves, or one whose socket the kernel still keeps with it, has a socket. So each direction has a
 //! sender of its own, and often one of them has none.
 
 use crate::{Sample, TcpInfo, slots::SLOTS};
 
-/// The cgroups of the sockets that sent a flow's packets, the processes that made these sockets, and what their connections are like, by
-/// direction: a → b, b → a. 0 where none was seen.
+/// The cgroups of the sockets that sent a flow's packets, the processes that created these sockets, and the state of
+/// their TCP connections. By direction: a → b, b → a. 0 where none was seen.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Senders {
-    /// A cgroup's id is the inode number of its folder (`bpf_skb_cgroup_id`), of the socket that was seen first; with [`Self::SHARED`] if
-    /// another one sent, too.
+    /// The cgroup id (`bpf_skb_cgroup_id`, the inode number of its directory) of the first socket seen.
+    /// [`Self::SHARED`] is set if a socket of another cgroup sent as well.
     pub cgroup_ids: [u64; 2],
-    /// See [`Process::key`](crate::Process::key). Likewise.
+    /// See [`Process::key`](crate::Process::key). [`Self::SHARED`] is set as above.
     pub process_keys: [u64; 2],
-    /// What TCP knows on their side of the connection.
+    /// TCP's state at the end that sends in this direction.
     pub tcp: [TcpInfo; 2],
-    /// How long a segment of this direction took to be acknowledged.
+    /// The round trips of this direction's segments.
     pub round_trips: [Sample; 2],
 }
 
-/// What is noted of the senders: bits.
+/// The kinds of facts that are stored: bits.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds(pub u32);
@@ -31,7 +31,7 @@ impl Kinds {
     pub const CGROUPS: Self = Self(1);
     pub const PROCESSES: Self = Self(2);
     pub const TCP: Self = Self(4);
-    /// Not of the sockets, but of the packets themselves.
+    /// Comes from the packets themselves, not from their sockets.
     pub const ROUND_TRIPS: Self = Self(8);
     pub const ALL: Self = Self(15);
 
@@ -47,38 +47,38 @@ impl Kinds {
         self.0 & other.0 != 0
     }
 
-    /// Those for which a packet's socket is asked.
+    /// The kinds that need the packet's socket.
     #[inline(always)]
     #[must_use]
     pub const fn of_sockets(self) -> Self {
         Self(self.0 & 7)
     }
 
-    /// How many elements a page has for each window of the flow table: one for each kind, and for TCP one for each of its words.
+    /// Elements of a page per window of the flow table: one for each kind, and for TCP one per word of [`TcpInfo`].
     #[inline(always)]
     #[must_use]
     pub const fn planes(self) -> u32 {
         self.round_trip_plane() + (self.0 >> 3 & 1)
     }
 
-    /// Which of them is that of the cgroups.
+    /// The plane of the cgroups.
     pub const CGROUP_PLANE: u32 = 0;
 
-    /// Which of them is that of the processes.
+    /// The plane of the processes.
     #[inline(always)]
     #[must_use]
     pub const fn process_plane(self) -> u32 {
         self.0 & 1
     }
 
-    /// Which of them is that of the first word of TCP. The others follow it.
+    /// The plane of TCP's first word. The other words follow it.
     #[inline(always)]
     #[must_use]
     pub const fn tcp_plane(self) -> u32 {
         (self.0 & 1) + (self.0 >> 1 & 1)
     }
 
-    /// Which of them is that of the round trips.
+    /// The plane of the round trips.
     #[inline(always)]
     #[must_use]
     pub const fn round_trip_plane(self) -> u32 {
@@ -87,18 +87,20 @@ impl Kinds {
 }
 
 impl Senders {
-    /// The root of the hierarchy. The kernel's own sockets are in it, which answer for others: for a connection that is
-    /// refused, or over. So it says less than any other.
+    /// The root of the hierarchy. It contains the kernel's own sockets, which answer for others: for a connection that
+    /// is refused or over. So any other cgroup takes precedence over it.
     pub const ROOT: u64 = 1;
 
-    /// Stands beside the id of a cgroup or the key of a process if a socket of another one has sent in the same direction. Neither has so
-    /// high a bit: the kernel numbers cgroups and processes from 1 on.
+    /// Set beside a cgroup id or a process key if a socket of another one sent in the same direction. The bit is free:
+    /// the kernel numbers cgroups and processes from 1 on.
     pub const SHARED: u64 = 1 << 63;
 
-    /// How often a direction's sender can change on one page: from none to a socket that says less, to another one, to the mark.
+    /// How often a direction's sender can change on one page: from none to a socket of the root cgroup, to another one,
+    /// to shared.
     pub const MOST_CHANGES: usize = 3;
 
-    /// What is known of a direction, after `coming` was seen there. `other` stands for sockets that say less, or 0.
+    /// The direction's sender after `coming` was seen in addition to `known`. `other` is a sender that any other one
+    /// replaces, or 0.
     #[inline(always)]
     #[must_use]
     pub const fn after(known: u64, coming: u64, other: u64) -> u64 {
@@ -113,7 +115,7 @@ impl Senders {
         }
     }
 
-    /// Takes over what is known of the same packets there and not here.
+    /// Merges the senders of the same flow from another entry.
     pub fn unite(&mut self, other: &Self) {
         for (ours, theirs) in self.cgroup_ids.iter_mut().zip(other.cgroup_ids) {
             *ours = Self::after(*ours, theirs, Self::ROOT);
@@ -132,7 +134,7 @@ impl Senders {
 
 const _: () = assert!(size_of::<Senders>() == 96);
 
-/// What is noted of one kind for the flows of a window: by slot and direction.
+/// One kind's values for the flows of a window: by slot and direction.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlaneOfWindow {
@@ -141,8 +143,8 @@ pub struct PlaneOfWindow {
 
 const _: () = assert!(size_of::<PlaneOfWindow>() == 128);
 
-/// What is to be noted beside which flow, as one function of the programs tells another one: who sends it, which the first packet of a
-/// direction, flow and scan asks, and a round trip. Zero asks nothing.
+/// What to look up for a packet and where to store it, as one function of the programs returns it to another: the
+/// sender, for the first packet of a direction, flow and scan, and the round trip. Zero asks for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question(pub u64);
 
@@ -151,18 +153,18 @@ impl Question {
 
     const PAGE_SHIFT: u32 = 32;
     const DIRECTION_SHIFT: u32 = 33;
-    /// Says that the packet is in a flow, whether that asks anything or not. Only where somebody wants to know.
+    /// The packet is in a flow, whatever it asks for. Set only if DNS messages or ICMP errors are wanted.
     const FLOW_SHIFT: u32 = 34;
-    /// Asks for the sender. What asks nothing has no place.
+    /// Asks for the sender. A question that asks for nothing has no place.
     pub const SENDER: Self = Self(1 << 35);
-    /// Asks what the packet is for the flow's round trips.
+    /// Asks to update the flow's round trips with the packet.
     pub const ROUND_TRIP: Self = Self(1 << 36);
-    /// How many bits it has.
+    /// The width in bits.
     pub const BITS: u32 = 37;
-    /// Stands for the map behind the slots, which is more than slots can be.
+    /// Stands for the map behind the slots; no slot has this number.
     const BEHIND: u32 = u32::MAX;
 
-    /// Asks this of a flow in a slot.
+    /// The same question, for a flow in a slot.
     #[inline(always)]
     #[must_use]
     pub const fn in_slot(self, page: u32, window: u32, slot: u32, direction: u8) -> Self {
@@ -170,7 +172,7 @@ impl Question {
         self.and(place)
     }
 
-    /// Asks this of a flow behind the slots.
+    /// The same question, for a flow in the map behind the slots.
     #[inline(always)]
     #[must_use]
     pub const fn behind(self, page: u32, direction: u8) -> Self {
@@ -197,7 +199,7 @@ impl Question {
         )
     }
 
-    /// The same, of a packet in a flow.
+    /// The same question, marked as a packet in a flow.
     #[inline(always)]
     #[must_use]
     pub const fn of_a_flow(self) -> Self {

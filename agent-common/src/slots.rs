@@ -1,21 +1,20 @@
-//! The slots of a page of the flow table, and the protocol by which programs on several CPUs share them.
+//! The slots of a page of the flow table, and how programs on several CPUs share them.
 //!
-//! A page is an array of windows of [`SLOTS`] slots. The hash of a key chooses two windows, and in each the slot at which
-//! a search begins. It goes round the window until it meets its flow or a slot that is empty; if it meets neither, it
-//! goes on in the second window, and then in the page's small hash map.
+//! A page is an array of windows of [`SLOTS`] slots. The hash of a key selects two windows, and in each the slot where
+//! the search begins. The search goes round the window until it finds its flow or an empty slot. If it finds neither,
+//! it goes on in the second window, and then in the page's small hash map.
 //!
 //! A slot is empty, then taken by one program, then published with a tag, which is a part of the hash. It never goes
 //! back while a program may use the page. So a flow is never behind an empty slot, and every packet does exactly one of
-//! two things: it adds to a published slot of its key, or it fills a slot that it alone took. Nobody waits: who meets a
-//! slot that is taken and not published goes on to the next one. So a flow may stand in two slots, and a reader adds
-//! them up.
+//! two things: it adds to a published slot of its key, or it fills a slot that it alone took. No program waits: it
+//! skips a slot that is taken and not yet published. So a flow may be in two slots, and a reader adds them up.
 
 use crate::{FlowCounters, FlowKey};
 
 /// Slots of a window.
 pub const SLOTS: u32 = 8;
 
-/// Windows in which a flow may be.
+/// How many windows a flow may be in.
 pub const TRIES: u64 = 2;
 
 /// Two cache lines: the key with what rarely changes, and what each packet adds to.
@@ -30,19 +29,20 @@ pub struct Slot {
 const _: () = assert!(size_of::<Slot>() == 128);
 const _: () = assert!(core::mem::offset_of!(Slot, counters.packets) == 64);
 
-/// An element of a page's array. Behind the windows, elements are bitmaps that have a bit for each window with a flow.
+/// An element of a page's array. The elements behind the windows are bitmaps with one bit per window, set if the window
+/// has a flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub slots: [Slot; SLOTS as usize],
 }
 
-/// Windows that one element of bitmaps stands for.
+/// Windows that one bitmap element covers.
 pub const WINDOWS_A_BITMAP: u32 = size_of::<Window>() as u32 * 8;
 
-/// The state of memory that is zero.
+/// The state of zeroed memory.
 pub const EMPTY: u32 = 0;
-/// A program has the slot for itself.
+/// One program owns the slot.
 pub const TAKEN: u32 = u32::MAX;
 
 /// How many elements a page's array has.
@@ -50,7 +50,7 @@ pub const fn elements(windows: u32) -> u32 {
     windows + windows.div_ceil(WINDOWS_A_BITMAP)
 }
 
-/// 64 bits of a key that nobody can tell without the factors.
+/// A 64-bit hash of a key, which is unpredictable without the factors.
 ///
 /// Multilinear-HM (Lemire and Kaser, Strongly universal string hashing is fast, 2014) over 32-bit words with random
 /// 64-bit factors. Two keys that were chosen without knowing the factors collide in the upper half with probability
@@ -59,10 +59,9 @@ pub const fn elements(windows: u32) -> u32 {
 pub struct Hash(u64);
 
 impl Hash {
-    /// Two for each word of a key, and the start of the sum.
+    /// Two for each word of a key, and one for the start of the sum.
     pub const FACTORS: usize = 2 * FlowKey::WORDS + 1;
 
-    /// Of a key.
     #[inline(always)]
     pub fn of(key: &FlowKey, factor: impl Fn(usize) -> u64) -> Self {
         let mut sum = factor(2 * FlowKey::WORDS);
@@ -75,16 +74,16 @@ impl Hash {
         Self(mix(sum))
     }
 
-    /// For the second window.
+    /// The hash for the second window.
     #[inline(always)]
     #[must_use]
     pub const fn again(self) -> Self {
         Self(mix(self.0))
     }
 
-    /// Where a search begins in a page of so many windows.
+    /// Where a search begins in a page of `windows` windows.
     ///
-    /// Windows come in the order of their flows' hashes, however many there are.
+    /// A larger hash leads to a later window, for any number of windows.
     #[inline(always)]
     pub const fn walk(self, windows: u32) -> Walk {
         let (high, low) = ((self.0 >> 32), self.0 as u32);
@@ -120,11 +119,11 @@ impl Walk {
     }
 }
 
-/// The slots of a window, as a program with one packet sees them. Others may change their states at any time.
+/// The slots of a window, as a program with one packet sees them. Other programs may change their states at any time.
 ///
 /// # Safety
 ///
-/// [`take`](Self::take) returns true to one program alone for each slot that was empty.
+/// For each empty slot, [`take`](Self::take) returns true to one program only.
 pub unsafe trait Slots {
     fn state(&self, slot: u32) -> u32;
 
@@ -134,21 +133,21 @@ pub unsafe trait Slots {
     /// Takes an empty slot. Returns whether it was still empty.
     fn take(&self, slot: u32) -> bool;
 
-    /// Writes the packet's key and what it counts into a slot, all but the state.
+    /// Writes the packet's key and counts into a slot, all but the state.
     ///
     /// # Safety
     ///
     /// The caller took the slot, and has not published it.
     unsafe fn fill(&self, slot: u32);
 
-    /// Gives a filled slot to all, after everything that was stored before.
+    /// Publishes a filled slot, after all earlier stores.
     ///
     /// # Safety
     ///
     /// As for [`fill`](Self::fill).
     unsafe fn publish(&self, slot: u32, tag: u32);
 
-    /// The step after this one. The programs' own keeps the compiler from repeating the body of a loop for each step.
+    /// The step after this one. The programs override it to keep the compiler from unrolling the loop.
     #[inline(always)]
     fn after(step: u64) -> u64 {
         step + 1
@@ -157,11 +156,11 @@ pub unsafe trait Slots {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// A slot with the tag of the flow. Whether it has its key remains to be seen; if not, only [`begin`] knows more.
+    /// A slot with the flow's tag. The caller has to compare the key; if that differs, only [`begin`] searches on.
     Tag(u32),
-    /// There is no such flow, in this window and beyond.
+    /// No such flow, neither in this window nor beyond it.
     Nothing,
-    /// All slots are other flows'.
+    /// Other flows fill all slots.
     Full,
 }
 
@@ -185,15 +184,15 @@ pub fn find<W: Slots>(window: &W, walk: Walk) -> Found {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// The flow was there, and the packet has still to be added to its slot.
+    /// The flow exists in this slot. The caller has to add the packet to it.
     Has(u32),
-    /// It begins in this slot, with the packet.
+    /// The flow begins in this slot; the packet is already counted.
     New(u32),
-    /// All slots are other flows'.
+    /// Other flows fill all slots.
     Full,
 }
 
-/// Begins a flow with the packet, unless it is there.
+/// Inserts a flow with the packet, unless the flow exists.
 #[inline(always)]
 pub fn begin<W: Slots>(window: &W, walk: Walk) -> Begun {
     let mut step = 0;

@@ -1,25 +1,27 @@
-//! What the kernel's TCP knows of a connection, as the programs note it.
+//! The state that the kernel's TCP keeps for a connection, as the programs store it.
 
 use crate::FlowKey;
 
-/// Of a connection, from the side of one of its sockets: what `ss -ti` shows, by the same names (`struct tcp_info`). All of it is
-/// since the connection began.
+/// A connection as one of its sockets sees it: fields of `struct tcp_info`, as `ss -ti` shows them, by the same names.
+/// All are totals since the connection began.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// The smoothed round trip in microseconds; 0 before the first one. The kernel has it in 29 bits. In what the programs note, the
-    /// highest two are the [`Role`], and the next one is [`without_end`](Self::without_end); userspace takes them away first.
+    /// The smoothed round trip in microseconds; 0 before the first one. The kernel's value fits in 29 bits. The
+    /// programs store the [`Role`] in the highest two bits and [`without_end`](Self::without_end) in the next;
+    /// userspace removes them.
     pub rtt_us: u32,
-    /// The shortest round trip that TCP remembers; [`Self::NO_RTT`] before the first one. 0 says that nothing is known of the
-    /// connection, since TCP counts no round trip as less than a microsecond.
+    /// The shortest round trip that TCP remembers; [`Self::NO_RTT`] before the first one. 0 means that the whole struct
+    /// is unknown, since TCP rounds no round trip down to 0.
     pub min_rtt_us: u32,
-    /// Segments that were sent again, SYNs among them.
+    /// Retransmitted segments, SYNs included.
     pub total_retrans: u32,
-    /// Segments that have arrived, as far as the other side has said so.
+    /// Segments that the other side has acknowledged.
     pub delivered: u32,
-    /// Those of which the acknowledgment reports congestion (ECN): with ECN as of RFC 3168 more than routers have marked.
+    /// Delivered segments whose acknowledgment reported congestion (ECN). With RFC 3168 ECN these are more than routers
+    /// have marked.
     pub delivered_ce: u32,
-    /// Segments with data that were sent, those that were sent again among them.
+    /// Segments with data that were sent, retransmissions included.
     pub data_segs_out: u32,
 }
 
@@ -28,15 +30,15 @@ pub struct TcpInfo {
 pub enum Role {
     #[default]
     Unknown = 0,
-    /// It has opened the connection.
+    /// It opened the connection.
     Opened = 1,
-    /// It was made for a connection that a listening socket took.
+    /// A listening socket accepted the connection and created it.
     Accepted = 2,
 }
 
 impl Role {
-    /// What a socket shows that is or is not one that was accepted, as far as its part for IPv4 says. `came_by_v6` is the interface by
-    /// which its connection came by IPv6, 0 for none; `None` if nobody knows.
+    /// The role, from the fields that an accepted socket inherits. `was_accepted` comes from the IPv4 fields.
+    /// `came_by_v6` is the interface by which an IPv6 connection arrived, 0 for none, `None` if unknown.
     #[inline(always)]
     #[must_use]
     pub const fn shown(was_accepted: bool, came_by_v6: Option<u32>) -> Self {
@@ -53,7 +55,7 @@ impl TcpInfo {
     const ROLE_SHIFT: u32 = 30;
     const WITHOUT_END: u32 = 1 << 29;
 
-    /// Marks that nobody reports the destruction of the socket.
+    /// Marks that no program will report the destruction of the socket.
     #[inline(always)]
     #[must_use]
     pub const fn without_end(mut self) -> Self {
@@ -61,7 +63,7 @@ impl TcpInfo {
         self
     }
 
-    /// Takes away what [`without_end`](Self::without_end) noted, and returns whether it did.
+    /// Removes the mark of [`without_end`](Self::without_end), and returns whether it was set.
     pub const fn take_without_end(&mut self) -> bool {
         let is_without = self.rtt_us & Self::WITHOUT_END != 0;
         self.rtt_us &= !Self::WITHOUT_END;
@@ -75,7 +77,7 @@ impl TcpInfo {
         self
     }
 
-    /// Takes away what [`with_role`](Self::with_role) noted.
+    /// Removes the role that [`with_role`](Self::with_role) set, and returns it.
     pub const fn take_role(&mut self) -> Role {
         let role = self.rtt_us >> Self::ROLE_SHIFT;
         self.rtt_us &= (1 << Self::ROLE_SHIFT) - 1;
@@ -89,7 +91,7 @@ impl TcpInfo {
     pub const NO_RTT: u32 = u32::MAX;
     pub const WORDS: usize = size_of::<Self>() / size_of::<u64>();
 
-    /// Whether anything is known of the connection.
+    /// Whether the struct holds the state of a connection.
     #[inline(always)]
     #[must_use]
     pub const fn is_known(&self) -> bool {
@@ -99,7 +101,7 @@ impl TcpInfo {
     #[inline(always)]
     #[must_use]
     pub const fn of_words(words: [u64; Self::WORDS]) -> Self {
-        // SAFETY: it has the size of its words (asserted below), and any bytes are numbers.
+        // SAFETY: the struct has the size of its words (asserted below), and any bytes are valid integers.
         unsafe { core::mem::transmute(words) }
     }
 
@@ -110,8 +112,8 @@ impl TcpInfo {
         unsafe { core::mem::transmute(self) }
     }
 
-    /// Takes over what was noted there, if it is known, and not earlier. Both are of one connection, whose numbers grow. A socket that
-    /// its program resets forgets them before it is taken down.
+    /// Takes over `other` unless it is unknown or earlier. Both describe one connection, whose counters only grow; a
+    /// socket that its program resets clears them before the kernel destroys it.
     pub fn unite(&mut self, other: &Self) {
         let sent = |info: &Self| (info.data_segs_out, info.delivered, info.total_retrans);
         if other.is_known() && (!self.is_known() || sent(other) >= sent(self)) {
@@ -122,23 +124,23 @@ impl TcpInfo {
 
 const _: () = assert!(size_of::<TcpInfo>() == 24 && size_of::<TcpInfo>() == 8 * TcpInfo::WORDS);
 
-/// What TCP knew of a connection when the kernel took down a socket of it, as the programs tell userspace.
+/// The last state of a connection, which the programs report when the kernel destroys its socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndedConnection {
-    /// The flow that asked for it last.
+    /// The flow that last looked up the connection.
     pub key: FlowKey,
-    /// That in which the socket sent: 0 is a → b.
+    /// The direction in which the socket sent: 0 is a → b.
     pub direction: u64,
-    /// Time since boot, suspend included, when the flow asked. Flows that began later are those of other connections.
+    /// Time since boot, suspend included, of that look-up. Flows that began later belong to other connections.
     pub asked_ns: u64,
     pub info: TcpInfo,
 }
 
 const _: () = assert!(size_of::<EndedConnection>() == size_of::<FlowKey>() + 16 + 24);
 
-/// Where the running kernel keeps the same in a `tcp_sock`, in bytes. All are known, or the program that reads them is not loaded. Of what
-/// shows the [`Role`], each is 0 if it is not known.
+/// Offsets in bytes of the same fields in `struct tcp_sock`. If any is unknown, the program that reads them is not
+/// loaded. Only the fields that show the [`Role`] may be missing; they are then 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpLayout {
@@ -148,12 +150,12 @@ pub struct TcpLayout {
     pub delivered: u32,
     pub delivered_ce: u32,
     pub data_segs_out: u32,
-    /// How many connections may wait for `accept`: of a socket that listens, and of those that are cloned from it.
+    /// The length of the `accept` queue of a listening socket. Accepted sockets are its clones and keep the value.
     pub max_ack_backlog: u32,
-    /// The interface for multicasts: of a socket that was accepted, that by which the connection came (`tcp_v4_syn_recv_sock`). A
-    /// program can set none for TCP.
+    /// The interface for multicasts. In an accepted socket it is the interface by which the connection arrived
+    /// (`tcp_v4_syn_recv_sock`). A program cannot set it for TCP.
     pub multicast_v4: u32,
-    /// Leads to the structure that has the same for IPv6 (`tcp_v6_syn_recv_sock`), at `multicast_v6`.
+    /// The pointer to the structure that has the same field for IPv6 (`tcp_v6_syn_recv_sock`), at `multicast_v6`.
     pub ipv6: u32,
     pub multicast_v6: u32,
 }

@@ -1,4 +1,4 @@
-//! Parses what follows the IP header: ports, TCP flags, ICMP type, code and identifier.
+//! Parses the header behind IP: ports, TCP flags, ICMP type, code and identifier.
 //!
 //! A header counts as truncated if the frame or the IP packet's own length ends within it. Bytes behind
 //! the IP packet are padding and never become ports.
@@ -17,7 +17,7 @@ use crate::{
 const TCP_LEN: u32 = 20;
 pub(crate) const UDP_LEN: u32 = 8;
 const SCTP_LEN: u32 = 12;
-/// RFC 4340 with short sequence numbers; the ports are its first four bytes.
+/// RFC 4340, with short sequence numbers. The ports are its first four bytes.
 const DCCP_LEN: u32 = 12;
 const ICMP_LEN: u32 = 8;
 
@@ -61,7 +61,7 @@ pub(crate) fn parse<F: Frame>(
 
 const _: () = assert!(UDP_LEN == 8 && SCTP_LEN == 12 && DCCP_LEN == 12);
 
-/// Reads the transport header if the IP packet has all of it.
+/// Reads the transport header, which must lie in the IP packet as a whole.
 #[inline(always)]
 fn header<F: Frame, const N: usize>(
     frame: &F,
@@ -140,11 +140,11 @@ fn udp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Result
     Ok(())
 }
 
-/// Whether the UDP length is shorter than the UDP header, which is illegal. 0 is accepted over IPv6
-/// (`__udp6_lib_rcv`; RFC 2675 means it for jumbograms only). If nothing gives the IP packet's length, any
-/// value is accepted: it is 0 or the lower 16 bits of the real length.
+/// Whether the UDP length is shorter than the UDP header, which is illegal. 0 is accepted over IPv6 (`__udp6_lib_rcv`;
+/// RFC 2675 means it for jumbograms only). If no field gives the IP packet's length, any value is accepted: it is 0 or
+/// the lower 16 bits of the real length.
 ///
-/// One comparison, since each branch here doubles what the verifier walks.
+/// A single comparison, since each branch here doubles the verifier's work.
 #[inline(always)]
 fn is_short(transport: Transport, packet: &Packet, len: u16) -> bool {
     let may_be_zero = u32::from(packet.key.ip_version == 6);
@@ -156,9 +156,8 @@ fn is_short(transport: Transport, packet: &Packet, len: u16) -> bool {
     or_more < UDP_LEN - may_be_zero
 }
 
-/// Where a UDP datagram ends, given that its payload begins at `start` and its IP packet ends at
-/// `end_bytes`. A length field that points beyond the IP packet is ignored: the kernel drops such packets,
-/// but their ports are not in doubt.
+/// Where a UDP datagram ends. Its payload begins at `start` and its IP packet ends at `end_bytes`. A length field that
+/// points beyond the IP packet is ignored: the kernel drops such packets, but their ports are valid.
 ///
 /// Only tunnels need this, so [`parse`] spares the verifier the extra work.
 #[inline(always)]
@@ -182,7 +181,7 @@ fn icmp<F: Frame>(frame: &F, transport: Transport, packet: &mut Packet) -> Resul
         icmpv6_query(icmp_type)
     };
 
-    // The addresses order two hosts. If a host asks itself, request and reply do.
+    // The addresses decide the order. If both are the same host, request and reply decide.
     let reversed = match transport.order {
         Ordering::Equal => query.is_reply,
         Ordering::Less => false,

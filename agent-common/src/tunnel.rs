@@ -1,8 +1,8 @@
-//! Opens tunnels: replaces a tunnel's packet by the packet that it carries.
+//! Opens tunnels: replaces a tunnel's packet by the packet inside.
 //!
 //! The inner packet is parsed as if it had arrived by itself, with its own addresses, tags and fragments.
-//! Its key keeps the kind of tunnel and its number, since tenants may use the same addresses. Tunnels
-//! without a number are told apart by their endpoints.
+//! Its key keeps the tunnel's kind and number, since tenants may use the same addresses. Tunnels without a number are
+//! distinguished by their endpoints.
 
 use crate::{
     flow::Outer,
@@ -22,30 +22,30 @@ pub use header::{Inner, Layer, header};
 pub use name::name;
 use within::Within;
 
-/// How many tunnels inside each other are opened.
+/// How many nested tunnels are opened.
 pub const MAX_DEPTH: u32 = 2;
 
-/// Bits that say what opening a packet came to.
+/// The result of opening a packet, as bits.
 pub mod outcome {
     /// The packet was taken out of a tunnel.
     pub const DECAPSULATED: u32 = 1;
-    /// The packet is a tunnel's, and what it carries could not be read.
+    /// The packet is a tunnel's, and the parser could not read the packet inside.
     pub const UNOPENED: u32 = 2;
     /// The packet is a tunnel's, inside [`super::MAX_DEPTH`] others.
     pub const DEEPER: u32 = 4;
-    /// No tunnel's: the driver does not say which VLAN tag it took out of the frame.
+    /// Not about tunnels: the driver does not report the VLAN tag that it removed from the frame.
     pub const TAG_UNKNOWN: u32 = 8;
 }
 
 impl Packet {
-    /// Whether its protocol or port is that of a tunnel.
+    /// Whether its protocol or port is a tunnel's.
     #[inline(always)]
     pub fn may_be_tunnel(&self) -> bool {
         self.payload_start_bytes != 0
     }
 
-    /// The same for a later fragment, which shows no ports itself. Its key must already be that of its flow;
-    /// if that has no ports either, the protocol alone decides.
+    /// The same for a later fragment, which has no ports itself. Its key must already be that of its flow. If the flow
+    /// has no ports either, only the protocol decides.
     #[inline(always)]
     pub fn is_tunnels_later_fragment(&self) -> bool {
         self.part.is_later()
@@ -61,7 +61,7 @@ impl Packet {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    /// At first the packet to open, then the innermost packet found so far.
+    /// Initially the packet to open, then the innermost packet found so far.
     pub packet: Packet,
     /// The endpoints of the innermost opened tunnel, with the tags and session around the outermost one.
     pub outer: Outer,
@@ -92,10 +92,10 @@ impl Opening {
     }
 }
 
-/// Replaces the packet that is being opened by the innermost one that can be reached.
+/// Replaces the packet that is being opened by the innermost packet that can be parsed.
 ///
-/// The steps are [`read_header`] and [`parse_inner`]. A caller whose stack is short wraps them in functions
-/// that are not inlined.
+/// The steps are [`read_header`] and [`parse_inner`]. A caller with little stack wraps them in functions that are not
+/// inlined.
 #[inline(always)]
 pub fn open<F>(
     frame: &F,
@@ -124,7 +124,7 @@ pub fn read_header<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     true
 }
 
-/// Parses the inner packet that [`read_header`] found. Returns whether that worked.
+/// Parses the inner packet that [`read_header`] found. Returns whether it could be parsed.
 #[inline(always)]
 pub fn parse_inner<F: Frame>(frame: &F, opening: &mut Opening) -> bool {
     opening.saved = opening.packet;

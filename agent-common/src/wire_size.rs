@@ -1,6 +1,6 @@
 //! How many frames and bytes on the wire an skb stands for (GSO and GRO).
 
-/// What the kernel says about an skb. The GSO fields are zero for a single frame.
+/// The kernel's description of an skb. The GSO fields are zero for a single frame.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Skb {
@@ -10,7 +10,7 @@ pub struct Skb {
     pub gso_size_bytes: u32,
     /// `gso_segs`: the number of segments. virtio and tap leave it 0.
     pub gso_segs: u32,
-    /// Bytes that each frame on the wire has and the skb lacks: [`TAG_LEN`] if the VLAN tag was taken out
+    /// Bytes that each frame on the wire has and the skb lacks: [`TAG_LEN`] if the VLAN tag was removed
     /// (`vlan_present`), plus [`FRAGMENT_HEADER_LEN`] if the skb becomes IPv6 fragments.
     pub lacking_len_bytes: u32,
 }
@@ -26,7 +26,7 @@ impl Skb {
     }
 }
 
-/// Frames and bytes as they are on the wire.
+/// Frames and bytes on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireSize {
     pub packets: u64,
@@ -51,7 +51,7 @@ pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     let packets = if skb.gso_segs != 0 {
         skb.gso_segs
     } else {
-        // With an unknown header this may be one too many. It is marked inexact below.
+        // If the header length is unknown, this may be one too many. The result is marked inexact below.
         let payload = if known {
             skb.len_bytes - header_len_bytes
         } else {
@@ -67,15 +67,14 @@ pub fn wire_size(skb: Skb, header_len_bytes: u32) -> WireSize {
     }
 }
 
-/// The octets of the IP packets (IPFIX element 1, `octetDeltaCount`): their headers and payload, without what stands
-/// before them on the wire and without padding. `size` is the frames' own, and the IP packet goes from one offset in the
-/// frame to another.
+/// The octets of the IP packets (IPFIX element 1, `octetDeltaCount`): headers and payload, without the link layer and
+/// without padding. `size` is the frame's size on the wire. The IP packet lies between the two offsets in the frame.
 #[inline(always)]
 pub fn ip_bytes(skb: Skb, size: WireSize, (start_bytes, end_bytes): (u32, u32)) -> u64 {
     if skb.gso_size_bytes == 0 {
         return u64::from(end_bytes.min(skb.len_bytes).saturating_sub(start_bytes));
     }
-    // Where the repeated headers are unknown, the bytes are without them.
+    // If the repeated headers are unknown, `size.bytes` does not include them.
     let headers = if size.exact { size.packets } else { 1 };
     let tags = u64::from(skb.lacking_len_bytes & TAG_LEN) * size.packets;
     size.bytes
@@ -88,7 +87,7 @@ mod tests {
 
     #[test]
     fn ip_bytes_are_without_link_header_tag_and_padding() {
-        // A datagram of 46 bytes that is padded to 60, with a tag beside it.
+        // A datagram of 46 bytes, padded to 60, with a removed tag.
         let skb = Skb {
             len_bytes: 60,
             lacking_len_bytes: TAG_LEN,
@@ -97,14 +96,14 @@ mod tests {
         let of = |skb, header_len, ip| ip_bytes(skb, wire_size(skb, header_len), ip);
         assert_eq!(of(skb, 42, (14, 46)), 32);
         assert_eq!(of(skb, 42, (14, 60)), 46);
-        // A header that promises more than has come.
+        // An IP header with a length beyond the frame.
         assert_eq!(of(skb, 42, (14, 1_000)), 46);
         assert_eq!(of(skb, 42, (70, 1_000)), 0);
     }
 
     #[test]
     fn ip_bytes_of_a_super_frame_are_those_of_its_segments() {
-        // 1,448 + 1,448 + 104 bytes behind 52 bytes of IP and TCP, with a tag in the frame and one beside it.
+        // 1,448 + 1,448 + 104 bytes behind 52 bytes of IP and TCP, with one tag in the frame and one removed.
         let skb = Skb {
             len_bytes: 18 + 52 + 3_000,
             gso_size_bytes: 1_448,
@@ -114,7 +113,7 @@ mod tests {
         let ip = (18, u32::MAX);
         assert_eq!(ip_bytes(skb, wire_size(skb, 18 + 52), ip), 3_000 + 3 * 52);
         assert_eq!(ip_bytes(skb, wire_size(skb, 0), ip), 3_000 + 52);
-        // Fragments have a header more, which is IP's.
+        // Fragments have one more header, which belongs to IP.
         let fragments = Skb {
             lacking_len_bytes: FRAGMENT_HEADER_LEN,
             ..skb

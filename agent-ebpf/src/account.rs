@@ -1,5 +1,5 @@
-//! The account's counters for each page, interface and direction: per CPU what every packet adds to, and for all CPUs
-//! together what few do.
+//! The account's counters for each page, interface and direction. The counters that every packet adds to are per CPU;
+//! all CPUs share the others.
 
 use agent_common::{
     Pair, Reason,
@@ -17,28 +17,28 @@ use aya_ebpf::{
 
 use crate::{atomic, bounds::at_most};
 
-/// What every packet adds to. For each CPU and page there are `ACCOUNTS_PER_PAGE`: two (ingress, egress) for each
-/// interface slot, and a last one for interfaces that userspace did not register. Userspace sets the size, and maps
-/// it into its own memory to read it. Not a per-CPU map, since userspace would read that by a system call a hook.
+/// The counters that every packet adds to. Each CPU has `ACCOUNTS_PER_PAGE` accounts per page: two (ingress, egress)
+/// for each interface slot, and a last one for interfaces that userspace did not register. Userspace sets the size and
+/// maps the array to read it. Not a per-CPU map, which userspace would read by one system call per hook.
 #[btf_map]
 static COMMON: Array<Common, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// The rest of each account, for all CPUs: `ACCOUNTS_PER_PAGE` for each page.
+/// The other counters of each account, shared by all CPUs: `ACCOUNTS_PER_PAGE` accounts per page.
 #[btf_map]
 static RARE: Array<Rare, 6, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// What a CPU has not added to [`RARE`] yet, for each CPU and page. Otherwise the CPUs would contend for the counters of
-/// an interface where most packets are super-frames or left out. Userspace adds it when the page is idle. It begins as
-/// nothing for account 0, to which another account's first packet adds that.
+/// Counts that a CPU has not added to [`RARE`] yet, per CPU and page. Without it the CPUs would contend for the
+/// counters of an interface where most packets are super-frames or filtered. Userspace adds the counts when the page is
+/// idle. Initially it has counts of 0 for account 0, which the first packet of another account adds to that account.
 #[btf_map]
 static PENDING: Array<AllPending, 4, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// Each interface stands in one of its two [`interface::buckets`]. Userspace sets the size, and maps it into its own
-/// memory to write an entry at once.
+/// Each interface is in one of its two [`interface::buckets`]. Userspace sets the size and maps the array, so that it
+/// can write an entry in one store.
 #[btf_map]
 static INTERFACES: Array<Bucket, 4, { BPF_F_MMAPABLE as usize }> = Array::new();
 
-/// [`interface::buckets`] takes these; they are constant once the programs are loaded.
+/// Arguments of [`interface::buckets`]; constant once the programs are loaded.
 #[unsafe(no_mangle)]
 static INTERFACE_SEED: Global<u64> = Global::new(1);
 #[unsafe(no_mangle)]
@@ -47,15 +47,15 @@ static INTERFACE_BITS: Global<u32> = Global::new(2);
 #[unsafe(no_mangle)]
 static ACCOUNTS_PER_PAGE: Global<u32> = Global::new(3);
 
-/// The number of a hook, `None` for an interface that userspace did not register.
+/// The number of a hook. `None` for an interface that userspace did not register.
 #[inline(always)]
 pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
     let [first, second] = interface::buckets(ifindex, INTERFACE_SEED.load(), INTERFACE_BITS.load());
-    // The first bucket comes again last, since an interface may move there meanwhile from the second one.
+    // Check the first bucket once more at the end: userspace may have moved the interface there from the second one.
     for bucket in [first, second, first] {
         let bucket = INTERFACES.get_ptr(bucket)?.cast::<u64>();
         for place in 0..Bucket::LEN {
-            // The whole entry at once, as userspace writes it.
+            // Read the whole entry at once, since userspace replaces it at once.
             // SAFETY: the pointer comes from an array lookup and stays valid for the program's run; a bucket's
             // entries have the size and alignment of the number (asserted in agent-common).
             let entry = unsafe { bucket.add(place).read_volatile() };
@@ -70,13 +70,13 @@ pub fn hook(ifindex: u32, direction: u32) -> Option<u32> {
 /// This CPU's account for one hook on one page.
 pub struct Account {
     common: *mut Common,
-    /// The number of the rest.
+    /// The number of the account in [`RARE`].
     rare: u32,
 }
 
 impl Account {
-    /// The account of a [`hook`], or that of unknown interfaces. `None` would mean a map shorter than
-    /// `ACCOUNTS_PER_PAGE` and the number of possible CPUs say, which userspace rules out.
+    /// The account of a [`hook`], or the account of unknown interfaces. `None` would mean that a map has fewer elements
+    /// than `ACCOUNTS_PER_PAGE` and the number of possible CPUs require, which userspace rules out.
     #[inline(always)]
     pub fn of(page: u32, hook: Option<u32>) -> Option<Self> {
         let per_page = ACCOUNTS_PER_PAGE.load();
@@ -88,14 +88,14 @@ impl Account {
         })
     }
 
-    /// Counts a packet before anything is known about it.
+    /// Counts a packet in `seen`, before any branch.
     #[inline(always)]
     pub fn see(&self, packets: u64, bytes: u64) {
         // SAFETY: the pointer comes from an array lookup and stays valid for the program's run.
         add(unsafe { &raw mut (*self.common).seen }, packets, bytes);
     }
 
-    /// Counts a packet where it went: a [`Reason`] as a number.
+    /// Counts a packet under its outcome: a [`Reason`] as a number.
     #[inline(always)]
     pub fn place(&self, reason: u32, packets: u64, bytes: u64) {
         if reason == Reason::Flows as u32 {
@@ -113,11 +113,11 @@ impl Account {
     }
 }
 
-/// The rows of what is pending.
+/// The row of each reason in [`AllPending`].
 static ROWS: [u8; RARE_REASONS] = PENDING_ROWS;
 
-/// Adds to what is pending, or to [`RARE`]. If another account's is pending, that goes into [`RARE`] first. A function of
-/// its own, since most packets need none of this; it returns a number, as the verifier wants it.
+/// Adds to [`PENDING`], or to [`RARE`]. If the pending counter belongs to another account, that moves to [`RARE`]
+/// first. A function of its own, since most packets do not need it. The verifier requires it to return a number.
 #[inline(never)]
 fn add_rare(account: u32, reason: u32, packets: u64, bytes: u64) -> u32 {
     const LAST_REASON: u64 = RARE_REASONS as u64 - 1;
@@ -153,7 +153,7 @@ fn add_rare(account: u32, reason: u32, packets: u64, bytes: u64) -> u32 {
     0
 }
 
-/// Adds to what all CPUs share.
+/// Adds to the counters that all CPUs share.
 #[inline(always)]
 fn share(account: u32, reason: usize, packets: u64, bytes: u64) {
     let Some(rare) = RARE.get_ptr_mut(account) else {
@@ -167,15 +167,15 @@ fn share(account: u32, reason: usize, packets: u64, bytes: u64) {
     }
 }
 
-/// The number of this CPU, which a run of a program does not leave.
+/// The number of this CPU. A program stays on its CPU while it runs.
 #[inline(always)]
 fn cpu() -> u32 {
     // SAFETY: the helper takes nothing.
     unsafe { bpf_get_smp_processor_id() }
 }
 
-/// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this CPU touches the
-/// counter meanwhile, and no other CPU has it.
+/// Plain adds: bottom halves are off while a TC or XDP program runs, so nothing else on this CPU touches the counter
+/// meanwhile, and no other CPU uses it.
 #[inline(always)]
 fn add(counter: *mut Pair, packets: u64, bytes: u64) {
     // SAFETY: callers pass a live counter of this CPU.

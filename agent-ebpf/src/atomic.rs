@@ -19,7 +19,7 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
             atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, value);
         }
     }
-    // Never run. It lets the host's compiler check the crate.
+    // Never run; lets the host's compiler check the crate.
     #[cfg(not(target_arch = "bpf"))]
     {
         use core::sync::atomic::{AtomicU64, Ordering};
@@ -30,8 +30,9 @@ pub unsafe fn add(counter: *mut u64, value: u64) {
 
 /// `lock *(u64 *)word |= bits`.
 ///
-/// This and the next ones need kernel 5.12. They are written in assembly, since LLVM has them for processor `v3` alone,
-/// whose registers of 32 bits cost bounds: 6.1 forgets those of a number of 32 bits that was on the stack.
+/// This and the following operations need kernel 5.12. They are assembly because LLVM emits them only for processor
+/// `v3`, whose 32-bit registers lose bounds: kernel 6.1 forgets the bounds of a 32-bit number that was spilled to the
+/// stack.
 ///
 /// # Safety
 ///
@@ -59,8 +60,8 @@ pub unsafe fn or(word: *mut u64, bits: u64) {
     }
 }
 
-/// Replaces `expected` by `value`. Returns whether it did. A full barrier in the kernel's
-/// JITs for x86-64 and arm64, like [`swap`].
+/// Replaces `expected` by `value`. Returns whether it did. The kernel's JITs for x86-64 and arm64 make it a full
+/// barrier, like [`swap`].
 ///
 /// # Safety
 ///
@@ -93,7 +94,7 @@ pub unsafe fn swap_if(word: *mut u64, expected: u64, value: u64) -> bool {
     }
 }
 
-/// Stores `value` after everything that was stored before.
+/// Stores `value` after all earlier stores.
 ///
 /// # Safety
 ///

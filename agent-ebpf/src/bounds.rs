@@ -1,16 +1,16 @@
-//! Bounds that the verifier can see.
+//! Bounds on numbers that the verifier can see.
 
 #[cfg(target_arch = "bpf")]
 use core::arch::asm;
 
-/// `number & MASK`, also where the compiler knows that this is the number: it would leave the instruction out, and the
-/// verifier, which may have lost the bounds on the way, would refuse the number as an index.
+/// `number & MASK`, even if the compiler can prove that the mask changes nothing. It would then drop the instruction,
+/// and the verifier, which may have lost the bounds by then, would refuse the number as an index.
 #[inline(always)]
 pub fn masked<const MASK: u64>(number: u64) -> usize {
     #[cfg(target_arch = "bpf")]
     {
         let mut number = number;
-        // SAFETY: it does what it says.
+        // SAFETY: the instruction changes one register only.
         unsafe {
             asm!(
                 "{number} &= {mask}",
@@ -28,13 +28,13 @@ pub fn masked<const MASK: u64>(number: u64) -> usize {
     }
 }
 
-/// `number`, or `LAST` if it is greater, also where the compiler knows that it is not.
+/// `number`, or `LAST` if it is greater, even if the compiler can prove that it is not.
 #[inline(always)]
 pub fn at_most<const LAST: u64>(number: u64) -> usize {
     #[cfg(target_arch = "bpf")]
     {
         let mut number = number;
-        // SAFETY: it does what it says.
+        // SAFETY: the instructions change one register only.
         unsafe {
             asm!(
                 "if {number} <= {last} goto +1",
@@ -53,13 +53,13 @@ pub fn at_most<const LAST: u64>(number: u64) -> usize {
     }
 }
 
-/// `number`, or the bound that it passes, also where the compiler knows that it does not.
+/// `number` clamped to `FIRST` and `LAST`, even if the compiler can prove that it lies between them.
 #[inline(always)]
 pub fn within<const FIRST: u64, const LAST: u64>(number: u64) -> usize {
     #[cfg(target_arch = "bpf")]
     {
         let mut number = number;
-        // SAFETY: it does what it says.
+        // SAFETY: the instructions change one register only.
         unsafe {
             asm!(
                 "if {number} >= {first} goto +1",

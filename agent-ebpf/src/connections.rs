@@ -1,7 +1,7 @@
-//! What TCP knows of a connection of this host: how long the way is, what was sent again. See [`agent_common::tcp`].
+//! The state that TCP keeps for this host's connections: round trips, retransmissions. See [`agent_common::tcp`].
 //!
-//! A packet that is asked for its sender tells what its socket knows. Once a connection is over, it has no packet any more: a program
-//! where the kernel takes down a socket notes what that knew at last, for the flow that asked for it.
+//! A packet whose sender is looked up brings its socket's TCP state. After a connection's last packet, the program at
+//! `tcp_destroy_sock` reports the socket's final state for the flow that looked it up last.
 
 use core::ffi::c_void;
 
@@ -28,7 +28,8 @@ use crate::{
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
 
-/// Fixed when the programs are loaded: the verifier takes offsets into the kernel's structures only if it knows them.
+/// Set when the programs are loaded: the verifier accepts offsets into the kernel's structures only if they are
+/// constant.
 #[unsafe(no_mangle)]
 static TCP_LAYOUT: TcpLayout = TcpLayout {
     srtt_us: 0,
@@ -43,15 +44,16 @@ static TCP_LAYOUT: TcpLayout = TcpLayout {
     multicast_v6: 0,
 };
 
-/// With each socket, the flow that its packets are in.
+/// The flow of each socket's packets.
 #[btf_map]
 static FLOWS: SocketStorage<FlowOfSocket, { BPF_F_NO_PREALLOC as usize }> = SocketStorage::new();
 
-/// What was known of connections whose sockets are gone. Userspace sets its size, and reads it at each scan.
+/// The final state of connections whose sockets were destroyed. Userspace sets the size, and reads the ring at each
+/// scan.
 #[btf_map]
 static ENDED: RingBuf<EndedConnection, 4096> = RingBuf::new();
 
-/// How often there was no room in the ring.
+/// How often the ring was full.
 #[btf_map]
 static ENDS_LOST: Array<u64, 1> = Array::new();
 
@@ -62,8 +64,8 @@ struct FlowOfSocket {
     asked_ns: u64,
 }
 
-/// What TCP knows on the side that sent the packet; of nothing if the packet is of another protocol, or no connection of this host
-/// has sent it. From then on the socket's end is this flow's.
+/// The TCP state of the socket that sent the packet. Unknown if the packet is not TCP, or no connection of this host
+/// sent it. The end of the socket is reported for this flow from then on.
 #[inline(always)]
 pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> TcpInfo {
     if packet.key.protocol != TCP || packet.key.kind() != Some(L4Kind::Ports) {
@@ -84,7 +86,7 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
     if tcp.is_null() {
         return TcpInfo::default();
     }
-    // SAFETY: it is not null, as was just checked. Volatile, since each field is to be read for itself.
+    // SAFETY: it is not null, as was just checked. Volatile, so that each field is read by itself.
     let info = unsafe {
         TcpInfo {
             rtt_us: (&raw const (*tcp).srtt_us).read_volatile() >> SRTT_SHIFT,
@@ -95,8 +97,8 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
             data_segs_out: (&raw const (*tcp).data_segs_out).read_volatile(),
         }
     };
-    // Whatever has been answered has delivered something. A socket that its program has reset has forgotten that, and may do so
-    // before its RST comes here.
+    // The answer to a segment delivers something. A socket that its program resets clears these counters, possibly
+    // before its RST gets here.
     if info.delivered == 0 && packet.tcp_flags & tcp_flags::SYN == 0 {
         return TcpInfo::default();
     }
@@ -124,7 +126,7 @@ fn role_of(socket: *mut c_void, ip_version: u8) -> Role {
     let backlog: u32 = unsafe { at(tcp, &TCP_LAYOUT.max_ack_backlog) };
     // SAFETY: as above.
     let came_by: u32 = unsafe { at(tcp, &TCP_LAYOUT.multicast_v4) };
-    // A connection of IPv4 has the interface there, also if its listener is one of IPv6 (`tcp_v4_syn_recv_sock`).
+    // An IPv4 connection sets this field even if its listener is an IPv6 socket (`tcp_v4_syn_recv_sock`).
     let came_by_v6 = if ip_version == 4 {
         Some(0)
     } else {
@@ -133,7 +135,7 @@ fn role_of(socket: *mut c_void, ip_version: u8) -> Role {
     Role::shown(backlog | came_by != 0, came_by_v6)
 }
 
-/// `None` if it is not known where the kernel keeps that.
+/// `None` if the offset of the field is unknown.
 #[inline(always)]
 fn came_by_v6(tcp: *mut c_void) -> Option<u32> {
     if fixed(&TCP_LAYOUT.ipv6) == 0 || fixed(&TCP_LAYOUT.multicast_v6) == 0 {
@@ -148,7 +150,8 @@ fn came_by_v6(tcp: *mut c_void) -> Option<u32> {
     Some(unsafe { at(ipv6, &TCP_LAYOUT.multicast_v6) })
 }
 
-/// The kernel answers some packets by sockets of its own, which only have the protocol of TCP, and some by the one that listens.
+/// The kernel answers some packets by sockets of its own, which only have TCP as their protocol, and some by the
+/// listening socket.
 #[inline(always)]
 fn is_connection(socket: *mut bpf_sock) -> bool {
     const SOCK_STREAM: u32 = 1;
@@ -162,10 +165,10 @@ fn is_connection(socket: *mut bpf_sock) -> bool {
     kind == SOCK_STREAM && state != BPF_TCP_LISTEN
 }
 
-/// The kernel has eight times the smoothed round trip.
+/// The kernel stores the smoothed round trip times eight.
 const SRTT_SHIFT: u32 = 3;
 
-/// What [`note_flow`] returns: whether userspace learns when the socket is destroyed.
+/// The results of [`note_flow`]: whether userspace learns when the socket is destroyed.
 const ENDS_TOLD: u32 = 0;
 const ENDS_UNTOLD: u32 = 1;
 
@@ -186,8 +189,8 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) -> u32 {
     if kept.is_null() {
         return ENDS_UNTOLD;
     }
-    // A connection that is seen on several interfaces has several flows. The one that asked last is told of its end. If two ask at
-    // the same moment, what becomes of their words may be no flow's, and none is told.
+    // A connection that is seen on several interfaces has several flows. The last one to look it up gets its end. If
+    // two flows write at the same moment, the key may mix both and match no flow; then no flow gets the end.
     // SAFETY: the value stays for the program's run.
     unsafe {
         let words = (&raw mut (*kept).key).cast::<u64>();
@@ -200,8 +203,8 @@ fn note_flow(socket: *mut c_void, key: &FlowKey, question: Question) -> u32 {
     ENDS_TOLD
 }
 
-/// Counts a socket whose flow is kept. A program that a CPU runs already is not run again for the end of another socket, so that the room
-/// of some is not given back by [`note_end`].
+/// Counts a socket that carries its flow. The kernel skips a program that already runs on the same CPU, so [`note_end`]
+/// misses the end of some sockets and does not release their place.
 #[inline(always)]
 pub fn count_kept(kept: *mut KeptWithSocket) {
     // SAFETY: the context is valid for the program's run.
@@ -211,7 +214,7 @@ pub fn count_kept(kept: *mut KeptWithSocket) {
     }
 }
 
-/// Whether userspace has found where a socket keeps what it knows.
+/// Whether userspace has found the offsets of TCP's fields.
 #[inline(always)]
 fn ends_are_told() -> bool {
     fixed(&TCP_LAYOUT.srtt_us) != 0
@@ -225,7 +228,8 @@ fn note_lost() {
     }
 }
 
-/// Notes what a socket knew that is taken down. `socket` is one of the kernel's, which the verifier knows as such.
+/// Reports the final state of a socket that the kernel destroys. `socket` is a pointer that the verifier knows as the
+/// kernel's socket.
 #[inline(always)]
 pub fn note_end(socket: *mut c_void) {
     // SAFETY: the socket is the kernel's.
@@ -240,7 +244,7 @@ pub fn note_end(socket: *mut c_void) {
         return;
     }
     let mut info = known(tcp);
-    // Nothing was answered, or its program has reset it, by which it has forgotten what it knew. Only that it is gone is told.
+    // Nothing was answered, or the program reset the socket, which clears its counters. Report only that it is gone.
     if info.delivered == 0 && info.total_retrans == 0 {
         info = TcpInfo::default();
     }
@@ -249,8 +253,8 @@ pub fn note_end(socket: *mut c_void) {
         return;
     };
     let told = ended.as_mut_ptr();
-    // SAFETY: the value stays for the program's run, and what is reserved has room. A word at a time, since a copy on the stack would
-    // take room there.
+    // SAFETY: the value stays for the program's run, and the reserved memory has room. Copied word by word, since a
+    // copy on the stack would take room there.
     unsafe {
         let from = (&raw const (*flow).key).cast::<u64>();
         let to = (&raw mut (*told).key).cast::<u64>();

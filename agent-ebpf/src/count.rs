@@ -1,4 +1,4 @@
-//! Counts a parsed packet: puts it into the flow table, and into the account with what became of it.
+//! Counts a parsed packet: in the flow table, and in the account by its outcome.
 
 use agent_common::{
     Direction, Packet, Reason,
@@ -18,23 +18,23 @@ use crate::{
 /// An Ethernet frame on the wire has at least 60 bytes, without FCS.
 const MIN_FRAME_LEN: u32 = 60;
 
-/// A bit beside a [`Reason`]: the packet does not begin with the header that its interface promises.
+/// A bit beside a [`Reason`]: the link header is not the one that the interface promises.
 pub const OTHER_HEADER: u32 = 1 << 8;
 
-/// What is known about a packet beyond what the parser read from it. It has no padding, since the verifier
-/// refuses memory that was never written.
+/// Facts about a packet beyond the parser's result. It has no padding, since the verifier refuses memory that was never
+/// written.
 #[repr(C)]
 pub struct Arrival {
     /// The address of the program's context.
     pub context: usize,
-    /// 1 if the context is one of XDP.
+    /// 1 if the context is an XDP program's.
     pub is_xdp: u16,
     /// An [`agent_common::Direction`].
     pub direction: u16,
     pub ifindex: u32,
     pub skb: Skb,
-    /// What the parser came to, as a [`Reason`]: [`Reason::Flows`], or why the packet has no flow. [`OTHER_HEADER`] may be
-    /// added: a number of its own would take stack that the programs do not have.
+    /// The parser's result as a [`Reason`]: [`Reason::Flows`], or why the packet has no flow. It may include
+    /// [`OTHER_HEADER`]: a field of its own would take stack that the programs do not have.
     pub reason: u32,
     /// Bits of [`outcome`].
     pub tunnel: u32,
@@ -44,10 +44,9 @@ const _: () = assert!(size_of::<Arrival>() == 8 + 2 + 2 + 4 + size_of::<Skb>() +
 
 /// Counts a packet.
 ///
-/// A global function, which the verifier walks once, for arbitrary arguments. As a part of the programs it
-/// would be walked once for each way through the parser. A global function has to check its pointers for
-/// null and to return a number. This one is a [`Question`]: only the program itself has the packet's socket, and what it
-/// carries.
+/// A global function, which the verifier walks once, for arbitrary arguments. Inlined into the programs, it would be
+/// walked once for each path through the parser. A global function has to check its pointers for null and to return a
+/// number. This one returns a [`Question`]: only the program itself can access the packet's socket and payload.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u64 {
@@ -66,7 +65,7 @@ pub extern "C" fn count(packet: *mut Packet, arrival: *const Arrival) -> u64 {
     count_on(page, packet, arrival).0
 }
 
-/// Counts a copy of what this host sent, outside of the sum. A global function, as above.
+/// Counts a copy of a packet that this host sent, outside the sum. A global function, as above.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn count_looped_back(ifindex: u32, len_bytes: u32) -> u32 {
@@ -78,7 +77,7 @@ pub extern "C" fn count_looped_back(ifindex: u32, len_bytes: u32) -> u32 {
     0
 }
 
-/// `seen` is added before any branch on what the parser said.
+/// Adds to `seen` before any branch on the parser's result.
 #[inline(always)]
 fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
     let hook = account::hook(arrival.ifindex, arrival.direction.into());
@@ -128,7 +127,7 @@ fn count_on(page: u32, packet: &mut Packet, arrival: &Arrival) -> Question {
     question
 }
 
-/// Adds a parsed packet to its flow. Returns what the flow asks of it, or the reason why it is in none.
+/// Adds a parsed packet to its flow. Returns the flow's question, or the reason why the packet is in no flow.
 #[inline(always)]
 fn place(
     page: u32,
@@ -169,7 +168,7 @@ fn place(
     }
     match table::begin(&sought, size) {
         Begun::Here(question) => {
-            // What was opened, the parser said. To keep `tunnel` until here would take stack.
+            // `arrival.tunnel` has this bit as well. Keeping `tunnel` until here would take stack.
             if arrival.tunnel & outcome::DECAPSULATED != 0 {
                 tunnels::remember_outer(&packet.key);
             }

@@ -1,6 +1,6 @@
-//! Hands messages of the DNS to userspace, which learns from them what addresses are called. See [`agent_common::dns`].
+//! Copies DNS messages to userspace, which learns the names of addresses from them. See [`agent_common::dns`].
 //!
-//! Only packets that are in a flow are looked at, so that what a filter leaves out is not read.
+//! Only packets in a flow are read, so a filter also keeps messages from being read.
 
 use core::ffi::c_void;
 
@@ -24,12 +24,12 @@ use crate::{
     hand_over::{Bytes, Frame, Skb, end_bytes, put_words},
 };
 
-/// How many messages userspace wants in a second; 0 if none. Fixed when the programs are loaded, so that the verifier removes what it
-/// is not needed for.
+/// How many messages per second userspace wants; 0 for none. Set when the programs are loaded, so that the verifier
+/// removes the code if it is 0.
 #[unsafe(no_mangle)]
 static DNS_PER_SECOND: Global<u32> = Global::new(0);
 
-/// What userspace has not read yet. It sets the size, and is woken up when it has read all that was there.
+/// Messages that userspace has not read yet. Userspace sets the size. The kernel wakes it up if it had read everything.
 #[btf_map]
 static DNS_MESSAGES: RingBuf<DnsMessage, 4096> = RingBuf::new();
 
@@ -40,13 +40,13 @@ static DNS_LOST: Array<u64, { lost::KINDS as usize }> = Array::new();
 #[btf_map]
 static DNS_BUDGET: Array<DnsBudget, 1> = Array::new();
 
-/// Whether anybody wants any.
+/// Whether userspace wants any messages.
 #[inline(always)]
 pub fn is_wanted() -> bool {
     DNS_PER_SECOND.load() != 0
 }
 
-/// Whether the packet is to be handed over. `answer` is what [`count`](crate::count) returned.
+/// Whether to copy the packet to userspace. `answer` is the result of [`count`](crate::count).
 #[inline(always)]
 fn is_one(packet: &Packet, answer: u64) -> bool {
     let key = &packet.key;
@@ -70,8 +70,8 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
     }
 }
 
-/// A function of its own, since few packets need it, and one for each kind of program, since the verifier passes a program's context to
-/// no function that is shared with programs of another kind.
+/// A function of its own, since few packets need it. One for each program type, since the verifier does not let
+/// programs of different types pass their contexts to the same function.
 #[inline(never)]
 fn hand_over_skb(skb: *mut __sk_buff, packet: &Packet) -> u32 {
     let skb = Skb(skb);
@@ -91,13 +91,13 @@ fn hand_over_frame(frame: *mut xdp_md, packet: &Packet) -> u32 {
 
 #[inline(always)]
 fn hand_over(packet: &Packet, bytes: &impl Bytes) {
-    // Later fragments have no header, and no ports but those of their first one.
+    // Later fragments have no UDP header. They have ports only if their first fragment is known.
     if packet.key.kind() != Some(L4Kind::Ports) || packet.part.is_later() {
         return;
     }
     let start = packet.segment_header_len_bytes;
     let end = end_bytes(packet, bytes);
-    // What is shorter than a header is nothing of the DNS; what is of a tunnel has no known start.
+    // A payload shorter than a header is not DNS. `start` is 0 if the packet may be a tunnel's.
     if start == 0 || end < start + HEADER_LEN as u32 {
         note_lost(lost::UNREADABLE);
         return;
@@ -114,7 +114,7 @@ fn hand_over(packet: &Packet, bytes: &impl Bytes) {
     let message = entry.as_mut_ptr();
     let len_bytes = end - start;
     let kept_bytes = within::<{ HEADER_LEN as u64 }, { KEPT_LEN as u64 }>(len_bytes.into()) as u32;
-    // SAFETY: what is reserved has room for a message.
+    // SAFETY: the reserved memory has room for a message.
     let is_loaded = unsafe {
         put_words((&raw mut (*message).key).cast(), packet.key.words());
         (*message).seen_ns = seen_ns;
@@ -133,7 +133,7 @@ fn hand_over(packet: &Packet, bytes: &impl Bytes) {
     }
 }
 
-/// Takes one of this second's. CPUs that begin a second at the same time may take some more.
+/// Takes one message from this second's budget. CPUs that start a second at the same time may take a few more.
 #[inline(always)]
 fn is_in_budget(now_ns: u64) -> bool {
     let Some(budget) = DNS_BUDGET.get_ptr_mut(0) else {
@@ -143,7 +143,7 @@ fn is_in_budget(now_ns: u64) -> bool {
     // SAFETY: elements of an array stay where they are, and each word is read and written as one.
     unsafe {
         let (last, taken) = (&raw mut (*budget).second, &raw mut (*budget).taken);
-        // A CPU that is late does not turn it back.
+        // A CPU whose clock is behind does not turn the second back.
         if last.read_volatile() < second {
             last.write_volatile(second);
             taken.write_volatile(0);

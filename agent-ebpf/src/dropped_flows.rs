@@ -1,7 +1,7 @@
-//! Counts what the kernel drops of the flows that it belongs to. See [`agent_common::drops`].
+//! Counts the packets that the kernel drops, by flow. See [`agent_common::drops`].
 //!
-//! At the tracepoint a packet has no more than the kernel's own structure, whose device may be stale by then. So a packet counts if it came by an
-//! interface, and the device still is that one.
+//! The tracepoint passes only the kernel's `sk_buff`, whose device may be stale by then. So a packet counts only if it
+//! arrived by an interface and its device still is that interface.
 
 use core::{ffi::c_void, mem::MaybeUninit};
 
@@ -25,17 +25,17 @@ use crate::{
     looped_back, switches,
 };
 
-/// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads.
+/// Set when the programs are loaded. If it is unknown, the verifier removes the reads.
 #[unsafe(no_mangle)]
 static DROP_LAYOUT: DropLayout = DropLayout::UNKNOWN;
 
-/// By page, with the flow's key in the table. Userspace sets their size, and takes out what is in that of the idle page.
+/// By page, by the flow's key in the table. Userspace sets the size, and empties the idle page's map.
 #[btf_map]
 static DROPPED_0: HashMap<FlowKey, u64, 1> = HashMap::new();
 #[btf_map]
 static DROPPED_1: HashMap<FlowKey, u64, 1> = HashMap::new();
 
-/// By [`watched`], of all network namespaces. Userspace sets the size.
+/// The watched interfaces by [`watched`], in all network namespaces. Userspace sets the size.
 #[btf_map]
 static WATCHED: HashMap<u64, u32, 1> = HashMap::new();
 
@@ -43,7 +43,7 @@ static WATCHED: HashMap<u64, u32, 1> = HashMap::new();
 #[btf_map]
 static DROPPED_BESIDE: Array<u64, { beside::KINDS as usize }> = Array::new();
 
-/// `skb` is a `struct sk_buff`, which the verifier knows as such.
+/// `skb` is a pointer that the verifier knows as a `struct sk_buff`.
 #[inline(always)]
 pub fn note(skb: *mut c_void, reason: u32) {
     if fixed(&DROP_LAYOUT.head) == 0 {
@@ -70,7 +70,7 @@ pub fn note(skb: *mut c_void, reason: u32) {
     }
     // SAFETY: as above.
     let device: *mut c_void = unsafe { at(skb, &DROP_LAYOUT.device) };
-    // UDP and TCP keep other things in this field. The helper refuses an address that is none, and a load would follow it.
+    // UDP and TCP reuse this field for other data. The helper refuses an invalid address; a plain load would follow it.
     let ifindex: u32 = field(device as usize, fixed(&DROP_LAYOUT.device_ifindex));
     if ifindex != interface {
         note_beside(beside::ELSEWHERE);
@@ -88,7 +88,7 @@ pub fn note(skb: *mut c_void, reason: u32) {
     count(skb, page, ifindex, netns);
 }
 
-/// A function of its own: parser and key take stack.
+/// A function of its own, since the parser and the key take stack.
 #[inline(never)]
 fn count(skb: *mut c_void, page: u32, ifindex: u32, netns: u32) -> u32 {
     let mut packet = Packet::default();
@@ -113,11 +113,11 @@ fn count(skb: *mut c_void, page: u32, ifindex: u32, netns: u32) -> u32 {
 fn add(dropped: &HashMap<FlowKey, u64, 1>, key: &FlowKey) {
     let mut known = dropped.get_ptr_mut(key);
     if known.is_none() {
-        // A constant would be in a map of its own.
+        // A constant would go into a map of its own.
         let first = core::hint::black_box(1);
         match dropped.insert(key, &first, BPF_NOEXIST.into()) {
             Ok(()) => return,
-            // Another CPU was first.
+            // Another CPU inserted the flow first.
             Err(EEXIST) => known = dropped.get_ptr_mut(key),
             Err(_) => {}
         }
@@ -137,7 +137,7 @@ fn note_beside(kind: u32) {
     }
 }
 
-/// What lies in the first buffer from the IP header on.
+/// The bytes of the first buffer from the IP header on.
 struct Headers {
     start: usize,
     len_bytes: u32,
@@ -187,7 +187,7 @@ impl Frame for Headers {
         self.len_bytes
     }
 
-    /// A length of 0 may be that of one.
+    /// Always true: a packet whose IP length is 0 may be a super-frame.
     #[inline(always)]
     fn is_super_frame(&self) -> bool {
         true

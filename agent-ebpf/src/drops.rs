@@ -1,4 +1,4 @@
-//! Counts what the kernel drops, by reason. See [`agent_common::drops`].
+//! Counts the packets that the kernel drops, by reason. See [`agent_common::drops`].
 
 use agent_common::drops::{REASONS, place};
 use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
@@ -9,8 +9,9 @@ static DROPS: PerCpuArray<u64, { REASONS as usize }> = PerCpuArray::new();
 #[inline(always)]
 pub fn note(reason: u32) {
     if let Some(count) = DROPS.get_ptr_mut(place(reason)) {
-        // SAFETY: elements of an array stay where they are. Only this CPU writes it: the kernel runs a program of a tracepoint no second
-        // time on a CPU before the first run is over, and counts that it did not (`recursion_misses`).
+        // SAFETY: elements of an array stay where they are. Only this CPU writes it: the kernel does not run a
+        // tracepoint program again on a CPU before its first run is over, and counts the runs it skips
+        // (`recursion_misses`).
         unsafe { *count += 1 };
     }
 }

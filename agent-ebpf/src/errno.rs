@@ -1,4 +1,4 @@
-//! Errors of the kernel, as helpers return them.
+//! The kernel's errors, as helpers return them.
 
 pub const E2BIG: i32 = -7;
 pub const ENOMEM: i32 = -12;

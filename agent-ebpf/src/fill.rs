@@ -1,5 +1,5 @@
-//! Counts how full the pages are, and tells userspace when one passes the mark at which it should be scanned
-//! before the interval is over.
+//! Counts how full the pages are, and wakes userspace when one passes the mark at which it should be scanned before the
+//! interval is over.
 
 use agent_common::PageFill;
 use aya_ebpf::{
@@ -14,7 +14,7 @@ use crate::{atomic, switches};
 #[btf_map]
 static INSERTED: PerCpuArray<u64, 2> = PerCpuArray::new();
 
-/// By page, for all CPUs together. It is a map because userspace overwrites all statics at each flip.
+/// By page, for all CPUs together. A map, because userspace overwrites all statics at each flip.
 #[btf_map]
 static FILL: Array<PageFill, 2> = Array::new();
 
@@ -55,8 +55,8 @@ pub fn note_behind(page: u32) {
     }
 }
 
-/// Notes that the page refused a flow. It may be full below the mark, since each CPU counts some of its
-/// flows privately.
+/// Reports that the page refused a flow. A page may be full below the mark, since each CPU counts some of its flows
+/// privately.
 #[inline(always)]
 pub fn note_full(page: u32) {
     if switches::mark_and_step(page).0 == 0 {
@@ -84,7 +84,7 @@ fn add(page: u32, flows: u64, mark: u32) {
     }
 }
 
-/// Tells userspace, once for each time that the page fills. CPUs that get here together may all tell.
+/// Wakes userspace, once per filling of the page. CPUs that get here at the same moment may all wake it.
 #[inline(always)]
 fn tell(fill: *mut PageFill, page: u32) {
     // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Decides by filter rules and sampling whether a packet goes into the flow table.
+//! Decides by filter rules and sampling whether a packet is counted in the flow table.
 
 use agent_common::{
     Packet, Reason,
@@ -15,7 +15,7 @@ use crate::{account, switches};
 /// `BPF_F_INNER_MAP` (5.10): inner arrays may differ in their number of entries.
 const INNER_MAP: usize = 1 << 12;
 
-/// Two slots each, one for the rule set in force and one for the next. They are empty without rules.
+/// Two slots each, one for the rule set in use and one for the next. They are empty without rules.
 #[btf_map]
 static RULE_ROWS: ArrayOfMaps<Array<Row, 1, INNER_MAP>, 2> = ArrayOfMaps::new();
 #[btf_map]
@@ -23,7 +23,7 @@ static RULE_NETS_V4: ArrayOfMaps<LpmTrie<[u8; 8], NetRows, 1>, 2> = ArrayOfMaps:
 #[btf_map]
 static RULE_NETS_V6: ArrayOfMaps<LpmTrie<[u8; 16], NetRows, 1>, 2> = ArrayOfMaps::new();
 
-/// Returns why the packet stays out of this page of the flow table, if it does. Its key must have the interface index.
+/// Returns an error if the packet is not to be counted on the page. The packet's key must have the interface index.
 #[inline(always)]
 pub fn select(page: u32, packet: &Packet, direction: u32) -> Result<(), Reason> {
     if let Some(slot) = switches::rule_set()
@@ -31,15 +31,15 @@ pub fn select(page: u32, packet: &Packet, direction: u32) -> Result<(), Reason> 
     {
         return Err(Reason::Filtered);
     }
-    // Read again there, since to keep it would take stack here.
+    // `is_left_out` reads the rate again, since keeping it would take stack here.
     if switches::sample_below(page) != 0 && is_left_out(page, packet) != 0 {
         return Err(Reason::SampledOut);
     }
     Ok(())
 }
 
-/// A function of its own, so that the hash takes no registers and no stack of its caller. The rate of the page must not be that
-/// of every flow.
+/// A function of its own, so that the hash takes no registers and no stack of its caller. The page must have a sampling
+/// rate.
 #[inline(never)]
 fn is_left_out(page: u32, packet: &Packet) -> u32 {
     u32::from(!sample::is_sampled(
@@ -48,8 +48,8 @@ fn is_left_out(page: u32, packet: &Packet) -> u32 {
     ))
 }
 
-/// A function of its own, so that it takes no registers when there are no rules. If a part of the set is
-/// missing, the packet is counted.
+/// A function of its own, so that it takes no registers when there are no rules. If a part of the rule set is missing,
+/// the packet is counted.
 #[inline(never)]
 fn is_excluded(packet: &Packet, slot: u32, direction: u32) -> u32 {
     let Some(rows) = RULE_ROWS.get(slot) else {

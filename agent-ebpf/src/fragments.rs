@@ -5,21 +5,21 @@ use aya_ebpf::{btf_maps::LruHashMap, macros::btf_map};
 
 use crate::clock;
 
-/// Identifies the datagram of a fragment. RFC 791 tells datagrams apart by addresses, protocol and
-/// identification, RFC 8200 by addresses and identification. Interface and tags count too, since separate
-/// networks may use the same addresses.
+/// Identifies the datagram of a fragment. RFC 791 identifies a datagram by addresses, protocol and identification, RFC
+/// 8200 by addresses and identification. Interface and tags are included, since separate networks may use the same
+/// addresses.
 #[repr(C)]
 struct Datagram {
-    /// Without ports, and for IPv6 without the protocol, since a later fragment does not have it.
+    /// Without ports, and for IPv6 without the protocol, which a later fragment lacks.
     flow: FlowKey,
     id: u32,
-    /// 0 if the lower address is the sender's or both addresses are the same.
+    /// 0 if the lower address is the sender's, or if both addresses are the same.
     direction: u32,
 }
 
 const _: () = assert!(size_of::<Datagram>() == size_of::<FlowKey>() + 8);
 
-/// What the first fragment said.
+/// The first fragment's share of the key.
 #[repr(C)]
 struct First {
     /// `CLOCK_BOOTTIME`.
@@ -34,7 +34,7 @@ struct First {
 
 const _: () = assert!(size_of::<First>() == 16);
 
-/// The least recently used entry leaves when it is full. Userspace sets the size.
+/// The kernel evicts the least recently used entry when it is full. Userspace sets the size.
 #[btf_map]
 static FRAGMENTS: LruHashMap<Datagram, First, 1> = LruHashMap::new();
 
@@ -42,10 +42,10 @@ static FRAGMENTS: LruHashMap<Datagram, First, 1> = LruHashMap::new();
 /// later more likely belongs to another datagram with the same identification.
 const REASSEMBLY_NS: u64 = 30_000_000_000;
 
-/// Remembers the flow of a first fragment, or puts a later one into it. Returns what became of a later one.
-/// The key of `packet` is complete except for the ports.
+/// Stores the flow of a first fragment, or puts a later one into its flow. Returns the outcome for a later one. The key
+/// of `packet` is complete except for the ports.
 ///
-/// A function of its own: few packets are fragments, and the others need its registers.
+/// A function of its own, since few packets are fragments and the others need its registers.
 #[inline(never)]
 pub fn join(packet: &mut Packet) -> Option<Reason> {
     let mut datagram = Datagram {

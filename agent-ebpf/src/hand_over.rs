@@ -1,4 +1,4 @@
-//! Copies a packet's bytes into a ring, for userspace.
+//! Copies a packet's bytes into a ring for userspace.
 
 use core::ffi::{c_long, c_void};
 
@@ -8,15 +8,15 @@ use aya_ebpf::{
     helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
 };
 
-/// What has a packet's bytes, wherever they lie.
+/// A packet whose bytes can be copied.
 pub trait Bytes {
     fn len_bytes(&self) -> u32;
 
-    /// Writes so many bytes from `offset_bytes` on. Returns 0 if all are there.
+    /// Copies `len_bytes` bytes from `offset_bytes` on. Returns 0 if the packet has all of them.
     ///
     /// # Safety
     ///
-    /// `to` must have room for them.
+    /// `to` must have room for `len_bytes` bytes.
     unsafe fn load(&self, offset_bytes: u32, to: *mut c_void, len_bytes: u32) -> c_long;
 }
 
@@ -61,7 +61,7 @@ impl Bytes for Frame {
     }
 }
 
-/// Where the IP packet ends, or the frame before that.
+/// Where the IP packet ends, or the frame if that ends earlier.
 #[inline(always)]
 pub fn end_bytes(packet: &Packet, bytes: &impl Bytes) -> u32 {
     let len_bytes = bytes.len_bytes();
@@ -76,7 +76,7 @@ pub fn end_bytes(packet: &Packet, bytes: &impl Bytes) -> u32 {
 ///
 /// # Safety
 ///
-/// `to` must have room for them.
+/// `to` must have room for all words.
 #[inline(always)]
 pub unsafe fn put_words(to: *mut u64, words: &[u64]) {
     for (index, &word) in words.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Handles one packet at one hook: parses it, finds out its size on the wire, and has it counted.
+//! Handles one packet at one hook: parses it, determines its size on the wire, and counts it.
 
 use agent_common::{
     Direction, Frame, LinkType, Packet, Reason, parse,
@@ -60,7 +60,7 @@ pub fn tc(ctx: &TcContext, direction: Direction, link_type: LinkType) {
         }
         let jumbo_len = u32::from(packet.jumbo_len_bytes);
         one.len_bytes -= jumbo_len;
-        // An unknown length (0) wraps to one longer than any frame, which counts as unknown, too.
+        // An unknown length (0) wraps to a length beyond any frame, which counts as unknown as well.
         packet.segment_header_len_bytes = packet.segment_header_len_bytes.wrapping_sub(jumbo_len);
     } else {
         packet.jumbo_len_bytes = 0;
@@ -101,7 +101,7 @@ pub fn xdp_frags(ctx: &XdpContext, link_type: LinkType) {
     count_frame(ctx.ctx, single(len_bytes), &mut packet, reason, tunnel);
 }
 
-/// Counts an Ethernet frame in one buffer or more, whose VLAN tag the driver may have taken out.
+/// Counts an Ethernet frame in one buffer or more, whose VLAN tag the driver may have removed.
 #[inline(always)]
 pub fn xdp_tagged(ctx: &XdpContext) {
     let buffers = Fragmented(ctx.ctx);
@@ -131,7 +131,7 @@ pub fn xdp_tagged(ctx: &XdpContext) {
     count_frame(ctx.ctx, skb, &mut packet, reason, tunnel);
 }
 
-/// Parses a packet and opens what it carries. Returns what [`parsed`] and [`opened`] do.
+/// Parses a packet and opens tunnels. Returns the results of [`parsed`] and [`opened`].
 #[inline(always)]
 fn read<S: Steps>(
     steps: &S,
@@ -145,8 +145,8 @@ fn read<S: Steps>(
     (reason, tunnel)
 }
 
-/// Parses a packet: first from `front`, which is read in place, then step by step if that may find more. Returns the number
-/// of its [`Reason`] ([`Reason::Flows`] if it has a flow).
+/// Parses a packet: first from `front`, which is read in place, then by the slow step if that may find more. Returns
+/// the [`Reason`] as a number, [`Reason::Flows`] if the packet has a flow.
 #[inline(always)]
 fn parsed<S: Steps>(
     steps: &S,
@@ -173,7 +173,7 @@ fn opened<S: Steps>(steps: &S, reason: u32, packet: &mut Packet) -> u32 {
     }
 }
 
-/// A frame as it came.
+/// A frame that is not a super-frame and lacks no tag.
 #[inline(always)]
 fn single(len_bytes: u32) -> Skb {
     Skb {
@@ -194,7 +194,7 @@ fn count_frame(frame: *mut xdp_md, skb: Skb, packet: &mut Packet, reason: u32, t
         reason,
         tunnel,
     };
-    // No frame has a socket yet, so it asks for no sender.
+    // At XDP no packet has a socket yet, so senders are not asked for.
     let answer = count(packet, &raw const arrival);
     round_trips::note_frame(frame, answer, packet);
     dns::note_frame(frame, answer, packet);

@@ -1,6 +1,6 @@
-//! Hands ICMP errors to userspace, which finds the flows whose packets they quote. See [`agent_common::icmp`].
+//! Copies ICMP errors to userspace, which finds the flows whose packets they quote. See [`agent_common::icmp`].
 //!
-//! Only packets that are in a flow are looked at, as in [`dns`](crate::dns).
+//! Only packets in a flow are read, as in [`dns`](crate::dns).
 
 use core::ffi::c_void;
 
@@ -25,11 +25,12 @@ use crate::{
 
 const BPF_RB_NO_WAKEUP: u64 = 1;
 
-/// Whether userspace wants them; 0 or 1. Fixed when the programs are loaded, so that the verifier removes what it is not needed for.
+/// Whether userspace wants them; 0 or 1. Set when the programs are loaded, so that the verifier removes the code if it
+/// is 0.
 #[unsafe(no_mangle)]
 static ICMP_ERRORS_KEPT: Global<u32> = Global::new(0);
 
-/// Userspace sets its size, and reads it at each scan.
+/// Userspace sets the size, and reads the ring at each scan.
 #[btf_map]
 static ICMP_ERRORS: RingBuf<IcmpMessage, 4096> = RingBuf::new();
 
@@ -42,7 +43,7 @@ pub fn is_wanted() -> bool {
     ICMP_ERRORS_KEPT.load() != 0
 }
 
-/// `answer` is what [`count`](crate::count) returned.
+/// `answer` is the result of [`count`](crate::count).
 #[inline(always)]
 fn is_one(packet: &Packet, answer: u64) -> bool {
     is_wanted() && Question(answer).is_of_a_flow() && tells_of_unreachable(&packet.key)
@@ -62,7 +63,7 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
     }
 }
 
-/// Functions of their own, as in [`dns`](crate::dns).
+/// Separate functions, as in [`dns`](crate::dns).
 #[inline(never)]
 fn hand_over_skb(skb: *mut __sk_buff, packet: &Packet) -> u32 {
     hand_over(packet, &Skb(skb));
@@ -77,7 +78,7 @@ fn hand_over_frame(frame: *mut xdp_md, packet: &Packet) -> u32 {
 
 #[inline(always)]
 fn hand_over(packet: &Packet, bytes: &impl Bytes) {
-    // Later fragments have their first one's key, and nothing that quotes.
+    // Later fragments have their first fragment's key, but quote nothing.
     if packet.part.is_later() {
         return;
     }
@@ -94,7 +95,7 @@ fn hand_over(packet: &Packet, bytes: &impl Bytes) {
     let message = entry.as_mut_ptr();
     let kept_bytes =
         within::<{ LEAST_LEN as u64 }, { KEPT_LEN as u64 }>((end - start).into()) as u32;
-    // SAFETY: what is reserved has room for a message.
+    // SAFETY: the reserved memory has room for a message.
     let is_loaded = unsafe {
         put_words((&raw mut (*message).key).cast(), packet.key.words());
         (*message).seen_ns = clock::boot_ns();

@@ -1,4 +1,4 @@
-//! Finds out what a packet begins with where its first bytes leave a doubt. See [`agent_common::link_header`].
+//! Determines the link type of a packet whose first bytes leave it in doubt. See [`agent_common::link_header`].
 
 use core::mem::MaybeUninit;
 
@@ -13,8 +13,8 @@ use aya_ebpf::{
 
 use crate::packet::Paged;
 
-/// 1 if a packet begins with what the other link type promises, and 0 if it is as it should be. A global function, which the
-/// verifier walks once: each of its ways would double those through the parser.
+/// 1 if a packet has the link header of the other link type, else 0. A global function, which the verifier walks once:
+/// each path through it would double the paths through the parser.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn begins_otherwise(skb: *mut __sk_buff, is_ip: u32) -> u32 {
@@ -38,8 +38,8 @@ pub extern "C" fn begins_otherwise(skb: *mut __sk_buff, is_ip: u32) -> u32 {
     u32::from(is_other)
 }
 
-/// Whether the packet begins where the kernel has its network header: there are the same bytes. `None` if they cannot be
-/// read, since it is too short or they are not in its first buffer.
+/// Whether the packet begins at the kernel's network header: the bytes there are the same. `None` if they cannot be
+/// read, since the packet is too short or they are not in its first buffer.
 #[inline(always)]
 fn is_at_network_header(skb: *mut __sk_buff) -> Option<bool> {
     let mut start = MaybeUninit::<[u64; COMPARED / 8]>::uninit();

@@ -1,18 +1,20 @@
-//! The kernel programs. They count each packet in the flow table and the account. The packet itself is
-//! never changed and always goes on.
+//! The kernel programs. They count each packet in the flow table and the account. They never change a packet and always
+//! let it pass.
 //!
-//! A packet takes this way:
+//! The path of a packet:
 //!
-//! - A program here names the hook and the link type. Copies that the host made of what it sent are [`looped_back`].
-//! - [`hook`] parses the packet through a reader of [`packet`], unless it begins with another [`link_header`]. Some packets need further [`steps`] (slow
-//!   parsing, [`tunnels`]). For a super-frame it asks the kernel how that will be cut ([`segmentation`]).
-//! - [`mod@count`] gives later fragments their ports ([`fragments`]), asks the [`filter`], and counts in the
+//! - A program here names the hook and the link type. [`looped_back`] recognizes copies of packets that the host sent.
+//! - [`hook`] parses the packet through a reader of [`packet`], unless it begins with another [`link_header`]. Some
+//!   packets need further [`steps`] (slow parsing, [`tunnels`]). For a super-frame it reads how the kernel will cut it
+//!   ([`segmentation`]).
+//! - [`mod@count`] gives later fragments their ports ([`fragments`]), applies the [`filter`], and counts in the
 //!   [`account`] and the [`table`], both on the page that [`switches`] names.
-//! - [`senders`] are noted by [`hook`] at last, where the flow asks for one: the cgroup, the process that [`processes`] has noted
-//!   with the socket, and what TCP knows of its [`connections`]. So are [`round_trips`], where one is measured.
-//! - [`dns`] hands messages of the Domain Name System to userspace, and [`icmp_errors`] errors of ICMP, both by [`hand_over`].
+//! - Finally [`hook`] stores the [`senders`] of a flow that asks for them: the cgroup, the process that [`processes`]
+//!   keeps with the socket, and the TCP state of its [`connections`]. It also measures [`round_trips`].
+//! - [`dns`] copies DNS messages to userspace, and [`icmp_errors`] ICMP errors, both by [`hand_over`].
 //!
-//! Programs elsewhere count what the kernel [`drops`], also by its flow ([`dropped_flows`]), and note who makes sockets ([`processes`]).
+//! Other programs count the kernel's [`drops`], also by flow ([`dropped_flows`]), and record which process creates a
+//! socket ([`processes`]).
 
 #![no_std]
 #![no_main]
@@ -111,8 +113,8 @@ pub fn xdp_frags(ctx: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// The same for a driver that says which VLAN tag it took out of a frame. Userspace completes its code, and binds it to
-/// the interface whose driver it asks.
+/// The same for a driver that reports the VLAN tag that it removed from a frame. Userspace fills in the function number
+/// and binds the program to the interface with that driver.
 #[xdp(frags)]
 pub fn xdp_tagged(ctx: XdpContext) -> u32 {
     hook::xdp_tagged(&ctx);
@@ -125,15 +127,15 @@ pub fn xdp_frags_ip(ctx: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// Runs where any process makes a socket for IP, in all network namespaces. Always allows it.
+/// Runs when a process creates an IP socket, in any network namespace. Always allows it.
 #[cgroup_sock(sock_create)]
 pub fn sock_create(ctx: SockContext) -> i32 {
     processes::note_maker(ctx.as_ptr());
     1
 }
 
-/// Runs where a process binds a socket, for those that the kernel has made on its behalf: such as the one with which a listener of
-/// MPTCP takes connections. Always allows it.
+/// Runs when a process binds a socket. Records the process for sockets that the kernel created on its behalf, such as
+/// the one by which an MPTCP listener accepts connections. Always allows it.
 #[cgroup_sock(post_bind4)]
 pub fn post_bind4(ctx: SockContext) -> i32 {
     processes::note_maker(ctx.as_ptr());
@@ -146,7 +148,7 @@ pub fn post_bind6(ctx: SockContext) -> i32 {
     1
 }
 
-/// Userspace has it run once for each file that a process has open.
+/// Userspace runs it once for each open file of every process.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task_file")]
 pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
@@ -154,7 +156,7 @@ pub extern "C" fn open_files(open: *mut processes::OpenFile) -> i32 {
     0
 }
 
-/// Userspace has it run now and then for each socket whose maker is kept.
+/// Userspace runs it now and then for each socket that carries its process.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/bpf_sk_storage_map")]
 pub extern "C" fn kept_makers(kept: *mut socket_storage::KeptWithSocket) -> i32 {
@@ -162,7 +164,7 @@ pub extern "C" fn kept_makers(kept: *mut socket_storage::KeptWithSocket) -> i32 
     0
 }
 
-/// Likewise for each socket whose flow is kept.
+/// The same for each socket that carries its flow.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/bpf_sk_storage_map")]
 pub extern "C" fn kept_flows(kept: *mut socket_storage::KeptWithSocket) -> i32 {
@@ -170,14 +172,14 @@ pub extern "C" fn kept_flows(kept: *mut socket_storage::KeptWithSocket) -> i32 {
     0
 }
 
-/// Runs where the kernel takes down a socket of TCP, in all network namespaces.
+/// Runs when the kernel destroys a TCP socket, in any network namespace.
 #[btf_tracepoint(function = "tcp_destroy_sock")]
 pub fn tcp_destroy_sock(ctx: BtfTracePointContext) -> i32 {
     connections::note_end(ctx.arg(0));
     0
 }
 
-/// Runs where the kernel drops a packet, in all network namespaces.
+/// Runs when the kernel drops a packet, in any network namespace.
 #[btf_tracepoint(function = "kfree_skb")]
 pub fn kfree_skb(ctx: BtfTracePointContext) -> i32 {
     drops::note(ctx.arg(2));
@@ -185,8 +187,8 @@ pub fn kfree_skb(ctx: BtfTracePointContext) -> i32 {
     0
 }
 
-/// Never attached. Userspace runs it with `BPF_PROG_TEST_RUN` on a packet that has room for [`Clocks`], and
-/// reads them from there.
+/// Never attached. Userspace runs it with `BPF_PROG_TEST_RUN` on a packet with room for [`Clocks`], and reads the
+/// clocks from there.
 #[xdp]
 pub fn clocks(ctx: XdpContext) -> u32 {
     let start = ctx.data();

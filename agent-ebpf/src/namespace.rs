@@ -1,5 +1,5 @@
-//! Finds out whether a packet's interface has left the network namespace that the agent watches. Such an
-//! interface takes our program along, and its index may be that of another interface here.
+//! Detects that a packet's interface has left the network namespace that the agent watches. Such an interface takes our
+//! program along, and another interface here may have the same index.
 
 use agent_common::interface::DeviceLayout;
 use aya_ebpf::Global;
@@ -10,8 +10,7 @@ use crate::kernel_memory::field;
 #[unsafe(no_mangle)]
 static NETNS: Global<u32> = Global::new(0);
 
-/// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel
-/// might refuse.
+/// Set when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel might refuse.
 #[unsafe(no_mangle)]
 static DEVICE_LAYOUT: Global<DeviceLayout> = Global::new(DeviceLayout::UNKNOWN);
 
@@ -23,8 +22,8 @@ pub fn number() -> u32 {
 /// `context` is the address of a program's context. The verifier presents it as `__sk_buff` or `xdp_md`, but
 /// it really is the `sk_buff` in TC and the `xdp_buff` in XDP.
 ///
-/// Only a packet that begins a flow is checked, since three or four reads cost as much as counting a packet.
-/// `false` if it cannot be known.
+/// Checked only for a packet that begins a flow, since three or four reads cost as much as counting a packet. `false`
+/// if the layout is unknown or a read failed.
 #[inline(never)]
 pub fn has_left(context: usize, is_xdp: u32) -> bool {
     let layout = DEVICE_LAYOUT.load();

@@ -1,4 +1,4 @@
-//! The parser's readers of packet memory. They check bounds once for each header.
+//! Readers of packet memory for the parser. They check bounds once for each header.
 
 use core::{
     ffi::{c_long, c_void},
@@ -11,8 +11,8 @@ use aya_ebpf::{
     helpers::{bpf_skb_load_bytes, bpf_xdp_get_buff_len, bpf_xdp_load_bytes},
 };
 
-/// The verifier wants a limit on variable offsets. No header that the parser looks for lies beyond it. All
-/// its bits are ones, since it also serves as a mask.
+/// The verifier needs a limit on variable offsets. No header that the parser reads lies beyond this one. All its bits
+/// are ones, since it also serves as a mask.
 const MAX_OFFSET_BYTES: usize = 0x3fff;
 
 /// Memory between `data` and `data_end`: all of an XDP buffer, or the linear part of an skb.
@@ -50,14 +50,14 @@ impl Frame for Linear {
         Some(LinearHeader { start })
     }
 
-    /// The compiler must not see through it: it would compare `data` plus a length from the packet with `data_end`
-    /// instead, and the verifier (6.1) refuses to add to a pointer what a swap of bytes has made.
+    /// Hides the subtraction from the compiler. Otherwise it would compare `data` plus a length from the packet with
+    /// `data_end`, and the verifier (6.1) refuses to add a byte-swapped number to a pointer.
     #[inline(always)]
     fn len_bytes(&self) -> u32 {
         #[allow(unused_mut, reason = "only the programs change it")]
         let mut len = self.data_end - self.data;
         #[cfg(target_arch = "bpf")]
-        // SAFETY: the code touches one register only, and no length has the bits that the mask takes.
+        // SAFETY: the code touches one register only, and no length has the bits that the mask clears.
         unsafe {
             core::arch::asm!("{0} &= 0x7fffffff", inout(reg) len, options(pure, nomem, nostack, preserves_flags));
         }
@@ -72,9 +72,9 @@ impl Frame for Linear {
 
 /// `data + offset`, where the offset is at most [`MAX_OFFSET_BYTES`].
 ///
-/// Written in assembly so that the offset is limited right where it is added. Otherwise the compiler drops a
-/// check that never fails, or spills the offset to memory between check and sum, and the verifier (6.18)
-/// takes the sum to be outside of the packet.
+/// Written in assembly so that the offset is limited right where it is added. Otherwise the compiler drops a check that
+/// never fails, or spills the offset to memory between the check and the sum, and the verifier (6.18) considers the sum
+/// outside the packet.
 #[inline(always)]
 fn checkable_sum(data: usize, offset: usize) -> usize {
     #[cfg(target_arch = "bpf")]
@@ -96,7 +96,7 @@ fn checkable_sum(data: usize, offset: usize) -> usize {
     data + offset
 }
 
-/// `N` bytes from `start` that are known to lie before `data_end`.
+/// `N` bytes from `start` that were checked to lie before `data_end`.
 pub struct LinearHeader<const N: usize> {
     start: usize,
 }
@@ -135,8 +135,8 @@ impl<const N: usize> Header for LinearHeader<N> {
     }
 }
 
-/// The longest frame whose IP header can give its length. A longer one is a super-frame, which generic XDP
-/// gets as one frame.
+/// The longest frame whose IP header can give its length. A longer frame is a super-frame, which generic XDP receives
+/// as one frame.
 const LONGEST_FRAME: u32 = 0xffff;
 
 /// The front of a packet: the linear part of an skb, or the first of several XDP buffers.
@@ -183,8 +183,8 @@ impl Paged {
         }
     }
 
-    /// The payload of one segment of a super-frame; 0 for a single frame. It is read each time it is needed,
-    /// since the stack has no room for it.
+    /// The payload of one segment of a super-frame; 0 for a single frame. Read wherever it is needed, since the stack
+    /// has no room for it.
     #[inline(always)]
     pub fn gso_size_bytes(self) -> u32 {
         // SAFETY: the context pointer is valid for the program's run.
@@ -194,7 +194,7 @@ impl Paged {
         unsafe { field.read_volatile() }
     }
 
-    /// The VLAN tag that was taken out of the frame.
+    /// The VLAN tag that was removed from the frame.
     #[inline(always)]
     pub fn tci(self) -> Option<u16> {
         // SAFETY: as in `front`.
@@ -202,7 +202,7 @@ impl Paged {
         (skb.vlan_present != 0).then_some(skb.vlan_tci as u16)
     }
 
-    /// Whether the VLAN tag was taken out of the frame. Read each time it is needed, like `gso_size_bytes`.
+    /// Whether the VLAN tag was removed from the frame. Read wherever it is needed, like `gso_size_bytes`.
     #[inline(always)]
     pub fn lacks_tag(self) -> bool {
         // SAFETY: the context pointer is valid for the program's run.
@@ -278,7 +278,7 @@ impl Frame for Fragmented {
     }
 }
 
-/// An XDP frame in several buffers, whose VLAN tag the driver may have taken out.
+/// An XDP frame in several buffers, whose VLAN tag the driver may have removed.
 #[derive(Clone, Copy)]
 pub struct Tagged(pub *mut xdp_md);
 

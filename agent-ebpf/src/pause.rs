@@ -7,8 +7,8 @@ use core::ffi::c_void;
 #[cfg(feature = "pauses")]
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_loop};
 
-/// Before the program reads the page's number. Long enough for an agent that ends, even a slow one, to
-/// detach and flip first.
+/// Before the program reads the page's number. Long enough for an agent that stops, even a slow one, to detach and flip
+/// first.
 #[inline(always)]
 pub fn before_the_page() {
     #[cfg(feature = "pauses")]
@@ -31,23 +31,21 @@ pub fn before_the_insert() {
     for_ns(5_000_000);
 }
 
-/// Between the moment at which a program finds a slot empty and the one at which it takes it, so that another CPU finds it
-/// empty, too.
+/// Between finding a slot empty and taking it, so that another CPU finds it empty as well.
 #[inline(always)]
 pub fn before_it_takes() {
     #[cfg(feature = "pauses")]
     for_ns(1_000_000);
 }
 
-/// Between the moment at which a program takes a slot and the one at which others may use it.
+/// Between taking a slot and publishing it.
 #[inline(always)]
 pub fn before_it_is_published() {
     #[cfg(feature = "pauses")]
     for_ns(200_000);
 }
 
-/// Between the moment at which a program finds nobody noted as the sender of a flow and the one at which it notes one, so that another
-/// CPU notes another one first.
+/// Between finding no sender stored for a flow and storing one, so that another CPU stores another sender first.
 #[inline(always)]
 pub fn before_it_is_noted() {
     #[cfg(feature = "pauses")]

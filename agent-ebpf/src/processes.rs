@@ -1,8 +1,8 @@
-//! Which process made a socket. Programs that run where sockets are made leave that with the socket, and every connection that a
-//! socket accepts inherits it. What a packet's flow asks for is its key; what the key stands for goes into a map that userspace
-//! reads. See [`agent_common::process`].
+//! Records which process created a socket. Programs that run when sockets are created store the process with the
+//! socket, and every connection that a socket accepts inherits it. A packet's flow gets the process's key; a map that
+//! userspace reads resolves the keys. See [`agent_common::process`].
 //!
-//! Sockets that were there before are found by a program that userspace runs once over all open files.
+//! For sockets that existed before, userspace runs a program once over all open files.
 
 use core::ffi::c_void;
 
@@ -30,7 +30,8 @@ const AF_INET6: u16 = 10;
 const SOCK_DGRAM: u16 = 2;
 const SOCK_RAW: u16 = 3;
 
-/// Fixed when the programs are loaded: the verifier takes offsets into the kernel's structures only if it knows them.
+/// Set when the programs are loaded: the verifier accepts offsets into the kernel's structures only if they are
+/// constant.
 #[unsafe(no_mangle)]
 static TASK_LAYOUT: TaskLayout = TaskLayout {
     group_leader: 0,
@@ -44,12 +45,12 @@ static TASK_LAYOUT: TaskLayout = TaskLayout {
     sock_type: 0,
 };
 
-/// What the keys stand for that flows have asked for. Those that none has asked for in the longest time make room. Userspace sets
-/// its size.
+/// The processes by the keys that flows looked up. The kernel evicts the least recently used ones. Userspace sets the
+/// size.
 #[btf_map]
 static PROCESSES: LruHashMap<u64, Process, 1> = LruHashMap::new();
 
-/// With each socket, the process that made it.
+/// The process that created each socket.
 #[btf_map]
 static SOCKETS: SocketStorage<Maker, { (BPF_F_NO_PREALLOC | BPF_F_CLONE) as usize }> =
     SocketStorage::new();
@@ -70,7 +71,7 @@ impl Maker {
     }
 }
 
-/// The key of the process that made the packet's socket; 0 if it has none, or nobody knows.
+/// The key of the process that created the packet's socket; 0 if the packet has no socket or the process is unknown.
 #[inline(always)]
 pub fn of_packet(skb: *mut __sk_buff) -> u64 {
     // SAFETY: the context is valid for the program's run.
@@ -81,7 +82,7 @@ pub fn of_packet(skb: *mut __sk_buff) -> u64 {
     // SAFETY: it is not null, as was just checked.
     let mut maker = unsafe { SOCKETS.get(socket.cast()) };
     if maker.is_null() {
-        // What answers a SYN is no whole socket, but has a listener.
+        // The answer to a SYN has a request socket, which leads to its listener.
         // SAFETY: as above.
         let listener = unsafe { bpf_get_listener_sock(socket) };
         if listener.is_null() {
@@ -93,30 +94,30 @@ pub fn of_packet(skb: *mut __sk_buff) -> u64 {
     if maker.is_null() {
         return 0;
     }
-    // SAFETY: the value stays for the program's run, and is not changed once it is there.
+    // SAFETY: the value stays for the program's run, and does not change once it is stored.
     let Maker { key, process } = unsafe { maker.read() };
-    // Looking it up says that it is in use.
+    // The look-up marks the entry as used.
     if PROCESSES.get_ptr(&key).is_none() {
-        // If it fails, another CPU may have been first.
+        // If it fails, another CPU may have inserted the process first.
         let _ = PROCESSES.insert(&key, &process, 0);
     }
     key
 }
 
-/// Notes who makes a socket, or binds one that nobody has made by himself. `context` is that of a program at one of these
-/// hooks of a cgroup.
+/// Records the process that creates a socket, or binds one that no process created itself. `context` is the context of
+/// a program at one of these cgroup hooks.
 #[inline(always)]
 pub fn note_maker(context: *mut c_void) {
-    // SAFETY: these look at the task that runs.
+    // SAFETY: the helpers read the current task.
     let (task, ids) = unsafe { (bpf_get_current_task_btf(), bpf_get_current_uid_gid()) };
-    // SAFETY: the context stands for the socket.
+    // SAFETY: the verifier accepts the context as the socket.
     unsafe {
         let maker = Maker::of(process_of(task.cast(), ids as u32));
         SOCKETS.get_or_put(KeptWithSockets::Process, context, maker);
     }
 }
 
-/// What the kernel passes to a program at `iter/task_file`: `struct bpf_iter__task_file`.
+/// The context of a program at `iter/task_file`: the kernel's `struct bpf_iter__task_file`.
 #[repr(C)]
 pub struct OpenFile {
     meta: *mut c_void,
@@ -125,7 +126,7 @@ pub struct OpenFile {
     file: *mut c_void,
 }
 
-/// Notes who has a socket open that was made before anybody noted that.
+/// Records the process that has a socket open, if the socket has no process yet.
 #[inline(always)]
 pub fn note_holder(open: *mut OpenFile) {
     // SAFETY: the context is valid for the program's run.
@@ -133,12 +134,12 @@ pub fn note_holder(open: *mut OpenFile) {
     if task.is_null() || file.is_null() {
         return;
     }
-    // SAFETY: a file of the kernel's, as was just checked.
+    // SAFETY: the file is the kernel's, and not null, as was just checked.
     let socket = unsafe { bpf_sock_from_file(file.cast()) };
     if socket.is_null() {
         return;
     }
-    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
+    // SAFETY: the kernel reads its own structures for the program, and reads zeros if a pointer is invalid.
     let sock: *mut c_void = unsafe { at(socket.cast(), &TASK_LAYOUT.socket_sock) };
     if sock.is_null() {
         return;
@@ -159,8 +160,9 @@ pub fn note_holder(open: *mut OpenFile) {
     }
 }
 
-/// Counts a socket whose maker is kept, and forgets that beyond the bound: what accepted connections inherit takes room that nobody was
-/// asked for. A socket that accepts connections, or has none, keeps its own: whoever has many connections would take it from others.
+/// Counts a socket that carries its process, and deletes that beyond the bound, since accepted connections inherit it
+/// without a check. Listening, datagram and raw sockets come first: otherwise a process with many connections would
+/// take the place of others.
 #[inline(always)]
 pub fn count_kept(kept: *mut KeptWithSocket) {
     // SAFETY: the context is valid for the program's run.
@@ -179,10 +181,10 @@ pub fn count_kept(kept: *mut KeptWithSocket) {
     SOCKETS.count(KeptWithSockets::Process, socket, lasts);
 }
 
-/// `task` is one of the kernel's, which the verifier knows as such.
+/// `task` is a pointer that the verifier knows as a task.
 #[inline(always)]
 fn process_of(task: *mut c_void, uid: u32) -> Process {
-    // SAFETY: the kernel reads its own structures for the program, and gives zeros for what is not there.
+    // SAFETY: the kernel reads its own structures for the program, and reads zeros if a pointer is invalid.
     unsafe {
         let leader: *mut c_void = at(task, &TASK_LAYOUT.group_leader);
         Process {

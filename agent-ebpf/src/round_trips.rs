@@ -1,6 +1,7 @@
-//! Measures how long TCP's segments take to be acknowledged, at the packets that pass. See [`agent_common::round_trip`].
+//! Measures how long TCP segments take to be acknowledged, from the packets that pass. See
+//! [`agent_common::round_trip`].
 //!
-//! A flow says by its bits whether a sample waits for its end. While none does, as for most packets, nothing is read beyond these.
+//! A flow's bits tell whether a sample is open. If none is, as for most packets, nothing else is read.
 
 use agent_common::{
     Packet, Sample,
@@ -24,11 +25,12 @@ pub fn are_wanted() -> bool {
     senders::kept().has(Kinds::ROUND_TRIPS)
 }
 
-/// The bit that a segment sets in its flow if it may be a sample, given how many packets of the other direction were seen: where there are
-/// none, an answer may take another way, and the sample would wait for it at every packet. Only a SYN has to be first.
+/// The bit that a segment sets in its flow if it may start a sample. `answers` is the number of the other direction's
+/// packets. If there are none, the answers may take another path, and the sample would stay open at every packet. Only
+/// a SYN starts a sample without answers.
 #[inline(always)]
 pub fn begun(packet: &Packet, answers: u64) -> FlowBits {
-    // Of fragments an answer may come before the last one.
+    // A fragmented segment may be answered before its last fragment passes.
     if !are_wanted() || packet.key.protocol != TCP || !packet.part.is_whole() {
         return FlowBits::NONE;
     }
@@ -41,7 +43,7 @@ pub fn begun(packet: &Packet, answers: u64) -> FlowBits {
     }
 }
 
-/// `answer` is what [`count`](crate::count) returned.
+/// `answer` is the result of [`count`](crate::count).
 #[inline(always)]
 pub fn note_skb(skb: *mut __sk_buff, answer: u64, packet: &Packet) {
     if are_wanted() && Question(answer).asks(Question::ROUND_TRIP) {
@@ -56,7 +58,7 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
     }
 }
 
-/// Functions of their own, as in [`dns`](crate::dns).
+/// Separate functions, as in [`dns`](crate::dns).
 #[inline(never)]
 fn measure_skb(skb: *mut __sk_buff, answer: u64, packet: &Packet) -> u32 {
     measure(&Skb(skb), Question(answer), packet);
@@ -75,14 +77,15 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
         return;
     };
     let direction = masked::<1>(question.direction().into());
-    // SAFETY: there is one for each direction.
+    // SAFETY: there is one sample for each direction.
     let (own, other) = unsafe { (both.add(direction), both.add(1 - direction)) };
     let segment = segment(bytes, packet);
     // SAFETY: they live for the program's run. Volatile, since other CPUs change them.
     let (sample, of_other) =
         unsafe { (Sample(own.read_volatile()), Sample(other.read_volatile())) };
     let Some(segment) = segment else {
-        // It may be what a sample waits for. None begins any more, so that the packets that follow need not be looked at.
+        // The unreadable segment may be the one that an open sample waits for. Spoil both directions' samples, so that
+        // later packets need not be read.
         if sample == Sample::NONE || sample.waits() {
             end(question, packet, direction, own, sample, Sample::SPOILED);
         }
@@ -103,7 +106,7 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
         end(question, packet, 1 - direction, other, of_other, ended);
     }
     if sample.begins_with(&segment) {
-        // If another CPU's began at the same time, that one counts.
+        // If another CPU started a sample at the same time, that one counts.
         // SAFETY: as above.
         unsafe {
             atomic::swap_if(
@@ -117,7 +120,7 @@ fn measure(bytes: &impl Bytes, question: Question, packet: &Packet) {
     }
 }
 
-/// Of the programs that end a sample at the same time, one does.
+/// Ends a sample. If several programs do so at the same time, one succeeds.
 #[inline(always)]
 fn end(
     question: Question,
@@ -133,7 +136,7 @@ fn end(
     }
 }
 
-/// Reads what the parser had no need of. `None` of a fragment, and if the header is behind extension headers.
+/// Reads the fields that the parser did not. `None` for a fragment, and if the header is behind extension headers.
 #[inline(always)]
 fn segment(bytes: &impl Bytes, packet: &Packet) -> Option<Segment> {
     const HEADER_LEN: u32 = 20;
@@ -143,11 +146,11 @@ fn segment(bytes: &impl Bytes, packet: &Packet) -> Option<Segment> {
     }
     let start = u32::from(packet.ip_start_bytes);
     let mut ip = [0_u8; 8];
-    // SAFETY: there is room for so many.
+    // SAFETY: the buffer has room for all bytes.
     if unsafe { bytes.load(start, ip.as_mut_ptr().cast(), ip.len() as u32) } != 0 {
         return None;
     }
-    // What the kernel puts into a long super-frame (BIG TCP).
+    // The header that the kernel puts into a long super-frame (BIG TCP).
     let jumbo = u32::from(packet.jumbo_len_bytes);
     let header = start
         + match (ip[0] >> 4, ip[6]) {

@@ -1,4 +1,4 @@
-//! Finds out how the kernel will cut a super-frame, from fields of the skb that `__sk_buff` does not show.
+//! Reads how the kernel will cut a super-frame, from fields of the skb that `__sk_buff` does not show.
 
 use agent_common::{
     Frame as _, Header as _, Packet,
@@ -8,16 +8,15 @@ use aya_ebpf::{Global, bindings::__sk_buff};
 
 use crate::{kernel_memory::field, packet::Paged};
 
-/// Fixed when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel
-/// might refuse.
+/// Set when the programs are loaded. If it is unknown, the verifier removes the reads, which the kernel might refuse.
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout::UNKNOWN);
 
-/// Stores the length of the headers that each segment repeats in `packet`, 0 if unknown. Returns the length
-/// of the headers that each segment has and the skb lacks.
+/// Sets the length of the headers that each segment of `packet` repeats, 0 if unknown. Returns the length of the
+/// headers that each segment has and the skb lacks.
 ///
-/// A field that cannot be read gives 0, which means unknown: no super-frame has the type 0, and no inner
-/// header begins where the frame does.
+/// A field that cannot be read gives 0, which means unknown: no super-frame has the type 0, and no inner header begins
+/// where the frame does.
 ///
 /// A global function for the verifier's sake, like those of [`crate::steps`].
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! Notes which cgroup the socket of a packet belongs to, which process made it, and what TCP knows of its connection, for the first
-//! packet of each direction, flow and scan. See [`agent_common::senders`].
+//! Stores the cgroup of a packet's socket, the process that created it, and TCP's state of its connection, for the
+//! first packet of each direction, flow and scan. See [`agent_common::senders`].
 
 use agent_common::{
     FlowKey, Packet, Senders, TcpInfo,
@@ -18,7 +18,7 @@ use aya_ebpf::{
 
 use crate::{atomic, bounds::masked, connections, pause, processes, switches};
 
-/// Fixed when the programs are loaded, so that the verifier removes what it is not needed for.
+/// Set when the programs are loaded, so that the verifier removes the code of the other kinds.
 #[unsafe(no_mangle)]
 static SENDERS_KEPT: Global<Kinds> = Global::new(Kinds::NONE);
 
@@ -29,21 +29,22 @@ pub fn kept() -> Kinds {
 
 type Page = Array<PlaneOfWindow, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
-/// By page: for each window of the flow table, an element for each kind that is kept, one kind behind the other. Userspace puts them
-/// into the slots.
+/// By page: one plane for each kind that is stored, one after the other. A plane has an element for each window of the
+/// flow table. Userspace puts the arrays into the slots.
 #[btf_map]
 static SENDERS: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 
-/// The same for the map behind the slots of a page. What that has of a flow itself has no room for more: it is made on the
-/// stack.
+/// The same for the map behind the slots of a page. The flow's own value there has no room for it, since programs build
+/// that value on the stack.
 #[btf_map]
 static SENDERS_BEHIND: ArrayOfMaps<
     HashMap<FlowKey, Senders, 1, { BPF_F_NO_PREALLOC as usize }>,
     2,
 > = ArrayOfMaps::new();
 
-/// The bits that a packet which may have a socket sets in its flow. If one of them is new there, the flow asks. A connection that
-/// closes is asked again, and one that answers a SYN with its next packet, since only then it has a whole socket.
+/// The bits that a packet with a possible socket sets in its flow. If one of them is new there, the sender is looked
+/// up. A closing connection is looked up again. One that answers a SYN is looked up again at its next packet, since it
+/// has no full socket before.
 #[inline(always)]
 pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
     const CLOSING: u8 = tcp_flags::FIN | tcp_flags::RST;
@@ -64,8 +65,8 @@ pub fn bits(packet: &Packet, is_xdp: bool) -> FlowBits {
     }
 }
 
-/// Whether each packet is asked that leaves, and not only the first one of a scan: a port of UDP may be handed over to a socket of
-/// another process at any time, while one of TCP begins another connection.
+/// Whether the sender of each leaving packet is looked up, not only of the first one in a scan. A UDP port may pass to
+/// a socket of another process at any time, whereas another process's TCP socket begins another connection.
 #[inline(always)]
 pub fn asks_each(packet: &Packet) -> bool {
     let who = Kinds::CGROUPS.and(Kinds::PROCESSES);
@@ -73,10 +74,10 @@ pub fn asks_each(packet: &Packet) -> bool {
     kept().has(who) && leaves && packet.key.protocol != TCP
 }
 
-/// Answers a [`Question`] of a packet's flow, which [`count`](crate::count) returned.
+/// Answers the [`Question`] of a packet's flow, which [`count`](crate::count) returned.
 #[inline(always)]
 pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
-    // What is forwarded has no socket, and may ask with each packet (see `asks_each`).
+    // A forwarded packet has no socket, and may ask every time (see `asks_each`).
     // SAFETY: the context is valid for the program's run.
     let has_socket = || unsafe { !(*skb).__bindgen_anon_2.sk.is_null() };
     if kept().of_sockets() != Kinds::NONE
@@ -87,8 +88,8 @@ pub fn note(skb: *mut __sk_buff, question: u64, packet: &Packet) {
     }
 }
 
-/// A function of its own: few packets need its stack, and the verifier passes a program's context to no function that is
-/// shared with programs of another kind.
+/// A function of its own: few packets need its stack, and the verifier does not let programs of different types pass
+/// their contexts to the same function.
 #[inline(never)]
 fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
     let kinds = kept();
@@ -137,19 +138,19 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
     0
 }
 
-/// The kernel's own sockets, which are in the root, do not take the place of another one that was asked before.
+/// Stores a sender. The kernel's own sockets, which are in the root cgroup, do not replace another sender.
 ///
 /// # Safety
 ///
-/// It must point to a number in a live map value.
+/// `noted` must point to a number in a live map value.
 #[inline(always)]
 unsafe fn note_who(noted: *mut u64, who: u64, other: u64) {
-    // Each time that another CPU is first, it has changed the number, which no page sees more often.
+    // A failed exchange means that another CPU changed the number, which happens at most this often on a page.
     for _ in 0..Senders::MOST_CHANGES {
         // SAFETY: the caller's promise.
         let before = unsafe { noted.read_volatile() };
         let after = Senders::after(before, who, other);
-        // Usually it is the same, and nothing is written.
+        // Usually it is the same, so nothing is written.
         if after == before {
             return;
         }
@@ -169,8 +170,8 @@ fn note_in_plane(question: Question, plane: u32, window: u32, slot: u32, number:
     }
 }
 
-/// Where a number is noted, which is there for the program's run. Another CPU may write it at the same time, for a packet of the same
-/// direction.
+/// Where a value is stored, valid for the program's run. Another CPU may write it at the same time, for a packet of the
+/// same direction.
 #[inline(always)]
 fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut u64> {
     let windows = switches::windows(question.page());
@@ -181,17 +182,17 @@ fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut 
     Some(unsafe { window.cast::<u64>().add(index) })
 }
 
-/// What is noted of a flow behind the slots.
+/// The senders of a flow in the map behind the slots.
 #[inline(always)]
 fn behind(page: u32, packet: &Packet) -> Option<*mut Senders> {
     let key = packet.key;
     let map = SENDERS_BEHIND.get(page)?;
-    // If there is no room, nothing is known. If it was there, it may be with the other direction.
+    // Without room the senders stay unknown. If the entry exists, the other direction may have made it.
     let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST.into());
     map.get_ptr_mut(&key)
 }
 
-/// Where the samples of a flow's round trips are, by direction.
+/// Where the samples of a flow's round trips are stored, by direction.
 #[inline(always)]
 pub fn round_trips(question: Question, packet: &Packet) -> Option<*mut u64> {
     let page = question.page();
@@ -216,7 +217,7 @@ fn round_trips_behind(page: u32, packet: &Packet) -> *mut u64 {
     }
 }
 
-/// Likewise.
+/// A function of its own, as above.
 #[inline(never)]
 fn note_behind(
     question: Question,
@@ -229,8 +230,8 @@ fn note_behind(
         return;
     };
     let direction = masked::<1>(question.direction().into());
-    // SAFETY: it comes from a look-up in this program run, and there are two numbers of each kind. Another CPU may write them at the
-    // same time, as in a slot.
+    // SAFETY: it comes from a look-up in this program run, and each kind has one element per direction. Another CPU may
+    // write them at the same time, as in a slot.
     unsafe {
         if cgroup_id != 0 {
             let ids = (&raw mut (*senders).cgroup_ids).cast::<u64>();

@@ -1,4 +1,5 @@
-//! What is kept with a socket, and with how many. The type of the library has no way to say which sockets inherit it.
+//! Stores data with sockets, and bounds how many sockets carry data. aya's own type cannot set the flag for
+//! inheritance.
 
 use core::{ffi::c_void, ptr};
 
@@ -12,12 +13,12 @@ use aya_ebpf::{
 
 use crate::atomic;
 
-/// By what is kept.
+/// By kind of data.
 #[btf_map]
 static SOCKET_BOUNDS: Array<SocketBound, { KeptWithSockets::COUNT }, { BPF_F_MMAPABLE as usize }> =
     Array::new();
 
-/// Takes room for one more. Several CPUs may take a few more than there are.
+/// Reserves a place for one more socket. Several CPUs at once may exceed the limit by a few.
 #[inline(always)]
 fn has_room(what: KeptWithSockets) -> bool {
     let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
@@ -35,7 +36,7 @@ fn has_room(what: KeptWithSockets) -> bool {
     true
 }
 
-/// Gives the room of one back.
+/// Releases the place of one socket.
 #[inline(always)]
 pub fn leave(what: KeptWithSockets) {
     if let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) {
@@ -44,14 +45,14 @@ pub fn leave(what: KeptWithSockets) {
     }
 }
 
-/// Counts a socket while userspace has all of them counted. Returns whether it is within the bound. Sockets that last are counted
-/// apart from the others.
+/// Counts a socket while userspace counts all of them. Returns whether it is within the bound. Lasting sockets are
+/// counted apart from the others.
 #[inline(always)]
 fn is_within(what: KeptWithSockets, lasts: bool) -> bool {
     let Some(bound) = SOCKET_BOUNDS.get_ptr_mut(what as u32) else {
         return true;
     };
-    // SAFETY: as above. Nobody else counts.
+    // SAFETY: as above. Only one program counts at a time.
     unsafe {
         let most = (&raw const (*bound).most).read_volatile();
         let lasting = (&raw const (*bound).lasting).read_volatile();
@@ -69,7 +70,7 @@ fn is_within(what: KeptWithSockets, lasts: bool) -> bool {
     true
 }
 
-/// What the kernel passes to a program at `iter/bpf_sk_storage_map`: `struct bpf_iter__bpf_sk_storage_map`.
+/// The context of a program at `iter/bpf_sk_storage_map`: the kernel's `struct bpf_iter__bpf_sk_storage_map`.
 #[repr(C)]
 pub struct KeptWithSocket {
     meta: *mut c_void,
@@ -79,7 +80,7 @@ pub struct KeptWithSocket {
 }
 
 impl KeptWithSocket {
-    /// The socket; null once all were seen.
+    /// The socket; null at the end of the iteration.
     #[inline(always)]
     pub unsafe fn socket(kept: *mut Self) -> *mut c_void {
         // SAFETY: the caller's promise.
@@ -96,7 +97,7 @@ pub struct SocketStorage<T, const FLAGS: usize> {
     map_flags: *const [i32; FLAGS],
 }
 
-// SAFETY: the pointers say what the map is like. Nobody follows them.
+// SAFETY: the pointers only describe the map. Nothing follows them.
 unsafe impl<T, const FLAGS: usize> Sync for SocketStorage<T, FLAGS> {}
 
 impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
@@ -110,16 +111,16 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         }
     }
 
-    /// What is kept with a socket; null if it is nothing, or this is no whole socket. `socket` is what the program's kind takes: a
-    /// socket, or the context.
+    /// The data of a socket; null if it has none, or if this is not a full socket. `socket` is what the helper accepts
+    /// in this program type: a socket, or the context.
     #[inline(always)]
     pub unsafe fn get(&self, socket: *mut c_void) -> *mut T {
         let map = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the verifier makes sure of what the helper is given.
+        // SAFETY: the verifier checks the helper's arguments.
         unsafe { bpf_sk_storage_get(map, socket, ptr::null_mut(), 0) }.cast()
     }
 
-    /// The same, and keeps this if it is nothing yet. Null if there is no room or no memory, too.
+    /// The same, but stores `first` if the socket has no data. Null also if the limit is reached or memory is short.
     #[inline(always)]
     pub unsafe fn get_or_put(
         &self,
@@ -137,7 +138,7 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         }
         let map = ptr::from_ref(self).cast_mut().cast();
         let flags = BPF_SK_STORAGE_GET_F_CREATE.into();
-        // SAFETY: the verifier makes sure of what the helper is given.
+        // SAFETY: the verifier checks the helper's arguments.
         let kept: *mut T =
             unsafe { bpf_sk_storage_get(map, socket, (&raw mut first).cast(), flags) }.cast();
         if kept.is_null() {
@@ -146,8 +147,8 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         kept
     }
 
-    /// Counts a socket with which something is kept, and forgets that beyond the bound. The socket is not null. `lasts` if it keeps that in
-    /// place of others.
+    /// Counts a socket that carries data, and deletes the data beyond the bound. The socket must not be null. `lasts`
+    /// marks a socket whose data is kept in preference to others.
     #[inline(always)]
     pub fn count(&self, what: KeptWithSockets, socket: *mut c_void, lasts: bool) {
         if !is_within(what, lasts) {
@@ -156,11 +157,11 @@ impl<T, const FLAGS: usize> SocketStorage<T, FLAGS> {
         }
     }
 
-    /// Forgets what is kept with a socket.
+    /// Deletes a socket's data.
     #[inline(always)]
     unsafe fn delete(&self, socket: *mut c_void) {
         let map = ptr::from_ref(self).cast_mut().cast();
-        // SAFETY: the verifier makes sure of what the helper is given. It fails if nothing is there.
+        // SAFETY: the verifier checks the helper's arguments. The helper fails if there is no data.
         unsafe { bpf_sk_storage_delete(map, socket) };
     }
 }

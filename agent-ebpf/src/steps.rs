@@ -1,8 +1,8 @@
 //! Steps that few packets need: slow parsing, a tunnel's header, the packet in a tunnel.
 //!
-//! Each is a global function, which the verifier walks once, for arbitrary arguments. As a part of a program
-//! it would be walked once for each way that leads to it. A global function cannot be generic, so each reader
-//! has its own; it takes and returns plain numbers and pointers, and checks every pointer for null.
+//! Each is a global function, which the verifier walks once, for arbitrary arguments. Inlined into a program, it would
+//! be walked once for each path that leads to it. A global function cannot be generic, so each reader has its own. It
+//! takes and returns plain numbers and pointers, and checks every pointer for null.
 
 use agent_common::{
     LinkType, Packet, Reason, parse_all,
@@ -15,9 +15,9 @@ use crate::{
     vlan_tag,
 };
 
-/// A reader that has the steps.
+/// A reader that can perform the steps.
 pub trait Steps {
-    /// Whether a slow parse may find more than the one of the packet's front, which gave this reason.
+    /// Whether the slow parse may find more than the parse of the packet's front, which failed for this reason.
     fn may_find_more(&self, reason: Reason) -> bool;
 
     /// Does what [`parse_all`] does. Returns the [`Reason`] as a number, [`Reason::Flows`] on success.
@@ -30,8 +30,8 @@ pub trait Steps {
     fn parse_inner(&self, opening: &mut Opening) -> bool;
 }
 
-/// Implements [`Steps`] for a reader. `$reader` makes the reader from a context; `$tci` gives the VLAN tag
-/// that was taken out of the frame; `$more` is [`Steps::may_find_more`].
+/// Implements [`Steps`] for a reader. `$reader` makes the reader from a context; `$tci` returns the VLAN tag that was
+/// removed from the frame; `$more` is [`Steps::may_find_more`].
 macro_rules! steps {
     ($of:ty, $context:ty, $reader:expr, $tci:expr, $more:expr, $parse:ident, $header:ident, $inner:ident) => {
         #[unsafe(no_mangle)]
@@ -115,7 +115,7 @@ steps!(
     xdp_md,
     Linear::of,
     |_| None,
-    // All of the frame is in the front: only what `parse` does not read is left to the slow parse.
+    // The front is the whole frame, so the slow parse only helps with headers that `parse` does not read.
     |reason| reason == Reason::NotIp,
     parse_buffer,
     tunnel_header_of_buffer,
@@ -148,7 +148,7 @@ extern "C" fn parse_tagged(frame: *mut xdp_md, packet: *mut Packet) -> u32 {
     ))
 }
 
-/// A tag makes a difference to the outermost headers alone.
+/// A removed tag matters only to the outermost headers.
 impl Steps for Tagged {
     #[inline(always)]
     fn may_find_more(&self, reason: Reason) -> bool {

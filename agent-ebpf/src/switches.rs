@@ -1,5 +1,4 @@
-//! The switches that userspace sets: on which of the two pages packets are counted, and which set of filter
-//! rules applies.
+//! The switches that userspace sets: the page on which packets are counted, and the set of filter rules.
 
 use core::cell::UnsafeCell;
 
@@ -7,7 +6,7 @@ use agent_common::{PageSize, Switches};
 
 use crate::bounds::masked;
 
-/// To flip, userspace stores another value and waits until the running programs have ended.
+/// To flip, userspace stores another value and waits until all running programs have ended.
 #[unsafe(no_mangle)]
 static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
     page: 0,
@@ -28,8 +27,8 @@ struct Shared(UnsafeCell<Switches>);
 // SAFETY: programs only read it, one aligned word at a time. Userspace writes it by a map update.
 unsafe impl Sync for Shared {}
 
-/// The page, or `None` if nothing is to be counted. A program calls this once a packet and uses the answer
-/// for both the table and the account.
+/// The page, or `None` if counting is off. A program calls this once a packet and uses the result for both the table
+/// and the account.
 #[inline(always)]
 pub fn current() -> Option<u32> {
     // SAFETY: the static lives as long as the program; volatile, since userspace changes it.
@@ -53,7 +52,7 @@ pub fn windows(page: u32) -> u32 {
     unsafe { (&raw const (*size).windows).read_volatile() }
 }
 
-/// Flows on a page at which the programs ask for a scan, and how many a CPU counts privately.
+/// The number of flows on a page at which the programs ask for a scan, and how many a CPU counts privately.
 #[inline(always)]
 pub fn mark_and_step(page: u32) -> (u32, u32) {
     let size = size(page);
@@ -64,7 +63,7 @@ pub fn mark_and_step(page: u32) -> (u32, u32) {
     }
 }
 
-/// Which flows are counted on a page: see [`PageSize::sample_below`].
+/// The sampling threshold of a page: see [`PageSize::sample_below`].
 #[inline(always)]
 pub fn sample_below(page: u32) -> u32 {
     let size = size(page);

@@ -1,4 +1,4 @@
-//! The flow table: adds packets to the flows of the current page, and begins flows. See [`agent_common::slots`].
+//! The flow table: adds packets to the flows of the current page, and inserts flows. See [`agent_common::slots`].
 
 mod behind;
 mod window;
@@ -20,7 +20,7 @@ use crate::{atomic, bounds::masked, clock, fill, pause, round_trips, senders, sw
 
 type Page = Array<Window, 1, { (BPF_F_MMAPABLE | BPF_F_INNER_MAP) as usize }>;
 
-/// The two pages. Userspace puts an array of windows, and bitmaps behind them, into each slot.
+/// The two pages. Userspace puts an array of windows, with bitmaps behind them, into each slot.
 #[btf_map]
 static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 
@@ -28,7 +28,7 @@ static PAGES: ArrayOfMaps<Page, 2> = ArrayOfMaps::new();
 #[unsafe(no_mangle)]
 static HASH_FACTORS: [u64; Hash::FACTORS] = [0; Hash::FACTORS];
 
-/// What a packet adds to its flow.
+/// The packets and bytes that a packet adds to its flow.
 #[derive(Clone, Copy)]
 pub struct Counted {
     pub packets: u64,
@@ -39,7 +39,7 @@ pub struct Counted {
 /// The flow of a packet, whose key is complete.
 pub struct Sought<'a> {
     packet: &'a Packet,
-    /// What the packet leaves in the flow's bits beside its TCP flags.
+    /// The bits for the sender's look-up that the packet sets in its flow.
     asked: FlowBits,
     hash: Hash,
     page: u32,
@@ -56,7 +56,7 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// What is asked of the packet, of its flow in a slot.
+    /// Completes a question for a flow in a slot.
     #[inline(always)]
     fn in_slot(&self, asked: Question, window: u32, slot: u32) -> Question {
         if asked == Question::NONE {
@@ -66,7 +66,7 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// The same of a flow behind the slots.
+    /// The same for a flow in the map behind the slots.
     #[inline(always)]
     fn behind(&self, asked: Question) -> Question {
         if asked == Question::NONE {
@@ -76,14 +76,15 @@ impl<'a> Sought<'a> {
         }
     }
 
-    /// What is asked of the packet when it begins a flow.
+    /// The question of a packet that begins a flow.
     #[inline(always)]
     fn first_question(&self) -> Question {
         self.question(FlowBits::NONE, self.begun(0))
     }
 
-    /// What is asked of the packet: for its sender, if it is the first one of its direction that may be, and for round trips, if it may
-    /// begin a sample or end one. `before` is what its flow had, and `begun` as in [`Self::begun`].
+    /// The question of a packet: for its sender, if a bit of `asked` is new or every packet asks; for round trips, if
+    /// the packet may start or end a sample. `before` are the flow's bits before the packet, `begun` is as in
+    /// [`Self::begun`].
     #[inline(always)]
     fn question(&self, before: FlowBits, begun: FlowBits) -> Question {
         let mut asked = Question::NONE;
@@ -96,13 +97,13 @@ impl<'a> Sought<'a> {
         asked
     }
 
-    /// What the packet leaves in the bits of its flow as a sample; `answers` are the other direction's packets.
+    /// The bit that the packet sets if it may start a sample; `answers` is the number of the other direction's packets.
     #[inline(always)]
     fn begun(&self, answers: u64) -> FlowBits {
         round_trips::begun(self.packet, answers)
     }
 
-    /// What is known of the packet when it begins a flow.
+    /// The bits of a flow that the packet begins.
     #[inline(always)]
     fn first_bits(&self) -> FlowBits {
         FlowBits::first(self.packet.initiator, self.packet.dscp)
@@ -110,7 +111,7 @@ impl<'a> Sought<'a> {
             .and(self.begun(0))
     }
 
-    /// What every packet leaves in the bits of its flow.
+    /// The bits that every packet sets in its flow.
     #[inline(always)]
     fn bits(&self) -> FlowBits {
         FlowBits::segment(self.packet.direction, self.packet.tcp_flags).and(self.asked)
@@ -119,13 +120,13 @@ impl<'a> Sought<'a> {
 
 #[inline(always)]
 fn factor(index: usize) -> u64 {
-    // SAFETY: a static lives as long as the program. Volatile, since its value here is not the one that the
-    // compiler sees.
+    // SAFETY: a static lives as long as the program. Volatile, since userspace replaces the value that the compiler
+    // sees.
     unsafe { (&raw const HASH_FACTORS[index]).read_volatile() }
 }
 
-/// Adds a packet to its flow. Returns what that asks of the packet, or `None` if it has not found the flow: then [`begin`]
-/// looks again.
+/// Adds a packet to its flow. Returns the flow's question, or `None` if the flow was not found; then [`begin`] searches
+/// again.
 #[inline(always)]
 pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
     let page = PAGES.get(sought.page)?;
@@ -148,17 +149,17 @@ pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
     behind::grow(sought, size)
 }
 
-/// What became of a packet whose flow was not found.
+/// The outcome for a packet whose flow was not found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
-    /// It begins a flow.
+    /// It began the flow.
     Here(Question),
     /// Another CPU began the flow first.
     Elsewhere(Question),
     Not(Reason),
 }
 
-/// Begins a flow with a packet.
+/// Inserts a flow with a packet.
 #[inline(always)]
 pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     pause::before_the_insert();
@@ -172,13 +173,14 @@ pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     }
 }
 
-/// What [`take_slot`] did.
+/// The results of [`take_slot`].
 const TOOK: u64 = 0;
 const HAD: u64 = 1;
 const FULL: u64 = 2;
 const NO_PAGE: u64 = 3;
 
-/// A function of its own: most packets find their flow. Returns what it did, in the bits above those of a [`Question`].
+/// A function of its own, since most packets find their flow. Returns the result in the bits above those of a
+/// [`Question`].
 #[inline(never)]
 fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u64 {
     let did = |what: u64, question: Question| what << Question::BITS | question.0;
@@ -216,7 +218,7 @@ fn take_slot(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u6
     did(FULL, Question::NONE)
 }
 
-/// Sets the bit of a window that has a flow, so that a scan reads it.
+/// Sets the bit of a window with a flow, so that a scan reads the window.
 #[inline(always)]
 fn note_window(page: &Page, windows: u32, window: u32) {
     let element = windows + window / WINDOWS_A_BITMAP;
@@ -225,7 +227,8 @@ fn note_window(page: &Page, windows: u32, window: u32) {
     };
     let word = (window % WINDOWS_A_BITMAP) / u64::BITS;
     let bit = 1 << (window % u64::BITS);
-    // SAFETY: an element of bitmaps is so many words, which other CPUs change at once.
+    // SAFETY: an element of bitmaps has `WINDOWS_A_BITMAP` bits, so the word lies in it; other CPUs change it
+    // atomically.
     unsafe {
         let word = bitmap.cast::<u64>().add(word as usize);
         if word.read_volatile() & bit == 0 {
@@ -234,7 +237,7 @@ fn note_window(page: &Page, windows: u32, window: u32) {
     }
 }
 
-/// Notes that a sample of a round trip has ended.
+/// Marks a round trip's sample as ended.
 #[inline(always)]
 pub fn settle(question: Question, packet: &Packet, settled: FlowBits) {
     let bits = FlowCounters::word(settled, 0);
@@ -248,14 +251,15 @@ pub fn settle(question: Question, packet: &Packet, settled: FlowBits) {
         return;
     };
     let slot = masked::<{ SLOTS as u64 - 1 }>(slot.into());
-    // SAFETY: a window has so many slots, and elements of an array stay where they are.
+    // SAFETY: the mask keeps the slot in the window, and elements of an array stay where they are.
     unsafe {
         let slot = window.cast::<Slot>().add(slot);
         atomic::or((&raw mut (*slot).counters).cast(), bits);
     }
 }
 
-/// Several CPUs may write the same entry, so counters grow by atomic adds, and flags by an atomic OR. Returns what is asked of the packet.
+/// Adds to an entry. Several CPUs may write it, so counters grow by atomic adds, and flags by an atomic OR. Returns the
+/// packet's question.
 #[inline(always)]
 fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question {
     let packet = sought.packet;
@@ -267,11 +271,11 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
         atomic::add(&raw mut (*flow).packets[direction], size.packets);
         atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
         atomic::add(&raw mut (*flow).ip_bytes[direction], size.ip_bytes);
-        // Usually the tick is the same, and nothing is written.
+        // Usually the tick is the same, so nothing is written.
         if (*flow).last_seen_jiffies < now_jiffies {
             (*flow).last_seen_jiffies = now_jiffies;
         }
-        // Usually they are all there, and nothing is written.
+        // Usually all bits are set, so nothing is written.
         let begun = sought.begun((*flow).packets[1 - direction]);
         let bits = sought.bits().and(begun);
         let before = (&raw const (*flow).bits).read_volatile();

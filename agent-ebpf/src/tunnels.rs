@@ -1,5 +1,5 @@
-//! Counts the packet inside a tunnel instead of the tunnel's own, if userspace asks for it. The tunnel's
-//! endpoints are kept beside the flow.
+//! Counts the packet inside a tunnel instead of the tunnel's packet, if userspace wants that. The tunnel's endpoints
+//! are stored beside the flow.
 
 use agent_common::{
     FlowKey, Outer, Packet, Reason,
@@ -13,21 +13,21 @@ use aya_ebpf::{
 
 use crate::steps::Steps;
 
-/// Fixed when the programs are loaded, so that the verifier removes the branches if it is 0.
+/// Set when the programs are loaded, so that the verifier removes the branches if it is 0.
 #[unsafe(no_mangle)]
 static DECAPSULATE: Global<u32> = Global::new(0);
 
-/// The endpoints of the tunnel in which a flow was seen. Userspace sets the size.
+/// The endpoints of each flow's tunnel. Userspace sets the size.
 #[btf_map]
 static OUTER: LruHashMap<FlowKey, Outer, 1> = LruHashMap::new();
 
-/// The packet while it is being opened. It is too large for the stack. Besides, the verifier knows nothing
-/// about values read from a map, so the ways that lead here do not multiply with those through the tunnels.
-/// One entry is enough: a program runs to its end before the next one starts on its CPU.
+/// The packet while it is being opened, which is too large for the stack. Besides, the verifier knows nothing about
+/// values read from a map, so the paths that lead here do not multiply with those through the tunnels. One entry is
+/// enough: a program runs to its end before the next one starts on its CPU.
 #[btf_map]
 static OPENING: PerCpuArray<Opening, 1> = PerCpuArray::new();
 
-/// Replaces `packet` by the packet that it carries, if it is a tunnel's. Returns bits of [`outcome`].
+/// Replaces a tunnel's packet by the packet inside. Returns bits of [`outcome`].
 #[inline(always)]
 pub fn open<F: Steps>(frame: &F, packet: &mut Packet) -> u32 {
     if DECAPSULATE.load() == 0 || !packet.may_be_tunnel() {
@@ -44,7 +44,7 @@ pub fn open<F: Steps>(frame: &F, packet: &mut Packet) -> u32 {
     opening.outcome
 }
 
-/// Keeps the endpoints that [`open`] found for the flow that this packet began.
+/// Stores the endpoints that [`open`] found for the flow that this packet began.
 ///
 /// A function of its own: few packets need its stack, and 6.1 accepts no key in memory that was passed to a global function.
 #[inline(never)]
@@ -58,7 +58,7 @@ pub fn remember_outer(flow: &FlowKey) {
     }
 }
 
-/// What [`open`] returns for a later fragment, which has no header to open. Its key must be that of its flow.
+/// The result of [`open`] for a later fragment, which has no header to open. Its key must be its flow's key.
 #[inline(always)]
 pub fn of_fragment(packet: &Packet) -> u32 {
     if DECAPSULATE.load() != 0 && packet.is_tunnels_later_fragment() {
@@ -68,7 +68,7 @@ pub fn of_fragment(packet: &Packet) -> u32 {
     }
 }
 
-/// Calls `count` for each fact that the bits of [`outcome`] stand for.
+/// Calls `count` for each bit of [`outcome`].
 #[inline(always)]
 pub fn facts(outcome: u32, count: impl Fn(Reason)) {
     if outcome & outcome::DECAPSULATED != 0 {

@@ -1,16 +1,16 @@
-//! Asks the driver for the VLAN tag that it took out of a frame.
+//! Asks the driver for the VLAN tag that it removed from a frame.
 
 use agent_common::kernel_call::RX_VLAN_TAG;
 use aya_ebpf::bindings::xdp_md;
 
-/// What the driver answers.
+/// The driver's answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// The tag's control information.
     Taken(u16),
     /// The frame had no tag, or still has it (`ENODATA`).
     Nothing,
-    /// It does not say.
+    /// The driver does not report it.
     Unknown,
 }
 
@@ -28,7 +28,7 @@ impl Answer {
 #[inline(always)]
 pub fn of(frame: *mut xdp_md) -> Answer {
     const ENODATA: i32 = 61;
-    // Initialized, since the kernel takes both for memory that the function may read.
+    // Initialized, since the kernel assumes that the function may read both.
     let (mut protocol, mut tci) = (0, 0);
     match rx_vlan_tag(frame, &mut protocol, &mut tci) {
         0 => Answer::Taken(tci),
@@ -37,14 +37,14 @@ pub fn of(frame: *mut xdp_md) -> Answer {
     }
 }
 
-/// `bpf_xdp_metadata_rx_vlan_tag` is a function of the kernel. The compiler's way to call one is unknown to aya, so this
-/// is a call of a helper that no kernel has, and the loader makes it what it should be.
+/// Calls the kernel function `bpf_xdp_metadata_rx_vlan_tag`. aya does not support the compiler's way to call one, so
+/// this calls a helper that no kernel has, and the loader patches the instruction.
 #[inline(always)]
 fn rx_vlan_tag(frame: *mut xdp_md, protocol: &mut u16, tci: &mut u16) -> i32 {
     #[cfg(target_arch = "bpf")]
     {
         let answer: i64;
-        // SAFETY: the function writes to what is given to it, and changes the registers that any call changes.
+        // SAFETY: the function writes to its two pointers only, and changes the registers that any call changes.
         unsafe {
             core::arch::asm!(
                 "call {function}",
@@ -57,7 +57,7 @@ fn rx_vlan_tag(frame: *mut xdp_md, protocol: &mut u16, tci: &mut u16) -> i32 {
                 lateout("r0") answer,
             );
         }
-        // The upper half of the register says nothing.
+        // The function returns an `int`, so the upper half of the register is undefined.
         answer as i32
     }
     // Never run.

@@ -1,11 +1,9 @@
-//! The agent as a whole. [`Agent::start`] makes its parts from a [`Config`] and loads the programs.
-//! [`Agent::run`] attaches them and scans until it is told to stop. Then it detaches, drains, and sends what
-//! is left.
+//! The agent as a whole. [`Agent::start`] builds its parts from a [`Config`] and loads the programs. [`Agent::run`]
+//! attaches them and scans until it is stopped. Then it detaches, drains, and sends the remaining records.
 //!
-//! Meanwhile [`scanning`] owns the scanner and uses it for one thing at a time, [`wakes`] says when to scan, [`asked`]
-//! knows who waits for flows or a scan,
-//! [`publish`] completes and publishes a status after each scan, [`printing`] is the agent's own consumer on
-//! stdout, and the server gives batches and status to all other consumers.
+//! While it runs, [`scanning`] owns the scanner and does one thing at a time with it, [`wakes`] decides when to scan,
+//! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
+//! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -78,19 +76,19 @@ use wakes::Wakes;
 const WITHOUT_PROCESSES: &str = "flows have no process";
 const WITHOUT_ENDS: &str = "what TCP knew of a connection at its end is in no record, only what it knew at an earlier packet";
 
-/// How often the programs' log is copied to the agent's log, if it is on.
+/// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Everything that the agent does, resolved from options and variables.
+/// The agent's configuration, resolved from options, variables and the file.
 #[derive(Debug)]
 pub struct Config {
     /// The programs to load: [`kernel::load::OBJECT`], or a build of them for tests.
     pub object: &'static [u8],
-    /// Network namespaces to count in. Without any it is the agent's own.
+    /// Network namespaces to count in. If empty, only the agent's own.
     pub netns: Vec<Netns>,
     /// Interfaces to count on.
     pub selection: Selection,
-    /// How many at the same time; 0 leaves some room beside those that are there at the start.
+    /// How many interfaces at the same time; 0 leaves room beyond those that exist at the start.
     pub max_interfaces: u32,
     pub attach: AttachSettings,
     /// Flows that each page of the kernel's table always has room for, and up to which it grows.
@@ -111,25 +109,25 @@ pub struct Config {
     /// Counts one in this many flows; 0 counts every flow.
     pub sample_rate: u32,
     pub listen: Vec<ListenAddr>,
-    /// What TCP listeners speak, if it is TLS.
+    /// TLS for TCP listeners. `None` listens without.
     pub tls: Option<ServerTls>,
-    /// Without TLS, other hosts may reach them.
+    /// Allows TCP listeners without TLS on addresses that other hosts reach.
     pub insecure_listen: bool,
     pub limits: Limits,
-    /// Where metrics are served, if at all.
+    /// Where to serve metrics.
     pub metrics: Option<SocketAddr>,
-    /// How to show the flows on stdout, if at all.
+    /// Format of the flows on stdout.
     pub stdout: Option<Format>,
-    /// Where else they go.
+    /// Other outputs.
     pub outputs: Vec<Prepared>,
-    /// How long to count, if not until told to stop.
+    /// How long to count. `None` counts until the agent is stopped.
     pub duration: Option<Duration>,
-    /// What the programs log: 0 is off, 1 to 5 are error to trace (aya-log's levels).
+    /// Log level of the programs: 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub bpf_log_level: u8,
 }
 
 impl Config {
-    /// What the files of TLS have that may be meant so, and is worth a look.
+    /// Oddities in the TLS files that may be intended but deserve a look.
     pub fn warnings(&self) -> impl Iterator<Item = &String> {
         let listeners = self.tls.iter().flat_map(|tls| &tls.warnings);
         listeners.chain(self.outputs.iter().flat_map(Prepared::warnings))
@@ -146,7 +144,7 @@ impl Config {
     }
 }
 
-/// An agent whose programs are loaded and whose listeners are open. Nothing is attached yet.
+/// An agent whose programs are loaded and whose listeners are open, before anything is attached.
 pub struct Agent {
     config: Config,
     identity: Arc<Identity>,
@@ -169,8 +167,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Chooses the interfaces, loads the programs, puts the rules in force and opens the listeners beside the `passed`
-    /// sockets. What the configuration calls the agent's own network namespace is that of the calling thread.
+    /// Chooses the interfaces, loads the programs, applies the rules, and opens the listeners in addition to the
+    /// `passed` sockets. "The agent's own network namespace" in the configuration is that of the calling thread.
     pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
         process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
@@ -220,7 +218,7 @@ impl Agent {
         let (mut kernel, names) = load(&config, settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
-        // Before anything is attached, so that a port in use leaves nothing behind.
+        // Before anything is attached, so that a port in use leaves no programs behind.
         let tls = config.tls.clone().map(InForce::new);
         let listeners = Listeners::bind(&config.listen, passed).await?;
         let listeners = listeners.with_tls(tls.clone());
@@ -249,7 +247,7 @@ impl Agent {
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
-        // Before the first scan, so that they have every batch.
+        // Before the first scan, so that the outputs get every batch.
         let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
         let outputs = Outputs::start_beside(&hub, &listens_at, config.outputs.clone());
         Ok(Self {
@@ -274,7 +272,7 @@ impl Agent {
         })
     }
 
-    /// The network namespaces in which it counts.
+    /// The network namespaces that the agent counts in.
     pub fn namespaces(&self) -> Vec<Namespace> {
         self.selected
             .iter()
@@ -282,7 +280,7 @@ impl Agent {
             .collect()
     }
 
-    /// Reads and replaces the filter rules, also while the agent runs.
+    /// Reads and replaces the filter rules. Works while the agent runs.
     pub fn rules(&self) -> RunningRules {
         self.rules.clone()
     }
@@ -302,7 +300,7 @@ impl Agent {
         self.limits.clone()
     }
 
-    /// What its memory depends on.
+    /// The figures that its memory depends on.
     pub(crate) fn needs(&self) -> Needs {
         self.needs
     }
@@ -312,8 +310,9 @@ impl Agent {
         self.tls.clone()
     }
 
-    /// Counts until `stop`, for as long as is set, or until a hook cannot be attached or interfaces cannot be followed any more. Returns when
-    /// everything is detached, drained and sent. Who may see the rules may ask for the settings in force.
+    /// Counts until `stop`, until the configured duration is over, or until attaching a hook or following the
+    /// interfaces fails. Returns once everything is detached, drained and sent. Clients that may read the rules may
+    /// also ask for the settings in force.
     pub async fn run(
         self,
         stop: impl Future<Output = ()>,
@@ -411,7 +410,8 @@ impl Agent {
             let told = (manager.clone(), counts.clone());
             tell_that_it_counts(scanner, statuses.clone(), &config, told);
         };
-        // Dropping it detaches what is still attached. Nobody who is to have the last records waits for that.
+        // Dropping the scanner detaches the programs that are still attached. That runs on its own thread, so that no
+        // consumer waits for it to get the last records.
         let mut detaching = None;
         let end = |scanner: Scanner| detaching = Some(spawn_blocking(move || drop(scanner)));
         // The scanner holds accounts, which are too large for the caller's stack.
@@ -428,12 +428,12 @@ impl Agent {
 async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {
     match detaching {
         Some(detaching) => detaching.await.context("the task that detaches"),
-        // A task of the scanner's has panicked.
+        // A task of the scanner has panicked.
         None => Ok(()),
     }
 }
 
-/// Waits until everybody has what is left, or does not take it.
+/// Waits until consumers, outputs and stdout have taken the remaining batches, or have timed out.
 async fn give_away(
     server: JoinHandle<Result<()>>,
     outputs: Outputs,
@@ -458,11 +458,11 @@ fn early_scan_flows(max_flows: u32, percent: u32) -> u32 {
     u32::try_from(flows).map_or(u32::MAX, |flows| flows.max(u32::from(percent != 0)))
 }
 
-/// The number of slots, if it is not set. A container host boots with few interfaces and gets hundreds later.
+/// The number of slots if the setting is 0. A container host boots with few interfaces and gets hundreds later.
 pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: u32) -> u32 {
     const AT_LEAST: usize = 64;
     const FOR_PATTERNS: usize = 512;
-    /// What every packet adds to takes 128 bytes of a slot and CPU, so this many take 16 MiB.
+    /// The counters that every packet updates take 128 bytes per slot and CPU, so this many take 16 MiB.
     const SLOTS_BY_CPUS: usize = 128 * 1024;
     let at_least = if have_patterns {
         let most = SLOTS_BY_CPUS / cpus.max(1) as usize;
@@ -473,7 +473,7 @@ pub(crate) fn room_for_interfaces(selected: usize, have_patterns: bool, cpus: u3
     u32::try_from((selected * 2).max(at_least)).unwrap_or(u32::MAX)
 }
 
-/// Has these programs timed for the metrics.
+/// Times the programs for the metrics.
 fn time_programs(run_times: RunTimes) -> TimePrograms {
     Arc::new(move |length| {
         let window = run_times.window(length)?;
@@ -493,7 +493,7 @@ fn time_programs(run_times: RunTimes) -> TimePrograms {
     })
 }
 
-/// Waits until the programs apply the rules to an interface by its name, or until the agent stops.
+/// Waits until the programs apply the rules to an interface by name, or until the agent stops.
 fn name_interface(rules: RunningRules) -> NameInterface {
     Arc::new(move |slot, names| match rules.name_interface(slot, names) {
         Ok(()) | Err(ReplaceError::Stopping(_)) => Ok(()),
@@ -510,7 +510,7 @@ fn encoder(identity: &Arc<Identity>, config: &Config, names: Names) -> BatchEnco
         .naming(names)
 }
 
-/// An error means that the sender is gone, so the agent is ending, too.
+/// Resolves on the end signal. An error means that the sender is gone, so the agent is ending as well.
 async fn ended(end: oneshot::Receiver<()>) {
     let _ = end.await;
 }
@@ -524,7 +524,7 @@ fn replica(config: &Config, names: &Names) -> Replica {
     }
 }
 
-/// The cgroups of the host, if units are to be named. Without them the agent counts as ever.
+/// The cgroups of the host, if units are to be named. On failure the agent counts without them.
 fn cgroups(config: &Config) -> Option<Cgroups> {
     if !config.enrich.contains(&Enrichment::Unit) {
         return None;
@@ -534,7 +534,7 @@ fn cgroups(config: &Config) -> Option<Cgroups> {
         .ok()
 }
 
-/// Loads the programs, and has them note what is to be named, as far as they can.
+/// Loads the programs with as many of the enrichments as this kernel supports.
 fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> {
     let cgroups = cgroups(config);
     if cgroups.is_some() {
@@ -564,7 +564,7 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     let mut kernel = Kernel::load_object(config.object, &settings)?;
     let processes = tasks.and_then(|_| processes(&mut kernel));
     if processes.is_none() && settings.senders != without_processes {
-        // They need not look for what nobody notes.
+        // Reload, so that the programs do not look for processes that nothing stores.
         drop(kernel);
         settings.senders = without_processes;
         kernel = Kernel::load_object(config.object, &settings)?;
@@ -588,7 +588,7 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
     Ok((kernel, names))
 }
 
-/// What addresses are called, if the programs hand over messages of the DNS. Without that the agent counts as ever.
+/// Names of addresses, if the programs hand over DNS messages. On failure the agent counts without them.
 fn hosts(config: &Config, kernel: &mut Kernel) -> Option<Dns> {
     let messages = kernel.take_dns()?;
     let tells = config.enrich.contains(&Enrichment::DnsExchanges);
@@ -597,8 +597,8 @@ fn hosts(config: &Config, kernel: &mut Kernel) -> Option<Dns> {
         .ok()
 }
 
-/// What the programs need to know to note what TCP knew at last, if it is to be told. Without that, records have what it knew at an
-/// earlier packet.
+/// The kernel layout that the programs need to read a connection's final TCP figures. Without it, records have the
+/// figures of an earlier packet.
 fn ends(config: &Config) -> Option<TcpLayout> {
     if !config.enrich.contains(&Enrichment::Tcp) {
         return None;
@@ -608,7 +608,8 @@ fn ends(config: &Config) -> Option<TcpLayout> {
         .ok()
 }
 
-/// What the programs need to know to note processes, if these are to be named. Without them the agent counts as ever.
+/// The kernel layout that the programs need to identify processes, if these are to be named. On failure the agent
+/// counts without them.
 fn tasks(config: &Config) -> Option<TaskLayout> {
     if !config.enrich.contains(&Enrichment::Process) {
         return None;
@@ -637,7 +638,7 @@ fn status_settings(
     }
 }
 
-/// Resolves after this time of counting; never without one.
+/// Resolves after counting for `duration`; never if there is none.
 async fn counted_for(duration: Option<Duration>, mut counting: watch::Receiver<bool>) {
     if let Some(duration) = duration
         && counting.wait_for(|counts| *counts).await.is_ok()
@@ -648,8 +649,8 @@ async fn counted_for(duration: Option<Duration>, mut counting: watch::Receiver<b
     }
 }
 
-/// Logs "counting" and tells the service manager and the probes once the status has all hooks, so that whoever hears of it
-/// finds them there.
+/// Logs "counting" and informs the service manager and the probes, but only once the status lists all hooks, so that
+/// anyone who reads the status then finds them.
 fn tell_that_it_counts(
     scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
@@ -659,12 +660,12 @@ fn tell_that_it_counts(
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
     tokio::spawn(async move {
-        // Later there may be fewer, since interfaces leave.
+        // Later statuses may have fewer hooks, since interfaces leave.
         let has_all = |status: &Arc<AgentStatus>| {
             let later = status.scans.as_ref();
             status.hooks.len() >= hooks || later.is_some_and(|later| later.count > scans)
         };
-        // An error means that the agent is ending, so nobody waits for the line.
+        // An error means that the agent is ending; then the line is not needed.
         let _ = statuses.wait_for(has_all).await;
         tracing::info!(max_flows, ?scan_interval, "counting");
         counts.send_replace(true);
@@ -687,12 +688,12 @@ fn identity() -> Result<Identity> {
         boot_id: line("/proc/sys/kernel/random/boot_id")?,
         instance_id: line("/proc/sys/kernel/random/uuid")?,
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        // A collector knows it.
+        // A collector fills this in.
         identity: String::new(),
     })
 }
 
-/// By the number of the network namespace.
+/// Keyed by the number of the network namespace.
 fn tag_watches(namespaces: &[Namespace]) -> Result<BTreeMap<u32, TagWatch>> {
     let start = |namespace: &Namespace| {
         let watch = namespace.enter(TagWatch::start)?;
@@ -701,7 +702,7 @@ fn tag_watches(namespaces: &[Namespace]) -> Result<BTreeMap<u32, TagWatch>> {
     namespaces.iter().map(start).collect()
 }
 
-/// Copies what the programs log to our own log, for as long as the process runs.
+/// Copies the programs' log to our own for as long as the process runs.
 fn forward_logs(kernel: &mut Kernel) -> Result<()> {
     let sets = kernel.sets.iter_mut();
     let loggers = sets.map(|set| aya_log::EbpfLogger::init(&mut set.programs));

@@ -1,5 +1,5 @@
-//! What a running agent is asked to change. The task that owns the scanner makes one change at a time, between
-//! two scans, so no packet is lost by it.
+//! Changes to a running agent. The task that owns the scanner makes one change at a time, between two scans, so that no
+//! packet is lost.
 
 use std::time::Duration;
 
@@ -13,39 +13,39 @@ use tokio::sync::{mpsc, oneshot};
 pub struct Times {
     pub scan_interval: Duration,
     pub idle_timeout: Duration,
-    /// How long a closed flow waits for late packets after its last one.
+    /// How long a closed flow waits for late packets, counted from its last packet.
     pub linger: Duration,
-    /// How often a living flow is reported, at most; zero is with every scan.
+    /// The shortest time between two reports of a living flow; zero reports it in every scan.
     pub report_interval: Duration,
 }
 
-/// Whatever else a running agent may change is a variant, and the place where it is done is the task that scans.
+/// A change that the scanning task makes.
 pub enum Change {
-    /// Turn the programs to rules whose maps are filled.
+    /// Switch the programs to rules whose maps are filled.
     Rules(PlacedRules),
     Times(Times),
-    /// Choose interfaces in another way.
+    /// Change the selection of interfaces.
     Selection(Selection),
 }
 
-/// A change, and who waits for it.
+/// A change, and the sender for its outcome.
 pub struct Request {
     pub change: Change,
     pub done: oneshot::Sender<Result<()>>,
 }
 
-/// Asks the task that owns the scanner for changes. Clones ask the same task.
+/// Sends changes to the task that owns the scanner. Clones send to the same task.
 #[derive(Clone)]
 pub struct Changes(mpsc::Sender<Request>);
 
 impl Changes {
-    /// The receiver is for the task that owns the scanner.
+    /// Creates the sender, and the receiver for the task that owns the scanner.
     pub fn channel() -> (Self, mpsc::Receiver<Request>) {
         let (sender, requests) = mpsc::channel(1);
         (Self(sender), requests)
     }
 
-    /// Returns the outcome when the change is made.
+    /// Returns the outcome once the change is made.
     pub async fn make(&self, change: Change) -> Result<Result<()>, Stopping> {
         let (done, outcome) = oneshot::channel();
         let request = Request { change, done };
@@ -53,7 +53,7 @@ impl Changes {
         outcome.await.map_err(|_| Stopping)
     }
 
-    /// The same on a thread outside the runtime.
+    /// The same for a thread outside the runtime.
     pub fn make_blocking(&self, change: Change) -> Result<Result<()>, Stopping> {
         let (done, outcome) = oneshot::channel();
         let request = Request { change, done };

@@ -1,5 +1,5 @@
-//! Writes the log to systemd's journal in its native protocol, so that it can be filtered by priority and by
-//! field: `journalctl -u flow-agent FLOW_AGENT_INTERFACE=eth0`.
+//! Writes the log to systemd's journal in its native protocol, so that it can be filtered by priority and by field:
+//! `journalctl -u flow-agent FLOW_AGENT_INTERFACE=eth0`.
 
 use std::{
     env,
@@ -22,15 +22,15 @@ use crate::log_queue::Output;
 
 const SOCKET: &str = "/run/systemd/journal/socket";
 const IDENTIFIER: &str = "flow-agent";
-/// Before the names of an event's fields.
+/// Prefix of the field names.
 const PREFIX: &str = "FLOW_AGENT_";
 
-/// The journal's socket, to which each event is one message.
+/// The journal's socket. Each event is one datagram.
 pub struct Journal(UnixDatagram);
 
 impl Journal {
-    /// The journal, if stderr leads there: systemd says so in `JOURNAL_STREAM`, which a child of the service
-    /// inherits although its stderr may lead elsewhere.
+    /// The journal, if stderr leads there. systemd says so in `JOURNAL_STREAM`, which a child of the service inherits
+    /// even if its stderr leads elsewhere.
     pub fn behind_stderr() -> Option<io::Result<Self>> {
         let stream = env::var("JOURNAL_STREAM").ok()?;
         let stderr = rustix::fs::fstat(io::stderr()).ok()?;
@@ -44,7 +44,7 @@ impl Journal {
         Ok(Self(socket))
     }
 
-    /// What is too long for the socket goes the way of all other services' output, without fields.
+    /// Sends a message. One that is too long for the socket goes to stderr instead, without fields.
     fn send(&self, message: &[u8]) -> io::Result<()> {
         match self.0.send(message) {
             Ok(_) => Ok(()),
@@ -53,7 +53,7 @@ impl Journal {
     }
 }
 
-/// What follows the fields, which are as long as names are.
+/// The text behind the fields.
 fn text_of(message: &[u8]) -> &[u8] {
     const START: &[u8] = b"\nMESSAGE=";
     let start = message.windows(START.len()).position(|part| part == START);
@@ -70,9 +70,9 @@ impl Output for Journal {
     }
 }
 
-/// Each line with its priority, as the journal takes it from stderr. The service manager opened that for the unit. Of a message in
-/// the native protocol the journal asks the sender's cgroup, which a process that ends with it may have left by then, and nobody
-/// who asks for the unit's log would find why it ended.
+/// Prefixes each line with its priority, the form that the journal reads from stderr. The service manager opened stderr
+/// for the unit, so these lines always belong to it. For a native message the journal looks up the sender's cgroup,
+/// which an exiting process may have left by then; the unit's log would lack the reason for its end.
 fn with_priority(text: &str, level: Level) -> String {
     let priority = priority(level);
     text.trim_end()
@@ -84,7 +84,7 @@ fn with_priority(text: &str, level: Level) -> String {
         })
 }
 
-/// As syslog(3) numbers them.
+/// Priority numbers as in syslog(3).
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -94,7 +94,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Formats an event as lines `NAME=VALUE`. No value has a line break.
+/// Formats an event as lines `NAME=VALUE`. Values contain no line breaks.
 pub struct JournalFormat;
 
 impl<S, N> FormatEvent<S, N> for JournalFormat
@@ -118,7 +118,7 @@ where
         event.record(&mut fields);
         writeln!(writer, "TARGET={}", fields.target)?;
         writer.write_str(&fields.lines)?;
-        // The namespace in which a thread works, see `Namespace::span`.
+        // The network namespace that a thread works in; see `Namespace::span`.
         let mut place = String::new();
         for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
             if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
@@ -134,10 +134,10 @@ where
     }
 }
 
-/// An event's fields, without its message, which [`FormatFields`] writes together with them.
+/// An event's fields. [`FormatFields`] writes the message as well.
 struct Fields {
     lines: String,
-    /// The module that logs.
+    /// The module that logged the event.
     target: String,
 }
 
@@ -146,7 +146,7 @@ impl Fields {
         let value = harmless(value);
         match field.name() {
             "message" => {}
-            // The `log` crate's events have their origin in fields.
+            // Events of the `log` crate carry their origin in fields.
             "log.target" => self.target = value.into_owned(),
             name if name.starts_with("log.") => {}
             name => {
@@ -158,7 +158,7 @@ impl Fields {
     }
 }
 
-/// The journal takes capital letters, digits and underscores.
+/// Replaces everything but the characters that the journal takes: capital letters, digits and underscores.
 fn as_in_a_name(character: char) -> char {
     match character.to_ascii_uppercase() {
         character @ ('A'..='Z' | '0'..='9') => character,
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::log_queue::LogQueue;
 
-    /// The message that an event makes, as the journal gets it.
+    /// The message that the journal gets for an event.
     fn message(event: impl FnOnce()) -> String {
         let (ours, theirs) = UnixDatagram::pair().unwrap();
         let queue = LogQueue::start(Journal(ours)).unwrap();

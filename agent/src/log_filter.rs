@@ -37,7 +37,8 @@ impl LogFilter {
         let filter = with_all_crates(filter);
         // Only --bpf-log-level decides what the kernel programs log.
         let filter = filter.with_target("flow_agent_ebpf", LevelFilter::TRACE);
-        // They log each strange frame or answer, of which a peer may send millions. Our own lines are limited.
+        // These crates log each malformed frame or answer, and a peer may send millions. Our own lines are
+        // rate-limited.
         ["h2", "rskafka"].into_iter().fold(filter, |filter, name| {
             let is_named = filter
                 .iter()
@@ -79,7 +80,7 @@ impl FromStr for LogFilter {
         if text.trim().is_empty() {
             return Err(format!("expected {ALLOWED}"));
         }
-        // tracing would take some of these for names that no module has.
+        // tracing would take some of these for module names.
         if let Some(odd) = text.split(',').find(|part| !is_directive(part)) {
             return Err(format!(
                 "'{odd}' is no level and no level of a module; expected {ALLOWED}"
@@ -87,8 +88,7 @@ impl FromStr for LogFilter {
         }
         text.parse::<Targets>()
             .map_err(|error| format!("{error}; expected {ALLOWED}"))?;
-        // tracing takes a word that is no level for the name of a module, which would then be all that is
-        // logged.
+        // tracing takes a word that is no level for a module name, and would then log that module only.
         let is_word = text.chars().all(char::is_alphabetic);
         if is_word && text.parse::<LevelFilter>().is_err() {
             let levels = ["error", "warn", "info", "debug", "trace", "off"];
@@ -101,7 +101,7 @@ impl FromStr for LogFilter {
     }
 }
 
-/// A level, a module, or both with an equals sign between them.
+/// Whether this is a level, a module, or `module=level`.
 fn is_directive(part: &str) -> bool {
     let (module, level) = part
         .split_once('=')
@@ -119,16 +119,16 @@ impl fmt::Display for LogFilter {
     }
 }
 
-/// Changes what the process logs.
+/// Changes the log filter of the process.
 pub struct LogControl(Box<dyn Fn(Targets) -> Outcome<()> + Send + Sync>);
 
 impl LogControl {
-    /// `change` puts a filter in force.
+    /// `change` applies a filter.
     pub fn new(change: impl Fn(Targets) -> Outcome<()> + Send + Sync + 'static) -> Self {
         Self(Box::new(change))
     }
 
-    /// For a process whose log cannot change.
+    /// For a process whose log filter is fixed.
     pub fn fixed() -> Self {
         Self::new(|_| bail!("this program cannot change what it logs"))
     }

@@ -1,7 +1,6 @@
-//! Writes the log from a thread of its own, so that logging never waits.
+//! Writes the log from its own thread, so that logging never blocks.
 //!
-//! Whoever reads it may stop reading. Lines then pile up to [`QUEUED_LINES`]; further ones are lost and
-//! counted.
+//! If the reader of the log stops, up to [`QUEUED_LINES`] lines are queued; further ones are dropped and counted.
 
 use std::{
     io::{self, Write},
@@ -18,10 +17,10 @@ use tracing_subscriber::fmt::MakeWriter;
 
 const QUEUED_LINES: usize = 1024;
 
-/// How long the process waits at its end for whoever reads the log.
+/// How long the process waits at exit until the log is written.
 pub const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Passes lines to the thread. Clones write to the same queue.
+/// Sends lines to the thread. Clones write to the same queue.
 #[derive(Clone)]
 pub struct LogQueue {
     sender: SyncSender<Message>,
@@ -31,15 +30,15 @@ pub struct LogQueue {
 enum Message {
     Event(Vec<u8>),
     Text(String),
-    /// Asks for a reply once everything before it is written.
+    /// Asks for a reply once everything queued before it is written.
     Written(SyncSender<()>),
 }
 
-/// Where the log goes.
+/// The destination of the log.
 pub trait Output: Send + 'static {
-    /// Writes an event as its formatter left it.
+    /// Writes an event in the bytes of its formatter.
     fn event(&mut self, event: &[u8]) -> io::Result<()>;
-    /// Writes lines that are for people.
+    /// Writes plain text for people.
     fn text(&mut self, text: &str) -> io::Result<()>;
 }
 
@@ -65,7 +64,7 @@ impl LogQueue {
         Ok(Self { sender, lost })
     }
 
-    /// Queues lines that end with a line break, or loses them.
+    /// Queues lines that end with a line break. Drops them if the queue is full.
     pub fn text(&self, text: String) {
         self.queue(Message::Text(text));
     }
@@ -79,10 +78,10 @@ impl LogQueue {
         }
     }
 
-    /// Waits until what was logged before is written, or for `timeout`.
+    /// Waits until everything logged so far is written, `timeout` at most.
     pub fn flush(&self, timeout: Duration) {
         let (written, is_written) = mpsc::sync_channel(1);
-        // If the queue is full, nobody reads it, so waiting would not help.
+        // A full queue means that nobody reads it, so waiting would not help.
         if self.sender.try_send(Message::Written(written)).is_ok() {
             let _ = is_written.recv_timeout(timeout);
         }
@@ -93,7 +92,7 @@ impl LogQueue {
 fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Output) {
     for message in messages {
         match message {
-            // If the log cannot be written, there is no place left to say so.
+            // If the log cannot be written, there is no place left to report that.
             Message::Event(event) => drop(output.event(&event)),
             Message::Text(text) => drop(output.text(&text)),
             Message::Written(written) => drop(written.try_send(())),
@@ -108,7 +107,7 @@ fn write(messages: &Receiver<Message>, lost: &AtomicU64, mut output: impl Output
 }
 
 impl Write for LogQueue {
-    /// Queues one whole event, or loses it.
+    /// Queues one whole event. Drops it if the queue is full.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         self.queue(Message::Event(event.to_vec()));
         Ok(event.len())

@@ -1,5 +1,4 @@
-//! The command line: parses the arguments, runs one subcommand, and prints an error with its causes on
-//! stderr.
+//! The command line: parses the arguments, runs one subcommand, and prints an error with its causes on stderr.
 
 use std::{
     ffi::OsString,
@@ -33,9 +32,9 @@ use tracing_subscriber::{
 
 mod variables;
 
-/// The threads of tokio that run tasks.
+/// Worker threads of tokio.
 const WORKERS: usize = 2;
-/// Those that a start of `run` takes beside: for rules, reloads, links, network namespaces, the log, work that blocks.
+/// Other threads that `run` starts: for rules, reloads, links, network namespaces, the log, and blocking work.
 const OTHER_THREADS: usize = 9;
 
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
@@ -48,7 +47,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    // What a command does is said where its arguments are.
+    // Each command's help text is on its own `Args`.
     Run(Box<commands::run::Args>),
     Collect(commands::collect::Args),
     Watch(commands::watch::Args),
@@ -78,7 +77,7 @@ fn main() -> ExitCode {
     variables::forget_empty();
     let arguments: Vec<_> = std::env::args_os().collect();
     let cli = parse(&arguments).unwrap_or_else(|error| explain(error).exit());
-    // Before the log has a thread.
+    // Before the log starts its thread.
     let passed = if matches!(cli.command, Command::Run(_)) {
         PassedSockets::take()
     } else {
@@ -91,7 +90,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // Read before anything is logged, since they say what is.
+    // Before the log starts, since these settings configure it.
     let settings = matches!(cli.command, Command::Run(_)).then(|| Layers::of_this_process().read());
     let (filter, refused) = match &settings {
         Some(Ok(settings)) => (settings.args.log.clone(), None),
@@ -104,7 +103,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(formats::log::fields())
-        // Otherwise a failed write to stderr would be reported on stderr, with a panic if that fails, too.
+        // Otherwise a failed write to stderr would be reported on stderr, and would panic if that fails as well.
         .log_internal_errors(false);
     let layer = if is_journal {
         layer.event_format(JournalFormat).boxed()
@@ -123,7 +122,7 @@ fn main() -> ExitCode {
             Ok(RefusedSettings(error)) => (error, RefusedSettings::EXIT_STATUS.into()),
             Err(error) => (error, ExitCode::FAILURE),
         };
-        // If nobody reads stderr, the exit status still tells.
+        // If nobody reads stderr, the exit status still reports the failure.
         log.text(format!("flow-agent: {}\n", shown(&error)));
         code
     });
@@ -146,7 +145,7 @@ fn start_log() -> std::io::Result<(LogQueue, bool)> {
     }
 }
 
-/// Parses the arguments, of which the first is the program's name.
+/// Parses the arguments; the first is the program's name.
 fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
     let command = command();
     hyphens::refuse_options_as_values(&command, arguments.get(1..).unwrap_or_default())?;
@@ -160,15 +159,15 @@ fn explain(error: clap::Error) -> clap::Error {
     })
 }
 
-/// The command as clap uses it when it shows arguments in errors.
+/// The command in the form that clap needs to show arguments in errors.
 fn command() -> clap::Command {
     let mut command = hyphens::taken_by(Cli::command());
     command.build();
     command
 }
 
-/// What commands other than `run` log: what `RUST_LOG` says. If it is unset or cannot be parsed, `info`, and
-/// the reason.
+/// The log filter of all commands but `run`: `RUST_LOG`. If that is unset or cannot be parsed, `info`, and in the
+/// latter case the reason.
 fn log_filter() -> (LogFilter, Option<String>) {
     match std::env::var("RUST_LOG").as_deref().map(str::parse) {
         Ok(Ok(filter)) => (filter, None),
@@ -177,7 +176,7 @@ fn log_filter() -> (LogFilter, Option<String>) {
     }
 }
 
-/// The error in one line. A fault in a rule or in a file of settings takes more, since it points at its place on a
+/// The error on one line. A fault in a rule or in a settings file takes more lines, since it points at its place on a
 /// line of its own.
 fn shown(error: &anyhow::Error) -> String {
     match error.downcast_ref::<Fault>() {
@@ -186,7 +185,7 @@ fn shown(error: &anyhow::Error) -> String {
     }
 }
 
-/// Runs a command. `run` has its settings and the sockets that the service manager passes with it.
+/// Runs a command. `settings` and `passed` (the sockets from the service manager) are for `run`.
 fn execute(
     command: Command,
     settings: Option<anyhow::Result<Settings>>,
@@ -229,8 +228,9 @@ fn execute(
         runtime.worker_threads(WORKERS);
         runtime
     } else {
-        // A request that one thread queues while another one ends its connection stays in tokio's queue for as long as
-        // tonic holds that connection's sender, so nobody answers it. One thread does one after the other.
+        // With several threads, one thread may queue a request while another one ends its connection. The request then
+        // stays in tokio's queue for as long as tonic holds that connection's sender, and is never answered. A single
+        // thread does one after the other.
         Builder::new_current_thread()
     };
     let runtime = runtime.enable_all().build()?;
@@ -258,12 +258,12 @@ fn execute(
             }
         }
     });
-    // A thread may hang in a write to a stdout that nobody reads.
+    // Do not wait: a thread may hang in a write to a stdout that nobody reads.
     runtime.shutdown_background();
     outcome
 }
 
-/// Starts this many threads, since tokio panics where it gets none.
+/// Tries to start this many threads, since tokio panics if it cannot start its own.
 fn try_threads(number: usize) -> anyhow::Result<()> {
     let hold = Mutex::new(());
     thread::scope(|scope| {
@@ -320,7 +320,7 @@ mod tests {
         }
     }
 
-    /// All options of a command and its subcommands that take a value, each with the command in front of it.
+    /// All options of a command and its subcommands that take a value, each with its command's path.
     fn options(command: &clap::Command, path: &str) -> Vec<(String, clap::Arg)> {
         let own = command.get_arguments().filter(|arg| {
             let takes = arg.get_action().takes_values();
@@ -352,7 +352,7 @@ mod tests {
                 continue;
             };
             let text = error.to_string();
-            // A subcommand has to follow, or another option. The value was taken.
+            // clap took the value and complains about a missing subcommand or option instead.
             let is_taken = [
                 ErrorKind::MissingSubcommand,
                 ErrorKind::MissingRequiredArgument,
@@ -384,7 +384,7 @@ mod tests {
                 format!("error: a value is required for '{option}' but none was supplied");
             assert!(error.starts_with(&expected), "{arguments}: {error}");
         }
-        // Whoever means it can say so.
+        // Users who mean such a value can write it with an equals sign.
         let arguments = "flow-agent run --interface=--decapsulate --exclude-interface --no-option";
         let arguments: Vec<_> = arguments.split(' ').map(OsString::from).collect();
         let Command::Run(args) = parse(&arguments).ok().unwrap().command else {
@@ -395,7 +395,7 @@ mod tests {
 
     #[test]
     fn a_bad_variable_is_named_and_an_option_wins_over_it() {
-        // clap says the same about a value from an option and from a variable.
+        // clap's message is the same for a value from an option and for one from a variable.
         let of_variable = |arguments: &str, variable: &str| {
             let error = refused("run --duration soon");
             let arguments: Vec<_> = arguments.split(' ').map(OsString::from).collect();

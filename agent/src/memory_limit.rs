@@ -1,5 +1,5 @@
-//! Holds what the settings let the agent take against the memory limit of its control group, since the kernel ends a
-//! process that exceeds that.
+//! Compares the memory that the agent may need with these settings to the limit of its control group. The kernel kills
+//! a process that exceeds it.
 
 use agent_common::senders::Kinds;
 use enrich::{cgroups::Cgroups, dns, enrichment::Enrichment, processes::Processes};
@@ -19,47 +19,47 @@ use server::asks::MAX_SNAPSHOT_BYTES;
 
 use crate::agent::Config;
 
-/// As docs/memory.md has them.
+/// The figures of docs/memory.md.
 const PAGE_BYTES_PER_FLOW: u64 = 171;
-/// While one of the two grows or shrinks, its new windows are there beside the old ones.
+/// While one of the two pages grows or shrinks, its old and new windows exist together.
 const PAGES: u64 = 3;
 const BYTES_PER_FLOW_BEHIND: u64 = 200;
 const TRACKED_BYTES_PER_FLOW: u64 = 192;
-/// What waits for the report interval.
+/// Counts that wait for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 56;
-/// While a table grows, the smaller one is there, too.
+/// While a table grows, the smaller one still exists.
 const GROWTH: u64 = 2;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
-/// Who sent it, in four slots for three flows, for each number that is noted of both directions.
+/// The senders of a flow: four slots for three flows, for each kind of number that is stored for both directions.
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 const TCP_BYTES_PER_TRACKED_FLOW: u64 = 56;
 const ROUND_TRIP_BYTES_PER_TRACKED_FLOW: u64 = 16;
 const DROPS_BYTES_PER_TRACKED_FLOW: u64 = 16;
-/// In the kernel, and in the process until their flows come.
+/// In the kernel, and in the process until the flows are drained.
 const BYTES_PER_FLOW_WITH_DROPS: u64 = 500;
-/// Of those that the programs know for that.
+/// For the interfaces that the programs count drops at.
 const BYTES_PER_INTERFACE_WITH_DROPS: u64 = 200;
 const ICMP_BYTES_PER_TRACKED_FLOW: u64 = 6;
-/// Errors until their flows come.
+/// ICMP errors that wait for their flows.
 const WAITING_ICMP_BYTES: u64 = 2 << 20;
-/// In the kernel, and in the process while they are drained.
+/// In the kernel, and in the process during a drain.
 const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 412;
-/// In the process, of a connection that has ended: for two scans.
+/// In the process, for two scans after a connection ended.
 const BYTES_PER_END: u64 = 600;
 /// In the kernel.
 const BYTES_PER_PROCESS: u64 = 120;
-/// A record with all that it can have is twice as long, and one of IPv4 without a tunnel shorter.
+/// A record with every field set takes twice as much, an IPv4 record without a tunnel less.
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
-/// Beside its queue.
+/// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
-/// Its instructions as they were given, as the verifier left them, and as machine code.
+/// Its instructions as submitted, as rewritten by the verifier, and as machine code.
 const BYTES_PER_TAGGED_PROGRAM: u64 = 256 << 10;
-/// The process before it has a flow.
+/// The process without any flow.
 const BASE_BYTES: u64 = 32 << 20;
 
-/// What the memory depends on that the agent may take.
+/// The settings that the agent's memory depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
     max_flows: u32,
@@ -69,19 +69,19 @@ pub(crate) struct Needs {
     possible_cpus: u32,
     decapsulates: bool,
     senders: Kinds,
-    /// Names of addresses, if there are any.
+    /// The number of address names; 0 without them.
     dns_names: u32,
     reads_icmp_errors: bool,
-    /// Flows of which drops are counted between two scans.
+    /// Flows with drops between two scans.
     flows_with_drops: u32,
-    /// Programs of one interface each.
+    /// Programs that serve a single interface.
     tagged: u64,
     reports_late: bool,
     outputs: usize,
 }
 
 impl Needs {
-    /// With room for so many interfaces on so many CPUs.
+    /// For a configuration with slots for `max_interfaces` on `possible_cpus`.
     pub(crate) fn of(config: &Config, max_interfaces: u32, possible_cpus: u32) -> Self {
         Self {
             max_flows: config.max_flows,
@@ -112,7 +112,7 @@ impl Needs {
         }
     }
 
-    /// The same after a reload, which takes over what can change without a restart.
+    /// The same after a reload. Takes over only what can change without a restart.
     #[must_use]
     pub(crate) fn reloaded(self, read: &Config) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Needs {
         }
     }
 
-    /// Says so if the limit is lower. Filter rules are not in that.
+    /// Warns if the limit is lower than the agent may need. Filter rules are not included.
     pub(crate) fn warn_if_limit_is_low(self) {
         let Some(limit) = cgroup_limit::memory_of_this_process() else {
             return;
@@ -139,7 +139,7 @@ impl Needs {
         }
     }
 
-    /// What the agent may take with many flows and consumers that do not read.
+    /// The most memory that the agent may need, in bytes: all tables full and no consumer reading.
     pub(crate) fn most(self) -> u64 {
         let flows = u64::from(self.max_flows);
         let tunnels = if self.decapsulates { flows } else { 0 };
@@ -225,7 +225,7 @@ impl Needs {
     }
 }
 
-/// Whether the settings, or a collector that they name, may let reports wait.
+/// Whether the settings allow reports to wait, or allow a collector to ask for that.
 fn reports_late(config: &Config) -> bool {
     let may_ask = |output: &Prepared| output.output().may_ask();
     !config.replica.report_interval.is_zero() || config.outputs.iter().any(may_ask)

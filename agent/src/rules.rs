@@ -1,9 +1,10 @@
-//! The filter rules in force, and how they are replaced while the agent runs.
+//! The filter rules in force, and how to replace them while the agent runs.
 //!
-//! [`Rules::replace`] starts a thread, which fills the maps of the rules' networks. It then compiles the rest, asks
-//! the task that owns the programs' switch, by a [`Change`], to turn the programs to these maps, and frees the previous
-//! ones. When an interface comes or is renamed, rules that name interfaces take the same way with the networks that are in
-//! force. That waits for no networks of another set, since nothing is counted at the interface until then.
+//! [`Rules::replace`] starts a thread that fills the maps for the rules' networks. The thread then compiles the rules,
+//! sends a [`Change`] to the task that owns the programs' switch, which switches the programs to these maps, and frees
+//! the previous ones. When an interface appears or is renamed, rules that name interfaces are replaced in the same way,
+//! with the networks already in force. That does not wait for another set's networks to load, since nothing is counted
+//! at the interface until then.
 
 use std::sync::Arc;
 
@@ -19,9 +20,10 @@ use crate::changes::{Change, Changes};
 /// The rules of the running agent. Clones share them.
 #[derive(Clone)]
 pub struct RunningRules {
-    /// Locked while a set is replaced, so there is one at a time.
+    /// Locked while a set is replaced, so that one is replaced at a time.
     turn: Arc<Mutex<()>>,
-    /// Locked while the programs are turned to other maps, which takes moments. `None` once a thread has panicked with them.
+    /// Locked while the programs switch to other maps, which is quick. `None` after a thread panicked while it held
+    /// them.
     maps: Arc<Mutex<Option<RuleMaps>>>,
     changes: Changes,
     in_force: watch::Sender<Arc<InForce>>,
@@ -38,8 +40,7 @@ impl RunningRules {
         }
     }
 
-    /// Gives the interface at a slot its names. Returns when the programs apply the rules to it by these. To be called on
-    /// a thread that may wait.
+    /// Names the interface at a slot. Returns once the programs apply the rules to it by these names. Blocks.
     pub fn name_interface(&self, slot: u32, names: &LinkNames) -> Result<(), ReplaceError> {
         self.with_maps(|maps| {
             maps.name_interface(slot, names);
@@ -58,7 +59,7 @@ impl RunningRules {
         rules: Vec<Rule>,
         author: Author,
     ) -> Result<Replaced, ReplaceError> {
-        // Waits in order, and keeps the next set out until the thread is done.
+        // Waits in order, and keeps the next set waiting until the thread is done.
         let turn = Arc::clone(&self.turn).lock_owned().await;
         let running = self.clone();
         let (sender, outcome) = oneshot::channel();
@@ -79,7 +80,7 @@ impl RunningRules {
     }
 
     fn fill_and_replace(&self, rules: &[Rule], author: Author) -> Result<Replaced, ReplaceError> {
-        // Without maps there is nothing to fill, either.
+        // Without maps there is nothing to fill.
         self.with_maps(|_| Ok(()))?;
         let networks = Networks::of(rules).map_err(|error| refused(&error))?;
         self.with_maps(|maps| self.replace_in(maps, rules, networks, author))
@@ -90,7 +91,7 @@ impl RunningRules {
         change: impl FnOnce(&mut RuleMaps) -> Result<T, ReplaceError>,
     ) -> Result<T, ReplaceError> {
         let mut place = self.maps.blocking_lock();
-        // A thread that panics takes the maps with it, since their state is unknown.
+        // A thread that panics loses the maps, since their state is unknown.
         let mut maps = place
             .take()
             .ok_or_else(|| refused(&anyhow!("this agent cannot change its filter rules")))?;
@@ -117,7 +118,7 @@ impl RunningRules {
         Ok(Replaced { in_force, warnings })
     }
 
-    /// Returns the warnings when the programs follow the rules.
+    /// Returns the warnings once the programs follow the rules.
     fn switch_to(
         &self,
         maps: &mut RuleMaps,
@@ -139,9 +140,9 @@ impl Rules for RunningRules {
         Arc::clone(&self.in_force.borrow())
     }
 
-    /// Returns when the programs apply the new rules to every packet. Changes happen one at a time, in the order
-    /// in which they are asked for. One that has begun is completed even if the caller has left; one that waits
-    /// for its turn leaves with the caller. Who is told of a refusal logs it.
+    /// Returns once the programs apply the new rules to every packet. Sets are replaced one at a time, in the order of
+    /// the calls. Dropping the future cancels a call that waits for its turn, but not one that has begun. The caller
+    /// logs a refusal.
     fn replace(&self, rules: Vec<Rule>, author: Author) -> Replacing<'_> {
         Box::pin(self.replace_in_turn(rules, author))
     }

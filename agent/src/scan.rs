@@ -1,9 +1,9 @@
-//! One scan: flips the page, drains the idle page and its account into the replica, and gives records and the
+//! One scan: flips the page, drains the idle page and its account into the replica, and publishes the records and the
 //! account to the hub as batches.
 //!
-//! A scan blocks (a grace period, system calls), so it runs on a thread of its own; see [`crate::agent`]. It
-//! never waits for another process: other code does what needs the RTNL lock, such as netlink. The last one waits for two
-//! seconds at most.
+//! A scan blocks (on a grace period and on system calls), so it runs on its own thread; see [`crate::agent`]. It never
+//! waits for another process: anything that needs the RTNL lock, such as netlink, is done elsewhere. The final scan
+//! waits for detaching, [`DETACH_PATIENCE`] at most.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,11 +52,11 @@ use snapshot::Taking;
 pub use traffic::ByProtocol;
 use traffic::Drained;
 
-/// What the scans have done so far.
+/// Statistics of all scans so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ScanStats {
     pub count: u64,
-    /// How many of `count` a filling page triggered.
+    /// How many of `count` started early because a page was filling up.
     pub early: u64,
     pub last_duration_ns: u64,
     pub last_flip_wait_ns: u64,
@@ -65,11 +65,11 @@ pub struct ScanStats {
     pub occupancy: u64,
     /// The most flows that a page held at a scan.
     pub high_water: u64,
-    /// ICMP errors that quote nothing that can be read.
+    /// ICMP errors whose quoted packet could not be parsed.
     pub unread_icmp_errors: u64,
     pub durations: Durations,
     pub flip_waits: Durations,
-    /// How much later than due a scan began, of those that the interval asked for.
+    /// How late the scans that the interval triggered began.
     pub lateness: Durations,
 }
 
@@ -77,16 +77,16 @@ pub struct ScanStats {
 pub struct HookState {
     pub hook: Hook,
     pub account: HookAccount,
-    /// Since the beginning of the first window that it can have counted in.
+    /// Starts with the first window in which the hook may have counted.
     series: Series,
     pub before_attach: Counters,
-    /// `None` until it is attached. It may count before that.
+    /// `None` until the hook is attached. The program may count before that.
     pub after_attach: Option<Counters>,
-    /// What was drained of its flows.
+    /// Packets of the flows that were drained, by protocol.
     pub traffic: ByProtocol,
 }
 
-/// The interfaces that have left, and that are not among the hooks any more.
+/// Interfaces that have left. Their hooks are not in [`Scanner::hooks`].
 #[derive(Clone, Default)]
 pub struct Departed {
     pub interfaces: u64,
@@ -94,16 +94,16 @@ pub struct Departed {
     pub account: HookAccount,
 }
 
-/// One flow in so many is counted; 0 is every flow.
+/// Sampling rates: a rate of N counts one flow in N; 0 counts every flow.
 #[derive(Clone, Copy)]
 pub struct SampleRates {
-    /// By the settings alone.
+    /// The rate in the settings.
     pub own: u32,
-    /// What the last scan drained was counted at this rate.
+    /// The rate of the packets that the last scan drained.
     pub scanned: u32,
-    /// Packets are counted at this rate now.
+    /// The rate that the programs apply.
     pub current: u32,
-    /// They are from the next scan on.
+    /// The rate that the programs apply from the next scan on.
     next: u32,
 }
 
@@ -118,21 +118,21 @@ impl SampleRates {
     }
 }
 
-/// How long the end waits for what is quick to detach. Others may hold the locks that it needs for as long as they like, while
-/// packets come and nothing is drained.
+/// How long the final scan waits for the programs to be detached. Other processes may hold the locks that detaching
+/// needs for any length of time, and until the scan goes on, packets arrive and nothing is drained.
 pub const DETACH_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Owns the kernel's half and the replica. Only one task has it at a time.
+/// Owns the kernel side and the replica. One task at a time owns the scanner.
 pub struct Scanner {
     kernel: Kernel,
     attachments: Attachments,
-    /// By network namespace.
+    /// Keyed by network namespace.
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
     dns: Option<Dns>,
-    /// What the units of this host have exchanged, if they are to be named.
+    /// Traffic per unit of this host. `None` unless units are named.
     pub units: Option<Units>,
-    /// A snapshot of which a part is taken, and one that a scan had to complete.
+    /// A snapshot in progress; below it, one that a scan had to complete.
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, AskError>>,
     encoder: BatchEncoder,
@@ -141,13 +141,14 @@ pub struct Scanner {
     interfaces: Interfaces,
     pub hooks: Vec<HookState>,
     pub departed: Departed,
-    /// The account of all hooks, those of departed interfaces included. Its `flows` are those that were drained, not those that the programs report.
+    /// The sum over all hooks, including those of departed interfaces. Its `flows` counts what was drained, not what
+    /// the programs report.
     pub account: HookAccount,
-    /// What was drained of all interfaces, those of departed ones included: arriving, and leaving.
+    /// Packets drained from all interfaces, departed ones included: ingress, then egress.
     pub traffic: [ByProtocol; 2],
     drained: Drained,
     pub stats: ScanStats,
-    /// Of those that have left, and of those that are not watched.
+    /// For departed interfaces, and for interfaces that are not watched.
     series: [Series; 2],
     window_start_unix_ns: u64,
     sleep: Sleep,
@@ -157,18 +158,18 @@ pub struct Scanner {
     hidden_tags: LogLimit,
 }
 
-/// The parts that a [`Scanner`] is made of.
+/// The parts of a [`Scanner`].
 pub struct ScannerParts {
     pub kernel: Kernel,
     pub attachments: Attachments,
     pub replica: Replica,
-    /// It says the sample rate of the settings.
+    /// Created with the sample rate of the settings.
     pub encoder: BatchEncoder,
     pub hub: Hub,
     pub interfaces: Interfaces,
-    /// By network namespace.
+    /// Keyed by network namespace.
     pub tags: BTreeMap<u32, TagWatch>,
-    /// What addresses are called, if the flows are to have names.
+    /// Names of addresses. `None` unless flows are named.
     pub dns: Option<Dns>,
     pub units: Option<Units>,
 }
@@ -206,7 +207,7 @@ impl Scanner {
         })
     }
 
-    /// Drains what the programs counted since the last scan. This one was due when the interval was over.
+    /// Drains what the programs counted since the last scan. `due` is when the interval ended.
     pub fn scan(&mut self, due: Instant) -> Result<()> {
         self.stats.lateness.note(due.elapsed());
         self.run(false)
@@ -218,8 +219,8 @@ impl Scanner {
         self.run(false)
     }
 
-    /// Detaches, or, if that takes long, switches the programs off, and detaches when the scanner is dropped. Drains what is
-    /// left on both pages and ends every flow.
+    /// Detaches the programs. If that takes longer than [`DETACH_PATIENCE`], switches them off first; dropping the
+    /// scanner then detaches them. Drains both pages and ends every flow.
     pub fn finish(&mut self) -> Result<()> {
         self.run(true)
     }
@@ -229,7 +230,7 @@ impl Scanner {
         let cpu_started = clock::thread_cpu();
         let (scan_clock, set_by_ns) = self.clock()?;
 
-        // The programs do not know these any more, so all that they counted there is on the pages that this
+        // The programs have already forgotten these interfaces, so everything counted there is on the pages that this
         // scan drains.
         let left = self.attachments.left();
         self.interfaces.read_before_flip()?;
@@ -240,7 +241,7 @@ impl Scanner {
                     "the kernel has not detached the programs yet: they are switched off first"
                 );
             }
-            // When this returns, a program that ran while it was detached has read its page.
+            // Once this returns, any program that was running while it was detached has finished with its page.
             self.kernel.pages.stop()?.to_vec()
         } else {
             vec![self.kernel.pages.flip_sampling(self.sample_rates.next)?]
@@ -251,7 +252,7 @@ impl Scanner {
         if self.taking.is_some() {
             self.complete_snapshot();
         }
-        // Not before: a snapshot has the times of the scan that it shows.
+        // Only after the snapshot: it carries the times of the scan that it shows.
         self.follow_set_clock(set_by_ns);
         self.replica.begin_scan(scan_clock);
         self.note_sampling(is_final);
@@ -280,7 +281,7 @@ impl Scanner {
             });
         }
 
-        // Draining a page may give it another size.
+        // Draining a page may resize it.
         let has_grown = self.kernel.pages.room_flows() >= self.kernel.pages.capacity();
         let mut occupancy = 0;
         for page in idle {
@@ -320,8 +321,8 @@ impl Scanner {
         Ok(())
     }
 
-    /// What this scan drains was counted at one rate, which holds for all of its records. So nothing may wait until the next
-    /// scan if that has another one.
+    /// Everything that this scan drains was counted at one rate, which applies to all of its records. If the next scan
+    /// has another rate, every pending report goes out with this one.
     fn note_sampling(&mut self, is_final: bool) {
         let rates = &mut self.sample_rates;
         rates.scanned = rates.current;
@@ -338,7 +339,7 @@ impl Scanner {
         }
     }
 
-    /// The clocks now, and by how much Unix time was set since the last scan.
+    /// Reads the clocks. Also returns by how much Unix time was set since the last scan, in nanoseconds.
     fn clock(&mut self) -> Result<(ScanClock, i64)> {
         let sleep = Sleep::so_far();
         let slept_ns = self.sleep.until(sleep);
@@ -348,7 +349,7 @@ impl Scanner {
         Ok((scan_clock, clock::set_by_ns(last_clock, scan_clock)))
     }
 
-    /// Unix time is that of the scan, also for what came before, so a window has its true length.
+    /// Shifts the start of the window by what Unix time was set, so that the window keeps its true length.
     fn follow_set_clock(&mut self, by_ns: i64) {
         if by_ns == 0 {
             return;
@@ -370,10 +371,10 @@ impl Scanner {
         );
     }
 
-    /// Takes in the hooks that were attached meanwhile. During a scan this happens after the flip, so that
-    /// every hook that counted on the idle page is known.
+    /// Adds the hooks attached since the last call. A scan calls this after the flip, so that it knows every hook that
+    /// counted on the idle page.
     pub fn note_progress(&mut self) {
-        /// Of an interface other than lo, each with a hook.
+        /// An interface other than lo has one hook per direction.
         const DIRECTIONS: usize = 2;
         for attached in self.attachments.progress() {
             if let Some(place) = attached.hook.tag_place
@@ -401,7 +402,7 @@ impl Scanner {
                     traffic: ByProtocol::default(),
                 }),
             }
-            // What answers was asked, perhaps in the direction that nobody counts.
+            // A reply is evidence of a request, even if only one direction is counted.
             let hooks = self.hooks.iter().filter(|state| state.hook.id == id);
             if is_loopback || hooks.count() == DIRECTIONS {
                 self.replica.watch(id);
@@ -417,9 +418,9 @@ impl Scanner {
         attached.count()
     }
 
-    /// Finds XDP hooks from which VLAN tags are hidden since their interface's features changed. Such a hook
-    /// goes on counting, but its account says so from the window in which this was seen.
-    /// Nothing is known of the features of interfaces that have left.
+    /// Finds XDP hooks that lost sight of VLAN tags when their interface's features changed. Such a hook keeps
+    /// counting, and its account says so from the window in which the change was seen. Skips interfaces that have left:
+    /// their features cannot be read.
     fn look_for_hidden_tags(&mut self, left: &[Left]) {
         let hidden = self.tags.iter().flat_map(|(&netns, tags)| {
             let hidden = tags.hidden();
@@ -464,7 +465,7 @@ impl Scanner {
         Ok(refused)
     }
 
-    /// Adds what our programs saw on interfaces that are not ours.
+    /// Adds what our programs saw on interfaces that are not watched.
     fn add_unknown(&mut self, growth: &HookAccount) {
         self.account.merge(growth);
         let packets = growth.get(Reason::UnknownInterface).packets;
@@ -491,14 +492,14 @@ impl Scanner {
             ..
         } = self;
         if let Some(dns) = dns {
-            // What was said before the flip is known to the flows that began after it.
+            // Reads the answers seen before the flip, so that flows that began after an answer get its names.
             dns.catch_up();
         }
         let mut sum = Pair::default();
         let mut sink = sink(encoder, hub, encode);
         let ended = kernel.ended.take(|ended| replica.note_end(ended));
         if let Err(error) = ended {
-            // The flows count, whatever TCP knew of them.
+            // The flows count even without TCP's figures.
             tracing::warn!("what TCP knew of connections that ended: {error:#}");
         }
         let errors = kernel.icmp_errors.take(|message| {
@@ -544,7 +545,7 @@ impl Scanner {
         Ok(count)
     }
 
-    /// Ends flows whose time is over, and those of interfaces that have left.
+    /// Ends flows that have timed out and flows of interfaces that have left.
     fn end(&mut self, is_final: bool, encode: bool, occupancy: u64, left: &BTreeSet<InterfaceId>) {
         let Self {
             replica,
@@ -579,7 +580,7 @@ impl Scanner {
         }
     }
 
-    /// By interface and direction.
+    /// Accounts by interface and direction.
     fn accounts(&self, until_unix_ns: u64) -> Accounts {
         let hooks = self.hooks.iter().filter_map(|state| {
             let watched = self.interfaces.watched(state.hook.slot())?;
@@ -601,13 +602,13 @@ impl Scanner {
         }
     }
 
-    /// What our programs saw at interfaces that are not watched.
+    /// What our programs saw on interfaces that are not watched.
     fn others(&self) -> HookAccount {
         let hooks = self.hooks.iter().map(|state| &state.account);
         accounts::others(&self.account, &self.departed.account, hooks)
     }
 
-    /// Forgets interfaces of which nothing is left to drain.
+    /// Forgets interfaces that have been drained completely.
     fn forget(&mut self, left: &[Left], left_ids: &BTreeSet<InterfaceId>) -> Result<()> {
         if !left.is_empty() {
             self.kernel.fragments.forget(left_ids)?;
@@ -624,23 +625,23 @@ impl Scanner {
         Ok(())
     }
 
-    /// Counts on the interfaces of this selection soon, and no longer on others. The future resolves when that is
-    /// so; scans go on meanwhile. It never does if the agent ends first.
+    /// Starts to change the counted interfaces to this selection. Scans go on meanwhile. The future resolves when the
+    /// change is complete, and never if the agent ends first.
     pub fn select(&self, selection: &Selection) -> impl Future<Output = ()> + Send + use<> {
         self.attachments.select(selection)
     }
 
-    /// The interfaces that are selected and not counted.
+    /// Selected interfaces that are not counted.
     pub fn not_counted(&self) -> NotCounted {
         self.attachments.not_counted()
     }
 
-    /// The names that are selected and that no interface has.
+    /// Selected names that match no interface.
     pub fn absent(&self) -> Absent {
         self.attachments.absent()
     }
 
-    /// Turns the programs to a set of filter rules. If this fails, the previous set stays.
+    /// Switches the programs to a set of filter rules. On failure the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
         self.kernel.follow(rules)?;
         self.replica.follow_rules(rules.divide_flows);
@@ -652,7 +653,7 @@ impl Scanner {
         self.replica.keep_flows_for(idle_timeout, linger);
     }
 
-    /// Changes how often a living flow is reported. `is_asked` if that is not of the settings.
+    /// Changes how often a living flow is reported. `is_asked` if the interval does not come from the settings.
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
         self.replica.report_every(interval);
         self.encoder.report_every(interval, is_asked);
@@ -675,25 +676,25 @@ impl Scanner {
         &self.replica
     }
 
-    /// How many processes records named by their number alone.
+    /// How many processes appeared in records by pid alone.
     pub fn nameless_processes(&self) -> u64 {
         self.encoder.nameless_processes()
     }
 
-    /// How often there was no room to keep who made a socket.
+    /// How often there was no room to store a socket's process.
     pub fn sockets_without_process(&self) -> u64 {
         self.kernel.socket_bounds.without_process()
     }
 
-    /// How many ends of flows were reported first with nothing but the id of their cgroup.
+    /// How many flow ends were first reported with only a cgroup id.
     pub fn nameless_ends(&self) -> u64 {
         self.encoder.nameless_ends()
     }
 
-    /// How many flows lack what a socket of TCP knew at last: there was no room to keep it, or to tell it.
+    /// How many flows lack TCP's final figures because there was no room to store or report them.
     pub fn lost_tcp_ends(&self) -> u64 {
         let ended = &self.kernel.ended;
-        // Where ends are not told of at all, none is lost.
+        // If ends are not reported at all, none is lost.
         let untold = if ended.are_told() {
             self.replica.untold_ends()
         } else {
@@ -702,17 +703,17 @@ impl Scanner {
         ended.lost() + untold
     }
 
-    /// What was made of the messages of the DNS, if they are read.
+    /// Statistics of the DNS messages that were read. `None` unless they are read.
     pub fn dns_stats(&self) -> Option<dns::Stats> {
         self.dns.as_ref().map(Dns::stats)
     }
 
-    /// What the kernel has dropped. `None` if that is not counted.
+    /// Packets that the kernel dropped. `None` unless they are counted.
     pub fn kernel_drops(&self) -> Result<Option<Counted>> {
         self.kernel.drops.counted()
     }
 
-    /// How many ICMP errors were not read.
+    /// How many ICMP errors were lost or could not be parsed.
     pub fn lost_icmp_errors(&self) -> u64 {
         self.kernel.icmp_errors.lost() + self.stats.unread_icmp_errors
     }
@@ -725,12 +726,12 @@ impl Scanner {
         self.kernel.pages.capacity()
     }
 
-    /// How many flows a page has room for at its present size.
+    /// How many flows a page holds at its current size.
     pub fn table_room_flows(&self) -> u32 {
         self.kernel.pages.room_flows()
     }
 
-    /// How many flows went to the maps behind the pages so far.
+    /// How many flows have gone to the maps behind the pages.
     pub fn behind_flows(&self) -> u64 {
         self.kernel.pages.behind_flows()
     }
@@ -753,7 +754,8 @@ fn sink<'a>(encoder: &'a mut BatchEncoder, hub: &'a Hub, encode: bool) -> impl F
     }
 }
 
-/// Adds the counts outside the sum that a program cannot know, since they depend on where it is attached.
+/// Adds the counters that a program cannot know because they depend on how it is attached. They are not part of the
+/// sum.
 fn mark(growth: &mut HookAccount, hook: &Hook) {
     let seen = growth.get(Reason::Seen);
     if hook.mode == Mode::XdpGeneric {

@@ -1,7 +1,7 @@
-//! Tells the service manager how the agent is doing, by `sd_notify(3)`: that it is ready, reloads or stops, a
-//! line for people, and that its main loop turns.
+//! Notifies the service manager by `sd_notify(3)`: that the agent is ready, reloads or stops, that its main loop is
+//! alive, and with a status line for people.
 //!
-//! No message waits in the scan's way: whoever owns the socket may have stopped reading.
+//! No message blocks a scan: the owner of the socket may have stopped reading.
 
 use std::{
     env,
@@ -31,16 +31,16 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
-/// How often a message is tried again that must not be lost.
+/// How often to retry a message that must not be lost.
 const RETRY: Duration = Duration::from_millis(50);
-/// A line for people is not sent more often, since the manager tells everyone who listens.
+/// The shortest time between two status lines: the manager forwards each one to all of its listeners.
 const LINE_AT_MOST_EVERY: Duration = Duration::from_secs(1);
 
 /// Does nothing if no service manager started us.
 #[derive(Clone, Default)]
 pub struct ServiceManager(Option<Arc<Manager>>);
 
-/// The line for people.
+/// The parts of the status line.
 struct Shown {
     /// How the agent is doing, as of the last scan.
     line: String,
@@ -68,16 +68,16 @@ impl Shown {
 struct Manager {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// If no sign of life comes for so long, the manager kills the agent.
+    /// If no keep-alive arrives for this long, the manager kills the agent.
     watchdog: Option<Duration>,
     is_ready: AtomicBool,
-    /// What people are shown.
+    /// The status line as last shown.
     shown: Mutex<Shown>,
     unsent: Mutex<LogLimit>,
 }
 
 impl ServiceManager {
-    /// The one that `NOTIFY_SOCKET` names, with the watchdog of `WATCHDOG_USEC` and `WATCHDOG_PID`.
+    /// The manager that `NOTIFY_SOCKET` names, with the watchdog of `WATCHDOG_USEC` and `WATCHDOG_PID`.
     pub fn from_environment() -> Result<Self> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         let Some(path) = variable("NOTIFY_SOCKET") else {
@@ -104,12 +104,12 @@ impl ServiceManager {
         }))))
     }
 
-    /// Whether one started us.
+    /// Whether a service manager started us.
     pub fn is_there(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The agent counts.
+    /// Reports that the agent counts.
     pub async fn ready(&self) {
         let Some(manager) = &self.0 else { return };
         let status = manager.show(|_| {});
@@ -117,8 +117,8 @@ impl ServiceManager {
         manager.is_ready.store(true, Relaxed);
     }
 
-    /// The agent takes over settings until [`Reloading::done`]. A manager that still waits for the
-    /// start is not told: it would take the end of this for the end of the start.
+    /// Reports a reload until [`Reloading::done`]. Does nothing while the manager still waits for the start: it would
+    /// take the end of the reload for the end of the start.
     #[must_use]
     pub async fn reloading(&self) -> Reloading {
         let Some(manager) = self
@@ -135,14 +135,15 @@ impl ServiceManager {
         Reloading(Some(Arc::clone(manager)))
     }
 
-    /// The agent is ending.
+    /// Reports that the agent is ending.
     pub fn stopping(&self) {
         if let Some(manager) = &self.0 {
             manager.try_send("STOPPING=1");
         }
     }
 
-    /// Shows the flows, the rate, the loss and what is not counted after each scan, until the last status.
+    /// After each scan, sends a status line with the flows, the rate, the loss and the interfaces that are not counted,
+    /// until the last status.
     pub async fn show(self, mut statuses: watch::Receiver<Arc<AgentStatus>>) {
         let Some(manager) = &self.0 else { return };
         let mut shown = (Instant::now(), Arc::clone(&statuses.borrow_and_update()));
@@ -159,7 +160,7 @@ impl ServiceManager {
         }
     }
 
-    /// For the loop that has to turn. The first sign of life is due at once.
+    /// The watchdog for the main loop. The first keep-alive is due at once.
     pub fn watchdog(&self) -> Watchdog {
         let every = self
             .0
@@ -174,11 +175,11 @@ impl ServiceManager {
     }
 }
 
-/// A reload that the manager was told of.
+/// A reload that the manager was notified of.
 pub struct Reloading(Option<Arc<Manager>>);
 
 impl Reloading {
-    /// The settings are in force, or were refused for a reason of one line.
+    /// Ends the reload. On failure, `outcome` has the reason in one line.
     pub async fn done(self, outcome: Result<(), String>) {
         if let Some(manager) = self.0 {
             let status = manager.show(|shown| shown.refused = outcome.err());
@@ -188,14 +189,14 @@ impl Reloading {
 }
 
 impl Manager {
-    /// Sends now or never. A failure is logged.
+    /// Sends without waiting. Logs a failure.
     fn try_send(&self, message: &str) {
         if let Err(error) = self.send(message) {
             self.log(message, &error);
         }
     }
 
-    /// Sends as soon as the manager has room for it.
+    /// Retries until the manager has room for the message.
     async fn insist(&self, message: &str) {
         loop {
             match self.send(message) {
@@ -206,7 +207,7 @@ impl Manager {
         }
     }
 
-    /// Returns the message that shows the line for people, after a change.
+    /// Changes the status line. Returns the message that shows it.
     fn show(&self, change: impl FnOnce(&mut Shown)) -> String {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut shown);
@@ -227,8 +228,7 @@ impl Manager {
     }
 }
 
-/// Feeds the manager's watchdog from the loop that owns it. A loop that hangs feeds no more, and the manager
-/// restarts the agent.
+/// Keeps the manager's watchdog alive from the loop that owns it. If the loop hangs, the manager restarts the agent.
 pub struct Watchdog {
     manager: ServiceManager,
     /// A quarter of the manager's limit, so that a busy machine may be late.
@@ -246,7 +246,7 @@ impl Watchdog {
         }
     }
 
-    /// Gives a sign of life if one is due.
+    /// Sends a keep-alive if one is due.
     pub fn feed(&mut self) {
         let now = Instant::now();
         if self.due.is_some_and(|due| due <= now)
@@ -258,7 +258,7 @@ impl Watchdog {
     }
 }
 
-/// A path, or a name in the abstract namespace after an `@`.
+/// A path, or `@` and a name in the abstract namespace.
 fn address(path: &OsStr) -> Result<SocketAddr> {
     Ok(match path.as_bytes() {
         [b'/', ..] => SocketAddr::from_pathname(path)?,
@@ -284,8 +284,8 @@ fn scans(status: &AgentStatus) -> u64 {
     status.scans.as_ref().map_or(0, |scans| scans.count)
 }
 
-/// The flows, the packets seen a second since an earlier status, how many the table has refused in all, how many
-/// selected interfaces are not counted, and which names no interface has.
+/// The status line: tracked flows, packets per second since the earlier status, packets that the table has refused, and
+/// the selected interfaces and names that are not counted.
 fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
     let of = |status: &AgentStatus| {
         let account = status.account.clone().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Makes the status message for `GetStatus` from the scanner's state after each scan.
+//! Builds the status message for `GetStatus` from the scanner's state after each scan.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{
     unit_traffic::Units,
 };
 
-/// Settings that do not change while the agent runs.
+/// Settings that cannot change while the agent runs.
 pub struct StatusSettings {
     pub identity: Arc<Identity>,
     pub max_interfaces: u32,
@@ -28,9 +28,8 @@ pub struct StatusSettings {
     pub early_scan_percent: u32,
 }
 
-/// Makes the status. `times` are those in force, and `late` is how many scans took longer than the interval.
-/// Drops by qdiscs are not included; see [`add_qdisc_drops`]. What the server knows is not, either: the time since
-/// the start, consumers, connections and outputs.
+/// Builds the status. `times` are the ones in force; `late` is how many scans took longer than the interval. Drops by
+/// qdiscs are added by [`add_qdisc_drops`]; the server adds its own part: uptime, consumers, connections and outputs.
 pub fn of(
     settings: &StatusSettings,
     times: Times,
@@ -173,7 +172,7 @@ pub fn add_qdisc_drops(
     }
 }
 
-/// Marks the hooks at which what IPsec decrypts arrives a second time: those of these network namespaces.
+/// Marks the hooks in network namespaces where IPsec terminates tunnels: decrypted packets arrive there a second time.
 pub fn add_ipsec(status: &mut proto::AgentStatus, netns: &BTreeSet<u32>) {
     for hook in &mut status.hooks {
         let is_there = hook

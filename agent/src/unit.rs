@@ -1,4 +1,4 @@
-//! The service's unit allows what its settings let the agent take: memory, open files, and time at the end.
+//! Tests that the service's unit allows what the settings may need: memory, open files, and time to stop.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::{
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/flow-agent.service");
 const SETTINGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/settings.md");
 
-/// What the last scan may take: a million flows take less than a second where nothing else runs.
+/// Time for the last scan. A million flows take less than a second on an idle machine.
 const LAST_SCAN: Duration = Duration::from_secs(5);
 
-/// The number in the one value of a setting of the unit, which ends with `suffix`.
+/// The number in a unit setting that occurs once and ends with `suffix`.
 fn number(name: &str, suffix: &str) -> u64 {
     let unit = fs::read_to_string(UNIT).unwrap();
     let values = unit.lines().filter_map(|line| {
@@ -48,7 +48,7 @@ fn most(setting: &str) -> usize {
 fn the_units_memory_is_enough_for_the_default_settings() {
     let limit = number("MemoryMax", "M") << 20;
     let config = defaults();
-    // On larger machines the agent says so when it starts.
+    // On larger machines the agent warns at its start.
     for cpus in 1..=512 {
         for have_patterns in [false, true] {
             let interfaces = room_for_interfaces(1, have_patterns, cpus);
@@ -83,7 +83,7 @@ fn what_waits_for_reports_and_each_output_need_memory() {
     assert_eq!(may_ask - may_not, needed[1] - needed[0]);
 }
 
-/// In one network namespace, on a Unix socket and a TCP address.
+/// In one network namespace, with a Unix socket and a TCP address.
 #[test]
 fn the_units_open_files_are_enough_whatever_the_settings() {
     let limit = number("LimitNOFILE", "");
@@ -96,7 +96,7 @@ fn the_units_open_files_are_enough_whatever_the_settings() {
     assert!(needed <= limit, "{needed} files of {limit}");
 }
 
-/// What is printed on stdout comes after what consumers and outputs wait for.
+/// Stdout is flushed after consumers and outputs are.
 #[test]
 fn systemd_waits_longer_for_the_end_than_the_agent_for_its_consumers() {
     let timeout = Duration::from_secs(number("TimeoutStopSec", "s"));
@@ -105,8 +105,8 @@ fn systemd_waits_longer_for_the_end_than_the_agent_for_its_consumers() {
     assert!(needed <= timeout, "{needed:?} of {timeout:?}");
 }
 
-/// In each one hears of interfaces, one attaches, one detaches, and one looks where VLAN tags are. Beside them run the
-/// workers, the log, and those for calls that block.
+/// Each namespace has four threads: for interface events, attaching, detaching and the place of VLAN tags. The rest are
+/// the workers, the log and blocking calls.
 #[test]
 fn the_units_tasks_are_enough_for_as_many_namespaces_as_the_settings_promise() {
     const THREADS_PER_NAMESPACE: u64 = 4;

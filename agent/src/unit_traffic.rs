@@ -1,27 +1,27 @@
-//! What systemd units and containers have sent and were sent, as the metrics show it.
+//! Traffic that systemd units and containers have sent and received, for the metrics.
 //!
-//! A host may have any number of units in its time, and a metric should not. So there is room for some, and those that have been quiet for
-//! long make room for others.
+//! A host may run any number of units in its lifetime, but a metric must not have any number of series. So the number
+//! of units is bounded, and units that have been quiet for long make room for others.
 
 use std::collections::BTreeMap;
 
 use enrich::cgroups::Cgroups;
 use flows::replica::Exchanged;
 
-/// Units and containers with series of their own.
+/// The most units and containers with series of their own.
 pub const MOST: usize = 500;
 
-/// One that has been quiet for so long makes room for another one.
+/// A unit that has been quiet for this long makes room for another one.
 const QUIET_NS: u64 = 3_600_000_000_000;
 
-/// Stands for what was sent by no socket that was seen, or by one in no unit.
+/// Traffic without a known socket, or of a socket outside any unit.
 pub const UNKNOWN: &str = "unknown";
-/// Stands for those that found no room.
+/// Traffic of units that found no room.
 pub const OTHER: &str = "other";
-/// Stands for those that have made room.
+/// Traffic of units that have made room.
 pub const DEPARTED: &str = "departed";
 
-/// Both are empty of none.
+/// Both are empty for a socket outside any unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Unit {
     unit: String,
@@ -30,7 +30,7 @@ struct Unit {
 
 struct Traffic {
     exchanged: Exchanged,
-    /// Since boot.
+    /// Time since boot.
     last_ns: u64,
 }
 
@@ -53,7 +53,7 @@ impl Units {
         }
     }
 
-    /// Adds what a scan has counted, at this time since boot.
+    /// Adds the traffic that a scan counted, by cgroup id. `now_ns` is the time since boot.
     pub fn take_in(&mut self, counted: impl Iterator<Item = (u64, Exchanged)>, now_ns: u64) {
         let mut by_id = BTreeMap::new();
         for (id, exchanged) in counted {
@@ -79,7 +79,7 @@ impl Units {
                 *new.entry(unit).or_default() += exchanged;
             }
         }
-        // Once it is known who was quiet.
+        // After the loop, when every unit's last traffic is up to date.
         for (unit, exchanged) in new {
             self.begin(unit, exchanged, now_ns);
         }
@@ -110,7 +110,7 @@ impl Units {
         true
     }
 
-    /// All of them, and what is of none.
+    /// The traffic of all units, then [`UNKNOWN`], [`OTHER`] and [`DEPARTED`].
     pub fn told(&self) -> Vec<proto::UnitTraffic> {
         let of = |unit: &str, container_id: &str, exchanged: Exchanged| proto::UnitTraffic {
             unit: unit.to_owned(),
@@ -184,7 +184,7 @@ mod tests {
         let expected = [
             (docker.as_str(), 32, 1),
             ("web.service", 67, 3),
-            // Somewhere, no socket, and one that nobody knows.
+            // A cgroup outside any unit, no socket, and an unknown cgroup.
             (UNKNOWN, 28, 3),
             (OTHER, 0, 0),
             (DEPARTED, 0, 0),
@@ -213,15 +213,15 @@ mod tests {
             told.iter().find(|one| one.0 == name).map(|one| one.1)
         };
         assert_eq!(of(&units, OTHER), Some(5));
-        // All but the first one are heard of again.
+        // All units but the first send again.
         units.take_in((2..=most).map(|id| (id, sent(1))), QUIET_NS - 1);
-        // Whoever is heard of makes no room, though it comes with who needs it.
+        // A unit with traffic in the same scan does not make room.
         let both = [(most + 1, sent(6)), (most + 2, sent(7)), (2, sent(1))];
         units.take_in(both.into_iter(), 2 * QUIET_NS - 2);
         assert_eq!(of(&units, "1.service"), None);
         assert_eq!(of(&units, "2.service"), Some(3));
         assert_eq!(of(&units, &format!("{}.service", most + 1)), Some(6));
-        // The second one found nobody who was quiet.
+        // No unit was quiet enough to make room for the second one.
         assert_eq!(of(&units, OTHER), Some(12));
         assert_eq!(of(&units, DEPARTED), Some(1));
         let told = told(&units);

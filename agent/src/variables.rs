@@ -1,5 +1,5 @@
-//! Settings from environment variables. An empty variable counts as unset. An error about a value from a
-//! variable names the variable, since nobody typed the option.
+//! Settings from environment variables. An empty variable counts as unset. An error in a variable's value names the
+//! variable, since nobody typed the option.
 
 use std::ffi::{OsStr, OsString};
 
@@ -20,7 +20,7 @@ pub fn forget_empty() {
     }
 }
 
-/// The error, with the variable in place of the option if the value came from the variable.
+/// The error, with the variable's name in place of the option if the value came from the variable.
 pub fn name_in(
     mut error: clap::Error,
     command: &Command,
@@ -40,7 +40,7 @@ pub fn name_in(
     error
 }
 
-/// The argument of the given subcommand that clap shows as `shown`.
+/// The argument of the subcommand that clap shows as `shown`.
 fn find<'a>(command: &'a Command, arguments: &[OsString], shown: &str) -> Option<&'a Arg> {
     let mut command = command;
     for argument in arguments {
@@ -63,7 +63,7 @@ fn shown_as<'a>(command: &'a Command, shown: &str) -> Option<&'a Arg> {
         .find(|argument| argument.to_string() == shown)
 }
 
-/// Whether the option is on the command line, where it wins over its variable.
+/// Whether the option is on the command line, where it takes precedence over its variable.
 fn is_given(argument: &Arg, arguments: &[OsString]) -> bool {
     let Some(long) = argument.get_long() else {
         return false;

@@ -1,5 +1,4 @@
-//! CPU time, allocations and memory of a flow, which criterion does not count: `flow-bench`, each case
-//! once.
+//! Measures CPU time, allocations and memory per flow, which criterion does not: runs each case of `flow-bench` once.
 
 use std::process::{Command, ExitCode};
 

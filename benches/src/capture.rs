@@ -1,9 +1,9 @@
-//! The approach that the agent replaces: a copy of every packet is taken from an `AF_PACKET` ring, and counted by
-//! the agent's own parser and replica.
+//! Flow counting by packet capture, the approach that the agent replaces: copies every packet to an `AF_PACKET` ring
+//! and counts it with the agent's own parser and replica.
 //!
-//! It is meant to be a good one of its kind: [`ring`] is mapped memory that takes no system call a
-//! packet, frames are cut to their headers in the kernel, and the table is a fast hash map. One
-//! thread does it all, so the ring has to hold what arrives during a drain.
+//! It is meant to be a good implementation: [`ring`] is mapped memory and needs no system call per packet, the kernel
+//! cuts frames to their headers, and the table is a fast hash map. A single thread does all the work, so the ring must
+//! hold the packets that arrive during a drain.
 
 use std::{
     collections::BTreeSet,
@@ -24,10 +24,10 @@ use ring::Ring;
 pub mod block;
 pub mod ring;
 
-/// Stands for the kernel's tick, by which the replica takes the time of the last packet.
+/// Stands in for the kernel's tick, the unit in which the replica keeps the time of the last packet.
 const TICK_NS: u64 = 1_000_000;
 
-/// Entries that go into the replica at once.
+/// Entries handed to the replica per call.
 const PART: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// About what the agent's two pages of 500,000 flows take, and its default settings.
+    /// The agent's default settings, with a ring about as large as its two pages of 500,000 flows.
     fn default() -> Self {
         Self {
             ring_bytes: 128 << 20,
@@ -50,16 +50,16 @@ impl Default for Settings {
     }
 }
 
-/// What was counted since the start, as one line of JSON.
+/// Totals since the start, as one line of JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     /// Drains so far.
     pub scans: u64,
-    /// Packets in flows; they count where their table was drained.
+    /// Packets counted in flows. A packet is included once its table has been drained.
     pub packets: u64,
     pub bytes: u64,
     pub unparsed: u64,
-    /// Packets that found the ring full.
+    /// Packets dropped because the ring was full.
     pub dropped: u64,
     /// Flows in the last drain.
     pub flows: u64,
@@ -99,10 +99,10 @@ impl Capture {
         })
     }
 
-    /// Counts what arrives until the deadline.
+    /// Counts packets until the deadline.
     pub fn count_until(&mut self, deadline: Instant) -> Result<()> {
         loop {
-            // What is in the ring may never end.
+            // Check the clock here too: under load the ring may never run empty.
             while self.count_block() && Instant::now() < deadline {}
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -112,7 +112,7 @@ impl Capture {
         }
     }
 
-    /// False where no block is ready.
+    /// Returns false if no block is ready.
     fn count_block(&mut self) -> bool {
         let Self {
             ring,
@@ -166,10 +166,10 @@ impl Capture {
         Ok(*account)
     }
 
-    /// Counts what has arrived and drains for the last time.
+    /// Counts the packets already in the ring and drains a last time.
     pub fn finish(mut self) -> Result<Account> {
         std::thread::sleep(2 * ring::RETIRE_AFTER);
-        // Once around at most: what arrives meanwhile is too late.
+        // At most once around the ring: packets that arrive from here on are not counted.
         for _ in 0..self.ring.blocks() {
             if !self.count_block() {
                 break;
@@ -179,7 +179,7 @@ impl Capture {
     }
 }
 
-/// Adds a frame to its flow; false where the parser makes no flow of it.
+/// Adds a frame to its flow. Returns false if the parser refuses the frame.
 fn count(
     table: &mut HashMap<FlowKey, FlowCounters, foldhash::fast::RandomState>,
     frame: &Captured,
@@ -229,9 +229,9 @@ mod tests {
 
     use super::*;
 
-    /// All together are more than the ring holds, so that it comes round.
+    /// More in total than the ring holds, so that it wraps around.
     const FRAMES: u32 = 100_000;
-    /// Fewer than it holds, so that none is lost while nobody has the CPU to read them.
+    /// Fewer than the ring holds, so that none is lost while the reader gets no CPU.
     const AT_ONCE: usize = 20_000;
     const FLOWS: u32 = 1_000;
     const LEN_BYTES: u64 = 1_024;

@@ -1,4 +1,4 @@
-//! Frames for the parser: each kind by its name, or one for each flow of a profile.
+//! Frames for the parser: one of each kind, by name, or one for each flow of a profile.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ const HOST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const PAYLOAD: [u8; 64] = [0; 64];
 
-/// One frame of every kind that the parser takes its own way through.
+/// One frame for each path through the parser, by name.
 pub fn kinds() -> Result<Vec<(&'static str, Vec<u8>)>> {
     let v4 = Frame::ethernet(
         HOST_MAC,
@@ -53,7 +53,7 @@ pub fn kinds() -> Result<Vec<(&'static str, Vec<u8>)>> {
     ])
 }
 
-/// A frame of each of the profile's flows, by turns to the peer and from it.
+/// One frame for each of the profile's flows, alternately to and from the peer.
 pub fn of_profile(profile: Profile) -> Result<Vec<Vec<u8>>> {
     (0..profile.flows)
         .map(|number| of_conversation(Profile::conversation(number), number % 2 == 0))
@@ -82,7 +82,7 @@ fn of_conversation(conversation: Conversation, to_peer: bool) -> Result<Vec<u8>>
     }
 }
 
-/// Parses a frame as the programs do: what the first entry of the parser leaves, the second one reads.
+/// Parses a frame as the programs do: calls the parser's first entry, and the second if the first gives up.
 pub fn read(frame: &[u8], packet: &mut Packet) -> Result<(), Reason> {
     match parse(&frame, LinkType::Ethernet, None, packet) {
         Err(Reason::NotIp) => {

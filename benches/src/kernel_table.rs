@@ -1,5 +1,5 @@
-//! The kernel's flow table as the agent makes it, filled with a profile's entries in place of the programs and
-//! drained as by a scan.
+//! The kernel's flow table as the agent creates it. A bench fills it with a profile's entries instead of running the
+//! programs, and drains it as a scan does.
 
 use agent_common::{FlowCounters, FlowKey, Senders, senders::Kinds};
 use anyhow::{Result, ensure};
@@ -18,10 +18,10 @@ pub struct KernelTable {
 }
 
 impl KernelTable {
-    /// With pages of the size that they have grown to where so many flows come in each scan, and what is noted beside
-    /// flows. Fails where the process may not load BPF objects.
+    /// Creates the table with pages as large as the agent grows them for this many flows per scan, and with room for
+    /// the senders of flows. Fails if the process may not load BPF objects.
     pub fn load(flows: u32, senders: Kinds) -> Result<Self> {
-        // Half of a page's room asks for a larger one.
+        // The agent grows a page once half of it is in use.
         let max_flows = (2 * flows).clamp(LEAST_FLOWS, MOST_FLOWS);
         let kernel = Kernel::load(&LoadSettings {
             min_flows: max_flows,
@@ -50,19 +50,19 @@ impl KernelTable {
         Ok(())
     }
 
-    /// Flips to the other page and waits for the programs, as a scan does.
+    /// Flips to the other page and waits for running programs, as a scan does.
     pub fn flip(&mut self) -> Result<IdlePage<'_>> {
         let index = self.kernel.pages.flip()?;
         Ok(IdlePage { table: self, index })
     }
 
-    /// What the kernel charges for both pages and the account.
+    /// The memory that the kernel charges for both pages and the account.
     pub fn memory_bytes(&self) -> u64 {
         self.kernel.kernel_memory_bytes()
     }
 }
 
-/// The page that a flip left to user space.
+/// The page that user space may drain after a flip.
 pub struct IdlePage<'a> {
     table: &'a mut KernelTable,
     index: u32,

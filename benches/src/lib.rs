@@ -1,11 +1,11 @@
-//! What the benches measure with.
+//! The measuring tools of the benches.
 //!
-//! A [`profile`] is a set of flows, as entries that a scan drained and as [`frames`] for the parser.
-//! [`user_space`] does with the entries what the agent does after the drain, [`kernel_table`] holds
-//! them in the kernel before it. [`heap`] and [`resident`] count memory, [`stage`] says what a flow costs,
-//! [`sample`] runs one case once, and [`report`] turns the samples of several rounds into
-//! figures. The [`live`] benches send real packets, and hold the agent against [`capture`], which it replaces.
-//! `benches/` has the stages of the flow path by criterion.
+//! A [`profile`] is a set of flows, as the entries that a scan drained or as [`frames`] for the parser. [`user_space`]
+//! processes the entries as the agent does after a drain, and [`kernel_table`] holds them in the kernel before it.
+//! [`heap`] and [`resident`] count memory, [`stage`] measures the cost per flow, [`sample`] runs one case once, and
+//! [`report`] turns the samples of several rounds into figures. The [`live`] benches send real packets and compare the
+//! agent with [`capture`], the approach that it replaces. `benches/` measures the stages of the flow path with
+//! criterion.
 
 pub mod capture;
 pub mod frames;
@@ -21,7 +21,7 @@ pub mod user_space;
 
 use std::process::ExitCode;
 
-/// Tells the chain of errors on stderr.
+/// Prints the error chain on stderr.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,13 +1,13 @@
-//! The live path: the agent's programs in a real kernel on real packets, in namespaces of their own.
+//! The live path: the agent's programs in a real kernel, on real packets, in network namespaces created for the bench.
 //!
-//! A live bench is a [`bench::Bench`], which [`rounds::run`] plays: each of its arms is measured once a round at a
-//! station of its own. [`overhead`] and [`filters`] ask what a packet costs ([`flooded`]), [`ladder`] and [`compare`]
-//! what an agent costs at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`], [`priority`] and [`peers`] are
+//! A live bench is a [`bench::Bench`], which [`rounds::run`] runs: it measures each arm once per round, at a station of
+//! its own. [`overhead`] and [`filters`] measure the cost per packet ([`flooded`]), [`ladder`] and [`compare`] the cost
+//! of an agent at a steady rate; [`sweep`], [`newflows`], [`http`], [`outputs`], [`priority`] and [`peers`] are
 //! experiments of their own.
 //!
-//! Stations are made of a [`wire`] or a [`sender`], a [`program`] on its hook, and [`cost`], [`kernel_time`] and
-//! [`fdinfo`], which tell what processes, programs and the kernel take. A [`result::Run`] has all that was measured and
-//! goes into a file, from which [`report`] and [`diff`] read it.
+//! A station consists of a [`wire`] or a [`sender`] and a [`program`] on its hook. [`cost`], [`kernel_time`] and
+//! [`fdinfo`] measure processes, programs and the kernel. A [`result::Run`] holds all measurements and is saved to a
+//! file, which [`report`] and [`diff`] read.
 
 pub mod affinity;
 pub mod bench;

@@ -1,4 +1,4 @@
-//! Synthetic flows, and the entries that a scan would drain for them: the same ones at every run.
+//! Synthetic flows, and the entries that a scan would drain for them, identical in every run.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ use enrich::{
 };
 use flows::encoder::Names;
 
-/// A drained page, a key for each of the counters.
+/// A drained page: parallel lists of keys and counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
     pub keys: Vec<FlowKey>,
@@ -23,7 +23,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Some three in ten of the entries, others for each `choice`.
+    /// About 30 % of the entries; each `choice` selects different ones.
     #[must_use]
     pub fn thinned(&self, choice: u64) -> Self {
         let entries = self.keys.iter().zip(&self.counters).zip(0..);
@@ -33,14 +33,14 @@ impl Page {
     }
 }
 
-/// A set of flows between one host and its peers, [`Profile::PORTS`] on each peer.
+/// A set of flows between one host and its peers, over [`Profile::PORTS`] on each peer.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
     pub name: &'static str,
     pub flows: u32,
 }
 
-/// 50 peers on 8 ports: what probectl publishes its figures for.
+/// 50 peers with 8 ports each, the set for which probectl publishes its figures.
 pub const PROBECTL: Profile = Profile {
     name: "probectl",
     flows: 400,
@@ -81,7 +81,8 @@ pub const UDP: u8 = 17;
 
 const NETNS: u32 = 4_026_531_840;
 const IFINDEX: u32 = 2;
-/// Half of the peers have addresses below the host's, so that it is either endpoint of the key.
+/// Half of the peers have addresses below the host's, so the host is sometimes the first endpoint of the key, sometimes
+/// the second.
 const HOST_V4: [u8; 4] = [128, 0, 0, 1];
 const HOST_V6: u8 = 0x80;
 const UNITS: u64 = 50;
@@ -89,13 +90,13 @@ const PROCESSES_A_UNIT: u64 = 4;
 const FIRST_CGROUP: u64 = 1000;
 const FRAME_LENS_BYTES: [u64; 4] = [60, 118, 590, 1_514];
 
-/// `CLOCK_BOOTTIME` of the scan that drained the entries.
+/// The `CLOCK_BOOTTIME` at which the scan drained the entries.
 pub const SCAN_BOOT_NS: u64 = 3_600_000_000_000;
-/// A kernel of 250 ticks a second.
+/// The tick of a kernel with 250 ticks per second.
 pub const TICK_NS: u64 = 4_000_000;
 const WINDOW_NS: u64 = 10_000_000_000;
 
-/// Who talks to whom in one flow, the host first.
+/// The two endpoints of one flow, the host first.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversation {
     pub ip_version: u8,
@@ -109,7 +110,7 @@ pub struct Conversation {
 impl Profile {
     pub const PORTS: [u16; 8] = [22, 53, 80, 123, 443, 853, 5432, 8080];
 
-    /// One peer in four speaks IPv6; DNS, NTP and HTTP/3 are UDP.
+    /// A quarter of the peers use IPv6. DNS, NTP and HTTP/3 run over UDP.
     pub fn conversation(number: u32) -> Conversation {
         let ports = Self::PORTS.len() as u32;
         let (peer, port) = (number / ports, (number % ports) as usize);
@@ -139,7 +140,7 @@ impl Profile {
         conversation
     }
 
-    /// The entry of flow `number`: both directions or one, from few packets to many.
+    /// The entry of flow `number`: one or both directions, from few packets to many.
     pub fn entry(number: u32) -> (FlowKey, FlowCounters) {
         let bits = mix(u64::from(number));
         let packets = [1 + (bits & 0xff), (bits >> 8 & 0x3ff) * (bits >> 18 & 1)];
@@ -166,7 +167,7 @@ impl Profile {
         (key, counters)
     }
 
-    /// The same, of a flow of whose packets all was asked, with what was noted.
+    /// The same entry with every enrichment, and the senders that the programs recorded.
     pub fn enriched_entry(number: u32) -> (FlowKey, FlowCounters, Senders) {
         let (key, mut counters) = Self::entry(number);
         let asked = FlowBits::asked(0).and(FlowBits::asked(1));
@@ -174,7 +175,7 @@ impl Profile {
         (key, counters, Self::senders(number))
     }
 
-    /// Who sent flow `number`, at one end or at both, and what TCP knows.
+    /// The senders of flow `number`, at one end or both, and TCP's state.
     fn senders(number: u32) -> Senders {
         let bits = mix(u64::from(number));
         let unit = |side: u64| (bits >> (8 * side)) % UNITS;
@@ -214,7 +215,7 @@ impl Profile {
         }
     }
 
-    /// What all that records name is called.
+    /// The names of every cgroup, process and host in the records.
     pub fn names(self) -> Names {
         let path = |unit| {
             (
@@ -235,7 +236,7 @@ impl Profile {
         }
     }
 
-    /// A name for each peer, which the host has asked for before its flows began, as far as the agent keeps so many.
+    /// A name for each peer, up to the agent's limit on names. The host looked them up before its flows began.
     fn hosts(self) -> Dns {
         let dns = Dns::of_these(NETNS, &[]);
         let ports = Self::PORTS.len() as u32;
@@ -264,8 +265,9 @@ impl Profile {
         dns
     }
 
-    /// All entries as a scan drains one page: window by window, and within a window in the order of their tags. Which flow finds its
-    /// first window full depends on which one came first, which differs by page. What finds both full comes last.
+    /// All entries in the order in which a scan drains a page: window by window, and by tag within a window. A flow
+    /// whose first window is full goes to its second; which flows those are depends on the order of arrival, which
+    /// differs by page. Flows whose two windows are both full come last.
     pub fn page(self, page: u32) -> Page {
         let windows = (self.flows * 4 / 3).div_ceil(slots::SLOTS);
         let mut placed = vec![[None; slots::SLOTS as usize]; windows as usize];
@@ -335,7 +337,7 @@ fn process(unit: u64, number: u64) -> Process {
     }
 }
 
-/// The finalizer of splitmix64: neighbouring numbers become unlike.
+/// The finalizer of splitmix64: maps neighbouring numbers to unrelated ones.
 fn mix(number: u64) -> u64 {
     let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

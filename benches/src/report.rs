@@ -1,5 +1,5 @@
-//! What a flow costs behind the hook, from samples of several rounds: a run like those of the live benches, and a
-//! table for people.
+//! The cost per flow behind the hook, from the samples of several rounds, as a run in the format of the live benches
+//! and as a readable table.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use crate::{
     stage::Figures,
 };
 
-/// The arm of figures that belong to no stage.
+/// The arm for figures that belong to no stage.
 const PROCESS: &str = "process";
 
-/// Makes the result of one round after the other.
+/// Builds the result, one round after the other.
 pub struct Report {
     run: Run,
 }
@@ -38,7 +38,7 @@ impl Report {
         self.run.notes.push(format!("{name}: n/a, it {reason}."));
     }
 
-    /// A stage's figures are named after it, with a dot.
+    /// A stage's figures are named STAGE.FIGURE.
     pub fn add(&mut self, case: &Case, figures: &Figures) {
         let labels = BTreeMap::from([
             ("table".to_owned(), case.table.name().to_owned()),
@@ -85,7 +85,7 @@ const STAGES: [(Table, &[&str]); 3] = [
     (Table::Enriched, OF_THE_KERNEL),
 ];
 
-/// A run of this bench, as a table.
+/// Formats a run of this bench as a table.
 pub struct Text<'a>(pub &'a Run);
 
 impl Display for Text<'_> {

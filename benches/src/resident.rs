@@ -1,10 +1,10 @@
-//! A process's resident memory, as `proc_pid_status(5)` has it.
+//! A process's resident memory, from `proc_pid_status(5)`.
 
 use std::fs;
 
 use anyhow::{Context as _, Result};
 
-/// Resident memory now (`VmRSS`) and at most so far (`VmHWM`).
+/// Current resident memory (`VmRSS`) and its peak (`VmHWM`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Resident {
     pub now_bytes: u64,
@@ -16,7 +16,7 @@ impl Resident {
         Self::read(&format!("/proc/{pid}/status"))
     }
 
-    /// This process's.
+    /// Reads the figures of the calling process.
     pub fn own() -> Result<Self> {
         Self::read("/proc/self/status")
     }

@@ -1,5 +1,4 @@
-//! One sample: the figures of one case from one run in this process, which should
-//! do nothing else, since memory that was freed before stays resident.
+//! Measures one case once, in this process. Run nothing else in it: freed memory stays resident.
 
 use agent_common::senders::Kinds;
 use anyhow::{Context as _, Result};
@@ -13,18 +12,18 @@ use crate::{
     user_space::{Source as _, UserSpace},
 };
 
-/// Scans are repeated until this many flows went through, so that small profiles are measured too.
+/// Scans are repeated until this many flows have been processed, so that small profiles run long enough to measure.
 const FLOWS_PER_STAGE: u32 = 2_000_000;
-/// The same for the kernel's table, where every scan has to be prepared and waits for the programs.
+/// For the kernel's table, where each scan must be prepared and waits for the programs.
 const SCANS_OF_FEW_FLOWS: u32 = 20;
 const SCANS_OF_MANY_FLOWS: u32 = 4;
 
-/// Where the entries of a case come from.
+/// The source of a case's entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     Synthetic,
     Kernel,
-    /// The kernel's with all that can be found out beside the flows.
+    /// The kernel's table with every enrichment.
     Enriched,
 }
 
@@ -92,7 +91,7 @@ fn synthetic(profile: Profile) -> Result<Figures> {
     let scans = (FLOWS_PER_STAGE / profile.flows).max(2).next_multiple_of(2);
     let mut stage = |name: &str, pages: &[Page; 2], work: &mut dyn FnMut(&Page) -> Result<()>| {
         let flows = (pages[0].keys.len() + pages[1].keys.len()) as u32 / 2;
-        // Once before it counts, so that buffers have their size.
+        // An uncounted run first, so that buffers have grown to their size.
         work(&pages[1])?;
         let (cost, ()) = Cost::of(|| {
             for scan in 0..scans {
@@ -177,7 +176,7 @@ fn kernel(profile: Profile, senders: Kinds) -> Result<Figures> {
     Ok(figures)
 }
 
-/// What is in use before the replica holds a flow.
+/// Memory in use before the replica holds a flow.
 struct Memory {
     heap_bytes: i64,
     resident_bytes: u64,
@@ -192,7 +191,7 @@ impl Memory {
         })
     }
 
-    /// Puts down what each flow has added.
+    /// Records the memory that each flow has added.
     fn put(&mut self, figures: &mut Figures, profile: Profile) -> Result<()> {
         let flows = f64::from(profile.flows);
         let heap_bytes = heap().live_bytes - self.heap_bytes;

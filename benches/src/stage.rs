@@ -1,4 +1,4 @@
-//! What a stage of the flow path costs a flow.
+//! The cost per flow of a stage of the flow path.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -7,10 +7,10 @@ use sys::clock;
 
 use crate::heap::heap;
 
-/// Figures of one case by name; a stage's are prefixed with its name and a dot.
+/// Figures of one case by name. A stage's figures are named STAGE.FIGURE.
 pub type Figures = BTreeMap<String, f64>;
 
-/// What some work took, on this thread.
+/// CPU time, allocations and wall-clock time of some work on this thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     pub wall_ns: f64,
@@ -19,7 +19,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Measures `work`, and returns its answer too.
+    /// Runs `work`, and returns its cost and its result.
     pub fn of<T>(work: impl FnOnce() -> Result<T>) -> Result<(Self, T)> {
         let allocations = heap().allocations;
         let cpu = clock::thread_cpu();
@@ -39,7 +39,7 @@ impl Cost {
         self.allocations += other.allocations;
     }
 
-    /// Puts down what each of `flows` cost in each of `scans`, under the stage's name.
+    /// Records the cost per flow and scan under the stage's name.
     pub fn put(self, figures: &mut Figures, stage: &str, flows: u32, scans: u32) {
         let scans = f64::from(scans);
         let all = f64::from(flows) * scans;

@@ -1,4 +1,4 @@
-//! What the agent does with a drained page, from its entries to the batches of a consumer, in the order of
+//! The agent's work after a drain, from the entries of a page to the batches of a consumer, in the order of
 //! `agent::scan`.
 
 use std::{collections::BTreeSet, hint::black_box, mem, sync::Arc, time::Duration};
@@ -20,7 +20,7 @@ use crate::profile::{Page, Profile, SCAN_BOOT_NS, TICK_NS};
 
 /// The agent's default for `--max-tracked-flows`.
 const MAX_TRACKED_FLOWS: usize = 1_000_000;
-/// Half of what the agent fills a batch with.
+/// Half of the size at which the agent closes a batch.
 const SHORT_BATCH_LEN_BYTES: usize = 128 << 10;
 const CLOCK: ScanClock = ScanClock {
     boot_ns: SCAN_BOOT_NS,
@@ -30,7 +30,7 @@ const CLOCK: ScanClock = ScanClock {
     slept_ns: 0,
 };
 
-/// The replica and the encoder as the agent makes them by default.
+/// The replica and the encoder with the agent's default settings.
 pub struct UserSpace {
     pub replica: Replica,
     encoder: BatchEncoder,
@@ -47,11 +47,11 @@ struct Consumer {
     delivered: Delivered,
 }
 
-/// What a consumer got.
+/// A summary of the batches that a consumer received.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Delivered {
     pub batches: u64,
-    /// Shorter than half a full batch, so that the encoder copies them out of its buffer.
+    /// Batches shorter than half a full one, which the encoder copies out of its buffer.
     pub short_batches: u64,
     pub records: u64,
     pub encoded_bytes: u64,
@@ -68,9 +68,10 @@ impl Consumer {
     }
 }
 
-/// What a cycle drains: entries that lie ready, or a page of the kernel's table.
+/// The source of a cycle's entries: prepared ones, or a page of the kernel's table.
 pub trait Source {
-    /// A key for each of the counters, and who sent it if that is kept; returns how many there were.
+    /// Passes keys, counters and, if they are kept, senders to `sink`, as parallel slices. Returns the number of
+    /// entries.
     fn drain(self, sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders])) -> Result<u64>;
 }
 
@@ -113,7 +114,7 @@ impl Default for UserSpace {
 }
 
 impl UserSpace {
-    /// The same, with names for what this profile's flows have, and sums of what cgroups exchange.
+    /// Adds names for this profile's flows, and per-cgroup traffic sums.
     #[must_use]
     pub fn naming(mut self, profile: Profile) -> Self {
         let names = profile.names();
@@ -123,7 +124,7 @@ impl UserSpace {
         self
     }
 
-    /// Drained entries into the replica, and no further; with the end of the scan.
+    /// Inserts drained entries into the replica and ends the scan, without encoding.
     pub fn update(&mut self, page: &Page) {
         self.replica.begin_scan(CLOCK);
         self.replica
@@ -139,7 +140,7 @@ impl UserSpace {
         });
     }
 
-    /// The records of a scan of `page`.
+    /// The records of one scan of `page`.
     pub fn records(&mut self, page: &Page) -> Vec<Record> {
         let mut records = Vec::with_capacity(page.keys.len());
         let mut sink = |record: &Record| records.push(*record);
@@ -149,7 +150,7 @@ impl UserSpace {
         records
     }
 
-    /// Records into batches, and no further.
+    /// Encodes records into batches, and does nothing else.
     pub fn encode(&mut self, records: &[Record]) {
         self.begin();
         let Self {
@@ -161,8 +162,7 @@ impl UserSpace {
         self.finish(records.len() as u64);
     }
 
-    /// Everything after the drain: update, encode, end of the scan. Returns how many entries the
-    /// source had.
+    /// Everything after the drain: update, encode, end of the scan. Returns the number of entries in the source.
     pub fn cycle(&mut self, source: impl Source) -> Result<u64> {
         self.replica.begin_scan(CLOCK);
         self.begin();
@@ -207,12 +207,12 @@ impl UserSpace {
             .finish(&trailer, &mut |batch| self.consumer.take(batch));
     }
 
-    /// What the consumer got last.
+    /// The last batch that the consumer received.
     pub fn last_batch(&self) -> Option<&Batch> {
         self.consumer.last.as_ref()
     }
 
-    /// What the consumer got since the last call.
+    /// A summary of the batches received since the last call.
     pub fn take_delivered(&mut self) -> Delivered {
         mem::take(&mut self.consumer.delivered)
     }

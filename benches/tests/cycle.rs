@@ -1,5 +1,4 @@
-//! Tripwires: what must not get lost without anybody noticing. The figures themselves come from
-//! `flow-bench`.
+//! Guards against gross regressions. `flow-bench` measures the figures themselves.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,21 +23,21 @@ use sys::clock::ScanClock;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A twentieth of what was measured on two virtual cores of an EPYC 9005.
+/// 5 % of the rate measured on two virtual cores of an EPYC 9005.
 const FLOOR_FLOWS_PER_SECOND: f64 = if cfg!(debug_assertions) {
     40_000.0
 } else {
     700_000.0
 };
 
-/// The fields that every batch of a scan begins with, and the account beside its reasons. A map of more than eleven reasons has
-/// three nodes.
+/// The fields at the start of every batch of a scan, and the account without its reasons. A map with more than eleven
+/// reasons has three nodes.
 const ALLOCATIONS_PER_SCAN: u64 = 18;
-/// A name in the account.
+/// The reason's name in the account.
 const ALLOCATIONS_PER_REASON: u64 = 1;
 /// A buffer and its reference count.
 const ALLOCATIONS_PER_BATCH: u64 = 2;
-/// A copy, while the buffer stays.
+/// The copy; the buffer itself is reused.
 const ALLOCATIONS_PER_SHORT_BATCH: u64 = 1;
 
 #[test]
@@ -53,7 +52,7 @@ fn a_full_cycle_stays_above_its_floor() {
     };
     scans(10).unwrap();
     let (cost, ()) = Cost::of(|| scans(100)).unwrap();
-    // CPU time, since a test shares its machine with other tests.
+    // CPU time, because other tests share the machine.
     let rate = f64::from(PROBECTL.flows) * 100.0 / cost.cpu_ns * 1e9;
     eprintln!("{rate:.0} flows/s");
     assert!(
@@ -67,7 +66,7 @@ fn updates_of_known_flows_and_the_end_of_a_scan_allocate_nothing() {
     for profile in [PROBECTL, PROFILES[1]] {
         let pages = profile.pages();
         let mut user_space = UserSpace::default();
-        // The order of the flows is kept of two scans.
+        // The replica keeps the order of the flows of two scans.
         user_space.update(&pages[0]);
         user_space.update(&pages[1]);
         let before = heap().allocations;
@@ -104,7 +103,7 @@ fn a_scan_allocates_by_the_batch_and_never_by_the_flow() {
     }
 }
 
-/// Flows that an output sends.
+/// Flows for an output to send.
 fn udp_flows() -> Vec<FlowRecord> {
     vec![
         FlowRecord {
@@ -137,12 +136,12 @@ fn a_flow_goes_out_as_ipfix_without_an_allocation() {
         }
         messages
     };
-    // With the templates.
+    // The first send includes the templates.
     send();
     let before = heap().allocations;
     let messages = send();
     let allocations = heap().allocations - before;
-    // A dozen flows each. Its buffer may be a fresh one, with a reference count.
+    // About a dozen flows each. The buffer may be a fresh one, with a reference count.
     assert!((80..100).contains(&messages), "{messages}");
     assert!(
         allocations <= 2 * messages,
@@ -152,8 +151,8 @@ fn a_flow_goes_out_as_ipfix_without_an_allocation() {
 
 #[test]
 fn a_flow_takes_at_most_200_bytes_and_none_for_those_that_left() {
-    /// A little more than seven eighths of a power of two: where a hash map has just grown, and takes the
-    /// most memory a flow.
+    /// A little more than seven eighths of a power of two: a hash map has just grown and needs the most memory per
+    /// flow.
     const FLOWS: u32 = 120_000;
     let before = heap().live_bytes;
     let mut replica = Replica::new(ReplicaSettings {
@@ -222,7 +221,7 @@ fn the_kernels_table_drains_to_what_was_put_in() {
     }
 }
 
-/// Otherwise the bench would measure less than it says.
+/// If this failed, the bench would measure less than it claims.
 #[test]
 fn all_that_is_known_of_flows_is_in_the_batches() {
     if !lab::privilege::is_root_or_skip("all_that_is_known_of_flows_is_in_the_batches") {
@@ -269,6 +268,6 @@ fn a_flow_goes_out_as_pbflow_without_an_allocation() {
     let before = heap().allocations;
     send();
     let allocations = heap().allocations - before;
-    // The buffer may be a fresh one, with a reference count, and the tails of the interface's records are made anew.
+    // The buffer may be a fresh one, with a reference count, and the tails of the interface's records are rebuilt.
     assert!(allocations < 20, "{allocations} for {} flows", flows.len());
 }

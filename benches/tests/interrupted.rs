@@ -1,4 +1,4 @@
-//! A live bench that is interrupted: nothing of it is left.
+//! Checks that an interrupted live bench cleans up after itself.
 
 use std::{
     fs,
@@ -44,7 +44,7 @@ fn an_interrupted_bench_leaves_no_process_program_or_namespace() {
     let progress = lines.next().unwrap().unwrap();
     assert!(progress.contains("round 1"), "{progress}");
 
-    // Agents and consumers run by then, and their programs.
+    // By this time the agents, their consumers and their programs are running.
     let tree = process_tree(pid).unwrap();
     assert!(tree.len() > 5, "{tree:?}");
     let namespaces = namespaces_of(pid);
@@ -75,7 +75,7 @@ fn an_interrupted_bench_leaves_no_process_program_or_namespace() {
     assert!(!results.exists());
 }
 
-/// Those that carry the id of the process in their names.
+/// The namespaces whose names contain the process id.
 fn namespaces_of(pid: u32) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir("/run/netns") else {
         return Vec::new();

@@ -1,17 +1,17 @@
--- The tables in which `flow-agent collect --output clickhouse=http://HOST:8123/DATABASE/flows` stores. docs/clickhouse.md says
--- what the columns mean.
+-- The tables for `flow-agent collect --output clickhouse=http://HOST:8123/DATABASE/flows`. docs/clickhouse.md describes
+-- the columns.
 --
 --     clickhouse-client --database DATABASE --multiquery < flows.sql
 --
--- Rows come at least once. What came again has the same sorting key and the same partition, so ReplacingMergeTree makes one row
--- of them, when it merges the parts, and before that in each query that says FINAL. So a sum is right if it says FINAL.
+-- Rows are delivered at least once. A repeated row has the same sorting key and partition, so ReplacingMergeTree
+-- removes it when it merges parts, and until then in each query with FINAL. So use FINAL for correct sums.
 
--- A table of an earlier version without `identity` has another sorting key: rename it, and make this one.
+-- A table of an earlier version without `identity` has another sorting key: rename it, and create this one.
 
--- A row for each record of a flow.
+-- One row per record of a flow.
 CREATE TABLE IF NOT EXISTS flows
 (
-    -- Who sent it. Numbers count within it.
+    -- The sender. `stream_seq`, `record` and the other numbers are unique only within it.
     identity LowCardinality(String),
     agent_id LowCardinality(String),
     hostname LowCardinality(String),
@@ -27,13 +27,13 @@ CREATE TABLE IF NOT EXISTS flows
     ifindex UInt32,
     netns UInt32,
     netns_name LowCardinality(String),
-    -- No Enum: a later agent may know more values, and inserts must not fail then.
+    -- Not an Enum: an insert must not fail if a later agent sends a new value.
     direction LowCardinality(String),
     reverse_direction LowCardinality(String),
     vlan_ids Array(UInt16),
     ip_version UInt8,
     protocol UInt8,
-    -- An IPv4 address is there as ::ffff:192.0.2.1, and equal to toIPv6('192.0.2.1').
+    -- An IPv4 address is stored as ::ffff:192.0.2.1, which equals toIPv6('192.0.2.1').
     src_addr IPv6,
     src_port Nullable(UInt16),
     dst_addr IPv6,
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS flows
     icmp_code Nullable(UInt8),
     icmp_identifier Nullable(UInt16),
     later_fragment Bool,
-    -- Whether the source may not be the one who opened the flow.
+    -- True if the source may not be the initiator of the flow.
     initiator_assumed Bool,
     packets UInt64,
     bytes UInt64,
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS flows
     total_reverse_ip_bytes UInt64,
     first_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
     last_seen DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
-    -- From the first to the last packet that the record counts: bytes divided by it are the rate.
+    -- Between the first and the last packet that the record counts. Divide bytes by it to get the rate.
     duration_ns UInt64,
     tcp_flags Nullable(UInt8),
     reverse_tcp_flags Nullable(UInt8),
@@ -71,24 +71,24 @@ CREATE TABLE IF NOT EXISTS flows
     outer_dst_addr Nullable(IPv6),
     outer_vlan_ids Array(UInt16),
     outer_pppoe_session Nullable(UInt16),
-    -- Who sent the packets of each end, as far as the agent looks for it (--enrich unit). Empty if it is not known.
+    -- The sender of the packets at each end, with --enrich unit. Empty if unknown.
     src_unit LowCardinality(String),
     dst_unit LowCardinality(String),
     src_container_id LowCardinality(String),
     dst_container_id LowCardinality(String),
     src_cgroup LowCardinality(String),
     dst_cgroup LowCardinality(String),
-    -- The process that made the socket of each end, likewise (--enrich process).
+    -- The process that created the socket at each end, with --enrich process.
     src_process LowCardinality(String),
     dst_process LowCardinality(String),
-    -- Whether others have sent some of the packets, too.
+    -- Whether other processes have also sent packets of the flow.
     src_sender_shared Bool,
     dst_sender_shared Bool,
     src_pid Nullable(UInt32),
     dst_pid Nullable(UInt32),
     src_uid Nullable(UInt32),
     dst_uid Nullable(UInt32),
-    -- What TCP knows of the connection on the side of each end, likewise (--enrich tcp).
+    -- TCP's statistics of the connection at each end, with --enrich tcp.
     src_tcp_rtt_us Nullable(UInt32),
     dst_tcp_rtt_us Nullable(UInt32),
     src_tcp_min_rtt_us Nullable(UInt32),
@@ -101,37 +101,37 @@ CREATE TABLE IF NOT EXISTS flows
     dst_tcp_delivered_ce Nullable(UInt32),
     src_tcp_data_segs_out Nullable(UInt32),
     dst_tcp_data_segs_out Nullable(UInt32),
-    -- How long each end took to answer what passed the interface, in microseconds (--enrich rtt).
+    -- How long each end took to answer packets that passed the interface, in microseconds, with --enrich rtt.
     src_handshake_rtt_us Nullable(UInt32),
     dst_handshake_rtt_us Nullable(UInt32),
     src_ack_rtt_us Nullable(UInt32),
     dst_ack_rtt_us Nullable(UInt32),
-    -- Packets that the kernel of the agent's host has dropped after they had arrived and were counted; 0 also without --enrich drops.
+    -- Packets that the kernel of the agent's host dropped after they were counted on arrival; 0 without --enrich drops.
     total_dropped_packets UInt64,
     total_reverse_dropped_packets UInt64,
-    -- What came of a flow that failed: refused, unanswered, unreachable, reset. Empty if nothing is known to have gone wrong.
+    -- How the flow failed: refused, unanswered, unreachable, reset. Empty if no failure is known.
     failure LowCardinality(String),
     icmp_error_type Nullable(UInt8),
     icmp_error_code Nullable(UInt8),
-    -- What each end was called when the flow began, and how that was learned, likewise (--enrich dns).
+    -- The name of each end when the flow began, and the source of the name, with --enrich dns.
     src_host String,
     dst_host String,
     src_host_source LowCardinality(String),
     dst_host_source LowCardinality(String),
     sample_rate UInt32,
-    -- As people write them.
+    -- The addresses in their usual notation.
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),
     dst String ALIAS replaceRegexpOne(toString(dst_addr), '^::ffff:([0-9.]+)$', '\\1')
 )
 ENGINE = ReplacingMergeTree
--- Of the flow's window and not of the insert, so that what comes again is in the same partition.
+-- By the time of the flow's window, not of the insert, so that a repeated row goes to the same partition.
 PARTITION BY toDate(window_end)
 ORDER BY (identity, agent_id, boot_id, instance_id, stream_id, stream_seq, record)
 -- TTL toDateTime(window_end) + INTERVAL 90 DAY
--- A batch is acknowledged, and forgotten by its agent, when the insert is answered. So it should be on the disk by then.
+-- Once the insert is answered, the batch is acknowledged and its agent forgets it. So it should be on disk by then.
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- For a table of an earlier version. Do this before the collector is upgraded, since it names all columns.
+-- For a table of an earlier version. Run this before you upgrade the collector, since its inserts name all columns.
 ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_unit LowCardinality(String) AFTER outer_pppoe_session,
     ADD COLUMN IF NOT EXISTS dst_unit LowCardinality(String) AFTER src_unit,
@@ -175,7 +175,8 @@ ALTER TABLE flows
     ADD COLUMN IF NOT EXISTS src_sender_shared Bool AFTER dst_process,
     ADD COLUMN IF NOT EXISTS dst_sender_shared Bool AFTER src_sender_shared;
 
--- A row for each batch. It comes after the batch's records, so they are there if it is; and it says what was lost before it.
+-- One row per batch. It is inserted after the batch's records, so if it exists they do too. It also counts earlier
+-- losses.
 CREATE TABLE IF NOT EXISTS flows_batches
 (
     identity LowCardinality(String),
@@ -191,22 +192,22 @@ CREATE TABLE IF NOT EXISTS flows_batches
     last_of_scan Bool,
     window_start DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
     window_end DateTime64(9, 'UTC') CODEC(Delta, ZSTD),
-    -- What its rows in flows sum up to, of both directions.
+    -- The sums of its rows in flows, over both directions.
     records UInt64,
     packets UInt64,
     bytes UInt64,
-    -- Since the stream began, before any collector had it.
+    -- Losses before the flows reached a collector, since the stream began.
     lost_batches UInt64,
     lost_records UInt64,
     lost_packets UInt64,
     lost_bytes UInt64,
-    -- Since the stream began: what the agent's own settings of its output keep out.
+    -- Flows that the settings of the agent's output exclude, since the stream began.
     left_out_records UInt64,
     left_out_packets UInt64,
     left_out_bytes UInt64,
     refused_in_window Bool,
     sample_rate UInt32,
-    -- The rest is of a scan, and in its last batch alone.
+    -- The columns from here on describe a scan, and are set only in its last batch.
     tracked_flows UInt64,
     final Bool,
     seen_packets UInt64,
@@ -218,15 +219,15 @@ CREATE TABLE IF NOT EXISTS flows_batches
 ENGINE = ReplacingMergeTree
 PARTITION BY toDate(window_end)
 ORDER BY (identity, agent_id, boot_id, instance_id, stream_id, stream_seq)
--- A batch that only tells what was lost at the end has no window.
+-- A batch that only reports losses at the end has no window.
 -- TTL toDateTime(window_end) + INTERVAL 90 DAY DELETE WHERE scan_id != 0
 SETTINGS fsync_after_insert = 1, fsync_part_directory = 1;
 
--- Each record once.
+-- Every record exactly once.
 CREATE OR REPLACE VIEW flows_once AS SELECT *, src, dst FROM flows FINAL;
 
--- What each stream of an agent should sum up to, and what it lost. `lost_packets` above zero, or fewer packets in `flows_once` than
--- here, say that a sum is not whole.
+-- The expected sums and the losses of each stream of an agent. A sum is incomplete if `lost_packets` is above zero or
+-- `flows_once` has fewer packets than this view.
 CREATE VIEW IF NOT EXISTS flows_streams AS
 SELECT
     identity,

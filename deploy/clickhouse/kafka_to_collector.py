@@ -19,13 +19,13 @@ import grpc
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from flow.v1 import flow_pb2
 
-# Messages that are brought there together, each of some 256 KiB at most.
+# Messages to relay at a time, each of at most some 256 KiB.
 TOGETHER = 500
-# A collector takes 32 calls on a connection.
+# A collector accepts 32 calls on a connection.
 CALLS_ON_A_CONNECTION = 30
-# What to do about a message that cannot be brought.
+# The advice for a message that cannot be relayed.
 PASS_OVER = "to pass over it, set the offset of the group behind it (kafka-consumer-groups.sh --reset-offsets)"
-# An answer takes as long as the collector's stores do, which is half a minute at most.
+# An answer takes as long as the collector's stores, at most half a minute.
 PATIENCE_SECONDS = 60
 LONGEST_PAUSE_SECONDS = 15
 
@@ -85,7 +85,7 @@ class Collector:
             self.connections.append(
                 channel(self.arguments).stream_stream(
                     "/flow.v1.FlowCollector/Export",
-                    # As they are in the topic.
+                    # The values in the topic are serialized batches.
                     request_serializer=bytes,
                     response_deserializer=flow_pb2.ExportAck.FromString,
                 )
@@ -142,7 +142,7 @@ def tell(what):
 
 
 def channel(arguments):
-    # Otherwise channels to the same address share a connection.
+    # By default channels to the same address share a connection.
     options = [("grpc.use_local_subchannel_pool", 1)]
     if not arguments.tls_ca:
         return grpc.insecure_channel(arguments.collector, options)
@@ -175,7 +175,7 @@ def run(consumer, topic, collector):
         try:
             consumer.commit(asynchronous=False)
         except KafkaException as error:
-            # Another one of the group reads the partition from here on, and brings this once more.
+            # Another member of the group has taken over the partition, and relays these messages again.
             tell(f"the offsets are not committed: {error}")
 
 
@@ -204,7 +204,7 @@ def main():
             "group.id": arguments.group,
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            # The collector may be away for so long before another one of the group gets what is read here.
+            # How long the collector may be unavailable before another member of the group takes over the partitions.
             "max.poll.interval.ms": 3_600_000,
         }
     )

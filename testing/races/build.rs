@@ -1,4 +1,4 @@
-//! Compiles the programs with their pauses.
+//! Compiles the programs with pauses.
 
 use std::process::ExitCode;
 

@@ -11,15 +11,15 @@ use anyhow::{Context as _, Result, anyhow};
 
 use crate::workspace::{has_command, run};
 
-/// How this user can call apt.
+/// How this user may run apt.
 pub struct Apt {
     with_sudo: bool,
-    /// Set once the package lists were fetched in this run.
+    /// Set once this run has fetched the package lists.
     updated: OnceCell<()>,
 }
 
 impl Apt {
-    /// `None` if there is no apt, or this user may not use it.
+    /// `None` if apt is missing or this user may not run it.
     pub fn find() -> Option<Self> {
         let root = lab::privilege::is_root();
         let usable = has_command("apt-get") && (root || has_command("sudo"));
@@ -29,7 +29,7 @@ impl Apt {
         })
     }
 
-    /// The version that `install` would take, or `None` for a package that apt does not know.
+    /// The version that `install` would choose, or `None` if apt does not know the package.
     pub fn candidate(&self, package: &str) -> Result<Option<String>> {
         self.update()?;
         let output = Command::new("apt-cache")
@@ -46,7 +46,7 @@ impl Apt {
             .map(str::to_owned))
     }
 
-    /// Installs the packages and prints why. It never removes one: the user decides about conflicts.
+    /// Installs the packages and prints why. Never removes a package: conflicts are for the user to resolve.
     pub fn install(&self, packages: &[&str], why: &str) -> Result<()> {
         eprintln!("setup: installing {} ({why})", packages.join(" "));
         self.update()?;
@@ -65,7 +65,7 @@ impl Apt {
         run(&mut install)
     }
 
-    /// Installs what the package in this file depends on, and not the package.
+    /// Installs the dependencies of a package file, without the package itself.
     pub fn install_what_needs(&self, archive: &Path) -> Result<()> {
         let field = Command::new("dpkg-deb")
             .arg("--field")
@@ -102,7 +102,7 @@ impl Apt {
     }
 }
 
-/// Has `apt_get`, which may have options, download a package into a folder. Returns the file.
+/// Downloads a package into a folder with `apt_get`, which may already have options. Returns the file.
 pub fn download(apt_get: &mut Command, package: &str, into: &Path) -> Result<PathBuf> {
     run(apt_get.args(["download", "-qq", package]).current_dir(into))?;
     let (name, _) = package.split_once('=').unwrap_or((package, ""));
@@ -117,8 +117,8 @@ pub fn download(apt_get: &mut Command, package: &str, into: &Path) -> Result<Pat
         .with_context(|| format!("apt-get download {package} left no file"))
 }
 
-/// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 have it in the packages of the compiler
-/// that they keep for browsers, later releases under the plain names.
+/// Installs a Rust compiler with `core` for BPF. Debian 12 and 13 ship it in the compiler packages that they maintain
+/// for browsers, later releases in the plainly named ones.
 pub fn install_compiler(apt: &Apt) -> Result<()> {
     const WHY: &str = "a Rust compiler with `core` for BPF";
     let mut outcome = Err(anyhow!("apt has no package with `core` for BPF"));
@@ -128,7 +128,7 @@ pub fn install_compiler(apt: &Apt) -> Result<()> {
     if outcome.is_err()
         && let Some(version) = apt.candidate("libstd-rust-dev-bpf")?
     {
-        // By itself apt would take an older compiler if this version comes from backports.
+        // Name the version: if it comes from backports, apt would choose an older compiler by default.
         let packages = ["rustc", "libstd-rust-dev", "libstd-rust-dev-bpf"];
         let packages = packages.map(|package| format!("{package}={version}"));
         outcome = apt.install(&packages.each_ref().map(String::as_str), WHY);

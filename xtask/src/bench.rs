@@ -1,4 +1,4 @@
-//! Starts the live benches, which measure what the agent costs. They replace this process.
+//! Starts the live benches, which measure the cost of the agent. They replace this process.
 
 use std::{ffi::OsString, os::unix::process::CommandExt as _, process::ExitCode};
 
@@ -40,20 +40,20 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     Err(error).context("start the live benches")
 }
 
-/// Whether these arguments start the bench that needs programs that are not ours.
+/// Whether these arguments select the bench that needs third-party programs.
 fn wants_peers(arguments: &[OsString]) -> bool {
     let has = |word| arguments.iter().any(|argument| argument == word);
     has("peers") && !has("--help") && !has("-h")
 }
 
-/// Puts the folder of those programs behind the bench's name.
+/// Inserts the folder with those programs after the bench's name.
 fn tell_peers(arguments: &mut Vec<OsString>, packages: OsString) {
     if let Some(index) = arguments.iter().position(|argument| argument == "peers") {
         arguments.splice(index + 1..=index, ["--packages".into(), packages]);
     }
 }
 
-/// Makes the pages about overhead from the result files.
+/// Generates the pages about overhead from the result files.
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Run)?;
     run(&mut cargo(&[

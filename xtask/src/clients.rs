@@ -1,6 +1,7 @@
-//! Installs programs that are not ours, with which the tests read what an agent offers: clients of gRPC,
-//! Prometheus, collectors of IPFIX, a broker of Kafka, ClickHouse's engine, and buf for the protocol itself; and those that a bench holds the agent against. What
-//! Debian does not have, or would start by itself, goes into the user's cache. If a client cannot be had, a message says so and its test skips itself.
+//! Installs the third-party programs with which the tests read an agent's data: gRPC clients, Prometheus, IPFIX
+//! collectors, a Kafka broker, ClickHouse's engine, and buf for the protocol itself. Also installs the exporters that a
+//! bench compares the agent with. Programs that Debian lacks, or whose packages would start a service, go into the
+//! user's cache. If a client cannot be installed, a message says so and its test skips itself.
 
 use std::{
     fs,
@@ -23,18 +24,18 @@ const GRPCURL_VERSION: &str = "v1.9.3";
 const GOFLOW2: &str = "github.com/netsampler/goflow2/v2/cmd/goflow2";
 const GOFLOW2_VERSION: &str = "v2.2.6";
 
-/// All of its parts have the same version.
+/// The version of all its components.
 const COLLECTOR_VERSION: &str = "v0.120.0";
 const COLLECTOR_FILES: &str =
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
-/// Of Python's package index. They read an agent's Parquet files.
+/// From the Python package index. It reads an agent's Parquet files.
 const DUCKDB: &str = "duckdb==2.0.0";
-/// ClickHouse's engine. All that it asks for would be pandas and pyarrow, several hundred megabytes, which it needs only for
-/// their own types.
+/// ClickHouse's engine, without its dependencies pandas and pyarrow: they take several hundred megabytes, and it needs
+/// them only for their own types.
 const CHDB: [&str; 2] = ["--no-deps", "chdb-core==26.9.0"];
-/// A reader of IPFIX.
+/// An IPFIX reader.
 const NETFLOW: &str = "netflow==0.12.2";
-/// Another one, a crate.
+/// Another IPFIX reader, a Rust crate.
 const NETFLOW_PARSER: &str = "=1.0.6";
 const PANDAS: [&str; 2] = ["pandas==3.1.1", "pyarrow==26.0.1"];
 
@@ -47,7 +48,7 @@ const CPP_PACKAGES: &[&str] = &[
     "protobuf-compiler-grpc",
 ];
 
-/// A file that is written last and says what was installed.
+/// Written last, with the versions that were installed.
 const MARK: &str = "installed";
 
 pub fn set_up() {
@@ -71,7 +72,7 @@ pub fn set_up() {
     install(&clients);
 }
 
-/// What takes minutes: for `cargo xtask test-consumers`.
+/// Installs the clients that take minutes, for `cargo xtask test-consumers`.
 pub fn set_up_slow() {
     let clients: [(&str, Install); 2] = [
         ("the OpenTelemetry Collector", collector),
@@ -80,8 +81,8 @@ pub fn set_up_slow() {
     install(&clients);
 }
 
-/// The exporters that `cargo xtask bench peers` measures beside the agent. Returns the folder that their packages are
-/// unpacked in, each in one of its name.
+/// Installs the exporters that `cargo xtask bench peers` measures beside the agent. Returns the folder in which each
+/// package is unpacked under its name.
 pub fn set_up_peers() -> Result<PathBuf> {
     let apt = Apt::find();
     for package in ["softflowd", "pmacct"] {
@@ -103,7 +104,7 @@ fn install(clients: &[(&str, Install)]) {
     }
 }
 
-/// Also brings `protoc`, which the Python client needs too.
+/// Also installs `protoc`, which the Python client needs too.
 fn cpp(apt: Option<&Apt>) -> Result<()> {
     let has_libraries = || {
         let mut pkg_config = Command::new("pkg-config");
@@ -124,23 +125,23 @@ fn python(apt: Option<&Apt>) -> Result<()> {
     python_packages(apt, "python", &wanted.collect::<Vec<_>>())
 }
 
-/// What the examples of consumers in Python need.
+/// The packages that the Python example consumers need.
 fn example_requirements() -> Result<String> {
     let requirements = root().join("deploy/consumers/python/requirements.txt");
     fs::read_to_string(&requirements).with_context(|| format!("read {}", requirements.display()))
 }
 
-/// It takes 530 megabytes, of which 160 are fetched.
+/// Downloads 160 MB, which take 530 MB on disk.
 fn chdb(apt: Option<&Apt>) -> Result<()> {
     python_packages(apt, "chdb", &CHDB)
 }
 
-/// It takes some hundred megabytes.
+/// Takes several hundred megabytes.
 fn pandas(apt: Option<&Apt>) -> Result<()> {
     python_packages(apt, "pandas", &PANDAS)
 }
 
-/// An environment of Python with these packages.
+/// A Python environment with these packages.
 fn python_packages(apt: Option<&Apt>, name: &str, packages: &[&str]) -> Result<()> {
     let folder = folder(name)?;
     let wanted = packages.join(" ");
@@ -184,7 +185,7 @@ fn netflow(apt: Option<&Apt>) -> Result<()> {
     python_packages(apt, "netflow", &[NETFLOW])
 }
 
-/// A program of the tests with a crate that nothing else needs.
+/// Builds a test program with a crate that nothing else needs.
 fn netflow_parser(_: Option<&Apt>) -> Result<()> {
     let source = root().join("agent/tests/agent/clients/rust/netflow_parser.rs");
     let program =
@@ -212,7 +213,7 @@ fn netflow_parser(_: Option<&Apt>) -> Result<()> {
     ] {
         fs::write(&file, text).with_context(|| format!("write {}", file.display()))?;
     }
-    // What cargo tells an xtask about its own workspace is not about this one.
+    // The environment that cargo sets for an xtask is about our workspace, not this one.
     run(Command::new("cargo")
         .args(["build", "--quiet", "--manifest-path"])
         .arg(folder.join("Cargo.toml"))
@@ -222,7 +223,7 @@ fn netflow_parser(_: Option<&Apt>) -> Result<()> {
     mark(&folder, &what)
 }
 
-/// The consumer in `deploy/consumers/go`, generated and compiled as it says.
+/// Generates and compiles the consumer in `deploy/consumers/go`, by the commands in its source.
 fn go_consumer(apt: Option<&Apt>) -> Result<()> {
     const PLUGINS: [&str; 2] = [
         "google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11",
@@ -268,7 +269,7 @@ fn go_consumer(apt: Option<&Apt>) -> Result<()> {
     mark(&folder, &what)
 }
 
-/// Compiled by its builder, with a receiver and an exporter to files, in some minutes.
+/// Compiles a Collector with a receiver and a file exporter, with its own builder, in some minutes.
 fn collector(apt: Option<&Apt>) -> Result<()> {
     let builder = format!("go.opentelemetry.io/collector/cmd/builder@{COLLECTOR_VERSION}");
     let manifest = format!(
@@ -296,7 +297,7 @@ fn collector(apt: Option<&Apt>) -> Result<()> {
     mark(&folder, &manifest)
 }
 
-/// `minor` is the minor version of Go that its `go.mod` asks for.
+/// `minor` is the minor version of Go that the program's `go.mod` requires.
 fn compiled_by_go(apt: Option<&Apt>, name: &str, what: &str, minor: u32, why: &str) -> Result<()> {
     let folder = folder(name)?;
     if is_marked(&folder, what) {
@@ -309,12 +310,12 @@ fn compiled_by_go(apt: Option<&Apt>, name: &str, what: &str, minor: u32, why: &s
         .args(["install", what])
         .env("GOBIN", &folder)
         .env("CGO_ENABLED", "0")
-        // Keeps Go from fetching another toolchain.
+        // Keep Go from downloading another toolchain.
         .env("GOTOOLCHAIN", "local"))?;
     mark(&folder, what)
 }
 
-/// Debian has no package of it, and all that npm needs is too much for one test.
+/// Debian has no package for it, and npm's dependencies are too much for one test.
 fn buf(_: Option<&Apt>) -> Result<()> {
     const PACKAGE: &str = "@bufbuild/buf@1.75.0";
     let folder = folder("buf")?;
@@ -352,14 +353,14 @@ fn ipfix_dump(apt: Option<&Apt>) -> Result<()> {
     apt.install(&["libfixbuf-tools"], "it reads an agent's IPFIX")
 }
 
-/// What the programs of a package are linked to.
+/// How the programs of a package are linked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Links {
     Nothing,
     Libraries,
 }
 
-/// Unpacked and not installed: the package would start a server on this machine. Libraries are installed.
+/// Unpacks the package without installing it, since it would start a server on this machine. Installs its libraries.
 fn unpack(apt: Option<&Apt>, package: &str, why: &str, links: Links) -> Result<()> {
     let folder = folder(package)?;
     if is_marked(&folder, package) {
@@ -388,7 +389,7 @@ fn unpack(apt: Option<&Apt>, package: &str, why: &str, links: Links) -> Result<(
     mark(&folder, package)
 }
 
-/// Installs Debian's Go if the machine has none that can compile this program.
+/// Installs Debian's Go unless the machine has one that can compile this program.
 fn install_go(apt: Option<&Apt>, program: &str, minor: u32) -> Result<()> {
     let mut version = Command::new("go");
     version

@@ -1,5 +1,6 @@
-//! Runs the tests that take minutes, or whose set-up does, so that CI does without them: those of the agent that are marked
-//! `#[ignore = "cargo xtask test-consumers"]`, with foreign programs, or `#[ignore = "cargo xtask test-delivery"]`.
+//! Runs the tests that take minutes, or whose set-up does, and that CI therefore skips. They are the agent's tests
+//! marked `#[ignore = "cargo xtask test-consumers"]`, which use third-party programs, or `#[ignore = "cargo xtask
+//! test-delivery"]`.
 
 use std::process::ExitCode;
 
@@ -13,7 +14,7 @@ use crate::{
     workspace::{cargo, run},
 };
 
-/// The module of the second kind.
+/// The module with the tests marked `test-delivery`.
 const DELIVERY: &str = "collect::delivery";
 
 #[derive(clap::Args)]
@@ -22,8 +23,8 @@ pub struct Arguments {
     name: Option<String>,
 }
 
-/// Installs what they need, runs them, and prints the count as the last line. What cannot be installed makes its tests
-/// skip themselves, with the reason.
+/// Installs the clients, runs their tests and prints the count as the last line. If a client cannot be installed, its
+/// tests skip themselves, with the reason.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Test)?;
     clients::set_up();
@@ -36,7 +37,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(count.report())
 }
 
-/// Runs fifty agents, two collectors and a broker, and kills them for three minutes. Prints what was delivered.
+/// Runs fifty agents, two collectors and a broker for three minutes, killing them at random. Prints what was delivered.
 pub fn test_delivery() -> Result<ExitCode> {
     setup(Purpose::Test)?;
     clients::set_up();

@@ -11,14 +11,14 @@ const FAILED: &str = "failed: ";
 pub struct Count {
     pub passed: usize,
     pub failed: usize,
-    /// With reasons.
+    /// The skipped tests, with reasons.
     pub skipped: Vec<String>,
-    /// What is known of those that failed: names of tests, and errors.
+    /// The names of failed tests, and errors.
     pub failures: Vec<String>,
 }
 
 impl Count {
-    /// Counts a failure, and says at once what it is.
+    /// Counts a failure and prints it at once.
     pub fn fail(&mut self, error: impl Display) {
         let error = format!("{error:#}");
         eprintln!("error: {error}");
@@ -26,8 +26,7 @@ impl Count {
         self.failures.push(error);
     }
 
-    /// Prints the skipped and the failed tests and, in the last line, the numbers. Returns the exit status that
-    /// follows.
+    /// Prints the skipped and failed tests, then the totals in the last line. Returns the exit status.
     pub fn report(&self) -> ExitCode {
         for skipped in &self.skipped {
             println!("{SKIPPED}{skipped}");
@@ -48,7 +47,7 @@ impl Count {
         }
     }
 
-    /// Reads what [`Count::report`] prints at the end of an output.
+    /// Parses the summary that [`Count::report`] prints at the end of an output.
     pub fn from_report(output: &str) -> Option<Self> {
         let lines = |prefix| {
             let lines = output
@@ -77,8 +76,8 @@ impl Count {
         self.failures.extend(other.failures);
     }
 
-    /// Adds a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`, and takes the name from one such as
-    /// `test tests::one … FAILED`.
+    /// Adds the totals from a line such as `test result: ok. 14 passed; 0 failed; 1 ignored; …`, or the failed test's
+    /// name from a line such as `test tests::one … FAILED`.
     pub fn add_result(&mut self, line: &str) {
         let named = line.strip_prefix("test ");
         if let Some(name) = named.and_then(|rest| rest.strip_suffix(" ... FAILED")) {

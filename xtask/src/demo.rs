@@ -1,4 +1,4 @@
-//! A demonstration: real traffic between two namespaces, and what a gRPC consumer sees of it.
+//! A demonstration: sends real traffic between two namespaces and shows it as a gRPC consumer sees it.
 
 use std::{
     env,
@@ -58,7 +58,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Everything made here is gone when it returns, since the lab and the processes clean up after themselves.
+/// Leaves nothing behind, since the lab and the processes clean up after themselves.
 fn show(agent: &Path, duration: Duration) -> Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -123,14 +123,14 @@ fn watch(agent: &Path, socket: &str, duration: Duration, interrupted: &AtomicBoo
     }
 }
 
-/// TCP, UDP and ICMP echo over both IP versions, again and again.
+/// Repeats TCP, UDP and ICMP echo traffic over both IP versions until stopped.
 fn converse(lab: &Lab, stop: &AtomicBool) {
     let round = || -> Result<()> {
         for version in [IpVersion::V4, IpVersion::V6] {
             traffic::tcp(&lab.peer, &lab.agent, version, 8080, 500_000)?;
             traffic::udp(&lab.peer, &lab.agent, version, 5353, 20, 300)?;
             traffic::ping(&lab.peer, &lab.agent, version, 3)?;
-            // A conversation that the agent's own host opens.
+            // A connection that the agent's own host opens.
             traffic::tcp(&lab.agent, &lab.peer, version, 9090, 20_000)?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Holds the dependencies against `deny.toml`: licences, duplicate versions, where they come from.
+//! Checks the dependencies against `deny.toml`: licences, duplicate versions, sources.
 
 use std::process::{Command, ExitCode};
 
@@ -15,7 +15,7 @@ const MANIFESTS: [&str; 3] = [
     "benches/ebpf/Cargo.toml",
 ];
 
-/// Needs no network, since it asks for no advisories.
+/// Needs no network, since it does not check advisories.
 pub fn deny() -> Result<ExitCode> {
     let program = tool("deny", VERSION, "looks at the dependencies")?;
     for manifest in MANIFESTS {

@@ -1,7 +1,7 @@
-//! Builds what is installed elsewhere: a Debian package and a tarball, with their checksums.
+//! Builds the release files: a Debian package and a tarball, with checksums.
 //!
-//! The binary is linked to the C library of this machine, which must ask for no symbols newer than [`FLOOR`].
-//! Debian 12 is the newest release that builds one (its own library has nothing of 2.35 or 2.36 that we use).
+//! The binary links to this machine's C library and must not need symbols newer than [`FLOOR`]. Debian 12 is the newest
+//! release that can build such a binary: we use no symbol that its library added in 2.35 or 2.36.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 const CARGO_DEB: &str = "3.8.0";
 /// The GNU C library of Ubuntu 22.04, the oldest that the package promises to start with.
 const FLOOR: Version = (2, 35);
-/// With room for little more: 12.8 MiB are in use.
+/// The limit has little headroom: the binary has 12.8 MiB.
 const MAX_BINARY_BYTES: u64 = 14 << 20;
 
 type Version = (u32, u32);
@@ -35,10 +35,10 @@ pub enum Profile {
     Dev,
 }
 
-/// The binary, and what it writes about itself.
+/// The binary, with the manual pages and completions that it generates.
 pub struct Built {
     profile: Profile,
-    /// Has `flow-agent`, `man/` and `completions/`.
+    /// Contains `flow-agent`, `man/` and `completions/`.
     folder: PathBuf,
 }
 
@@ -60,7 +60,7 @@ pub fn dist() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds the binary, and has it write its manual pages and completions.
+/// Builds the binary and runs it to generate its manual pages and completions.
 pub fn build(profile: Profile) -> Result<Built> {
     let build: &[&str] = match profile {
         Profile::Packaged => &[
@@ -71,7 +71,8 @@ pub fn build(profile: Profile) -> Result<Built> {
             "--profile",
             "packaged",
         ],
-        // The one that `cargo xtask test` has built: with the workspace, its dependencies have other features.
+        // The same build as `cargo xtask test`: only with the whole workspace do the dependencies get the same
+        // features.
         Profile::Dev => &[
             "test",
             "--locked",
@@ -94,7 +95,7 @@ pub fn build(profile: Profile) -> Result<Built> {
     }
     let man = folder.join("man");
     run(Command::new(&binary).arg("man").arg(&man))?;
-    // Debian's policy asks for it (12.1); without a time, the same pages make the same files.
+    // Debian's policy requires it (12.1). Without a timestamp, equal pages give equal files.
     run(Command::new("gzip")
         .args(["-9", "--no-name", "--recursive"])
         .arg(&man))?;
@@ -119,7 +120,7 @@ impl Profile {
         }
     }
 
-    /// Under the target folder.
+    /// Relative to the target folder.
     fn folder(self) -> &'static str {
         match self {
             Self::Packaged => "packaged",
@@ -129,7 +130,7 @@ impl Profile {
 }
 
 impl Built {
-    /// Makes the package as `agent/Cargo.toml` describes it, under another version if one is given.
+    /// Builds the package that `agent/Cargo.toml` describes, optionally under another version.
     pub fn debian_package(&self, into: &Path, version: Option<&str>) -> Result<PathBuf> {
         fs::create_dir_all(into).with_context(|| format!("make {}", into.display()))?;
         let mut cargo_deb = Command::new(tool("deb", CARGO_DEB, "makes the Debian package")?);
@@ -144,7 +145,7 @@ impl Built {
             .args(["--no-build", "--quiet", "--output"])
             .arg(into)
             .args(match self.profile {
-                // It is stripped, and checked as it is.
+                // Already stripped. Ship exactly the binary that was checked.
                 Profile::Packaged => &["--no-strip"][..],
                 Profile::Dev => &["--strip", "--fast"],
             })
@@ -160,8 +161,7 @@ impl Built {
         made.with_context(|| format!("cargo-deb made no package in {}", into.display()))
     }
 
-    /// Where the package has to put each file of the source tree, and of what was built. cargo-deb adds the unit and the
-    /// licence.
+    /// The path in the package of each file from the source tree or the build. cargo-deb adds the unit and the licence.
     pub fn declared(&self) -> Result<BTreeMap<PathBuf, PathBuf>> {
         declared(Some(&self.folder))
     }
@@ -211,7 +211,7 @@ impl Built {
     }
 }
 
-/// Fails if the binary is larger than promised, or needs a newer C library.
+/// Fails if the binary exceeds the size limit or needs a newer C library.
 fn check(binary: &Path, profile: Profile) -> Result<()> {
     let size = fs::metadata(binary)
         .with_context(|| format!("find {}", binary.display()))?
@@ -253,7 +253,7 @@ fn check(binary: &Path, profile: Profile) -> Result<()> {
     Ok(())
 }
 
-/// The newest version of the C library among the symbols that `objdump -T` lists, with the symbol.
+/// The newest C library version among the symbols that `objdump -T` lists, with its symbol.
 fn newest_needed(symbols: &str) -> Option<(Version, &str)> {
     let lines = symbols.lines().filter(|line| line.contains("*UND*"));
     lines
@@ -261,15 +261,15 @@ fn newest_needed(symbols: &str) -> Option<(Version, &str)> {
             let (_, after) = line.split_once("GLIBC_")?;
             let (version, symbol) = after.split_once([')', ' '])?;
             let (major, minor) = version.split_once('.')?;
-            // 2.2.5 has a third number.
+            // Ignore a third component, as in 2.2.5.
             let minor = minor.split('.').next()?;
             Some(((major.parse().ok()?, minor.parse().ok()?), symbol.trim()))
         })
         .max()
 }
 
-/// Where the package puts each file, as `agent/Cargo.toml` says. Without a folder of what was built, only those of the source
-/// tree.
+/// The path in the package of each file, from `agent/Cargo.toml`. Without the folder of built files, lists only the
+/// files from the source tree.
 fn declared(built: Option<&Path>) -> Result<BTreeMap<PathBuf, PathBuf>> {
     let metadata = MetadataCommand::new()
         .current_dir(root())
@@ -304,7 +304,7 @@ fn declared(built: Option<&Path>) -> Result<BTreeMap<PathBuf, PathBuf>> {
     Ok(files)
 }
 
-/// A file, or all of a folder (`*`), or those with an ending (`*.md`).
+/// A file, all files in a folder (`*`), or all with a suffix (`*.md`).
 fn matching(path: &Path) -> Result<Vec<PathBuf>> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(end) = name.and_then(|name| name.strip_prefix('*')) else {
@@ -330,14 +330,14 @@ fn packages(folder: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Copies a file or a folder, and what links in it stand for.
+/// Copies a file or a folder, following links.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     let parent = to.parent().context("a file lies in a folder")?;
     fs::create_dir_all(parent).with_context(|| format!("make {}", parent.display()))?;
     run(Command::new("cp").args(["-r", "-L"]).args([from, to]))
 }
 
-/// Writes `SHA256SUMS`, which `sha256sum --check` reads in the folder.
+/// Writes `SHA256SUMS`, for `sha256sum --check` in that folder.
 pub fn checksums(folder: &Path, files: &[PathBuf]) -> Result<PathBuf> {
     let names = files.iter().filter_map(|file| file.file_name());
     let output = Command::new("sha256sum")
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(newest_needed(""), None);
     }
 
-    /// A reader of the package has these documents and no others.
+    /// Only these documents are in the package.
     #[test]
     fn every_link_of_the_packages_documents_leads_to_a_file_of_the_package() {
         let files = declared(None).unwrap();
@@ -396,7 +396,7 @@ mod tests {
         assert!(links > 20, "{links} links");
     }
 
-    /// Without `..`.
+    /// Resolves `..`.
     fn normal(path: &Path) -> PathBuf {
         let mut normal = PathBuf::new();
         for part in path.components() {

@@ -1,7 +1,7 @@
-//! Fuzzes the parser for some time, and prints a frame that breaks a promise.
+//! Fuzzes the parser for a given time and prints any frame that breaks a promise.
 //!
-//! It needs no nightly compiler: coverage comes from LLVM's own pass over a target's crate. There is no
-//! sanitizer, since safe code has little use for one.
+//! Needs no nightly compiler: LLVM's own pass instruments the target's crate for coverage. Uses no sanitizer, which
+//! would find little in safe code.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     workspace::{as_root, cargo, run, target_dir},
 };
 
-/// The compiler options that cargo-fuzz uses, without the sanitizer.
+/// The compiler options of cargo-fuzz, without the sanitizer.
 const COVERAGE: &[&str] = &[
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -28,7 +28,7 @@ const COVERAGE: &[&str] = &[
     "-Ccodegen-units=1",
 ];
 
-/// Longer frames teach the parser nothing.
+/// Longer frames reach no further code in the parser.
 const LONGEST_INPUT_BYTES: u32 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -65,7 +65,7 @@ pub fn fuzz(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A target that is built.
+/// A built target.
 pub struct Fuzzer {
     target: Target,
     program: PathBuf,
@@ -83,7 +83,7 @@ impl Target {
         self == Self::Kernel
     }
 
-    /// Gives coverage to the target's own crate only, so that all others are those that the tests use.
+    /// Instruments only the target's own crate, so that all other crates are the ones that the tests use.
     pub fn build(self) -> Result<Fuzzer> {
         let mut build = cargo(&[
             "rustc",
@@ -102,12 +102,12 @@ impl Target {
 }
 
 impl Fuzzer {
-    /// Runs the corpus and what earlier runs found, then more. An error names the input that failed; its
-    /// frame has been printed before.
+    /// Runs the corpus and the inputs that earlier runs found, then new ones. An error names the failed input, whose
+    /// frame is already printed.
     pub fn run(&self, time: Duration, arguments: &[String], verbose: bool) -> Result<()> {
         let folder = target_dir()?.join("fuzz").join(self.target.name());
         let (seeds, found) = (folder.join("seeds"), folder.join("found"));
-        // Frames that have left the corpus are not seeds.
+        // Remove old seeds, whose frames may no longer be in the corpus.
         drop(fs::remove_dir_all(&seeds));
         for folder in [&seeds, &found] {
             fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
@@ -118,14 +118,14 @@ impl Fuzzer {
             Command::new(&self.program)
         };
         fuzzer
-            // libFuzzer ignores this. The target writes the corpus there before libFuzzer reads it.
+            // libFuzzer ignores this option. The target writes the corpus to this folder before libFuzzer reads it.
             .arg(format!("--seeds={}", seeds.display()))
             .arg(format!("-max_total_time={}", time.as_secs().max(1)))
             .arg(format!("-max_len={LONGEST_INPUT_BYTES}"))
             .arg(format!("-artifact_prefix={}/", folder.display()))
             .args(["-timeout=120", "-print_final_stats=1"])
             .args(arguments);
-        // A given input is run alone.
+        // With an input given, run only that.
         if !arguments
             .iter()
             .any(|argument| Path::new(argument).is_file())
@@ -158,7 +158,7 @@ impl Fuzzer {
     }
 }
 
-/// Whether the line is one of libFuzzer's last ones, which say how much was run.
+/// Whether the line is one of libFuzzer's final statistics.
 fn is_figure(line: &str) -> bool {
     line.starts_with("Done ") || line.starts_with("stat::new_units_added")
 }

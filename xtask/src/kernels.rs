@@ -1,5 +1,5 @@
-//! Runs the tests that need a kernel on the kernels of other Debian releases. It prints a line for each
-//! kernel, and the count as the last line.
+//! Runs the tests that need a kernel on the kernels of other Debian releases. Prints a line per kernel, and the count
+//! as the last line.
 
 #![expect(
     clippy::print_stdout,
@@ -28,21 +28,21 @@ use judge::judge;
 use modules::Modules;
 use packages::KernelPackage;
 
-/// Debian's releases by name, with the kernel that each has.
+/// Debian's releases by name, with the version of each kernel.
 const SUITES: &[(&str, &str)] = &[
-    // The oldest that the agent promises to run on, and the last without TCX.
+    // The oldest supported kernel, and the last one without TCX.
     FLOOR,
     ("trixie", "6.12"),
-    // Debian's backports follow the newest kernel; which one that is the table says.
+    // Debian's backports follow the newest kernel. The table in the output shows which version that is.
     ("trixie-backports", "newest"),
 ];
 
 const FLOOR: (&str, &str) = ("bookworm", "6.1");
 
-/// What `cargo xtask test` runs there: modules of the agent's tests, and parts of the names of tests in them.
+/// What `cargo xtask test` runs on the oldest kernel: modules of the agent's tests, and parts of test names in them.
 const FLOOR_MODULES: [&str; 3] = ["exact", "devices", "lockdown"];
 const FLOOR_TESTS: [&str; 9] = [
-    // Loads them with and without opened tunnels.
+    // Loads every program with and without decapsulation.
     "every_program",
     "both_directions_are_one_flow",
     "an_elephant_from_two_cpus",
@@ -54,8 +54,8 @@ const FLOOR_TESTS: [&str; 9] = [
     "on_a_kernel_that_is_locked_down",
 ];
 
-/// The modules that the tests need, among them one for every device that they make. Each of [`SUITES`] has
-/// all of them, so a test that misses one has failed.
+/// The kernel modules that the tests need, including one for each kind of device. Every kernel of [`SUITES`] has all of
+/// them, so a test that skips itself for lack of a module counts as failed.
 const MODULES: &[&str] = &[
     "veth",
     "tun",
@@ -109,7 +109,7 @@ pub struct Arguments {
     filter: Vec<String>,
 }
 
-/// What every guest gets.
+/// The input of every guest.
 struct Load<'a> {
     tests: Vec<Test>,
     archive: Archive,
@@ -118,7 +118,7 @@ struct Load<'a> {
     filter: &'a [String],
 }
 
-/// The result of a guest, or of all on one kernel.
+/// The result of one guest, or of all guests on one kernel.
 struct Row {
     suite: &'static str,
     release: String,
@@ -126,7 +126,7 @@ struct Row {
     count: Count,
 }
 
-/// Runs every kernel to its end, whatever fails.
+/// Tests every kernel to the end, even after a failure.
 pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     let suites = suites(&arguments.kernels)?;
     if !cfg!(target_arch = "x86_64") {
@@ -148,13 +148,13 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     };
     let at_once = at_once();
     let shares = shares(&load.tests, at_once);
-    // Fetched one after the other, since apt locks its lists.
+    // One after the other, since apt locks its lists.
     let kernels: Vec<_> = suites
         .into_iter()
         .map(|suite| (suite, packages::kernel(suite.0, arguments.renew)))
         .collect();
     let guests = kernels.iter().flat_map(|(suite, kernel)| {
-        // What cannot be had has failed once.
+        // A kernel that could not be fetched counts as one failure.
         let guests = if kernel.is_ok() { shares.len() } else { 1 };
         let numbered = (1..).zip(&shares).take(guests);
         numbered.map(move |(number, tests)| (*suite, kernel, number, tests))
@@ -180,7 +180,8 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(report(rows))
 }
 
-/// The tests in up to so many parts of as many tests, each in the order of all, so that no CPU is idle at the end.
+/// Splits the tests into at most `most` shares with similar numbers of tests, so that all CPUs finish at about the same
+/// time. Keeps their order within a share.
 fn shares(tests: &[Test], most: usize) -> Vec<Vec<Test>> {
     let mut shares = vec![(0, Vec::new()); most.min(tests.len())];
     let mut longest_first: Vec<_> = tests.iter().enumerate().collect();
@@ -198,7 +199,7 @@ fn shares(tests: &[Test], most: usize) -> Vec<Vec<Test>> {
     shares.into_iter().map(in_order).collect()
 }
 
-/// How many guests run at the same time: each keeps one CPU busy, and has its memory.
+/// The number of guests to run in parallel, limited by CPUs and by memory: each guest keeps one CPU busy.
 fn at_once() -> usize {
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -212,8 +213,8 @@ fn at_once() -> usize {
     cpus.min(usize::try_from(fitting).unwrap_or(cpus)).max(1)
 }
 
-/// Tests that the oldest kernel takes every program and counts exactly at TC, at XDP and on devices that the kernel of a
-/// CI machine often lacks, for `cargo xtask test`. The results go into `count`.
+/// Checks, for `cargo xtask test`, that the oldest kernel loads every program and that counting is exact at TC, at XDP
+/// and on devices that a CI machine's kernel often lacks. Adds the results to `count`.
 pub fn on_the_floor(count: &mut Count) {
     let (_, version) = FLOOR;
     if !cfg!(target_arch = "x86_64") {
@@ -249,7 +250,7 @@ pub fn on_the_floor(count: &mut Count) {
     }
 }
 
-/// The releases that were asked for by name or by version, or all of them.
+/// The releases requested by name or version, or all of them.
 fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>> {
     if asked.is_empty() {
         return Ok(SUITES.iter().collect());
@@ -265,8 +266,8 @@ fn suites(asked: &[String]) -> Result<Vec<&'static (&'static str, &'static str)>
         .collect()
 }
 
-/// Runs these tests on one kernel. A kernel that cannot be had, or a guest that does not come to its end, has failed. `place` is
-/// the folder for what the guest prints.
+/// Runs these tests on one kernel. It is a failure if the kernel cannot be fetched or the guest does not finish.
+/// `place` is the folder for the guest's output.
 fn run(
     &(suite, version): &'static (&'static str, &'static str),
     kernel: &Result<KernelPackage>,

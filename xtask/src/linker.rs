@@ -1,4 +1,4 @@
-//! Installs a bpf-linker in the user's cache, built on an LLVM at least as new as the compiler's.
+//! Builds a bpf-linker in the user's cache, with an LLVM at least as new as the compiler's.
 
 use std::{
     env, fs,
@@ -16,15 +16,15 @@ use crate::{
 
 const VERSION: &str = "0.13.0";
 
-/// The LLVM versions that this bpf-linker can be built on, with the name of the variable by which
-/// the crate `llvm-sys` finds each.
+/// The LLVM versions that this bpf-linker supports, with the environment variable in which the crate `llvm-sys` expects
+/// the path of each.
 const LLVM_VERSIONS: &[(u32, &str)] = &[
     (21, "LLVM_SYS_211_PREFIX"),
     (22, "LLVM_SYS_221_PREFIX"),
     (23, "LLVM_SYS_231_PREFIX"),
 ];
 
-/// Whether there is a linker that runs. If it is one of ours, it must be the one that we would install.
+/// Whether a linker runs. One that we built must also be the version that we would install.
 pub fn is_ready(compiler: &Compiler) -> Result<bool> {
     let Some(linker) = ebpf_toolchain::find_linker() else {
         return Ok(false);
@@ -76,7 +76,8 @@ pub fn install(apt: &Apt, compiler: &Compiler) -> Result<()> {
         ])
         .args(["--no-default-features", "--features", &feature, "--root"])
         .arg(&root)
-        // What takes time in it is LLVM: optimized, it compiles three times as long and links no faster.
+        // Linking spends its time in LLVM. An optimized linker takes three times as long to compile and links no
+        // faster.
         .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
         .env("LLVM_PREFIX", &prefix)
@@ -84,7 +85,7 @@ pub fn install(apt: &Apt, compiler: &Compiler) -> Result<()> {
     run(&mut cargo)
 }
 
-/// The major version of the LLVM in a Rust compiler.
+/// The major version of a Rust compiler's LLVM.
 fn llvm_major(compiler: &Compiler) -> Result<u32> {
     let rustc = Path::new(&compiler.rustc);
     let version = stdout(Command::new(rustc).arg("-vV")).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Tests the tests: puts faults into the sources, one at a time, and expects a test to fail.
+//! Tests the tests: inserts faults into the sources, one at a time, and expects a test to fail.
 //!
-//! cargo-mutants makes the faults that can be tried on the host. Those in the kernel, and those that only a
-//! race shows, are kept in a table ([`mod@faults`]), each with the test that must catch it.
+//! cargo-mutants generates the faults that can be tested on the host. A table ([`mod@faults`]) keeps faults in the
+//! kernel programs and faults that only a race reveals, each with the test that must catch it.
 
 #![expect(
     clippy::print_stdout,
@@ -68,8 +68,8 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
         );
     }
     let folder = target_dir()?.join("mutants");
-    // A copy, to spare the user's sources. The faults are made in place there, so that each costs no more
-    // than building a changed line.
+    // A copy protects the user's sources. cargo-mutants changes it in place, so that each fault only costs rebuilding
+    // the changed code.
     let tree = Tree::copy(&folder.join("tree"))?;
     let mut survived = false;
     for part in PARTS {
@@ -88,7 +88,7 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
             .args(part.arguments)
             .current_dir(tree.root())
             .env("CARGO_TARGET_DIR", folder.join("target"))
-            // What counts is that a test fails, not the smallest frame that does it.
+            // It is enough that a test fails, so do not shrink the frame.
             .env("PROPTEST_MAX_SHRINK_ITERS", "0")
             .arg("--output")
             .arg(folder.join(part.name));
@@ -115,8 +115,8 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     })
 }
 
-/// Tries each fault of the table whose name contains one of the words; without words, all of them. Its test has to fail this
-/// often, one time after the other.
+/// Tries each fault of the table whose name contains one of the words, or every fault if there are no words. Its test
+/// must fail `times` times in a row.
 fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
     let wanted = |fault: &&Fault| {
         words.is_empty() || words.iter().any(|word| fault.name.contains(word.as_str()))
@@ -137,7 +137,7 @@ fn kept_faults(words: &[String], times: u32) -> Result<ExitCode> {
     let mut count = Count::default();
     let mut sound: Vec<Target> = Vec::new();
     for fault in faults {
-        // First the test has to pass without the fault, or its failure would say nothing.
+        // The test must pass without the fault first. Otherwise its failure would prove nothing.
         let verdict = if sound.contains(&fault.target) {
             Ok(Verdict::Passed)
         } else {
@@ -195,12 +195,12 @@ enum Verdict {
 struct Bench<'a> {
     tree: &'a Tree,
     target: PathBuf,
-    /// The file in which tests say that they did not run.
+    /// The file in which tests record that they were skipped.
     skipped: PathBuf,
 }
 
 impl Bench<'_> {
-    /// Fails if the tree does not compile, since nothing was tested then.
+    /// Fails if the tree does not compile, since then nothing was tested.
     fn run(&self, target: &Target) -> Result<Verdict> {
         drop(std::fs::remove_file(&self.skipped));
         let cargo = || {

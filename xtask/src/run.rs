@@ -1,4 +1,4 @@
-//! Runs the agent for a person at a terminal. It replaces this process.
+//! Runs the agent on a terminal. It replaces this process.
 
 use std::{env, os::unix::process::CommandExt as _, process::ExitCode};
 
@@ -9,7 +9,7 @@ use crate::{
     workspace::{as_root, build_agent},
 };
 
-/// The settings for a person at a terminal who did not choose others.
+/// Settings suited to a terminal, unless the user sets others.
 const DEFAULTS: &[(&str, &str, &str)] = &[
     ("--output", "FLOW_AGENT_OUTPUT", "table"),
     ("--scan-interval", "FLOW_AGENT_SCAN_INTERVAL", "2s"),

@@ -1,5 +1,5 @@
-//! Installs the Debian package in a Debian whose PID 1 is systemd, and checks the service from the installation to
-//! the purge. It prints a line for each check, with what was seen, and the count as the last line.
+//! Installs the Debian package on a Debian whose PID 1 is systemd, and checks the service from installation to purge.
+//! Prints a line for each check, with its findings, and the count as the last line.
 
 mod checks;
 mod machine;
@@ -51,7 +51,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Err(error).context("start this program as root, since namespaces need root")
 }
 
-/// The same for `cargo xtask test`. It takes a minute, and three more when it makes the root file system.
+/// The same for `cargo xtask test`. Takes a minute, and three more to create the root file system the first time.
 pub fn in_the_suite(count: &mut Count) {
     if !lab::privilege::is_root() && !has_command("sudo") {
         return count.skipped.push("service: needs root".to_owned());
@@ -70,7 +70,7 @@ pub fn in_the_suite(count: &mut Count) {
     }
 }
 
-/// This program as root, with packages that this user builds here.
+/// This program as root, on packages that it first builds as this user.
 fn as_root_on_packages(profile: Profile) -> Result<Command> {
     let packages = packages(profile)?;
     let cache = ebpf_toolchain::cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
@@ -81,8 +81,8 @@ fn as_root_on_packages(profile: Profile) -> Result<Command> {
     Ok(command)
 }
 
-/// Builds the package, the same under a later version, and the tarball with its checksum. `declared` lists the files that
-/// the package has to have.
+/// Builds the package, the same package under a later version, and the tarball with its checksum. `declared` lists the
+/// files that must be in the package.
 fn packages(profile: Profile) -> Result<PathBuf> {
     let folder = target_dir()?.join("test-service");
     if folder.exists() {
@@ -102,8 +102,7 @@ fn packages(profile: Profile) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Runs the checks one after the other. Each begins where the one before ended, so the first that fails is the
-/// last.
+/// Runs the checks in order. Each continues where the previous one ended, so the first failure ends the run.
 fn check(packages: &Path, cache: &Path, count: &mut Count) {
     if !lab::kernel::is_at_least(6, 6) {
         let reason = "service: what is attached is asked of TCX, which the kernel has from 6.6";
@@ -141,7 +140,7 @@ fn check(packages: &Path, cache: &Path, count: &mut Count) {
 
 fn prepare(packages: &Path, root: &Path) -> Result<Service> {
     let lab = Lab::quiet()?;
-    // What the service watches without any settings.
+    // By default the service watches the interface with the default route.
     let interface = &lab.agent.interface;
     lab.agent
         .namespace

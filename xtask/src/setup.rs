@@ -1,4 +1,4 @@
-//! Installs what a task needs and the machine lacks. If nothing is missing, it prints nothing.
+//! Installs the tools that a task needs and the machine lacks. Prints nothing if nothing is missing.
 
 use std::process::{Command, ExitCode};
 
@@ -12,7 +12,7 @@ use crate::{
     workspace::{cargo, has_command, run},
 };
 
-/// What the tools are for. Each purpose also needs everything that those before it need.
+/// The purpose of a tool. Each purpose includes all tools of the purposes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Purpose {
     Run,
@@ -22,7 +22,7 @@ pub enum Purpose {
     Kernels,
 }
 
-/// A program, the package that has it, and what it is for.
+/// A program, its packages, and its use.
 struct Tool {
     command: &'static str,
     packages: &'static [&'static str],
@@ -104,7 +104,7 @@ const TOOLS: &[Tool] = &[
         needed_from: Purpose::Test,
     },
     Tool {
-        // The command that python3-scapy, the package of the library, puts on the PATH.
+        // The command that the library's package python3-scapy installs.
         command: "scapy3",
         packages: &["python3-scapy"],
         why: "makes those captures",
@@ -155,7 +155,7 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Installs everything that is missing and prints what will compile the eBPF programs.
+/// Installs all missing tools and prints which compiler builds the eBPF programs.
 pub fn report() -> Result<ExitCode> {
     setup(Purpose::Test)?;
     clients::set_up();
@@ -166,7 +166,7 @@ pub fn report() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Installs what is missing for the purpose, but for the tests' [`clients`].
+/// Installs the missing tools for the purpose, except the tests' [`clients`].
 pub fn setup(purpose: Purpose) -> Result<()> {
     let apt = Apt::find();
     for tool in TOOLS {
@@ -204,17 +204,17 @@ fn compiler(apt: Option<&Apt>) -> Result<Compiler> {
             return Ok(compiler);
         }
     }
-    // If nothing is found, this fails and lists what to install.
+    // If there is no compiler, this fails and lists the packages to install.
     ebpf_toolchain::find().map(|toolchain| toolchain.compiler)
 }
 
-/// Prints why apt did not help. The error that follows says what would.
+/// Prints why apt did not help. The error that follows tells the user what would.
 fn explain(error: &anyhow::Error) -> Result<()> {
     eprintln!("setup: {error:#}");
     ebpf_toolchain::find().map(drop)
 }
 
-/// Makes sure of clippy and rustfmt. rustup installs them with the toolchain, unless it was told not to.
+/// Installs clippy and rustfmt if they are missing. By default rustup installs them with the toolchain.
 fn rustup_components() -> Result<()> {
     for (subcommand, component) in [("clippy", "clippy"), ("fmt", "rustfmt")] {
         let found = cargo(&[subcommand, "--version"])

@@ -44,7 +44,7 @@ pub struct Arguments {
     cargo_test: Vec<String>,
 }
 
-/// Runs everything to the end, whatever fails. The exit status says whether anything did.
+/// Runs everything to the end, even after a failure. The exit status tells whether anything failed.
 pub fn test(arguments: &Arguments) -> ExitCode {
     let mut outcome = Outcome::default();
     match outcome.part("set-up", |_| setup(Purpose::Test)) {
@@ -64,7 +64,7 @@ pub fn test(arguments: &Arguments) -> ExitCode {
     outcome.report()
 }
 
-/// What was counted, and how long each part took.
+/// The counts, and the duration of each part.
 #[derive(Default)]
 struct Outcome {
     count: Count,
@@ -85,8 +85,9 @@ impl Outcome {
         }
     }
 
-    /// No step but the tests needs the clients, which are waited for rather than computed. Most tests wait for
-    /// something, too, and a virtual machine keeps one CPU busy: together they take not much longer than one of them.
+    /// Runs the parts in parallel where that saves time. Only the tests need the clients, and downloading them takes
+    /// little CPU. Most tests mainly wait, and a virtual machine keeps only one CPU busy, so both together take little
+    /// longer than one alone.
     fn everything(&mut self, cargo_test: &[&str]) {
         let build = [&cargo_test[..1], &["--no-run"], &cargo_test[1..]].concat();
         let (others, result) = beside(
@@ -126,7 +127,7 @@ impl Outcome {
     }
 }
 
-/// Does two things at once. Returns the outcome of the first and the result of the second.
+/// Runs two things in parallel. Returns the outcome of the first and the result of the second.
 fn beside<T>(first: impl FnOnce(&mut Outcome) + Send, second: impl FnOnce() -> T) -> (Outcome, T) {
     thread::scope(|scope| {
         let first = scope.spawn(|| {
@@ -144,7 +145,7 @@ fn beside<T>(first: impl FnOnce(&mut Outcome) + Send, second: impl FnOnce() -> T
     })
 }
 
-/// A loop for each CPU, until it is dropped.
+/// Keeps every CPU busy until dropped.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -177,8 +178,8 @@ fn checks(count: &mut Count) {
     for package in ["agent-ebpf", "benches/ebpf"] {
         let manifest = format!("--manifest-path {package}/Cargo.toml");
         checks.push(words(&format!("fmt {manifest} --check")));
-        // Built for the host, since clippy needs the compiler that it came with. Built for release, since
-        // only that profile aborts on a panic, and a program without `std` cannot unwind.
+        // Check for the host, since clippy needs the compiler that it came with. Use the release profile, since only
+        // that aborts on a panic, and a program without `std` cannot unwind.
         checks.push(words(&format!(
             "clippy --release {manifest} --target-dir target/ebpf-checks --bins -- -D warnings"
         )));
@@ -217,7 +218,7 @@ fn fuzz_for_a_minute(count: &mut Count) {
     }
 }
 
-/// Runs `cargo test` with these arguments, passes its output on and adds up its results.
+/// Runs `cargo test` with these arguments, forwards its output and adds up its results.
 pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     let skip_log = SkipLog::new()?;
     let mut command = cargo(arguments);
@@ -249,7 +250,7 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     Ok(())
 }
 
-/// Lets the user build the tests and root run them. If sudo refuses, the privileged tests skip themselves.
+/// Builds the tests as the user and runs them as root. If sudo refuses, the privileged tests skip themselves.
 fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<()> {
     let allowed = has_command("sudo")
         && Command::new("sudo")
@@ -276,8 +277,8 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
     Ok(())
 }
 
-/// The file in which tests say that they did not run. It is in a folder of its own, since in a shared one the
-/// kernel refuses root access to a user's file (`fs.protected_regular`).
+/// The file in which tests record that they were skipped. It has its own folder, because in a shared one the kernel
+/// denies root access to a user's file (`fs.protected_regular`).
 struct SkipLog {
     folder: TempDir,
 }

@@ -12,21 +12,21 @@ use cargo_metadata::{Message, MetadataCommand};
 
 use crate::ebpf_toolchain::cache_root;
 
-/// The project's root folder.
+/// The root folder of the project.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
         .expect("xtask lies in the root folder")
 }
 
-/// The cargo that started us, in the root folder.
+/// The cargo that started this program, with the root folder as working directory.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).current_dir(root());
     cargo
 }
 
-/// Runs a command to its end on our terminal. An error names what failed.
+/// Runs a command to the end on the terminal. The error names the command that failed.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -35,7 +35,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent for release and returns its path.
+/// Builds the agent in release mode and returns its path.
 pub fn build_agent() -> Result<PathBuf> {
     run(&mut cargo(&["build", "--release", "--package", "agent"]))?;
     Ok(target_dir()?.join("release/flow-agent"))
@@ -50,7 +50,7 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(metadata.target_directory.into())
 }
 
-/// Runs a cargo command that builds and returns the programs that it built.
+/// Runs a cargo build command and returns the programs that it built.
 pub fn built(mut build: Command) -> Result<Vec<PathBuf>> {
     let output = build
         .arg("--message-format=json-render-diagnostics")
@@ -67,15 +67,15 @@ pub fn built(mut build: Command) -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// The test program among those that cargo built, beside the agent that it starts.
+/// The test program among the programs that cargo built, which also include the agent that it starts.
 pub fn tests_among(built: &[PathBuf]) -> Result<&Path> {
     let is_test = |path: &&PathBuf| path.parent().is_some_and(|folder| folder.ends_with("deps"));
     let test = built.iter().find(is_test);
     Ok(test.with_context(|| format!("cargo built {built:?}, and no tests"))?)
 }
 
-/// The subcommand of cargo in this version: `cargo-NAME` from the PATH, or from the user's cache, where it is
-/// installed if need be.
+/// A cargo subcommand in this version: `cargo-NAME` from the PATH or from the user's cache. Installs it there if it is
+/// missing.
 pub fn tool(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
     let binary = format!("cargo-{name}");
     let works = |program: &Path| {
@@ -99,7 +99,7 @@ pub fn tool(name: &str, version: &str, purpose: &str) -> Result<PathBuf> {
     Ok(ours)
 }
 
-/// A command that runs the program as root: directly if we are root, else through `sudo` with our settings.
+/// A command that runs the program as root: directly if we are root, otherwise through `sudo` with our settings.
 pub fn as_root(program: &Path) -> Command {
     if lab::privilege::is_root() {
         return Command::new(program);
@@ -118,7 +118,7 @@ pub fn as_root(program: &Path) -> Command {
     sudo
 }
 
-/// A time such as 30s or 5m, in whole seconds and at least one.
+/// Parses a time such as 30s or 5m to whole seconds, at least one.
 pub fn seconds(text: &str) -> Result<Duration> {
     let time = humantime::parse_duration(text)?;
     ensure!(
@@ -128,7 +128,7 @@ pub fn seconds(text: &str) -> Result<Duration> {
     Ok(time)
 }
 
-/// Whether a program is on the PATH, or in a folder that only root's PATH has.
+/// Whether a program is on the PATH, or in a folder that only root's PATH contains.
 pub fn has_command(name: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let sbin = ["/usr/sbin", "/sbin"].map(PathBuf::from);

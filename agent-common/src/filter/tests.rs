@@ -55,7 +55,7 @@ impl Set {
         (self.rows.len() - 1) as u16
     }
 
-    /// Adds the table for one kind of term; `terms` says which rule asks for which index.
+    /// Adds the table for one kind of term; `terms` pairs each rule with its index in the table.
     fn table(&mut self, head: Head, terms: &[(u32, usize)]) {
         let mut without = self.rows[ALL_ROW as usize];
         for &(_, rule) in terms {
@@ -146,7 +146,7 @@ fn a_row_has_each_rule_that_was_put_in_and_not_taken_out() {
     assert_eq!(row, Row::NONE);
 }
 
-/// Each kind of term has a rule of its own, which is the first that the packet matches.
+/// Each kind of term has its own rule, which is the first that the packet matches.
 #[test]
 fn a_term_is_held_against_what_it_is_about() {
     let mut set = Set::new(6);
@@ -181,7 +181,7 @@ fn a_term_is_held_against_what_it_is_about() {
     assert_eq!(found([9, 9], 6, 130), counted(4));
     assert_eq!(found([9, 9], 6, 0), counted(5));
 
-    // An ICMP packet's port fields are no ports.
+    // The port fields of an ICMP packet are not ports.
     let mut packet = packets(4, [(HERE, 1000), (THERE, 1000)], 1)[0];
     packet.key.l4_kind = L4Kind::IcmpQuery as u8;
     let found = first_match(&set, &packet, 0);
@@ -228,7 +228,7 @@ fn addresses_are_asked_for_in_their_version_and_on_their_side() {
     }
 }
 
-/// The lowest match, with the first rule taken out of the `lacking` ones among the ten rows.
+/// The lowest match after removing the first rule from the `lacking` ones of the ten rows.
 fn lowest_where(words: u64, exclude: &Row, rules: &[usize], lacking: &[usize]) -> Option<Match> {
     let every = with_rules(&Row::NONE, rules.iter().copied());
     let rows: Vec<Row> = (0..10)

@@ -25,15 +25,15 @@ struct Shared {
     packets: [AtomicU64; COUNT],
 }
 
-/// What one thread looks for in it.
+/// One thread's search in the window.
 struct View<'a> {
     shared: &'a Shared,
     key: u64,
 }
 
-// SAFETY: it is a compare-exchange.
+// SAFETY: `take` is a compare-exchange.
 unsafe impl Slots for View<'_> {
-    /// As on a processor that may show a slot's state before its key.
+    /// Relaxed, like a processor that may show a slot's state before its key.
     fn state(&self, slot: u32) -> u32 {
         self.shared.states[slot as usize].load(Relaxed)
     }
@@ -51,7 +51,7 @@ unsafe impl Slots for View<'_> {
 
     unsafe fn fill(&self, slot: u32) {
         self.shared.keys[slot as usize].store(self.key, Relaxed);
-        // The slot was empty, and is this thread's alone.
+        // The slot was empty, and belongs to this thread only.
         self.shared.packets[slot as usize].store(1, Relaxed);
     }
 
@@ -61,7 +61,7 @@ unsafe impl Slots for View<'_> {
 }
 
 impl Shared {
-    /// All but so many slots, counted from `start`, are other flows'.
+    /// A window where other flows fill all but `empty` slots, counted from `start`.
     fn with_empty(empty: u32, start: u32) -> Self {
         let is_full = |slot: usize| (slot as u32 + SLOTS - start) % SLOTS >= empty;
         let state = |slot| AtomicU32::new(if is_full(slot) { 99 } else { EMPTY });
@@ -72,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// A packet's way, as that of a program. Returns whether it was counted.
+    /// Counts a packet like a program. Returns whether it was counted.
     fn count(&self, walk: Walk, key: u64) -> bool {
         let window = View { shared: self, key };
         let add = |slot: u32| {
@@ -91,7 +91,7 @@ impl Shared {
         }
     }
 
-    /// What is drained of a key, when no thread runs any more.
+    /// The packets that a scan would read for a key, once no thread runs.
     fn packets_of(&self, key: u64) -> u64 {
         let slots = 0..COUNT;
         let slots = slots.filter(|&slot| {
@@ -103,7 +103,8 @@ impl Shared {
     }
 }
 
-/// Each thread counts a packet of each of its keys, in all orders with up to two preemptions. Whatever happens, those that were counted are those that are drained.
+/// Each thread counts a packet of each of its keys, in all orders with up to two preemptions. A scan reads exactly the
+/// packets that were counted.
 fn in_all_orders(empty: u32, threads: &'static [&'static [(u64, u32)]]) {
     const START: u32 = 6;
     let mut model = Builder::new();
@@ -157,7 +158,7 @@ fn flows_that_fill_a_window_are_counted_to_the_packet() {
     in_all_orders(1, &[&[(1, 7)], &[(2, 8)], &[(1, 7)]]);
 }
 
-/// A page as one thread fills it.
+/// A page filled by one thread.
 struct Filled {
     windows: Vec<[Cell<u32>; COUNT]>,
     behind: u32,
@@ -165,13 +166,13 @@ struct Filled {
 
 struct Filling<'a>(&'a [Cell<u32>; COUNT]);
 
-// SAFETY: there is one thread, and what it takes is empty no more.
+// SAFETY: there is one thread, and a slot that it has taken is no longer empty.
 unsafe impl Slots for Filling<'_> {
     fn state(&self, slot: u32) -> u32 {
         self.0[slot as usize].get()
     }
 
-    /// Every flow comes once.
+    /// Each flow is inserted once.
     fn has_key(&self, _: u32) -> bool {
         false
     }

@@ -11,7 +11,7 @@ use crate::{
     transport::{self, GENEVE, VXLAN, VXLAN_LINUX},
 };
 
-/// The header with which the inner packet begins.
+/// The header at the start of the inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
     Ethernet,
@@ -32,8 +32,8 @@ pub struct Inner {
 }
 
 const VXLAN_LEN: u32 = 8;
-/// The bit for a valid network identifier, alone and with that of the group policy extension, which Linux
-/// has.
+/// The flag for a valid network identifier, alone and with the flag of the group policy extension, which Linux
+/// supports.
 const VXLAN_FLAGS: [u8; 2] = [0x08, 0x88];
 
 const GENEVE_LEN: u32 = 8;
@@ -49,8 +49,8 @@ const GRE_SEQUENCE: u16 = 0x1000;
 /// Transparent Ethernet bridging.
 const ETHERTYPE_ETHERNET: u16 = 0x6558;
 
-/// Reads the tunnel's header, or gives `None` if there is none that can be opened. A fragment is never
-/// opened: the fragments behind it carry no header, and all of a datagram must be in one flow.
+/// Reads the tunnel's header. `None` if there is none that can be opened. Fragments are never opened: later ones have
+/// no header, and all fragments of a datagram must be in one flow.
 #[inline(always)]
 pub fn header<F: Frame>(frame: &F, packet: &Packet) -> Option<Inner> {
     if !packet.part.is_whole() {
@@ -87,8 +87,8 @@ pub(super) fn ip_in_ip(offset_bytes: u32, layer: Layer) -> Inner {
     }
 }
 
-/// RFC 7348. The port alone does not make a tunnel, so the reserved byte at the end must be 0, as Linux
-/// asks for (`vxlan_rcv`).
+/// RFC 7348. The port alone does not prove a tunnel, so the reserved byte at the end must be 0, as in Linux
+/// (`vxlan_rcv`).
 #[inline(always)]
 fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     let header = frame.header::<8>(start)?;
@@ -105,7 +105,7 @@ fn vxlan<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     })
 }
 
-/// RFC 8926. Options are skipped, even critical ones, since nothing is forwarded here.
+/// RFC 8926. Options are skipped, even critical ones: the rules for critical options concern endpoints.
 #[inline(always)]
 fn geneve<F: Frame>(frame: &F, start: u32) -> Option<Inner> {
     let header = frame.header::<8>(start)?;

@@ -1,13 +1,13 @@
-//! Names tunnels that have no number: a 32-bit hash tells them apart.
+//! Names tunnels that have no number by a 32-bit hash.
 
 use crate::{
     flow::FlowKey,
     sample::{halves, mix},
 };
 
-/// Stands in a key where other tunnels have their number. It hashes the key of the tunnel's packet: its
-/// endpoints, and the tags and the session or the tunnel around it. Both directions have the same name. Two
-/// tunnels share a name by chance once in 2^32, and someone who can choose endpoints can find such a pair.
+/// The tunnel id of such a tunnel in a key. It hashes the key of the tunnel's packet: its endpoints, and the tags and
+/// the session or the tunnel around it. Both directions have the same name. Two tunnels share a name by chance once in
+/// 2^32, and an attacker who can choose endpoints can find such a pair.
 #[inline(always)]
 pub fn name(key: &FlowKey) -> u32 {
     let (a, b) = (halves(&key.addr_a), halves(&key.addr_b));
@@ -49,7 +49,7 @@ mod tests {
         other(|key| key.vlan_ids[1] = 7);
         other(|key| key.encapsulation = 1);
         other(|key| key.tunnel_id = 7);
-        // Ports and the interface do not count, since the flow's own key has them.
+        // Ports and the interface do not matter, since the flow's own key has them.
         let same = FlowKey {
             port_a: 1,
             l4_kind: 1,
@@ -76,7 +76,7 @@ mod tests {
             .collect();
         names.sort_unstable();
         names.dedup();
-        // Among so many random numbers one pair is equal on average.
+        // With this many random numbers, one pair is equal on average.
         assert!(names.len() > 99_990, "{}", names.len());
     }
 }

@@ -1,4 +1,4 @@
-//! Limits a frame to the part that belongs to a tunnel's packet.
+//! Limits a frame to the bytes of a tunnel's packet.
 
 use crate::frame::Frame;
 

@@ -1,4 +1,4 @@
-//! A small hash map of the kernel behind the slots of each page. It takes flows that find their windows full.
+//! A small kernel hash map behind the slots of each page, for flows whose windows are full.
 
 use agent_common::{FlowCounters, FlowKey, Packet, Reason, senders::Question};
 use aya_ebpf::{
@@ -14,26 +14,26 @@ use crate::{
     fill,
 };
 
-/// By page. Userspace puts an inner map of its size into each slot.
+/// By page. Userspace puts an inner map into each slot, and chooses its size.
 #[btf_map]
 static BEHIND: ArrayOfMaps<HashMap<FlowKey, FlowCounters, 1, { BPF_F_NO_PREALLOC as usize }>, 2> =
     ArrayOfMaps::new();
 
-/// No error of the kernel.
+/// Not a kernel error, since these are negative.
 const NO_MAP: i32 = 1;
 
-/// What [`find_and_add`] returns beside a [`Question`], if there is such a flow.
+/// Set beside the [`Question`] in the result of [`find_and_add`] if the flow exists.
 const FOUND: u64 = 1 << Question::BITS;
 
-/// Adds a packet to its flow, if there is one. Returns what that asks.
+/// Adds a packet to its flow, if that exists. Returns the flow's question.
 #[inline(always)]
 pub fn grow(sought: &Sought<'_>, size: Counted) -> Option<Question> {
     let did = find_and_add(sought, size.packets, size.bytes, size.ip_bytes);
     (did != 0).then(|| sought.behind(Question(did & (FOUND - 1))))
 }
 
-/// A function of its own, like the next one: few packets need its stack. 6.1 accepts no key in memory that was passed to
-/// a global function.
+/// A function of its own, like the next one, since few packets need its stack. 6.1 accepts no key in memory that was
+/// passed to a global function.
 #[inline(never)]
 fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> u64 {
     let key = sought.packet.key;
@@ -49,7 +49,7 @@ fn find_and_add(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) ->
     FOUND | add(flow, sought, size).0
 }
 
-/// Adds to the bits of a packet's flow, if there is one.
+/// Sets bits of a packet's flow, if that exists.
 #[inline(never)]
 pub fn note(page: u32, packet: &Packet, bits: u64) -> u32 {
     let key = packet.key;
@@ -63,7 +63,7 @@ pub fn note(page: u32, packet: &Packet, bits: u64) -> u32 {
 
 #[inline(never)]
 fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
-    // In an order in which few values live at the same time, since each of them takes stack.
+    // The order keeps few values alive at a time, since each takes stack.
     let packet = sought.packet;
     let mut first = FlowCounters::default();
     let direction = usize::from(packet.direction & 1);
@@ -82,7 +82,7 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
         .unwrap_or_default()
 }
 
-/// Begins a flow with a packet.
+/// Inserts a flow with a packet.
 #[inline(always)]
 pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
     let page = sought.page;
@@ -92,7 +92,7 @@ pub fn begin(sought: &Sought<'_>, size: Counted) -> Begun {
             fill::note_new_flow(page);
             Begun::Here(sought.behind(sought.first_question()))
         }
-        // Another CPU was first.
+        // Another CPU inserted the flow first.
         EEXIST => grow(sought, size).map_or(Begun::Not(Reason::Vanished), Begun::Elsewhere),
         E2BIG => {
             fill::note_full(page);

@@ -1,4 +1,4 @@
-//! A packet's visit to a window of the page.
+//! Access to one window of the page on behalf of a packet.
 
 use agent_common::{
     FlowCounters, FlowKey,
@@ -28,7 +28,7 @@ impl<'a> Visit<'a> {
 
     #[inline(always)]
     fn slot(&self, slot: u32) -> *mut Slot {
-        // SAFETY: a window has so many slots, and elements of an array stay where they are.
+        // SAFETY: the mask keeps the slot in the window, and elements of an array stay where they are.
         unsafe { self.first.add(masked::<{ SLOTS as u64 - 1 }>(slot.into())) }
     }
 
@@ -39,7 +39,7 @@ impl<'a> Visit<'a> {
     }
 }
 
-// SAFETY: it is a compare-exchange.
+// SAFETY: `take` is a compare-exchange.
 unsafe impl Slots for Visit<'_> {
     #[inline(always)]
     fn state(&self, slot: u32) -> u32 {
@@ -47,13 +47,13 @@ unsafe impl Slots for Visit<'_> {
         unsafe { (&raw const (*self.slot(slot)).counters.state).read_volatile() }
     }
 
-    /// Where a processor shows the state before the key, words of the key read as zeros: the program goes on to another
-    /// slot, as if this one were another flow's.
+    /// If a processor sees the state before the key, words of the key read as zeros. The program then skips the slot as
+    /// if it belonged to another flow.
     #[inline(always)]
     fn has_key(&self, slot: u32) -> bool {
         let slot = self.slot(slot);
-        // SAFETY: the key lies in the window, and does not change once it is published. In words, since a key would be copied
-        // to the stack, which has no room for it.
+        // SAFETY: the key lies in the window, and does not change once it is published. Read in words, since a copy of
+        // the key would not fit on the stack.
         let key = unsafe {
             (&raw const (*slot).key)
                 .cast::<[u64; FlowKey::WORDS]>()
@@ -85,7 +85,7 @@ unsafe impl Slots for Visit<'_> {
                 words.add(index).write(word);
             }
             let counters = &raw mut (*slot).counters;
-            // What is left out is zero in an empty slot.
+            // The other fields of an empty slot are zero.
             (*counters).packets[direction] = self.size.packets;
             (*counters).bytes[direction] = self.size.bytes;
             (*counters).ip_bytes[direction] = self.size.ip_bytes;
@@ -94,7 +94,7 @@ unsafe impl Slots for Visit<'_> {
         }
     }
 
-    /// With what is known of the packet besides its size, which lies in the same word.
+    /// Also stores the flow's first bits, which share a word with the tag.
     #[inline(always)]
     unsafe fn publish(&self, slot: u32, tag: u32) {
         pause::before_it_is_published();
@@ -108,7 +108,7 @@ unsafe impl Slots for Visit<'_> {
         #[cfg(target_arch = "bpf")]
         {
             let mut step = step;
-            // SAFETY: it adds one, behind the compiler's back.
+            // SAFETY: it adds one, hidden from the compiler.
             unsafe {
                 core::arch::asm!("{0} += 1", inlateout(reg) step, options(pure, nomem, nostack))
             };

@@ -1,5 +1,5 @@
-//! Which machine each credential sends for: its `agent_id` is that credential's alone. So nobody's flows appear under the machine
-//! of another.
+//! Tracks which machine each credential sends for. An `agent_id` belongs to one credential, so nobody's flows appear
+//! under another machine.
 
 use std::{
     collections::HashMap,
@@ -10,16 +10,17 @@ use proto::AgentIdentity;
 use thiserror::Error;
 use tls::identity::Identity;
 
-/// Certificates may have any number of names. More are known only while they are connected.
+/// The most credentials that are remembered. Certificates may carry any number of names. Beyond this, one without an
+/// open call is forgotten.
 const MOST: usize = 20_000;
 
-/// Clones share them.
+/// Clones share the claims.
 #[derive(Clone, Default)]
 pub(super) struct Claims(Arc<Mutex<Table>>);
 
 #[derive(Default)]
 struct Table {
-    /// Of identities with a credential.
+    /// By identity, for identities with a credential.
     machines: HashMap<Identity, Machine>,
     owners: HashMap<String, Identity>,
 }
@@ -29,13 +30,13 @@ struct Machine {
     calls: usize,
 }
 
-/// A call of an agent that has shown a credential, until it is dropped.
+/// A call of an agent with a credential. Dropping it ends the claim of this call.
 pub(super) struct Claim {
     claims: Claims,
     identity: Identity,
 }
 
-/// Why an agent may not send as the one that it says it is.
+/// Why an agent may not send under the name it gives.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(super) enum Refused {
     #[error("the credential of {identity} is not that of the host {hostname}")]
@@ -60,7 +61,8 @@ pub(super) enum Refused {
 }
 
 impl Claims {
-    /// Lets an agent send as the one that it says it is. Without a credential it may be any that no credential has.
+    /// Checks that an agent may send under the name it gives. An agent without a credential may use any `agent_id`
+    /// that no credential owns.
     pub(super) fn claim(
         &self,
         identity: &Identity,
@@ -97,7 +99,7 @@ impl Claims {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing under the lock can fail halfway.
+        // Code under this lock does not panic halfway, so the data behind a poisoned lock is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -116,7 +118,7 @@ impl Table {
                     other: machine.agent_id.clone(),
                 });
             }
-            // The host was installed anew.
+            // The host was reinstalled.
             self.owners.remove(&machine.agent_id);
         } else if self.machines.len() >= MOST {
             let away = self.machines.iter().find(|(_, machine)| machine.calls == 0);
@@ -170,9 +172,9 @@ mod tests {
         let refused = claims.claim(&one, &agent("one", "m2")).err();
         assert!(matches!(refused, Some(Refused::Several { .. })));
         drop((first, second));
-        // It is its own while it is away.
+        // The machine stays owned while its agent is away.
         assert!(claims.claim(&two, &agent("two", "m1")).is_err());
-        // Once it has another one, the first is free.
+        // Once the credential has another machine, the first one is free.
         let other = claims.claim(&one, &agent("one", "m2")).unwrap();
         assert!(claims.claim(&two, &agent("two", "m1")).is_ok());
         drop(other);

@@ -1,7 +1,7 @@
-//! One call of `FlowCollector.Export`: an agent's batches, and acknowledgements of what is stored.
+//! One call of `FlowCollector.Export`: an agent's batches, and acknowledgements of stored batches.
 //!
 //! A [`Reader`] takes one batch after the other from the call to the writer's queue. [`Call::run`] runs it, and sends
-//! acknowledgements meanwhile and until everything it has taken is stored.
+//! acknowledgements meanwhile and until every batch it has taken is stored.
 
 use std::{
     mem::take,
@@ -40,20 +40,21 @@ use super::{
     writer::{CallEnd, Entry, Outcome, record_bytes},
 };
 
-/// An agent calls when it has a batch.
+/// How long a call may take to send its first batch. An agent calls only when it has a batch.
 const FIRST_BATCH: Duration = Duration::from_secs(30);
-/// From the header of a message to its last byte.
+/// The time from the header of a message to its last byte.
 const WHOLE_BATCH: Duration = Duration::from_secs(30);
 /// How long the last acknowledgement of a call waits to be read.
 const LAST_ACK: Duration = Duration::from_secs(30);
 
-/// Open calls of one credential. An agent has one, and another while it reconnects. A relay brings the batches of many hosts. Without
-/// a credential there may be many hosts behind an address, which has its own limit.
+/// Open calls of one credential. An agent has one, and another while it reconnects. Relays, which bring the batches of
+/// many hosts, are exempt, and so are callers without a credential: many hosts may share an address, which has its own
+/// limit.
 const MOST_CALLS: u32 = 16;
-/// The least that a batch is charged while it waits for the writer, to cover what is kept beside its records.
+/// The least that a batch is charged while it waits for the writer, to cover the data kept beside its records.
 const LEAST_BYTES: usize = 64 << 10;
 
-/// A call that has a place.
+/// A call that was admitted.
 pub(crate) struct Call {
     reader: Reader,
     end: CallEnd,
@@ -61,7 +62,7 @@ pub(crate) struct Call {
     _place: OwnedSemaphorePermit,
 }
 
-/// What a call holds until its answer is read or given up.
+/// The places that a call holds until its answer is read or given up.
 pub(crate) struct CallPlaces {
     _of_credential: Option<CountedPlace<Identity>>,
     _of_address: Option<CountedPlace<Source>>,
@@ -73,15 +74,15 @@ struct Reader {
     peer: String,
     caller: Grant,
     sender: Arc<Sender>,
-    /// What the last batch took in the queue.
+    /// The bytes that the last batch took in the queue.
     last_bytes: usize,
     stream: Option<Stream>,
-    /// What the agent calls itself, once that was found to be true.
+    /// The name of the agent, once it was checked.
     claimed: Claimed,
     held_back: HeldBack,
 }
 
-/// As a batch says it: the host's name and the machine.
+/// The host name and the machine, as a batch gives them.
 #[derive(Default)]
 struct Claimed {
     hostname: String,
@@ -89,10 +90,10 @@ struct Claimed {
     _claim: Option<Claim>,
 }
 
-/// The stream that the call is about.
+/// The stream that the call belongs to.
 struct Stream {
     key: Key,
-    /// The number of the last batch that came.
+    /// The number of the last batch received.
     last_seq: u64,
     told: LostSoFar,
     _open: OpenCall,
@@ -102,16 +103,16 @@ struct Stream {
 struct HeldBack {
     streams: Streams,
     sender: Identity,
-    /// Once it is known.
+    /// `None` until the first batch is decoded.
     stream: Option<Key>,
-    /// Since when a batch waits.
+    /// Since when the current batch waits.
     since: Option<Instant>,
-    /// Not reported yet.
+    /// Waiting time that is not reported yet.
     waited: Duration,
 }
 
 impl Intake {
-    /// A place for a call, if there is one.
+    /// Admits a call. Fails with `RESOURCE_EXHAUSTED` if a limit is reached.
     pub(crate) fn call(
         self: &Arc<Self>,
         peer: &Peer,
@@ -185,8 +186,8 @@ impl Intake {
 }
 
 impl Call {
-    /// Stores what comes. Returns when the agent has ended the call and all is acknowledged, or why it cannot go on. `acks`
-    /// is what the agent reads.
+    /// Stores the batches of the call. Returns when the agent has ended the call and every batch is acknowledged, or
+    /// the reason the call cannot go on. The agent reads from `acks`.
     pub(crate) async fn run(
         self,
         messages: Messages,
@@ -200,8 +201,8 @@ impl Call {
         } = self;
         let wanted = reader.intake.asks;
         let mut stopping = reader.intake.stopping.clone();
-        // Whatever it holds of the call is dropped as soon as it has ended. The channel of outcomes ends when the writer has none
-        // of its batches any more.
+        // Dropped as soon as reading ends, with everything it holds of the call. The outcomes channel closes once the
+        // writer has no batch of this call.
         let mut reading = Some(Box::pin(reader.read(messages, Arc::new(end))));
         let mut ended = Ok(());
         let mut has_outcomes = true;
@@ -222,7 +223,7 @@ impl Call {
                     match outcome {
                         Some(Outcome::Stored(seq)) => stored_seq = Some(seq),
                         Some(Outcome::Failed(why)) => {
-                            // Of the others of this call none is stored, and nothing is told.
+                            // No later batch of this call is stored or acknowledged.
                             has_outcomes = false;
                             reading = None;
                             let why = format!("the collector cannot store flows: {why}");
@@ -241,7 +242,7 @@ impl Call {
                         });
                     }
                 }
-                // What was taken is stored and acknowledged first, however the call ends.
+                // However the call ends, batches already taken are stored and acknowledged first.
                 _ = stopping.changed(), if is_reading => {
                     reading = None;
                     ended = Err(stops());
@@ -260,7 +261,7 @@ impl Call {
 }
 
 impl Reader {
-    /// Returns when the agent has ended the call, or why it cannot go on.
+    /// Returns when the agent has ended the call, or the reason the call cannot go on.
     async fn read(&mut self, mut messages: Messages, end: Arc<CallEnd>) -> Result<(), Status> {
         let first = timeout(FIRST_BATCH, messages.header()).await;
         let mut header = first.map_err(|_| late("no batch came", FIRST_BATCH))??;
@@ -272,7 +273,7 @@ impl Reader {
                 message.map_err(|_| late("a batch did not come whole", WHOLE_BATCH))??;
             let entry = self.entry(message, &end).await?;
             drop(received);
-            // It has ended if the collector does.
+            // The queue is closed if the collector ends.
             let queue = self.intake.queue.upgrade().ok_or_else(stops)?;
             queue.send(entry).await.map_err(|_| stops())?;
             header = messages.header().await?;
@@ -280,7 +281,7 @@ impl Reader {
         Ok(())
     }
 
-    /// A relay brings what other collectors have let in.
+    /// A relay has no limit: other collectors have already admitted its records.
     fn records_limit(&self) -> Option<u32> {
         let limit = self.intake.limits.records_per_second;
         limit.filter(|_| !self.caller.is_relay())
@@ -298,7 +299,7 @@ impl Reader {
         self.intake.senders.receive(&self.sender, bytes).await
     }
 
-    /// Decodes a message into what the writer needs.
+    /// Decodes a message into an entry for the writer.
     async fn entry(&mut self, message: Message, end: &Arc<CallEnd>) -> Result<Entry, Status> {
         let intake = Arc::clone(&self.intake);
         let own = self.sender.own_turn().await;
@@ -306,7 +307,7 @@ impl Reader {
         self.wait_for_its_rate().await;
         let turn = intake.senders.turn(own, self.last_bytes).await;
         let caller = self.caller.clone();
-        // A thread goes on when the call is gone, so it holds its turn.
+        // The thread continues after the call is dropped, so it must hold the turn itself.
         let (incoming, turn) = blocking(move || {
             let incoming = Incoming::read(&message.batch()?, &caller);
             let incoming = incoming
@@ -345,8 +346,9 @@ impl Reader {
         Ok(made.into_entry(end, room))
     }
 
-    /// Checks that the sender may have this agent's name. A spool has batches of before the host was installed anew. Where another
-    /// collector has checked that, its topic may have all names that the host ever had.
+    /// Checks that the sender may use this agent's name. The name may change within a call: a spool may hold batches
+    /// from before the host was reinstalled. Batches from another collector were checked there, and its topic may have
+    /// every name the host ever had.
     fn claim(&mut self, incoming: &Incoming) -> Result<(), Status> {
         if incoming.origin == Origin::Collector {
             return Ok(());
@@ -358,7 +360,7 @@ impl Reader {
         if claimed.hostname == agent.hostname && claimed.agent_id == agent.agent_id {
             return Ok(());
         }
-        // What it was before is no reason against what it is.
+        // Drop the earlier claim first, so that it does not rule out the next one.
         *claimed = Claimed::default();
         let claim = self.intake.claims.claim(&incoming.sender, agent);
         *claimed = Claimed {
@@ -369,7 +371,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Checks that the batch follows those before it. Returns what was told of losses on its stream.
+    /// Checks that the batch follows those before it. Returns the losses reported on its stream so far.
     fn follow(&mut self, incoming: &Incoming) -> Result<LostSoFar, Status> {
         let seq = incoming.batch.stream_seq;
         let Some(stream) = &mut self.stream else {
@@ -400,7 +402,7 @@ impl Reader {
     }
 }
 
-/// What the writer gets of a batch.
+/// The parts of a batch that the writer needs.
 struct Made {
     facts: Facts,
     pieces: Vec<Bytes>,
@@ -409,7 +411,7 @@ struct Made {
 }
 
 impl Made {
-    /// In memory, until it is stored.
+    /// The memory it takes until it is stored.
     fn bytes(&self) -> usize {
         let pieces = self.pieces.iter().map(Bytes::len).sum::<usize>();
         let shared = self.shared.as_ref().map_or(0, |batch| batch.body.len());
@@ -431,12 +433,12 @@ impl Made {
 }
 
 impl HeldBack {
-    /// A batch waits from here on.
+    /// A batch begins to wait.
     fn begin(&mut self) {
         self.since = Some(Instant::now());
     }
 
-    /// It waits no more.
+    /// The batch stops waiting.
     fn end(&mut self) {
         if let Some(since) = self.since.take() {
             self.waited += since.elapsed();
@@ -444,7 +446,7 @@ impl HeldBack {
         self.report();
     }
 
-    /// The stream of the call is known.
+    /// Reports under this stream from here on.
     fn add_to(&mut self, stream: Key) {
         self.stream = Some(stream);
         self.report();
@@ -467,7 +469,7 @@ impl Drop for HeldBack {
     }
 }
 
-/// Runs on a thread that may block.
+/// Runs `work` on a thread that may block.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<T, Status> {
@@ -491,7 +493,7 @@ fn gone() -> Status {
     Status::cancelled("the agent has ended the call")
 }
 
-/// The batch for those who observe. The writer numbers it.
+/// The batch for observers. The writer numbers it.
 fn shared(incoming: &Incoming, facts: &Facts) -> Batch {
     Batch {
         body: incoming.shared(),

@@ -1,4 +1,4 @@
-//! A batch as it came from an agent. Whoever sends it may have made anything of it, so it is measured before it is decoded.
+//! A batch from an agent. The sender is not trusted, so the batch is measured before it is decoded.
 
 use std::{
     collections::BTreeMap,
@@ -26,34 +26,35 @@ use tls::identity::{Grant, Identity, Role};
 
 use super::streams::{Key, unix_now};
 
-/// gRPC's own default. Agents' batches have some 256 KiB.
+/// gRPC's default limit. Batches of agents have about 256 KiB.
 pub const MOST_BATCH_BYTES: usize = 4 << 20;
-/// A record may have two bytes, and takes some hundred in memory. Agents' batches have some thousand.
+/// A record may have two bytes on the wire, and takes hundreds in memory. Batches of agents have a few thousand
+/// records.
 const MOST_RECORDS: usize = 1 << 14;
 const MOST_OTHER_FIELDS: usize = 1 << 17;
-/// Of each text by which an agent names itself or an interface.
+/// The longest text by which an agent names itself or an interface.
 const MOST_NAME_BYTES: usize = 256;
-/// A network namespace may be named by its path.
+/// The path of a network namespace may be its name.
 const MOST_PATH_BYTES: usize = 4096;
-/// Of each kind in an account, which is kept for each stream. There are some dozen of some 20 bytes.
+/// The most reasons of each kind in an account, which is kept per stream. Agents send dozens, of about 20 bytes each.
 const MOST_REASONS: usize = 64;
 const MOST_REASON_BYTES: usize = 64;
 
-/// Fields of a batch that each consumer has of its own: `stream_seq`, and what was lost and left out on its stream.
+/// Fields of a batch that differ per consumer: `stream_seq`, and the losses and omissions on its stream.
 const OF_A_STREAM: [u32; 8] = [2, 3, 4, 19, 20, 21, 22, 23];
 
 pub(super) struct Incoming {
-    /// With the sender's identity.
+    /// The encoded batch, with the sender's identity.
     pub raw: Bytes,
     pub batch: FlowBatch,
     pub sender: Identity,
     pub origin: validity::Origin,
-    /// Fields beside its records.
+    /// How many fields the batch has besides its records.
     others: usize,
 }
 
 impl Incoming {
-    /// Reads a batch from this caller, and puts the caller's identity into it. Fails with what is wrong with the batch.
+    /// Decodes a batch from this caller, and adds the caller's identity to it. Fails if the batch is invalid.
     pub(super) fn read(raw: &Bytes, caller: &Grant) -> Result<Self> {
         let (mut records, mut others) = (0, 0);
         let counted = each_field(raw, |field| {
@@ -76,7 +77,7 @@ impl Incoming {
         } else {
             (validity::Origin::Collector, raw.clone())
         };
-        // Otherwise the next collector would not take it.
+        // The next collector would refuse a larger batch.
         ensure!(
             raw.len() <= MOST_BATCH_BYTES,
             "a batch has at most {MOST_BATCH_BYTES} bytes with its sender's identity, and this one has {}",
@@ -102,7 +103,7 @@ impl Incoming {
         Ok(incoming)
     }
 
-    /// Fails if what a batch names takes more room than any agent's.
+    /// Fails if a name in the batch is longer than any agent sends.
     fn refuse_long_names(&self) -> Result<()> {
         let agent = self.agent();
         let names = [
@@ -179,29 +180,29 @@ impl Incoming {
         (self.sender.clone(), self.batch.stream_id)
     }
 
-    /// Fails if no agent could have made it.
+    /// Fails if no agent could have made this batch.
     pub(super) fn checked(self) -> Result<Self> {
         validity::check(&self.batch, self.origin, clock::nanos(unix_now()))?;
         Ok(self)
     }
 
-    /// Tells it from any other batch with the same number.
+    /// Tells the batch apart from any other batch with the same number.
     pub(super) fn digest(&self, digests: &RandomState) -> u64 {
         digests.hash_one(&self.raw)
     }
 
-    /// A batch that only tells losses may come without any name.
+    /// The agent. Empty in a batch that only reports losses without a name.
     pub(super) fn agent(&self) -> AgentIdentity {
         self.batch.agent.clone().unwrap_or_default()
     }
 
-    /// The agent, if it has a name.
+    /// The agent, if it names itself.
     pub(super) fn named_agent(&self) -> Option<&AgentIdentity> {
         let agent = self.batch.agent.as_ref();
         agent.filter(|agent| is_named(agent))
     }
 
-    /// What its records report. Wraps like the counters.
+    /// The sums of its records. They wrap like the kernel's counters.
     pub(super) fn volume(&self) -> Volume {
         let mut volume = Volume {
             batches: 1,
@@ -213,12 +214,12 @@ impl Incoming {
         volume
     }
 
-    /// What making a file of it costs, in rows. Of names, some eight take as long as a row.
+    /// The cost of writing the batch to a file, in rows. About eight names cost as much as a row.
     pub(super) fn rows(&self) -> u64 {
         (self.batch.records.len() + self.others / 8) as u64
     }
 
-    /// What it says of losses since its stream began.
+    /// The losses that it reports since its stream began.
     pub(super) fn lost(&self) -> (u64, RecordSum) {
         let sum = RecordSum {
             records: self.batch.lost_records,
@@ -228,7 +229,7 @@ impl Incoming {
         (self.batch.lost_batches, sum)
     }
 
-    /// The part that all consumers share.
+    /// The fields that all consumers share.
     pub(super) fn shared(&self) -> Bytes {
         let mut shared = Vec::with_capacity(self.raw.len());
         each_field(&self.raw, |field| {
@@ -243,18 +244,18 @@ impl Incoming {
     }
 }
 
-/// Whether an agent says anything of itself.
+/// Whether the agent names itself.
 pub(super) fn is_named(agent: &AgentIdentity) -> bool {
     let names = [&agent.agent_id, &agent.hostname, &agent.instance_id];
     names.into_iter().any(|name| !name.is_empty())
 }
 
-/// What a batch says of its sender's identity.
+/// The sender's identity that the batch already carries.
 fn given(batch: &FlowBatch) -> &str {
     batch.agent.as_ref().map_or("", |agent| &agent.identity)
 }
 
-/// Who sends a batch: the caller, or whom a collector had it from that the caller brings it from.
+/// The sender of a batch: the caller, or for a relay the identity that the first collector put into the batch.
 fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
     let given = given(batch);
     if given.is_empty() {
@@ -271,7 +272,7 @@ fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
     Identity::read(given).context("agent.identity: it is none of a collector")
 }
 
-/// The batch with its sender's identity behind all else that it says of its agent.
+/// Appends the sender's identity to the agent's own fields, where the last value counts.
 fn with_identity(raw: &Bytes, sender: &Identity) -> Bytes {
     let mut agent = Vec::new();
     let mut rest = Vec::with_capacity(raw.len() + MOST_NAME_BYTES);

@@ -1,11 +1,12 @@
-//! A collector: stores what agents send, and acknowledges what is stored.
+//! A collector: stores the batches that agents send, and acknowledges them once they are stored.
 //!
-//! Each call of `FlowCollector.Export` is a task of [`export`]. It reads a batch ([`incoming`]), makes of it what each of the
-//! [`store`]s keeps, and puts that into the queue of the [`writer`]. This one writes what waits of all calls, brings it to the
-//! disk, gives it to those who observe, and tells the calls, which acknowledge. [`streams`] knows what has come from whom.
+//! Each call of `FlowCollector.Export` is a task of [`export`]. It decodes a batch ([`incoming`]), encodes it for each
+//! [`store`], and queues it for the [`writer`]. The writer stores the queued batches of all calls together, publishes
+//! them to observers, and reports to the calls, which acknowledge. [`streams`] tracks what each agent has sent.
 //!
-//! Nothing is kept but what is under way: an agent keeps each batch until it is acknowledged, and sends it again to any
-//! collector. So there may be any number of collectors, and a batch may be stored twice, under the same stream and number.
+//! The collector keeps only batches in progress. An agent keeps each batch until it is acknowledged, and sends it
+//! again to any collector. So any number of collectors may run, and a batch may be stored twice, under the same stream
+//! and number.
 //!
 //! May depend on: `server`, `exporters`, `formats`, `hub`, `tls`, `proto`, `sys`. Knows nothing about the kernel.
 
@@ -63,37 +64,37 @@ use writer::{Entry, Writer};
 
 /// Batches that wait for the writer.
 const QUEUE_BATCHES: usize = 1024;
-/// How long calls may take at the end for what they have sent.
+/// At shutdown, how long calls may take to finish the batches they have sent.
 const LAST_CALLS: Duration = Duration::from_secs(5);
 
-/// What agents may do.
+/// Limits for agents.
 #[derive(Debug, Clone, Copy)]
 pub struct AgentLimits {
-    /// Calls at the same time.
+    /// Open calls.
     pub most: u32,
-    /// The same of one address.
+    /// Open calls from one address.
     pub most_per_address: u32,
-    /// Records that are taken of one sender in a second; without it as many as it sends.
+    /// Records accepted per second from one sender. `None` sets no limit.
     pub records_per_second: Option<u32>,
 }
 
-/// What a collector does, resolved from options and variables.
+/// The settings of a collector, resolved from options and variables.
 #[derive(Debug)]
 pub struct Config {
     pub listen: Vec<ListenAddr>,
-    /// What TCP listeners speak, if it is TLS.
+    /// TLS for the TCP listeners, if they use it.
     pub tls: Option<ServerTls>,
     pub limits: Limits,
-    /// Those that callers over TCP need, if they need one.
+    /// Tokens for TCP callers, who must show one of them. `None` if they need none.
     pub tokens: Option<Known>,
     pub agents: AgentLimits,
-    /// What agents are asked for.
+    /// The load relief that agents are asked for.
     pub asks: Relief,
-    /// Where everything is stored.
+    /// The stores. Each of them gets every batch.
     pub stores: Vec<Prepared>,
-    /// Where metrics are served, if at all.
+    /// Where metrics are served. `None` serves none.
     pub metrics: Option<SocketAddr>,
-    /// Whether agents are compared, and where that is reported.
+    /// The output for reports of compared agents. `None` compares none.
     pub pairs: Option<(Prepared, PairSettings)>,
 }
 
@@ -144,7 +145,7 @@ impl Collector {
         })
     }
 
-    /// Collects until `stop`. Returns when what has come is stored and acknowledged.
+    /// Runs until `stop`. Returns once every batch received is stored and acknowledged.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
         let Self {
             config,
@@ -192,12 +193,12 @@ impl Collector {
             tokens,
         };
         let mut server = tokio::spawn(server.run(listeners, async move {
-            // An error means that the sender is gone, so the collector is ending, too.
+            // An error means that the sender is gone, so the collector is ending as well.
             let _ = server_end.await;
         }));
         tokio::select! {
             () = stop => {}
-            // It never ends.
+            // This future never ends.
             _ = stores_followed => {}
             never = tokens_followed => match never {},
             ended = &mut server => return ended.context("the server task")?,
@@ -207,7 +208,7 @@ impl Collector {
             }
         }
         tracing::info!("stopping: what has come is stored and acknowledged first");
-        // Calls take nothing more, and end when what they have is stored.
+        // Calls take no more batches, and end once the batches they have are stored.
         drop(serving);
         let all = intake.calls.acquire_many(max_agents);
         let calls_ended = tokio::time::timeout(LAST_CALLS, all).await.is_ok();
@@ -220,41 +221,41 @@ impl Collector {
         // The receiver is gone if the server has ended.
         let _ = end_server.send(());
         let outcome = server.await.context("the server task")?;
-        // The writer ends when nobody can put anything into its queue.
+        // The writer ends once all senders of its queue are gone.
         drop(queue);
         writer.await.context("the writer task")?;
         outcome
     }
 }
 
-/// What the calls of agents share.
+/// State that the calls of all agents share.
 struct Intake {
     hub: Hub,
     streams: Streams,
     claims: Claims,
-    /// Of the stores, in their order.
+    /// The form of each store, in their order.
     forms: Vec<Form>,
     stores: Vec<StoreStatuses>,
     pairs: Option<Arc<Mutex<PairsStatus>>>,
-    /// The collector itself keeps it open: connections may outlive the server.
+    /// Weak, because connections may outlive the server. The collector itself keeps the queue open.
     queue: mpsc::WeakSender<Entry>,
-    /// Digests of batches.
+    /// The key for digests of batches.
     digests: RandomState,
     senders: Senders,
     calls: Arc<Semaphore>,
-    /// Calls of each address and of each credential.
+    /// Open calls by address and by credential.
     of_addresses: Counted<Source>,
     of_credentials: Counted<Identity>,
     limits: AgentLimits,
-    /// What agents are asked for.
+    /// The load relief that agents are asked for.
     asks: Relief,
-    /// Its sender goes when the collector stops.
+    /// Its sender is dropped when the collector stops.
     stopping: watch::Receiver<()>,
     started_boot_ns: u64,
 }
 
 impl Intake {
-    /// Without consumers and listeners, of which the server knows.
+    /// The status without consumers and listeners, which the server adds.
     fn status(&self) -> CollectorStatus {
         CollectorStatus {
             streams: self.streams.status(),
@@ -262,12 +263,12 @@ impl Intake {
         }
     }
 
-    /// What metrics say of the streams.
+    /// The sums over all streams, for metrics.
     fn stream_sums(&self) -> StreamSums {
         self.streams.sums()
     }
 
-    /// The status without its streams, of which there may be thousands.
+    /// The status without its streams, since there may be thousands.
     fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
         CollectorStatus {

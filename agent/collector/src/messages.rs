@@ -1,5 +1,5 @@
-//! The messages of an agent's call, as gRPC frames them: a byte that says whether the message is compressed, its length in four
-//! bytes, big-endian, and the message.
+//! The messages of an agent's call in gRPC framing: a byte that says whether the message is compressed, its length in
+//! four bytes, big-endian, and the message.
 //!
 //! Header and message are read separately, so that memory is reserved for a message before it is received.
 
@@ -17,25 +17,25 @@ const HEADER_BYTES: usize = 5;
 pub(crate) struct Messages {
     body: Body,
     may_be_gzip: bool,
-    /// Received and not read yet: at most one frame of HTTP/2.
+    /// Received and not yet read: at most one HTTP/2 frame.
     received: Bytes,
 }
 
-/// The header of a message that follows.
+/// The header of the message that follows.
 #[derive(Clone, Copy)]
 pub(super) struct Header {
     is_gzip: bool,
     pub len_bytes: usize,
 }
 
-/// A message as it was sent.
+/// A message as it was sent, possibly compressed.
 pub(super) struct Message {
     bytes: Vec<u8>,
     is_gzip: bool,
 }
 
 impl Messages {
-    /// `may_be_gzip` if the call's headers say so.
+    /// `may_be_gzip` says whether the call's headers allow gzip.
     pub(crate) fn new(body: Body, may_be_gzip: bool) -> Self {
         Self {
             body,
@@ -44,7 +44,7 @@ impl Messages {
         }
     }
 
-    /// The header of the next message, or none at the end of the call.
+    /// The header of the next message, or `None` at the end of the call.
     pub(super) async fn header(&mut self) -> Result<Option<Header>, Status> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         self.read(&mut bytes, HEADER_BYTES).await?;
@@ -55,7 +55,7 @@ impl Messages {
         }
     }
 
-    /// The message behind its header.
+    /// The message after its header.
     pub(super) async fn message(&mut self, header: Header) -> Result<Message, Status> {
         let mut bytes = Vec::with_capacity(header.len_bytes);
         self.read(&mut bytes, header.len_bytes).await?;
@@ -87,7 +87,7 @@ impl Messages {
         Ok(Header { is_gzip, len_bytes })
     }
 
-    /// Reads until there are so many bytes, or to the end of the call.
+    /// Reads until `bytes` has `len_bytes` bytes, or to the end of the call.
     async fn read(&mut self, bytes: &mut Vec<u8>, len_bytes: usize) -> Result<(), Status> {
         while bytes.len() < len_bytes {
             if self.received.is_empty() {

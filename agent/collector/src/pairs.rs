@@ -1,9 +1,10 @@
-//! What is lost on the way between two agents: packets of a flow that one saw leave and another did not see arrive.
+//! Finds packets that are lost between two agents: one saw them leave, and the other did not see them arrive.
 //!
-//! Flows are followed by their Community ID ([`flow`]). When a flow has been quiet for a while, and every agent that saw it has
-//! reported what was before, all that left and was not lost has arrived, so the difference is the loss, to the packet. Where an
-//! agent may have missed a part ([`agents`]), or this collector, the report says so, and why. A flow that is never quiet is
-//! reported with bounds once a minute: what left before an early moment and had not arrived by a later one is lost for sure.
+//! Flows are matched by their Community ID ([`flow`]). Once a flow has been quiet for a while, and every agent that
+//! saw it has reported up to then, every packet has arrived or is lost, so the difference is the exact loss. If an
+//! agent ([`agents`]) or this collector may have missed packets, the report says so, and why. A flow that is never
+//! quiet is reported with bounds once a minute: packets that left before an early moment and had not arrived by a
+//! later one are certainly lost.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
@@ -30,14 +31,14 @@ use room::Room;
 pub(super) use sighting::Sightings;
 use sighting::{FlowId, Sighting};
 
-/// How long a flow waits at least for the batches of an agent that is late, and is remembered when it is quiet.
+/// The least time that a flow waits for a late agent's batches, and that a quiet flow is remembered.
 const WAIT: Duration = Duration::from_mins(5);
-/// An agent that says it reports less often is waited for no longer.
+/// The longest report interval that is waited for, whatever an agent says.
 const MOST_LATE: Duration = Duration::from_hours(1);
-/// Paths that have sums of their own.
+/// Paths with their own sums.
 const MOST_PATHS: usize = 1000;
 
-/// How long an agent is waited for whose records may come this late.
+/// How long to wait for an agent whose records may come this late.
 fn wait_for(settle: Duration, late: Duration) -> Duration {
     let slowest = settle.saturating_add(late.min(MOST_LATE));
     WAIT.max(slowest.saturating_mul(3))
@@ -46,9 +47,9 @@ fn wait_for(settle: Duration, late: Duration) -> Duration {
 /// How agents are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct PairSettings {
-    /// How much the clocks of two hosts may differ, with the time that packets are on their way.
+    /// The most that the clocks of two hosts may differ, plus the time packets take between them.
     pub settle: Duration,
-    /// One sender has at most half of them.
+    /// The most flows in memory. One sender gets at most half of them.
     pub max_flows: usize,
 }
 
@@ -56,11 +57,11 @@ pub(super) struct Pairs {
     settings: PairSettings,
     agents: Agents,
     flows: HashMap<FlowId, Flow>,
-    /// For flows: each is charged to the sender that saw it first.
+    /// Places for flows. Each flow is charged to the sender that saw it first.
     places: Room,
     /// Flows that are due to be reported or forgotten, in reverse order.
     to_visit: Vec<FlowId>,
-    /// Part of what was seen up to this time may have been forgotten.
+    /// Packets seen up to this time may belong to a flow that was forgotten.
     forgotten_to: u64,
     paths: BTreeMap<[String; 2], PathStatus>,
     not_followed: u64,
@@ -101,7 +102,7 @@ impl Pairs {
         }
     }
 
-    /// Takes a batch that has not been taken before.
+    /// Takes in a batch. Each batch must be taken only once.
     pub(super) fn take(&mut self, batch: &Sightings, time: Time) {
         let settle_ns = self.settle_ns();
         let mut noted = self.agents.note(batch, settle_ns, time.at);
@@ -126,7 +127,7 @@ impl Pairs {
         }
     }
 
-    /// Returns whether there was room. If not, only lines that may lack this part become inexact.
+    /// Returns whether there was room. If not, only reports that may lack these packets become inexact.
     fn follow(&mut self, sighting: &Sighting, agent: Index, batch: &Sightings, time: Time) -> bool {
         let latest = time.unix_ns.saturating_add(self.settle_ns());
         let end = batch.window[1];
@@ -151,7 +152,7 @@ impl Pairs {
     /// Collects the flows that are due, unless some are left from the last look.
     pub(super) fn look(&mut self, time: Time) {
         let now = self.now(time);
-        // It may be ahead if the collector's clock was set back.
+        // May lie in the future if the collector's clock was set back.
         self.forgotten_to = self.forgotten_to.min(now.latest_forgotten());
         if self.to_visit.is_empty() {
             let flows = self.flows.iter();
@@ -160,8 +161,8 @@ impl Pairs {
         }
     }
 
-    /// Reports what can be compared by now and forgets flows that have been quiet for long, until it has so many reports or no
-    /// flow is left.
+    /// Visits the flows that are due: reports those that can be compared, and forgets those that have long been quiet.
+    /// Stops at `most` reports.
     pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
         let now = self.now(time);
         let mut reports = Vec::new();
@@ -191,7 +192,7 @@ impl Pairs {
                 }
                 Next::GoOn => reports.extend(flow.go_on(id, &self.agents, now)),
                 Next::Forget => {
-                    // An agent may be later still.
+                    // Another agent may be later still.
                     let forgotten_to = flow.forgotten_to().min(now.latest_forgotten());
                     self.forgotten_to = self.forgotten_to.max(forgotten_to);
                     self.places.give_back(&flow.sender, 1);
@@ -208,7 +209,7 @@ impl Pairs {
         self.to_visit = flows.map(|(id, _)| *id).collect();
     }
 
-    /// Reports them, until it has so many reports or no flow is left.
+    /// Reports the collected flows. Stops at `most` reports.
     pub(super) fn end(&mut self, most: usize) -> Vec<Report> {
         let mut reports = Vec::new();
         while reports.len() < most
@@ -242,7 +243,7 @@ impl Pairs {
                 ..PathStatus::default()
             });
         match report.why {
-            // It is added when it is quiet.
+            // A flow that goes on is added to the sums once it is quiet.
             Some(Doubt::GoesOn) => path.going_on += 1,
             Some(_) => path.inexact += 1,
             None => {

@@ -1,4 +1,4 @@
-//! How fast a sender's records are taken. A sender that exceeds the rate waits with the rest, and delays nobody else.
+//! Limits how fast a sender's records are taken. A sender that exceeds the rate waits, and delays nobody else.
 
 use std::time::Duration;
 
@@ -7,15 +7,15 @@ use tokio::time::Instant;
 /// A sender that was idle may send this long's records at once, since the records of a scan arrive together.
 const SAVED: Duration = Duration::from_secs(1);
 
-/// What a sender owes for the records that were taken, in time.
+/// The time that a sender owes for its records.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Debt {
-    /// When it is paid.
+    /// When the debt is paid.
     paid_at: Option<Instant>,
 }
 
 impl Debt {
-    /// Adds a batch that is taken.
+    /// Adds the records of a batch that was taken.
     pub(super) fn add(&mut self, records: u64, records_per_second: u32, now: Instant) {
         // A batch without records is work, too.
         let records = records.max(1);
@@ -25,7 +25,7 @@ impl Debt {
         self.paid_at = Some(paid_at + time);
     }
 
-    /// When the next batch may be taken, if that is later than now.
+    /// When the next batch may be taken, if that is later than `now`.
     pub(super) fn owes_until(&self, now: Instant) -> Option<Instant> {
         self.paid_at.filter(|&at| at > now)
     }
@@ -41,7 +41,7 @@ mod tests {
         let at = |seconds| begin + Duration::from_secs(seconds);
         let mut debt = Debt::default();
         assert_eq!(debt.owes_until(at(10)), None);
-        // A second was saved, not ten of them.
+        // One second was saved, not ten.
         debt.add(1000, 1000, at(10));
         assert_eq!(debt.owes_until(at(10)), None);
         debt.add(2000, 1000, at(10));
@@ -49,7 +49,7 @@ mod tests {
         assert_eq!(debt.owes_until(at(12)), None);
         debt.add(1000, 1000, at(12));
         assert_eq!(debt.owes_until(at(12)), Some(at(13)));
-        // Whatever it did before, no more than a second is saved.
+        // However long it was idle, it saves at most a second.
         debt.add(2000, 1000, at(30));
         assert_eq!(debt.owes_until(at(30)), Some(at(31)));
     }

@@ -1,10 +1,10 @@
-//! What one sender may use of the collector at a time: memory for batches on their way in and on their way to the stores, a turn
-//! to decode, and records a second.
+//! Limits what one sender may use of the collector at a time: memory for batches being received and for batches on
+//! their way to the stores, a turn to decode, and records per second.
 //!
-//! A sender is a credential. Without one, it is a user of this host or an address; all of an IPv6 /64 are one address. Each sender
-//! waits for its own share first and then queues for what all share, so a sender that uses up its share delays nobody but itself.
-//! Shares are taken in one order: memory to receive, the own turn to decode, the own part of the queue, the turn of all, the queue
-//! of all.
+//! A sender is a credential. Without one, it is a user of this host or an address; an IPv6 /64 counts as one address.
+//! Each sender waits for its own share first and then queues for the shared part, so a sender that uses up its share
+//! delays only itself. Shares are always taken in this order: memory to receive, the sender's turn to decode, its part
+//! of the queue, the shared turn, the shared queue.
 
 use std::{
     collections::HashMap,
@@ -19,29 +19,29 @@ use tokio::{
 
 use super::rate::Debt;
 
-/// Batches that are still being received, in KiB.
+/// Batches that are being received, in KiB.
 const RECEIVED_KIB: Shared = Shared {
     all: 96 << 10,
     of_host: 8 << 10,
     of_relay: 48 << 10,
 };
-/// Batches that wait for the writer, in KiB as they are held. A single batch may be larger than the share of its sender.
+/// Batches that wait for the writer, in KiB of memory held. A single batch may be larger than its sender's share.
 const QUEUED_KIB: Shared = Shared {
     all: 64 << 10,
     of_host: 8 << 10,
     of_relay: 32 << 10,
 };
-/// Batches that are decoded at a time, which takes many times their size.
+/// Batches decoded at a time. Decoding takes many times their size.
 const DECODED: Shared = Shared {
     all: 2,
     of_host: 1,
     of_relay: 1,
 };
 
-/// Senders beyond this are forgotten unless they are in use.
+/// Beyond this many, senders that are not in use are forgotten.
 const MOST_IDLE: usize = 1024;
 
-/// How much there is of something, and how much of it one sender may have. A relay brings the batches of many hosts.
+/// The total amount of a resource, and the share of one sender. A relay brings the batches of many hosts.
 #[derive(Clone, Copy)]
 struct Shared {
     all: u32,
@@ -49,7 +49,7 @@ struct Shared {
     of_relay: u32,
 }
 
-/// Everyone who sends.
+/// All senders, and the resources they share.
 pub(super) struct Senders {
     known: Mutex<Known>,
     receiving: Arc<Semaphore>,
@@ -58,13 +58,13 @@ pub(super) struct Senders {
 }
 
 struct Known {
-    /// A name may have a token to send and one to relay.
+    /// By identity and whether it relays. A name may have a token to send and one to relay.
     senders: HashMap<(Identity, bool), Arc<Sender>>,
-    /// Forget idle ones at this many.
+    /// Forget idle senders once there are this many.
     sweep_at: usize,
 }
 
-/// One who sends.
+/// One sender and its shares.
 pub(super) struct Sender {
     receiving: Own,
     decoding: Own,
@@ -78,24 +78,24 @@ struct Own {
     units: Arc<Semaphore>,
 }
 
-/// Part of what all share, until this is dropped.
+/// Part of a shared resource, held until this is dropped.
 pub(super) struct Held {
-    /// It keeps the sender from being forgotten, and starting over with a whole share.
+    /// Keeps the sender from being forgotten, which would give it a whole share again.
     _sender: Arc<Sender>,
     _of_sender: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
 
-/// The turn of one batch among those of its sender.
+/// The turn of a batch within its sender.
 pub(super) struct OwnTurn {
     sender: Arc<Sender>,
     _of_sender: OwnedSemaphorePermit,
 }
 
-/// The turn of one batch among those of all senders, to be decoded and queued.
+/// The turn of a batch among all senders, to be decoded and queued.
 pub(super) struct Turn {
     own: OwnTurn,
-    /// Of the sender's part of the queue.
+    /// The reserved part of the sender's share of the queue.
     reserved: OwnedSemaphorePermit,
     _of_all: OwnedSemaphorePermit,
 }
@@ -116,7 +116,7 @@ impl Default for Senders {
 }
 
 impl Senders {
-    /// The sender behind a caller.
+    /// The sender of a caller.
     pub(super) fn sender(&self, caller: &Grant) -> Arc<Sender> {
         let mut known = self.known();
         if known.senders.len() >= known.sweep_at {
@@ -142,7 +142,7 @@ impl Senders {
         }
     }
 
-    /// Waits for a turn to have a batch decoded that will probably take this many bytes in the queue.
+    /// Waits for a turn to decode a batch. `bytes` estimates the room it will take in the queue.
     pub(super) async fn turn(&self, own: OwnTurn, bytes: usize) -> Turn {
         let reserved = own.sender.queued.wait(kib(bytes)).await;
         Turn {
@@ -165,13 +165,13 @@ impl Senders {
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
-        // Nothing under the lock can fail halfway.
+        // Code under this lock does not panic halfway, so the data behind a poisoned lock is consistent.
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Sender {
-    /// Waits for the turn of a batch among those of this sender.
+    /// Waits for the turn of a batch within this sender.
     pub(super) async fn own_turn(self: &Arc<Self>) -> OwnTurn {
         OwnTurn {
             sender: Arc::clone(self),
@@ -199,7 +199,7 @@ impl Sender {
         }
     }
 
-    /// Waits until it has paid for the records it has sent, whichever call brought them.
+    /// Waits until the sender has paid for its records, whichever call brought them.
     pub(super) async fn wait_until_paid(&self) {
         loop {
             let Some(until) = self.debt().owes_until(Instant::now()) else {
@@ -209,18 +209,18 @@ impl Sender {
         }
     }
 
-    /// Charges it for a batch.
+    /// Charges the sender for a batch.
     pub(super) fn charge(&self, records: u64, records_per_second: u32) {
         self.debt().add(records, records_per_second, Instant::now());
     }
 
-    /// Whether its next batch has to wait.
+    /// Whether the sender's next batch has to wait.
     pub(super) fn is_in_debt(&self) -> bool {
         self.debt().owes_until(Instant::now()).is_some()
     }
 
     fn debt(&self) -> MutexGuard<'_, Debt> {
-        // Nothing under the lock can fail halfway.
+        // Code under this lock does not panic halfway, so the data behind a poisoned lock is consistent.
         self.debt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -230,7 +230,7 @@ impl Own {
         wait(&self.units, units.min(self.most)).await
     }
 
-    /// Makes a part that was taken as large as it should have been, as far as the share goes.
+    /// Adjusts a reserved part to its real size, as far as the share goes.
     fn adjust(&self, taken: &mut OwnedSemaphorePermit, units: u32) {
         let (units, had) = (units.min(self.most) as usize, taken.num_permits());
         if units < had {
@@ -298,7 +298,7 @@ mod tests {
         let mut waits = senders.receive(&again, 1).boxed();
         assert!((&mut waits).now_or_never().is_none());
         let queued = queue(&senders, &one, 8 * MIB).await;
-        // It waits for its part of the queue before it takes the turn of another.
+        // It waits for its part of the queue before it takes a shared turn.
         let mut next = turn(&senders, &one, 1).boxed();
         assert!((&mut next).now_or_never().is_none());
         let of_others = ["two", "three"].map(|name| named(&senders, name));
@@ -309,7 +309,7 @@ mod tests {
         assert!(queue(&senders, &other, 8 * MIB).now_or_never().is_some());
         drop(queued);
         let next = next.await;
-        // Nor has it two turns.
+        // It cannot have two turns either.
         assert!(turn(&senders, &again, 1).now_or_never().is_none());
         drop(next);
         assert!(turn(&senders, &again, 1).now_or_never().is_some());

@@ -1,5 +1,5 @@
-//! The gRPC server of a collector: `flow.v1.FlowCollector` for agents, and `Observe` of `flow.v1.FlowAgent` for those who read
-//! what all agents send.
+//! The gRPC server of a collector: `flow.v1.FlowCollector` for agents, and `Observe` of `flow.v1.FlowAgent` for
+//! observers of all agents' flows.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -44,14 +44,15 @@ use tonic::{
 
 use super::{CallPlaces, Intake, Messages};
 
-/// How much an agent may send on a call before we read it: 1.3 MB a second over a path of 50 ms. HTTP/2 keeps it in memory while the
-/// call waits for its share, and with it up to half of the connection's window for frames of few bytes.
+/// How much an agent may send on a call before we read it: 1.3 MB a second over a path of 50 ms. While the call waits
+/// for its share, HTTP/2 holds this in memory, and for frames of few bytes up to half of the connection's window on
+/// top.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
 /// How long the end of a call waits to be read.
 const UNREAD_END: Duration = Duration::from_secs(30);
 /// RFC 9113, 6.9.1.
 const MOST_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Acknowledgements that an agent does not read wait here, then they become one.
+/// Acknowledgements that wait for the agent to read them. Later ones are merged into one.
 const UNREAD_ACKS: usize = 1;
 
 const SERVICES: &[&str] = &[
@@ -60,16 +61,16 @@ const SERVICES: &[&str] = &[
     "flow.v1.FlowAgent",
 ];
 
-/// What a collector's server answers from.
+/// The parts from which a collector's server answers.
 pub(super) struct CollectorServer {
     pub hub: Hub,
     pub intake: Arc<Intake>,
     pub limits: watch::Receiver<Limits>,
-    /// How long consumers may take nothing of what is queued at the end.
+    /// At shutdown, how long a consumer may go without taking any of its queued batches.
     pub drain_timeout: Duration,
-    /// Where metrics are served, if they are.
+    /// Where metrics are served. `None` serves none.
     pub metrics: Option<MetricsListener>,
-    /// Those that callers over TCP need, if they need one.
+    /// Tokens for TCP callers, who must show one of them. `None` if they need none.
     pub tokens: Option<InForce>,
 }
 
@@ -95,7 +96,7 @@ impl CollectorServer {
         };
         warn_of_files(files);
         let (serving, not_serving) = watch::channel(());
-        // It is ready as soon as it listens.
+        // The collector is ready as soon as it listens.
         let (_ready, ready) = watch::channel(true);
         let calls = Arc::new(CollectorCalls {
             hub: hub.clone(),
@@ -126,7 +127,7 @@ impl CollectorServer {
             hub,
             max_streams,
             stream_window_bytes: STREAM_WINDOW_BYTES,
-            // A call that waits must not keep the others of its connection from being read: they may hold what it waits for.
+            // The other calls of a connection are read while one call waits: they may hold the share it waits for.
             connection_window_bytes: max_streams
                 .saturating_add(STREAMS_TO_REFUSE)
                 .saturating_mul(STREAM_WINDOW_BYTES)
@@ -175,7 +176,7 @@ impl Calls for CollectorCalls {
         let must = |role| must(&grant, role, caller, &self.doors);
         match request.uri().path() {
             "/flow.v1.FlowCollector/Export" => {
-                // Who brings others' batches sends none of its own.
+                // A relay need not have the role to send: it brings batches of others and none of its own.
                 if !grant.roles.has(Role::Relay) {
                     must(Role::Send)?;
                 }
@@ -219,7 +220,7 @@ impl CollectorCalls {
         let (doors, caller) = (Arc::clone(&self.doors), caller.clone());
         let credential = head.extensions.get::<Credential>().cloned();
         tokio::spawn(async move {
-            // The answer ends as well, but only where it is read.
+            // Withdrawing the credential also ends the answer, but only where the answer is read.
             let withdrawn = async {
                 match credential {
                     Some(credential) => credential.withdrawn().await,
@@ -246,7 +247,7 @@ impl CollectorCalls {
         self.with_server(self.intake.status())
     }
 
-    /// The same for metrics, which show the streams only in sum.
+    /// The status for metrics, which show the streams only as sums.
     fn sums(&self) -> (CollectorStatus, StreamSums) {
         let status = self.with_server(self.intake.status_without_streams());
         (status, self.intake.stream_sums())
@@ -310,7 +311,7 @@ fn unknown(path: &str) -> Status {
     Status::unimplemented(format!("this collector does not know {path}{hint}"))
 }
 
-/// What an agent reads: acknowledgements, and in the end how the call went.
+/// The agent's side of a call: acknowledgements, and at the end the status of the call.
 fn acknowledgements(
     acks: mpsc::Receiver<ExportAck>,
     end: oneshot::Receiver<(Result<(), Status>, Unread)>,

@@ -1,4 +1,4 @@
-//! Where a collector stores batches: files of JSON Lines or Parquet, a topic of Kafka, or tables of ClickHouse.
+//! Where a collector stores batches: JSON Lines or Parquet files, a Kafka topic, or ClickHouse tables.
 
 use std::{
     io,
@@ -23,22 +23,22 @@ use tokio::time::Instant;
 
 use super::{incoming::Incoming, streams::Facts};
 
-/// A line has some 700 bytes, and a batch some thousand lines.
+/// The most bytes of a batch in a store's form. A line has about 700 bytes, and a batch a few thousand lines.
 const MOST_PIECE_BYTES: usize = 32 << 20;
 
-/// What is kept of a batch.
+/// The form in which a store keeps a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Jsonl,
     Parquet,
-    /// As it came.
+    /// The encoded batch as received, with the sender's identity.
     Batch,
-    /// The same, for tables: its rows are made later.
+    /// Also the encoded batch. The rows for the tables are made later.
     Rows,
 }
 
 impl Form {
-    /// The batch in this form. `lost` is what was told of losses on its stream. Fails if it takes too much room.
+    /// The batch in this form. `lost` is the losses reported on its stream so far. Fails if the result is too large.
     pub(super) fn piece(self, incoming: &Incoming, mut lost: LostSoFar) -> Result<Bytes> {
         match self {
             Self::Jsonl => {
@@ -52,7 +52,7 @@ impl Form {
                     lines.end(&mut text, batch)
                 };
                 write().context("the batch as JSON Lines")?;
-                // It counts by its length while it waits.
+                // The queue counts its length, so its capacity should be no larger.
                 text.0.shrink_to_fit();
                 Ok(text.0.into())
             }
@@ -66,7 +66,7 @@ impl Form {
     }
 }
 
-/// Bytes in memory, and not too many.
+/// A buffer in memory with a limit.
 struct Bounded(Vec<u8>);
 
 impl io::Write for Bounded {
@@ -84,17 +84,17 @@ impl io::Write for Bounded {
     }
 }
 
-/// What a store is to keep of a batch.
+/// A batch for a store.
 pub(super) struct Part<'a> {
     pub facts: &'a Facts,
     /// The batch in the store's form.
     pub piece: Bytes,
 }
 
-/// Whether a store has a batch, or why it does not.
+/// Whether a store has stored a batch, or why it has not.
 pub(super) type Kept = Result<(), Arc<str>>;
 
-/// How a store does, for whoever asks.
+/// The status of a store. Clones share it.
 #[derive(Clone)]
 pub(crate) struct StoreStatuses(Arc<Mutex<StoreStatus>>);
 
@@ -104,7 +104,7 @@ impl StoreStatuses {
     }
 
     fn status(&self) -> MutexGuard<'_, StoreStatus> {
-        // Nothing under the lock can fail halfway.
+        // Code under this lock does not panic halfway, so the data behind a poisoned lock is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -114,12 +114,13 @@ pub struct Store {
     place: Place,
     stored: Volume,
     status: StoreStatuses,
-    /// A disk that is nearly full, or a topic, takes what is short, and nothing else.
+    /// Failures and recoveries may alternate, so both are limited: a nearly full disk, or a topic, accepts short
+    /// batches and refuses long ones.
     fails: LogLimit,
     works: LogLimit,
 }
 
-/// What is written to.
+/// Where a store writes.
 enum Place {
     File(Shared),
     Topic(Kafka),
@@ -127,7 +128,7 @@ enum Place {
 }
 
 impl Store {
-    /// Fails if the output is none in which a collector can store.
+    /// Fails if a collector cannot store in this output.
     pub fn refuse_others(output: &Prepared) -> Result<()> {
         let (kind, address) = named(output.output());
         ensure!(
@@ -142,7 +143,7 @@ impl Store {
         Ok(())
     }
 
-    /// Fails if the output is none in which a collector can store.
+    /// Opens the store of an output. Fails if a collector cannot store in it.
     pub(crate) fn of(output: &Prepared) -> Result<Self> {
         Self::refuse_others(output)?;
         let (kind, address) = named(output.output());
@@ -192,7 +193,7 @@ impl Store {
         self.status.get().address
     }
 
-    /// Its files of TLS, if it speaks TLS.
+    /// The store's TLS files, if it uses TLS.
     pub(super) fn tls(&self) -> Option<InForce> {
         match &self.place {
             Place::File(_) => None,
@@ -201,7 +202,7 @@ impl Store {
         }
     }
 
-    /// Makes the file, or asks for the topic or the tables, so that a start tells what would be wrong later.
+    /// Creates the file, or checks the topic or the tables, so that problems show at the start.
     pub(super) async fn begin(&mut self) -> Result<()> {
         let begun = match &mut self.place {
             Place::File(files) => return files.begin().await,
@@ -215,7 +216,7 @@ impl Store {
         Ok(())
     }
 
-    /// Until when it is better to wait for more before something is stored.
+    /// Until when the store prefers to wait for more batches.
     pub(super) fn gathers_until(&self) -> Option<Instant> {
         match &self.place {
             Place::File(_) | Place::Topic(_) => None,
@@ -223,7 +224,8 @@ impl Store {
         }
     }
 
-    /// Completes a file that is old enough although nothing comes. What fails is tried again, and told with the next batch.
+    /// Completes a file that is old enough, even if no batches come. A failure is retried, and shows with the next
+    /// batch.
     pub(super) async fn look(&mut self) {
         if let Place::File(files) = &mut self.place {
             drop(files.complete_if_due().await);
@@ -235,10 +237,10 @@ impl Store {
         }
     }
 
-    /// Returns when each of the parts is where it is kept, or will not be. Says once that this fails, and once that it works
+    /// Returns once each of the parts is stored or has failed. Logs once that storing fails, and once that it works
     /// again.
     pub(super) async fn keep(&mut self, parts: &[Part<'_>]) -> Vec<Kept> {
-        // It would tell nothing of the store.
+        // Storing nothing says nothing about the store.
         if parts.is_empty() {
             return Vec::new();
         }
@@ -288,13 +290,13 @@ impl Store {
             status.failures += 1;
         }
         drop(status);
-        // Another reason is told, too.
+        // A different reason is logged as well.
         if !is_told && let Some(times) = self.fails.event() {
             self.warn(times);
         }
     }
 
-    /// What the limit held back is told by [`look`](Self::look).
+    /// [`look`](Self::look) logs the warnings that the limit held back.
     fn warn(&self, times: u64) {
         let status = self.status.get();
         tracing::warn!(
@@ -313,7 +315,7 @@ impl Store {
 }
 
 impl Part<'_> {
-    /// As a file gets it.
+    /// The part as a file stores it.
     fn piece(&self) -> (Owner, Piece) {
         let (identity, _) = &self.facts.stream;
         let piece = Piece {
@@ -323,7 +325,7 @@ impl Part<'_> {
         (Owner::of(&identity.of_host().start().to_string()), piece)
     }
 
-    /// As Kafka gets it.
+    /// The part as Kafka stores it.
     fn record(&self) -> Record<'_> {
         let Facts {
             agent,
@@ -342,7 +344,7 @@ impl Part<'_> {
     }
 }
 
-/// As in the settings.
+/// The kind and address of the output, as in the settings.
 fn named(output: &Output) -> (&'static str, String) {
     (output.kind().name(), output.address())
 }

@@ -1,4 +1,5 @@
-//! What has come from whom: a table for people, and the last batches of each stream, by which one is known that comes again.
+//! Tracks what each agent has sent: a table for the status, and the last batches of each stream, to recognize repeated
+//! ones.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -16,56 +17,57 @@ use tls::identity::Identity;
 
 use super::incoming::{Incoming, is_named};
 
-/// Streams beyond these are kept only while they are connected: of all senders, of one with a credential, and of a user or an
-/// address without one, behind which there may be many hosts. An agent begins a stream at each start.
+/// Limits on streams without a connection: of all senders, of a sender with a credential, and of a user or an address
+/// without one, behind which there may be many hosts. An agent begins a stream at each start.
 const MOST: usize = 5_000;
 const MOST_OF_CREDENTIAL: usize = 16;
 const MOST_OF_OTHERS: usize = 256;
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
-/// Batches of a stream that are remembered. An agent has at most so many in its memory, and sends no others again.
+/// How many batches of a stream are remembered. An agent has at most this many in memory, and repeats no others.
 const REMEMBERED: usize = 1024;
 
 /// Clones share the streams.
 #[derive(Clone, Default)]
 pub(super) struct Streams(Arc<Mutex<BTreeMap<Key, Stream>>>);
 
-/// A stream's number is that of its sender: whoever else uses it has another stream.
+/// A stream number belongs to its sender: another sender that uses it has another stream.
 pub(super) type Key = (Identity, u64);
 
 #[derive(Default)]
 struct Stream {
-    /// Without what only other fields know.
+    /// The status of the stream, without the fields that are kept elsewhere.
     told: CollectedStream,
     calls: usize,
     stored: Volume,
-    /// Unix time. When a call began or ended, or a batch came.
+    /// Unix time at which a call last began or ended, or a batch came.
     last: Duration,
     lost: LostSoFar,
     kept: VecDeque<Kept>,
 }
 
-/// A batch that is in some of the stores or in all.
+/// A batch that some or all of the stores have.
 struct Kept {
     seq: u64,
     digest: u64,
-    /// How many have it, in their order.
+    /// How many stores have it, counted in their order.
     stores: usize,
 }
 
-/// What the table takes of a batch.
+/// The data of a batch for the table.
 pub(super) struct Facts {
     pub stream: Key,
     pub seq: u64,
-    /// Without it, an agent that is cloned with its spool would keep the other one's batches from being stored.
+    /// Tells apart batches with the same number. Without it, an agent that is cloned with its spool would keep the
+    /// other one's batches from being stored.
     pub digest: u64,
     pub volume: Volume,
-    /// What making a file of it costs, in rows.
+    /// The cost of writing the batch to a file, in rows.
     pub rows: u64,
     pub agent: AgentIdentity,
     window_end_unix_ns: u64,
     lost: (u64, RecordSum),
-    /// What was told of losses with it.
+    /// The losses reported on the stream, including this batch.
     told: LostSoFar,
     account: Option<Account>,
     report_interval_ns: u64,
@@ -73,7 +75,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// `told` is what was told of losses before.
+    /// `told` is the losses reported before this batch.
     pub(super) fn of(incoming: &Incoming, digest: u64, mut told: LostSoFar) -> Self {
         let batch = &incoming.batch;
         told.growth(batch);
@@ -105,7 +107,7 @@ pub(super) struct OpenCall {
 }
 
 impl Streams {
-    /// Notes a call that begins. Also returns what was told of losses on its stream.
+    /// Notes the start of a call. Also returns the losses reported on its stream so far.
     pub(super) fn begin(&self, incoming: &Incoming, peer: &str) -> (OpenCall, LostSoFar) {
         let key = incoming.stream();
         let now = unix_now();
@@ -127,7 +129,7 @@ impl Streams {
         (call, stream.lost)
     }
 
-    /// How many of the stores have the batch.
+    /// How many stores have the batch.
     pub(super) fn kept(&self, facts: &Facts) -> usize {
         let streams = self.streams();
         let known = streams.get(&facts.stream).and_then(|stream| {
@@ -137,14 +139,14 @@ impl Streams {
         known.map_or(0, |kept| kept.stores)
     }
 
-    /// Notes a batch that so many of the stores have, and not all.
+    /// Notes a batch that only the first `stores` stores have.
     pub(super) fn keeps_in_part(&self, facts: &Facts, stores: usize) {
         let mut streams = self.streams();
         let stream = entry(&mut streams, &facts.stream, unix_now());
         stream.remember(facts, stores);
     }
 
-    /// Notes a batch that is in all stores, of which there are so many.
+    /// Notes a batch that all stores have; `stores` is their number.
     pub(super) fn stored(&self, facts: Facts, stores: usize) {
         let now = unix_now();
         let mut streams = self.streams();
@@ -181,7 +183,7 @@ impl Streams {
         }
     }
 
-    /// Adds the time that a batch waited whose call ended before its stream was known, to the sender's most recent stream.
+    /// Adds a waiting time to the sender's most recent stream, for a call that ended before its stream was known.
     pub(super) fn last_was_held_back(&self, sender: &Identity, waited: Duration) {
         let mut streams = self.streams();
         let last = streams.range_mut(of_sender(sender));
@@ -197,7 +199,7 @@ impl Streams {
         }
     }
 
-    /// What `/metrics` and `/readyz` say of all streams, without copying them.
+    /// The sums over all streams for `/metrics` and `/readyz`, without copying the streams.
     pub(super) fn sums(&self) -> StreamSums {
         let mut sums = StreamSums::default();
         for stream in self.streams().values() {
@@ -224,7 +226,7 @@ impl Streams {
     }
 
     fn streams(&self) -> MutexGuard<'_, BTreeMap<Key, Stream>> {
-        // Nothing under the lock can fail halfway.
+        // Code under this lock does not panic halfway, so the data behind a poisoned lock is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -256,7 +258,7 @@ impl Drop for OpenCall {
     }
 }
 
-/// The stream with this key, which is made if it is not there.
+/// The stream with this key. Creates it if necessary.
 fn entry<'a>(streams: &'a mut BTreeMap<Key, Stream>, key: &Key, now: Duration) -> &'a mut Stream {
     if !streams.contains_key(key) {
         make_room(streams, &key.0, now);
@@ -264,8 +266,8 @@ fn entry<'a>(streams: &'a mut BTreeMap<Key, Stream>, key: &Key, now: Duration) -
     streams.entry(key.clone()).or_default()
 }
 
-/// Makes room for another stream of this sender. Forgets streams that were quiet for a day, the sender's oldest if it has its full
-/// number, and the oldest of all if the table is full.
+/// Makes room for another stream of this sender. Forgets streams that were quiet for a day, the sender's oldest if it
+/// has reached its limit, and the oldest of all if the table is full.
 fn make_room(streams: &mut BTreeMap<Key, Stream>, sender: &Identity, now: Duration) {
     streams
         .retain(|_, stream| stream.calls > 0 || now.saturating_sub(stream.last) < FORGOTTEN_AFTER);
@@ -289,7 +291,7 @@ fn of_sender(sender: &Identity) -> RangeInclusive<Key> {
     (first, 0)..=(last, u64::MAX)
 }
 
-/// The one that has been without a call for longest.
+/// The stream that has been without a call for longest.
 fn oldest<'a>(streams: impl Iterator<Item = (&'a Key, &'a Stream)>) -> Option<Key> {
     let away = streams.filter(|(_, stream)| stream.calls == 0);
     let oldest = away.min_by_key(|(_, stream)| stream.last);

@@ -1,4 +1,4 @@
-//! Stores what waits of all calls at once, so that bringing it to the disk costs once for all of it.
+//! Stores the waiting batches of all calls together, so that one flush to disk serves all of them.
 
 use std::{
     collections::HashMap,
@@ -24,25 +24,26 @@ use super::{
     streams::{Facts, Streams},
 };
 
-/// What is brought to the disk at once, in batches and in bytes of one store. One batch may have more.
+/// The most stored at once, in batches and in bytes of one store. A single batch may be larger.
 const MOST_BATCHES: usize = 256;
 const MOST_BYTES: usize = 8 << 20;
-/// A record counts as so many bytes at least: it may come in two, and each store makes a row or a line of it.
+/// The least bytes that a record counts as. It may be encoded in two bytes, and each store makes a row or a line of
+/// it.
 const BYTES_PER_RECORD: usize = 256;
-/// Batches that are waited for, if a store asks for it: as many as have room in the queue.
+/// The most batches to wait for, if a store prefers to wait: as many as the queue holds.
 const MOST_GATHERED: usize = 1024;
 
-/// How often to look whether a file is old enough into which nothing comes.
+/// How often to check whether an idle file is old enough to complete.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A batch that waits.
+/// A batch that waits to be stored.
 pub(super) struct Entry {
     pub facts: Facts,
-    /// What each store keeps of it.
+    /// The batch in the form of each store.
     pub pieces: Vec<Bytes>,
-    /// For those who observe, if there are any.
+    /// The batch for observers, if there are any.
     pub shared: Option<Batch>,
-    /// To compare agents, if that is asked for.
+    /// The batch for the comparison of agents, if that is configured.
     pub sightings: Option<Sightings>,
     pub call: Arc<CallEnd>,
     pub _room: Held,
@@ -51,13 +52,14 @@ pub(super) struct Entry {
 /// The writer's end of a call.
 pub(super) struct CallEnd {
     pub outcomes: mpsc::UnboundedSender<Outcome>,
-    /// A batch of the call was not stored. Those behind it must not be, since a number stands for all before it.
+    /// A batch of the call was not stored. Later ones must not be stored either, since a number acknowledges all
+    /// batches before it.
     pub is_broken: AtomicBool,
 }
 
-/// What became of a batch.
+/// The result of storing a batch.
 pub(super) enum Outcome {
-    /// Everything up to this number is stored.
+    /// Every batch up to this number is stored.
     Stored(u64),
     Failed(Arc<str>),
 }
@@ -69,7 +71,7 @@ pub(super) struct Writer {
     pairs: Option<PairFile>,
     entries: mpsc::Receiver<Entry>,
     published: u64,
-    /// At the end, nobody is told any more what became of the batches of calls that have ended. Those come again, and to store
+    /// At shutdown, the batches of calls that have ended cannot be acknowledged. Agents send them again, so storing
     /// them would only take time.
     leaves_out_ended: Arc<AtomicBool>,
 }
@@ -93,12 +95,12 @@ impl Writer {
         }
     }
 
-    /// Leaves out the batches of calls that have ended, once it is set.
+    /// Once this is set, the writer skips the batches of calls that have ended.
     pub(super) fn leaves_out_ended(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.leaves_out_ended)
     }
 
-    /// Ends when everything is stored and nothing more will come.
+    /// Runs until every batch is stored and the queue is closed.
     pub(super) async fn run(mut self) {
         let (mut waiting, mut last_look) = (Vec::new(), Instant::now());
         loop {
@@ -131,10 +133,10 @@ impl Writer {
         }
     }
 
-    /// Waits for more as long as a store asks for it.
+    /// Waits for more batches as long as a store prefers to.
     async fn gather(&mut self, waiting: &mut Vec<Entry>) {
         let until = self.stores.iter().filter_map(Store::gathers_until).max();
-        // What comes is not looked at once more if there is nothing to store.
+        // With nothing to store, there is nothing to gather for.
         let Some(until) = until.filter(|_| !waiting.is_empty()) else {
             return;
         };
@@ -147,7 +149,7 @@ impl Writer {
         }
     }
 
-    /// Stores batches, and tells their calls what became of each.
+    /// Stores batches, and reports the result of each to its call.
     async fn store(&mut self, entries: Vec<Entry>) {
         let stores = self.stores.len();
         let mut first = HashMap::new();
@@ -167,7 +169,8 @@ impl Writer {
             let place = waiting.len();
             let name = (stream.clone(), *seq, *digest);
             let first = *first.entry(name).or_insert(place);
-            // What another call has in this very group is in no store yet.
+            // The same batch came from another call earlier in this group. It is in no store yet, and must not be
+            // stored twice.
             let kept = if first == place {
                 self.streams.kept(&entry.facts)
             } else {
@@ -207,7 +210,7 @@ impl Writer {
                 }
                 Some(_) => {}
             }
-            // A number stands for all before it.
+            // A number acknowledges all batches before it.
             match failure {
                 None if !call.is_broken.load(Relaxed) => call.tell(Outcome::Stored(seq)),
                 None => {}
@@ -219,7 +222,8 @@ impl Writer {
         }
     }
 
-    /// Brings to each store what it has not yet. What one of them does not take, those behind it do not get.
+    /// Stores in each store the batches that it does not have yet. A batch that one store refuses is not given to the
+    /// stores after it.
     async fn keep(&mut self, waiting: &mut [Waiting]) {
         for (index, store) in self.stores.iter_mut().enumerate() {
             let (mut places, mut parts) = (Vec::new(), Vec::new());
@@ -242,7 +246,7 @@ impl Writer {
     fn publish(&mut self, shared: Option<Batch>) {
         let Some(batch) = shared else { return };
         self.published += 1;
-        // Numbers of scans are those of one agent. This one tells a batch from all others that the hub had.
+        // Scan numbers are unique only within an agent. This number is unique among all batches of the hub.
         self.hub.publish(&Batch {
             scan_id: self.published,
             ..batch
@@ -253,16 +257,16 @@ impl Writer {
 /// A batch that is being stored.
 struct Waiting {
     entry: Entry,
-    /// The place of the first one in the group that is the same batch.
+    /// The place in the group of the first entry with the same batch.
     first: usize,
-    /// How many of the stores had it before.
+    /// How many stores had it before.
     kept: usize,
-    /// The place of the store that did not take it, and why.
+    /// The place of the store that refused it, and why.
     failure: Option<(usize, Arc<str>)>,
 }
 
 impl Waiting {
-    /// How many of the stores have it, and why not all.
+    /// How many stores have it, and why not all.
     fn fate(&self) -> (usize, Option<Arc<str>>) {
         match &self.failure {
             Some((store, why)) => (*store, Some(Arc::clone(why))),
@@ -278,12 +282,12 @@ impl CallEnd {
     }
 }
 
-/// What a batch's records count at least.
+/// The least that the records of a batch count as, in bytes.
 pub(super) fn record_bytes(facts: &Facts) -> usize {
     facts.volume.records as usize * BYTES_PER_RECORD
 }
 
-/// How many of these are brought to the disk together.
+/// How many of these are stored together.
 fn together(entries: &[Entry]) -> usize {
     let longest = |entry: &Entry| {
         let pieces = entry.pieces.iter().map(Bytes::len);

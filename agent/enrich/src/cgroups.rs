@@ -1,7 +1,7 @@
-//! The cgroups of this host (cgroup v2): which systemd unit and which container a cgroup's id stands for.
+//! The cgroups of this host (cgroup v2): which systemd unit and which container a cgroup id stands for.
 //!
-//! The programs note ids, which are inode numbers. A thread keeps the tree of their folders: it reads it when the agent starts,
-//! and hears by inotify of folders that come and go. Those that have gone keep their name for a while, since flows outlive
+//! The programs note ids, which are inode numbers. A thread follows the tree of cgroup folders: it reads the tree when
+//! the agent starts and watches it with inotify. Removed cgroups keep their name for a while, since flows outlive
 //! them.
 
 mod name;
@@ -25,15 +25,15 @@ use self::{
     tree::{Mount, Tree},
 };
 
-/// What one takes with the longest path. Those of Kubernetes take some 1,100.
+/// The memory of one cgroup with the longest path. Cgroups of Kubernetes take about 1,100.
 const BYTES_PER_CGROUP: u64 = 3_500;
-/// Names that are known at the same time.
+/// Existing cgroups with a known name.
 const MOST_LIVING: usize = 1 << 14;
-/// Names of cgroups that have gone.
+/// Removed cgroups with a known name.
 const MOST_GONE: usize = 1 << 12;
 const MOST_MISSED: usize = 1 << 12;
 
-/// What the cgroups are called. Clones share it.
+/// The names of the cgroups. Clones share them.
 #[derive(Clone)]
 pub struct Cgroups {
     known: Arc<Mutex<Known>>,
@@ -46,21 +46,21 @@ pub fn is_named(cgroup: &Cgroup) -> bool {
     !cgroup.path.is_empty() || !cgroup.unit.is_empty() || !cgroup.container_id.is_empty()
 }
 
-/// Where the hierarchy is.
+/// Where the cgroup v2 hierarchy is mounted.
 pub fn find() -> Result<PathBuf> {
     Ok(Mount::find()?.path)
 }
 
 impl Cgroups {
-    /// What all names may take.
+    /// The most memory that all names may take.
     pub const MOST_BYTES: u64 = (MOST_LIVING + MOST_GONE) as u64 * BYTES_PER_CGROUP;
 
-    /// Reads the tree, and follows it from then on.
+    /// Reads the tree and starts a thread that follows it.
     pub fn follow() -> Result<Self> {
         Self::follow_at_most(MOST_LIVING)
     }
 
-    /// With so many names.
+    /// Like [`follow`](Self::follow), with at most `most` names of existing cgroups.
     fn follow_at_most(most: usize) -> Result<Self> {
         let known = Arc::new(Mutex::new(Known::new(most)));
         let (tree, wake) = Tree::new(Mount::find()?, &known)?;
@@ -80,20 +80,20 @@ impl Cgroups {
         self.nameless.fetch_add(ends, Relaxed);
     }
 
-    /// How many were counted.
+    /// How many ends of flows had a cgroup without a name.
     pub fn nameless(&self) -> u64 {
         self.nameless.load(Relaxed)
     }
 
-    /// What is known of these, in their order, as [`Self::tell`] tells it.
+    /// The cgroups with these ids, in the same order. See [`Self::tell`].
     pub fn of(&self, ids: impl IntoIterator<Item = u64>) -> Vec<Cgroup> {
         let mut told = Vec::new();
         self.tell(ids, |cgroup| told.push(cgroup.clone()));
         told
     }
 
-    /// Tells `each` what is known of these, in their order. Nothing but the id if one was gone before it was seen. Whoever reads the tree
-    /// holds it up for moments alone.
+    /// Calls `each` with the cgroups of these ids, in the same order. A cgroup that was removed before the agent saw
+    /// it has only its id. The thread that reads the tree holds the lock only for moments.
     pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Cgroup)) {
         let mut is_new = false;
         let known: Vec<_> = {
@@ -117,7 +117,7 @@ impl Cgroups {
         }
     }
 
-    /// Those with these ids and paths, which nobody follows.
+    /// A fixed set of cgroups with these ids and paths, which no thread follows.
     pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
         let mut known = Known::new(MOST_LIVING);
         for (id, path) in cgroups {
@@ -130,7 +130,7 @@ impl Cgroups {
         }
     }
 
-    /// How many there are.
+    /// How many existing cgroups have a name.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         lock(&self.known).living.len()
@@ -144,15 +144,15 @@ impl Cgroups {
 
 /// The names, by id.
 struct Known {
-    /// How many `living` may have.
+    /// The most entries that `living` may have.
     most: usize,
     living: HashMap<u64, Living>,
-    /// What `living` has of each.
+    /// The ids in `living`, by whose share they are in.
     shares: Shares,
     gone: HashMap<u64, Arc<Cgroup>>,
-    /// Their ids, the first to go first.
+    /// The ids in `gone`, oldest first.
     gone_ids: VecDeque<u64>,
-    /// Ids that were asked for in vain, so that each is looked for once.
+    /// Unknown ids that were asked for, so that each is searched for only once.
     missed: HashSet<u64>,
 }
 
@@ -161,13 +161,13 @@ struct Living {
     share: Share,
 }
 
-/// What came of one that is to be known.
+/// The result of adding a cgroup.
 #[derive(Debug, PartialEq)]
 enum Added {
     Yes,
-    /// In the place of this one, of which only the id is known from then on.
+    /// Added after this cgroup was removed to make room. Only the id of that one is known from then on.
     InPlaceOf(Arc<Cgroup>),
-    /// There is no room, and nobody has more of it.
+    /// Not added: there is no room, and no other share is larger.
     No,
 }
 
@@ -183,7 +183,7 @@ impl Known {
         }
     }
 
-    /// Sets `is_new` if it is not known, and is asked for for the first time.
+    /// Sets `is_new` if the id is unknown and is asked for for the first time.
     fn of(&mut self, id: u64, is_new: &mut bool) -> Option<Arc<Cgroup>> {
         let living = self.living.get(&id).map(|living| &living.cgroup);
         if let Some(known) = living.or_else(|| self.gone.get(&id)) {
@@ -196,7 +196,7 @@ impl Known {
         None
     }
 
-    /// If there is no room, whoever has most of it gives some up to those who have less.
+    /// Adds a cgroup. If there is no room, the largest share gives one up to a smaller share.
     fn add(&mut self, cgroup: Cgroup, share: Share) -> Added {
         let id = cgroup.id;
         if self.living.contains_key(&id) {
@@ -284,17 +284,17 @@ mod tests {
         };
         let before = make("before.service");
         let cgroups = Cgroups::follow().unwrap();
-        // What is there at the start is known at once.
+        // A cgroup that exists at the start is known at once.
         assert_eq!(path_of(&cgroups, before), format!("{slice}/before.service"));
         let root = fs::metadata(find().unwrap()).unwrap().ino();
         assert_eq!(path_of(&cgroups, root), "/");
-        // Folders in folders that were just made, too.
+        // So are folders inside folders that were just made.
         for name in [
             "one.slice/two.slice/three.service",
             "one.slice/four.service",
         ] {
             let id = make(name);
-            // Without being asked for, since that makes it look.
+            // Look directly: asking for the id would make the thread read the tree.
             let is_known = || lock(&cgroups.known).living.contains_key(&id);
             wait_until("it is known", is_known);
             assert_eq!(path_of(&cgroups, id), format!("{slice}/{name}"));
@@ -305,7 +305,7 @@ mod tests {
             !lock(&cgroups.known).living.contains_key(&before)
         });
         assert_eq!(path_of(&cgroups, before), format!("{slice}/before.service"));
-        // Others may come and go meanwhile.
+        // Other cgroups may come and go meanwhile.
         assert!(known > 0 && !cgroups.is_empty());
     }
 
@@ -317,11 +317,11 @@ mod tests {
         let group = ControlGroup::slice().unwrap();
         let cgroups = Cgroups::follow().unwrap();
         let id = fs::metadata(group.path()).unwrap().ino();
-        // As if the news had been lost.
+        // As if inotify had lost the event.
         lock(&cgroups.known).remove(id);
         lock(&cgroups.known).gone.clear();
         wait_until("it is looked for", || !path_of(&cgroups, id).is_empty());
-        // And what has gone unnoticed is.
+        // A removal that was missed is noticed as well.
         lock(&cgroups.known).add(name::of(u64::MAX, "/gone"), Share::Host);
         cgroups.of([u64::MAX - 1]);
         wait_until("it is looked for again", || {
@@ -341,7 +341,7 @@ mod tests {
             known.remove(id);
             known.remove(id);
         }
-        // One that is there after all.
+        // A cgroup that exists after all.
         assert!(add(&mut known, 2));
         known.remove(2);
         let mut is_new = false;
@@ -360,7 +360,7 @@ mod tests {
         );
     }
 
-    /// In a user namespace of its own, whose limit is nobody else's.
+    /// Runs in its own user namespace, whose inotify limit nobody else uses.
     #[test]
     fn without_room_for_watches_cgroups_are_found_when_they_are_asked_for() {
         const NAME: &str = "without_room_for_watches_cgroups_are_found_when_they_are_asked_for";
@@ -369,7 +369,7 @@ mod tests {
             return;
         }
         let group = ControlGroup::slice().unwrap();
-        // Each in a folder that may have no watch.
+        // Each cgroup is in a folder that may have no watch.
         let make = |number: u32| {
             let path = format!("{number}.slice/{number}.service");
             let path = group.path().join(path);
@@ -387,7 +387,7 @@ mod tests {
             }
             return;
         }
-        // This program may be where another user cannot enter.
+        // The test program may be in a folder that other users cannot enter.
         let folder = tempfile::Builder::new().tempdir_in("/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(folder.path(), open).unwrap();
@@ -433,14 +433,14 @@ mod tests {
         let (one, other) = (Share::User(1000), Share::User(1001));
         let (first, _) = add(&mut known, Share::Unit(7));
         while add(&mut known, one).1 == Added::Yes {}
-        // As many as the first one has left.
+        // As many as the first share has left.
         for _ in 0..MOST_LIVING / 2 - 1 {
             let (_, added) = add(&mut known, other);
             assert!(matches!(added, Added::InPlaceOf(_)), "{added:?}");
         }
         assert_eq!(add(&mut known, other).1, Added::No);
         assert_eq!(add(&mut known, one).1, Added::No);
-        // Whoever has few always finds room.
+        // A small share always finds room.
         for unit in 100..1000 {
             let (id, added) = add(&mut known, Share::Unit(unit));
             assert!(matches!(added, Added::InPlaceOf(_)), "{added:?}");
@@ -455,7 +455,7 @@ mod tests {
         assert!(known.shares.is_empty());
     }
 
-    /// As a user to whom systemd has given a part of the tree may do.
+    /// As a user may do to whom systemd has delegated a part of the tree.
     #[test]
     fn a_users_cgroups_by_the_thousand_leave_a_later_unit_its_name() {
         const MOST: usize = 1500;

@@ -1,9 +1,9 @@
-//! What addresses are called: learned from the answers of the DNS that pass the watched interfaces.
+//! Host names of addresses, learned from the DNS answers that pass the watched interfaces.
 //!
-//! The programs hand over each message (UDP, port 53) of a flow that is counted ([`kernel::dns`]). [`message`] reads it,
-//! and [`learned`] takes it in: [`queries`] wait for their answers, since what nobody asked for may come from anybody; [`names`] keeps what
-//! was learned, with the names of the [`hosts_file`], until a flow begins that has a use for it; [`exchanges`] are told of themselves, if
-//! that is asked for.
+//! The programs hand over each message (UDP, port 53) of a counted flow ([`kernel::dns`]). [`message`] parses it, and
+//! [`learned`] takes it in. [`queries`] wait for their answers, since anyone may send an answer that nobody asked for.
+//! [`names`] keeps the learned names, along with those of the [`hosts_file`], until a flow begins that needs one.
+//! [`exchanges`] keeps each query with its answer, if that is configured.
 
 use std::{
     os::fd::OwnedFd,
@@ -42,25 +42,26 @@ pub use names::{EndName, HostName};
 pub const DEFAULT_NAMES: u32 = 65_536;
 pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;
 
-/// What a name of an address takes at most, with what flows hold of such as have no address any more.
+/// The most memory of one name of an address, including names that only flows still hold.
 pub const MOST_BYTES_PER_NAME: u64 = 1200;
-/// The queries that wait, with names as long as can be.
+/// The most memory of waiting queries, all with the longest names.
 pub const MOST_BYTES_OF_QUERIES: u64 = 2 * queries::MOST as u64 * 450;
-/// What exchanges take until a scan, if they are told of.
+/// The most memory of exchanges between two scans, if they are reported.
 pub const MOST_BYTES_OF_EXCHANGES: u64 = exchanges::MOST_BYTES as u64;
-/// With each end of a flow that has one.
+/// Memory per end of a flow that has a name.
 pub const MOST_BYTES_PER_FLOW_END: u64 = 16;
 
-/// What comes meanwhile is read at once: so the kernel need not wake anybody for each message.
+/// The pause between two reads. Messages that arrive meanwhile are read together, so the kernel need not wake the task
+/// for each.
 const REST: Duration = Duration::from_millis(200);
-/// Where so many came at once, the ring would be full before the rest is over.
+/// After this many messages at once, the task skips the pause: the ring could be full before its end.
 const MANY: usize = RING_LEN_MESSAGES / 4;
-/// Others may have a use for the names in between.
+/// Messages that are read under one lock. Others may need the names in between.
 const MESSAGES_AT_ONCE: usize = 256;
-/// The most that can wait.
+/// The most messages that can wait.
 const RING_LEN_MESSAGES: usize = RING_LEN_BYTES as usize / size_of::<DnsMessage>();
 
-/// Clones share it. When all are dropped, nobody reads messages any more.
+/// Clones share the names. When all are dropped, no task reads messages.
 #[derive(Clone)]
 pub struct Dns(Arc<Shared>);
 
@@ -83,7 +84,7 @@ impl Drop for Shared {
 }
 
 struct State {
-    /// None where nobody asks: in tests and benches.
+    /// `None` in tests and benches, where no programs hand over messages.
     messages: Option<DnsMessages>,
     learned: Learned,
     told_lost: Lost,
@@ -91,7 +92,7 @@ struct State {
 }
 
 impl Dns {
-    /// Reads the messages from now on. Keeps the names of so many addresses, and the exchanges if they are to be told of.
+    /// Starts a task that reads the messages. Keeps at most `most_names` names, and the exchanges if `tells`.
     ///
     /// # Panics
     ///
@@ -110,7 +111,7 @@ impl Dns {
         let mut place = dns.0.reader.lock().unwrap_or_else(PoisonError::into_inner);
         *place = Some(reader.abort_handle());
         drop(place);
-        // Flows of the first scan may have a use for it.
+        // Flows of the first scan may need these names.
         dns.look_at_hosts();
         Ok(dns)
     }
@@ -128,7 +129,7 @@ impl Dns {
         }))
     }
 
-    /// Which knows these addresses, by the client that asked for them, and when that was. No message tells it of others.
+    /// Knows a fixed set of names: (name, client that asked, address, time since boot). Reads no messages.
     pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
         Self::of_these_at_most(DEFAULT_NAMES, netns, known)
     }
@@ -145,7 +146,7 @@ impl Dns {
         self.state().learned.names.in_use()
     }
 
-    /// Learns these, likewise.
+    /// Adds names in the form of [`of_these`](Self::of_these).
     pub fn learn_these(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
         for (name, client, address, at_ns) in known {
             let address = message::Address {
@@ -166,7 +167,8 @@ impl Dns {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in the messages that the programs have handed over until now. Not those that come meanwhile, which may be many.
+    /// Takes in the messages that the programs have handed over so far. Messages that arrive meanwhile wait, as there
+    /// may be many.
     pub fn catch_up(&self) {
         for _ in 0..RING_LEN_MESSAGES.div_ceil(MESSAGES_AT_ONCE) {
             if !self.state().read(MESSAGES_AT_ONCE) {
@@ -177,7 +179,7 @@ impl Dns {
         self.state().look_around();
     }
 
-    /// A file on a slow disk holds up nobody but the caller.
+    /// Reads the hosts file without holding the lock on the names, so a slow disk delays only the caller.
     fn look_at_hosts(&self) {
         let file = &self.0.hosts_file;
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,7 +188,7 @@ impl Dns {
         }
     }
 
-    /// What the ends of a flow were called when it began: a, b.
+    /// The names of a flow's ends a and b at the time it began.
     pub fn of(&self, key: &FlowKey, began_ns: u64) -> [Option<EndName>; 2] {
         let [a, b] = addresses(key);
         let realm = Realm::of(key);
@@ -195,13 +197,13 @@ impl Dns {
         [name(a, b), name(b, a)]
     }
 
-    /// The exchanges that were complete, or given up, since the last call.
+    /// The exchanges that were completed or given up since the last call.
     pub fn take_exchanges(&self) -> Vec<Exchange> {
         let exchanges = &mut self.state().learned.exchanges;
         exchanges.as_mut().map(Exchanges::take).unwrap_or_default()
     }
 
-    /// Tells `each` what these are, in their order.
+    /// Calls `each` with the names of these ids, in the same order.
     pub fn tell(&self, ids: impl IntoIterator<Item = u64>, each: impl FnMut(u64, &str)) {
         self.state().learned.names.tell(ids, each);
     }
@@ -215,11 +217,11 @@ impl Dns {
     }
 }
 
-/// Waits until there are messages, reads them, and rests.
+/// Waits until there are messages, reads them, and pauses.
 async fn read_all(ring: AsyncFd<OwnedFd>, shared: Weak<Shared>) {
     loop {
         match ring.readable().await {
-            // Before the messages are read: what comes then is heard again.
+            // Clears readiness before the messages are read, so messages that arrive later wake the task again.
             Ok(mut ready) => ready.clear_ready(),
             Err(error) => {
                 tracing::warn!("messages of the DNS are read at scans only: {error}");
@@ -244,7 +246,7 @@ async fn read_all(ring: AsyncFd<OwnedFd>, shared: Weak<Shared>) {
 }
 
 impl State {
-    /// Takes in so many messages at most. Returns whether there may be more.
+    /// Takes in at most `most` messages. Returns whether there may be more.
     fn read(&mut self, most: usize) -> bool {
         let Self {
             messages, learned, ..

@@ -1,4 +1,4 @@
-//! What the agent finds out about flows beyond their packets, if it is asked to.
+//! The kinds of data that the agent can add to flows beyond their packets.
 
 use std::collections::BTreeSet;
 
@@ -26,17 +26,17 @@ pub enum Enrichment {
 }
 
 impl Enrichment {
-    /// Whether messages of the DNS are read for these.
+    /// Whether any of these needs DNS messages.
     pub fn reads_dns(all: &BTreeSet<Self>) -> bool {
         all.contains(&Self::Dns) || all.contains(&Self::DnsExchanges)
     }
 
-    /// How many of them the programs hand over in a second, if `rate` is what the settings allow.
+    /// How many DNS messages the programs hand over per second. `rate` is the configured limit.
     pub fn dns_per_second(all: &BTreeSet<Self>, rate: u32) -> u32 {
         if Self::reads_dns(all) { rate } else { 0 }
     }
 
-    /// What the programs note for all of these.
+    /// What the programs have to note for these.
     pub fn kinds(all: &BTreeSet<Self>) -> Kinds {
         all.iter().fold(Kinds::NONE, |kinds, one| {
             kinds.and(match one {

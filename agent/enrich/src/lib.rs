@@ -1,8 +1,8 @@
-//! What the agent finds out about the ends of flows beyond their packets: the control group and the process that sent them, and
-//! the names of hosts.
+//! Data about the ends of flows that their packets do not show: the control group and the process that sent them, and
+//! host names.
 //!
-//! [`enrichment`] lists the kinds, [`cgroups`] follows the tree of control groups, [`processes`] knows who made sockets, and [`dns`]
-//! learns names from answers that pass.
+//! [`enrichment`] lists the kinds, [`cgroups`] follows the tree of control groups, [`processes`] knows which process
+//! made a socket, and [`dns`] learns names from passing answers.
 //!
 //! May depend on: `kernel`, `proto`, `sys`. Knows nothing about outputs.
 

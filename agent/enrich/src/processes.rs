@@ -1,7 +1,7 @@
-//! The processes that made the sockets which sent flows' packets: what they are called.
+//! Names of the processes that made the sockets which sent the flows' packets.
 //!
-//! Records have a key for each, which the programs leave with a socket. What the kernel has noted of a process is asked for when a
-//! record first names it, and kept for a while, so that it is asked for once.
+//! Records carry a key per process, which the programs store with the socket. The agent asks the kernel for a process
+//! when a record first names it, and then keeps the answer for a while.
 
 use std::{
     collections::HashMap,
@@ -21,11 +21,12 @@ use sys::log_limit::LogLimit;
 
 use crate::cgroups;
 
-/// Processes whose names are kept. Those that no record has named for the longest time make room.
+/// The most processes whose names are kept. The ones that records have not named for the longest time are dropped
+/// first.
 const MOST_KNOWN: usize = 1 << 15;
 const BYTES_PER_PROCESS: u64 = 200;
 
-/// Clones share it. When all are dropped, nobody notes who makes sockets any more.
+/// Clones share the names. When all are dropped, the programs stop noting which process makes a socket.
 #[derive(Clone)]
 pub struct Processes(Arc<Shared>);
 
@@ -44,10 +45,10 @@ enum Names {
 }
 
 impl Processes {
-    /// What all names may take.
+    /// The most memory that all names may take.
     pub const MOST_BYTES: u64 = MOST_KNOWN as u64 * BYTES_PER_PROCESS;
 
-    /// Has the programs note from now on who makes sockets, before they are attached.
+    /// Makes the programs note which process makes a socket. Call this before they are attached.
     pub fn note(kernel: &mut Kernel) -> Result<Self> {
         let (by_key, noting) = kernel.note_processes(&cgroups::find()?)?;
         Ok(Self::with(Names::Noted {
@@ -64,12 +65,13 @@ impl Processes {
         }))
     }
 
-    /// Those with these names, which nobody notes.
+    /// A fixed set of processes, without any programs.
     pub fn of_these(processes: Vec<agent_common::Process>) -> Self {
         Self::with(Names::These(processes))
     }
 
-    /// Tells `each` what is known of these, in their order. Nothing but the number if the kernel had forgotten it before it was asked for.
+    /// Calls `each` with the processes of these keys, in the same order. If the kernel evicted the entry before it was
+    /// asked, only the pid is set.
     pub fn tell(&self, keys: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Process)) {
         let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
         for key in keys {
@@ -77,7 +79,7 @@ impl Processes {
         }
     }
 
-    /// How often a batch named one by its number alone.
+    /// How often a batch named a process by its pid alone.
     pub fn nameless(&self) -> u64 {
         self.0.nameless.load(Relaxed)
     }
@@ -96,7 +98,7 @@ impl Shared {
     }
 }
 
-/// What is sent of a process.
+/// The process as it is sent.
 fn told(key: u64, process: Option<agent_common::Process>) -> Process {
     let Some(process) = process else {
         return Process {
@@ -119,7 +121,8 @@ fn told(key: u64, process: Option<agent_common::Process>) -> Process {
     }
 }
 
-/// In two halves: what has not been asked for since the newer half began goes with the older one.
+/// Processes in two halves. When the newer half is full, the older one is dropped, with all processes that were not
+/// asked for since the newer half began.
 #[derive(Default)]
 struct Known {
     newer: HashMap<u64, Process>,
@@ -186,7 +189,7 @@ mod tests {
     #[test]
     fn processes_are_told_by_name_or_else_by_number_and_then_counted() {
         let known = process(7, *b"nginx\0\0\0");
-        // Of a process whose number is greater than any.
+        // A process with a pid higher than any in use.
         let unknown = process(1 << 30, *b"gone\0\0\0\0").key();
         let processes = Processes::of_these(vec![known]);
         for nameless in 1..3 {

@@ -1,5 +1,5 @@
-//! How long to wait before another try: twice as long each time, with jitter, so that a hundred agents do not come back
-//! to a collector at the same moment.
+//! How long to wait before a retry: twice as long each time, with jitter, so that a hundred agents do not return to a
+//! collector at the same moment.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -15,7 +15,7 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// The next wait, at least as long as the receiver asks.
+    /// The next wait, at least as long as the receiver asked for.
     pub(super) fn next(&mut self, at_least: Option<Duration>) -> Duration {
         let longest = FIRST.saturating_mul(1 << self.tries.min(16)).min(LONGEST);
         self.tries = self.tries.saturating_add(1);
@@ -28,7 +28,7 @@ impl Backoff {
     }
 }
 
-/// From 0 to 1, of the seed that the standard library takes from the system for each of its maps.
+/// A random number from 0 to 1, from the seed that the standard library draws from the system for each map.
 fn random() -> f64 {
     RandomState::new().hash_one(0) as f64 / u64::MAX as f64
 }

@@ -1,10 +1,10 @@
-//! ClickHouse, in which a collector stores batches over HTTP: their records are rows of a table, and the batches themselves rows
-//! of another one, which says what was lost. A batch counts as stored when ClickHouse has answered that both have it.
+//! ClickHouse as a collector's storage, over HTTP. Flow records become rows of one table, batches rows of another one,
+//! which also holds the losses. A batch counts as stored when ClickHouse has acknowledged both.
 //!
-//! [`insert`] brings rows there, and [`answer`] says what an answer means. What is stored together is one INSERT for each table.
-//! If ClickHouse does not take it, fewer batches are tried, at once or the next time, so that a batch is refused alone and a slow
-//! server gets on. What ClickHouse may take later is tried again for a while, and then told: the agents keep it. What comes again
-//! is there twice until ClickHouse merges it away.
+//! [`insert`] sends rows and [`answer`] interprets the responses. Batches that are stored together take one INSERT per
+//! table. If ClickHouse rejects one, fewer batches are tried, at once or the next time: so a bad batch fails alone and
+//! a slow server makes progress. Passing failures are retried for a while. Then the agents get an error and keep their
+//! batches. Rows sent twice stay duplicated until ClickHouse merges them.
 
 use std::{fmt::Display, sync::Arc, time::Duration};
 
@@ -36,38 +36,38 @@ use insert::Insert;
 use size::Size;
 pub use size::refuse_too_large;
 
-/// How long it may take to store a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
+/// Time limit for storing a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// At the start.
+/// Time limit at startup.
 const FIRST_PATIENCE: Duration = Duration::from_secs(5);
-/// Before the next try, at first and in the end.
+/// Pause before the first retry, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// No try begins with less time than this.
+/// No try begins with less time left than this.
 const RESERVE: Duration = Duration::from_millis(500);
-/// A group that fails is tried for a part of the patience, and then fewer of its batches.
+/// A failing group is retried for this fraction of the time limit. Then fewer of its batches are tried.
 const TURNS: u32 = 8;
-/// For so long after a failure what comes is told the same at once: it has waited for those before it.
+/// How long after a failure further groups fail immediately, since they have already waited for the previous one.
 const FAILS_AT_ONCE: Duration = Duration::from_secs(1);
-/// Batches of a group that are refused alone. With more of them it is not the batches that are wrong.
+/// Most batches of a group that may be refused one by one. If there are more, the fault is not in the batches.
 const MOST_REFUSED: usize = 32;
 
-/// What the settings say.
+/// Settings of the ClickHouse output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub to: HostPort,
     pub database: String,
-    /// The table of records. That of batches has `_batches` behind its name.
+    /// The table of records. The table of batches has the suffix `_batches`.
     pub table: String,
     pub login: Option<Login>,
-    /// From the beginning of an INSERT to that of the next one, at least, unless there is much to store.
+    /// Least time between the starts of two groups of inserts, unless there is much to store.
     pub insert_every: Duration,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Login {
     pub user: String,
-    /// ClickHouse may have users without a password.
+    /// `None` for a ClickHouse user without a password.
     pub password_file: Option<PasswordFile>,
 }
 
@@ -75,16 +75,16 @@ pub struct ClickHouse {
     settings: Arc<Settings>,
     tls: Option<InForce>,
     requests: Requests,
-    /// For a group.
+    /// Time limit for a group.
     patience: Duration,
-    /// When the last group began.
+    /// When the last group started.
     began: Option<Instant>,
     failed: Option<(Instant, Arc<str>)>,
-    /// Batches of an INSERT. Fewer after one that failed, and more again after one that did not.
+    /// Most batches per INSERT. Reduced after a failure, raised again after a success.
     most: usize,
 }
 
-/// Whether a batch is stored, or why it is not.
+/// Whether a batch is stored, or why not.
 type Kept = Result<(), Arc<str>>;
 
 impl ClickHouse {
@@ -93,7 +93,7 @@ impl ClickHouse {
         Self {
             settings: Arc::new(settings),
             tls,
-            // The deadline of a group ends a request.
+            // Longer than a group's time limit, which ends a request first.
             requests: Requests::new(endpoint, 2 * PATIENCE),
             patience: PATIENCE,
             began: None,
@@ -108,18 +108,18 @@ impl ClickHouse {
         self.patience = patience;
     }
 
-    /// Its files of TLS, if it speaks TLS.
+    /// The TLS files in use; `None` without TLS.
     pub fn tls(&self) -> Option<InForce> {
         self.tls.clone()
     }
 
-    /// Until when it is better to wait for more: ClickHouse takes few large inserts, and not many small ones.
+    /// When to start the next group. ClickHouse prefers few large inserts to many small ones.
     pub fn gathers_until(&self) -> Option<Instant> {
         Some(self.began? + self.settings.insert_every)
     }
 
-    /// Inserts no row into each of the tables. Fails if somebody has to change something. Returns why that cannot be known now: a
-    /// server and a collector are restarted one without the other.
+    /// Inserts zero rows into each table at startup. Fails if the configuration must change. Returns the reason if the
+    /// server cannot be asked at the moment: it may be restarted independently of the collector.
     pub async fn begin(&mut self) -> Result<Option<Arc<str>>> {
         let login = self.settings.login.as_ref();
         if self.tls.is_none() && login.is_some_and(|login| login.password_file.is_some()) {
@@ -139,7 +139,7 @@ impl ClickHouse {
         Ok(None)
     }
 
-    /// Returns when each of the batches is stored or will not be. What fails may be stored nevertheless.
+    /// Stores batches. Returns for each whether it is stored. A failed one may be stored nevertheless.
     pub async fn keep(&mut self, raw: &[Bytes]) -> Vec<Kept> {
         let now = Instant::now();
         self.began = Some(now);
@@ -156,7 +156,8 @@ impl ClickHouse {
         fates
     }
 
-    /// Fails with what is wrong with more than the rows of a batch, and then with those that it has not come to.
+    /// Stores the batches group by group. Fails if more than single batches are at fault. Then the remaining batches
+    /// get the same error.
     async fn keep_all(&mut self, raw: &[Bytes], deadline: Instant, fates: &mut [Kept]) -> Kept {
         let sizes = sizes(raw.to_vec()).await;
         let sizes = sizes.inspect_err(|why| fates.fill(Err(Arc::clone(why))))?;
@@ -171,7 +172,7 @@ impl ClickHouse {
             } else {
                 Until {
                     gives_up: deadline.min(began + self.patience / TURNS),
-                    // A single batch leaves time to the others.
+                    // Leave time for the other batches.
                     deadline: if is_single {
                         deadline.min(began + self.patience / 2)
                     } else {
@@ -191,7 +192,7 @@ impl ClickHouse {
                 Err(fault) => fault,
             };
             let has_time = Instant::now() + RESERVE < deadline;
-            // What was cut short by those before it may not be too large.
+            // A group that was cut short by earlier ones is not necessarily too large.
             let had_its_turn = began.elapsed() >= self.patience / 2;
             if !is_single && fault.may_be_of_the_rows(has_time) && (has_time || had_its_turn) {
                 self.most = group.len() / 2;
@@ -221,7 +222,7 @@ impl ClickHouse {
         failure.filter(|_| !stores).map_or(Ok(()), Err)
     }
 
-    /// The records come first, so that a row of a batch says that they are there.
+    /// Inserts the records first, so that a row of a batch implies that its records are there.
     async fn store(&mut self, raw: &[Bytes], until: Until) -> Result<(), Fault> {
         let batches = decoded(raw.to_vec()).await?;
         let flows = batches.iter().any(|batch| !batch.records.is_empty());
@@ -233,7 +234,7 @@ impl ClickHouse {
         Ok(())
     }
 
-    /// Inserts the rows, and tries again what may work in a moment.
+    /// Inserts the rows, and retries passing failures.
     async fn bring(&mut self, table: Table, rows: &Bytes, until: Until) -> Result<(), Fault> {
         let mut pause = FIRST_PAUSE;
         let mut last = None;
@@ -254,7 +255,7 @@ impl ClickHouse {
                     Fault::Tried(_) => next < until.gives_up,
                     Fault::Lasting(_) | Fault::OfTheRows(_) => return Err(fault),
                 };
-            // A try that was cut short says less than the one before it.
+            // The previous fault says more than a try that was cut short.
             if !has_time {
                 return Err(last.unwrap_or(fault));
             }
@@ -265,10 +266,10 @@ impl ClickHouse {
     }
 }
 
-/// How long a group is tried.
+/// Time limits for a group.
 #[derive(Clone, Copy)]
 struct Until {
-    /// No other try begins after this if fewer rows may do better.
+    /// No retry begins after this if fewer rows may succeed.
     gives_up: Instant,
     deadline: Instant,
 }
@@ -303,7 +304,7 @@ async fn rows(table: Table, batches: Arc<[FlowBatch]>) -> Result<Bytes, Fault> {
     let made = spawn_blocking(move || {
         let made = table.file(&batches);
         drop(batches);
-        // Each thread of tokio's pool would keep as much.
+        // Free the memory, or every thread of tokio's pool would keep this much.
         process_memory::give_back();
         made
     });

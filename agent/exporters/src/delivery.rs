@@ -1,6 +1,6 @@
-//! Delivers every batch as it is to a collector, which says what it has stored. A batch is sent again until then, to this
-//! collector or to the next one of the list, so that it arrives at least once and in order. Its stream and its number tell
-//! the collector whether it has it already.
+//! Delivers batches unchanged to a collector that acknowledges what it has stored. A batch is sent again, to this
+//! collector or the next one of the list, until it is acknowledged, so it arrives at least once and in order. The
+//! stream and sequence number let the collector recognize duplicates.
 
 use std::{
     future::{Future, pending, poll_fn},
@@ -42,20 +42,20 @@ use spool::{InUse, Spool};
 use waiting::without;
 
 const METHOD: &str = "/flow.v1.FlowCollector/Export";
-/// How long a collector may take for an acknowledgement.
+/// How long to wait for an acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A call that breaks before is followed by a pause, whatever it has brought.
+/// A call that breaks sooner is followed by a pause, even if it made progress.
 const SHORT: Duration = Duration::from_secs(5);
-/// How often each collector is asked to take a batch that cannot be, as they say.
+/// How often each collector must reject a batch as invalid before the batch is given up.
 const TRIES: usize = 2;
-/// How long to wait for what a collector may have said of a call that broke.
+/// How long to wait for answers that a collector sent before its call broke.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long the disk may take at the end for what was in the queue, and to have all for sure.
+/// At shutdown: how long writing the rest of the queue may take, and then syncing it.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 const LAST_SYNC: Duration = Duration::from_secs(5);
-/// How long the disk may take to look through all batches of a spool at the start.
+/// How long scanning the spool may take at startup.
 const LONGEST_OPENING: Duration = Duration::from_mins(2);
-/// How often to look whether a spool is free that another output has, and after how long to tell that it is not.
+/// How often to retry a spool that another output has locked, and after how long to warn about it.
 const IN_USE_PAUSE: Duration = Duration::from_millis(100);
 const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
 
@@ -67,49 +67,49 @@ pub(super) struct Delivery {
 
 struct Sender {
     subscription: Subscription,
-    /// The queue is empty and nothing more will come.
+    /// The queue is empty and closed.
     is_drained: bool,
-    /// Taken from the queue, and in none of the places yet where batches wait.
+    /// Taken from the queue, not yet in the backlog.
     taken: Option<OutgoingBatch>,
     backlog: Backlog,
     spooling: Option<Spooling>,
-    /// What of the disk's losses was counted.
+    /// Losses of the spool that are already counted.
     told_lost: Volume,
-    /// A batch with this agent and nothing else, once there was one.
+    /// An encoded batch with nothing but the agent. Empty until a batch has named it.
     agent: Bytes,
     patience: Duration,
     collectors: Vec<Endpoint>,
-    /// What is shown to them.
+    /// The token sent to the collectors.
     token: Option<TokenFile>,
-    /// The place of the one that is spoken to.
+    /// Index of the current collector.
     at: usize,
-    /// The number of the last batch that a collector can have got as a whole, in this call or before.
+    /// The last sequence number that a collector may have received, in this call or an earlier one.
     handed_seq: u64,
-    /// How many failed one after the other.
+    /// Consecutive failures.
     failed: usize,
-    /// The oldest batch, and how often it was called one that cannot be.
+    /// Sequence number of the oldest batch, and how often each collector rejected it as invalid.
     called_invalid: (u64, Vec<usize>),
-    /// The call has acknowledged something.
+    /// This call has acknowledged something.
     has_progressed: bool,
     backoff: Backoff,
-    /// What they ask for.
+    /// What the collector asks the agent for.
     asked: AskedByOne,
     ending: Ending,
     telling: Telling,
     tally: Arc<Tally>,
 }
 
-/// Where batches go, and how.
+/// The collectors and how to reach them.
 pub(super) struct Collectors {
     pub endpoints: Vec<Endpoint>,
     pub spooling: Option<Spooling>,
-    /// What the agent follows, if one of them asks for it.
+    /// The most that the agent grants a collector that asks for relief.
     pub most_asked: Relief,
     pub token: Option<TokenFile>,
 }
 
 impl Delivery {
-    /// To the first of these collectors that answers.
+    /// Delivers to the first of these collectors that answers.
     pub(super) fn new(
         name: &str,
         collectors: Collectors,
@@ -147,7 +147,7 @@ impl Delivery {
         }
     }
 
-    /// Ends when everything is acknowledged and nothing more will come, or when the time is over.
+    /// Returns when everything is acknowledged and the queue is closed, or at the deadline.
     pub(super) async fn run(self) {
         let files = followed(self.tls);
         let (mut sender, mut ending) = (self.sender, self.ending);
@@ -163,7 +163,7 @@ impl Delivery {
     }
 }
 
-/// Where batches wait on disk, and for how many bytes.
+/// The spool folder and its limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Spooling {
     pub folder: PathBuf,
@@ -171,7 +171,7 @@ pub(super) struct Spooling {
 }
 
 impl Sender {
-    /// Opens the spool. An output that leaves may still have it.
+    /// Opens the spool. An output that is shutting down may still hold its lock.
     async fn begin(&mut self) {
         if self.token.is_some() && self.collectors.iter().any(Endpoint::is_read_on_the_way) {
             self.telling.token_is_plain();
@@ -209,7 +209,7 @@ impl Sender {
                 self.tally.finds(beginning.waits);
                 self.tally.finds(RecordSum::from(beginning.lost));
                 self.telling.spool_has(beginning.waits);
-                // A collector may know of all of them.
+                // A collector may have received all batches of the spool.
                 self.handed_seq = beginning.last.seq;
                 self.told_lost = without(spool.stand().lost, beginning.lost);
                 self.backlog.go_on(spool, &beginning);
@@ -241,9 +241,10 @@ impl Sender {
             self.failed += 1;
             self.at = (self.at + 1) % self.collectors.len();
             let pause = failure.asked_pause().unwrap_or_default();
-            // Until the first of them may be asked again.
+            // The shortest pause that a collector of this round asked for.
             asked = Some(asked.map_or(pause, |least: Duration| least.min(pause)));
-            // Each is tried once before all of them are left alone. One that works only for a moment is no better.
+            // Try each collector once before pausing. One that works only for a moment gets a pause, as a failed one
+            // does.
             let is_round_over = self.failed.is_multiple_of(self.collectors.len());
             if is_round_over {
                 self.rest(asked.take()).await;
@@ -253,8 +254,8 @@ impl Sender {
         }
     }
 
-    /// Gives the oldest batch up if all collectors have said again and again that no agent would send it: it would be in the way
-    /// of all others for ever.
+    /// Gives up the oldest batch once every collector has rejected it repeatedly as invalid. Otherwise it would block
+    /// the stream forever.
     async fn judge(&mut self, failure: &Failure) {
         let Failure::Refused {
             why,
@@ -264,7 +265,7 @@ impl Sender {
         else {
             return;
         };
-        // Those before it are acknowledged.
+        // Batches before the oldest one are acknowledged.
         let Some(seq) = self.backlog.after(0).map(|oldest| oldest.seq) else {
             return;
         };
@@ -284,11 +285,11 @@ impl Sender {
         }
     }
 
-    /// Leaves the collectors alone for a while.
+    /// Pauses before the next round of calls.
     async fn rest(&mut self, asked: Option<Duration>) {
         let pause = self.backoff.next(asked);
         if asked.is_some_and(|asked| !asked.is_zero()) {
-            // A collector knows when it is ready.
+            // The collector asked for this pause, so it is not cut short.
             self.meanwhile(sleep(pause)).await;
             return;
         }
@@ -300,7 +301,7 @@ impl Sender {
         }
     }
 
-    /// Brings what comes to the spool while something else goes on.
+    /// Moves queued batches to the spool while `work` runs.
     async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
@@ -316,8 +317,8 @@ impl Sender {
         }
     }
 
-    /// Sends to one collector. Returns when all is acknowledged and nothing more will come, or the collector has ended the
-    /// call when nothing was left to acknowledge.
+    /// Sends to one collector. Returns when everything is acknowledged and the queue is closed, or when the collector
+    /// ends the call with nothing left to acknowledge.
     async fn call(&mut self) -> std::result::Result<(), Failure> {
         self.keep().await;
         if self.backlog.is_empty() {
@@ -337,12 +338,12 @@ impl Sender {
         exchanged
     }
 
-    /// What happens within a call.
+    /// Runs one call: sends batches and reads acknowledgements.
     async fn exchange(&mut self, call: &mut StreamingCall) -> std::result::Result<(), Failure> {
         let StreamingCall {
             outbox, answers, ..
         } = call;
-        // The number of the last batch that was put into the outbox in this call.
+        // Sequence number of the last batch put into the outbox in this call.
         let mut put_seq = 0;
         let mut has_ended = false;
         let mut deadline = Instant::now() + self.patience;
@@ -363,7 +364,7 @@ impl Sender {
             let may_take = !self.is_drained && self.backlog.has_room();
             let sync_at = self.backlog.sync_at();
             tokio::select! {
-                // What it says comes before what breaks when it has ended the call.
+                // Read answers first: a collector that ends the call may say why before a write fails.
                 biased;
                 answer = answers.next() => match answer {
                     Ok(answer) => {
@@ -376,7 +377,7 @@ impl Sender {
                 },
                 flushed = outbox.flush(), if !outbox.is_empty() => {
                     if let Err(failure) = flushed {
-                        // The collector may have said why.
+                        // The collector may have sent a reason.
                         return Err(self.last_words(answers, outbox.sent()).await?.unwrap_or(failure));
                     }
                 }
@@ -396,7 +397,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes what the collector has said before a call broke off, and why it ended the call.
+    /// Reads what the collector sent before the call broke, and the reason why it ended the call.
     async fn last_words(
         &mut self,
         answers: &mut Answers,
@@ -413,7 +414,7 @@ impl Sender {
         }
     }
 
-    /// Takes the next batch of the queue. Cancel safe.
+    /// Takes the next batch from the queue. Cancel safe.
     async fn take(&mut self) {
         if self.taken.is_some() {
             return;
@@ -428,8 +429,8 @@ impl Sender {
         }
     }
 
-    /// Puts what was taken to those that wait, and fills the memory from the disk. A caller that goes away in the middle leaves
-    /// a batch to the disk alone, so only the end does.
+    /// Moves the taken batch to the backlog and refills memory from the disk. If this is cancelled midway, the batch is
+    /// on disk only, so cancel it only at shutdown.
     async fn keep(&mut self) {
         self.keep_taken().await;
         self.backlog.refill().await;
@@ -449,7 +450,7 @@ impl Sender {
         self.look();
     }
 
-    /// Counts what the disk lost, and says how the spool is.
+    /// Counts the spool's losses and publishes its state.
     fn look(&mut self) {
         let stand = self.backlog.stand();
         let lost = RecordSum::from(without(stand.lost, self.told_lost));
@@ -474,7 +475,7 @@ impl Sender {
         });
     }
 
-    /// The batch with its agent. One that only tells losses comes without.
+    /// Adds the agent to a batch that lacks it: one that only reports losses.
     fn signed(&mut self, batch: OutgoingBatch) -> OutgoingBatch {
         if batch.id().is_none() {
             return batch.with_body(self.agent.clone());
@@ -491,8 +492,8 @@ impl Sender {
         batch
     }
 
-    /// Returns whether batches were acknowledged that were not before. What another call has brought, to this collector or to
-    /// another one, counts only once this call has brought it up to `sent_seq`.
+    /// Returns whether this acknowledges any further batches. An acknowledgement of batches from earlier calls counts
+    /// only up to `sent_seq`, the last one that this call has sent.
     async fn acknowledge(&mut self, answer: Bytes, sent_seq: u64) -> Result<bool> {
         let ExportAck {
             last_seq,
@@ -529,7 +530,7 @@ impl Sender {
         self.is_drained && self.taken.is_none() && self.backlog.is_empty()
     }
 
-    /// No batch will follow the one with this number.
+    /// No batch will follow the one with this sequence number.
     fn is_all_put(&self, seq: u64) -> bool {
         let is_behind = self.backlog.is_behind() || self.backlog.after(seq).is_some();
         self.is_drained && self.taken.is_none() && !is_behind
@@ -539,7 +540,8 @@ impl Sender {
         self.collectors[self.at].address()
     }
 
-    /// Leaves what is left in the spool for the next start, or counts and tells it. The collector may have it all the same.
+    /// Leaves the rest in the spool for the next start, or counts it as lost and logs it. The collector may still have
+    /// received it.
     async fn finish(&mut self) {
         if self.backlog.has_spool() {
             self.leave().await;
@@ -574,7 +576,7 @@ impl Sender {
         let left = timeout(LAST_SYNC, self.backlog.leave(only_in_memory)).await;
         self.look();
         if left != Ok(true) {
-            // Nobody knows what is there.
+            // It is unknown what the disk holds.
             self.tally.loses_doubted();
             return;
         }
@@ -584,14 +586,14 @@ impl Sender {
         self.tally.hands_on();
     }
 
-    /// Takes the next batch if there is one. Without `unconstrained`, tokio would let the queue seem empty after a while, so that
-    /// other tasks get their turn.
+    /// Takes the next batch if there is one. `unconstrained`, because tokio's cooperative budget would otherwise make a
+    /// long queue look empty.
     fn takes_now(&mut self) -> bool {
         !self.is_drained && unconstrained(self.take()).now_or_never().is_some()
     }
 }
 
-/// What is shown to a collector. The file may be on a disk that does not answer.
+/// The token for a collector. Its file may be on a disk that does not answer.
 async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
     let Some(file) = file else {
         return Ok(None);
@@ -603,7 +605,7 @@ async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
     ))
 }
 
-/// Returns at that moment, and never without one.
+/// Waits until the given moment, or forever without one.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,

@@ -1,4 +1,4 @@
-//! What each format has in common: it makes messages of flows.
+//! The interface of all formats: encoding flows as messages.
 
 use std::time::Duration;
 
@@ -6,54 +6,53 @@ use anyhow::Result;
 use bytes::Bytes;
 use proto::{FlowBatch, FlowRecord};
 
-/// Encodes flows as the messages of one format.
+/// Encodes flows as messages of one format.
 pub trait Encoder: Send {
-    /// The next message: as many flows from the front of `flows` as fit, or none if it is about something else. `batch`
-    /// has what they have in common: interfaces, account, losses, window. Where the message cannot be sent this is called
-    /// again with the same flows, so state that counts what was sent moves on only by [`Encoder::sent`].
+    /// Returns the next message: with as many flows from the front of `flows` as fit, or without flows if it is about
+    /// something else. `batch` has the context of the flows: interfaces, account, losses, window. If sending fails,
+    /// this is called again with the same flows, so state about what was sent must advance only in [`Encoder::sent`].
     ///
-    /// At the end of a scan this is called once without flows if there are none, for what goes out beside them.
+    /// At the end of a scan without flows this is called once, for the messages that go out beside them.
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message;
 
-    /// The last message was handed over. What it announced counts from then on.
+    /// The last message was sent. What it announced is known to the receiver.
     fn sent(&mut self);
 
-    /// Reads what a server answers to the last message. Fails if it cannot be an answer, so the message has not got there.
+    /// Parses the server's answer to the last message. An error means that the message did not arrive.
     fn answered(&mut self, _answer: &[u8]) -> Result<Answer> {
         Ok(Answer::default())
     }
 
-    /// The server does not know the method of the last message. Returns what the output does without for a while, if it
-    /// can.
+    /// The server does not know the method of the last message. Returns what the output omits for a while, if it can.
     fn unknown(&mut self) -> Option<Without> {
         None
     }
 
-    /// The transport has another connection: whatever the receiver knew is gone.
+    /// The transport has another connection: the receiver has forgotten everything.
     fn restart(&mut self);
 
-    /// Messages must not be longer than this. Returns false if they cannot be so short.
+    /// Limits the message length. Returns false if messages cannot be that short.
     fn limit(&mut self, message_len_bytes: usize) -> bool;
 }
 
-/// One message of a format. Without bytes there is nothing to send.
+/// One message of a format. If `bytes` is empty, there is nothing to send.
 pub struct Message {
     pub bytes: Bytes,
-    /// How many of the flows are in it.
+    /// How many flows it consumes.
     pub flows: usize,
-    /// How many of these it says nothing of, since they report no packets and the format has no record for that.
+    /// How many of `flows` it omits: they report no packets, and the format has no record for that.
     pub skipped: usize,
-    /// Another message follows even if no flow is left.
+    /// Another message follows even if no flows are left.
     pub more: bool,
-    /// It has nothing but what every connection and every file begins with.
+    /// It has only what every connection and every file begins with.
     pub is_preface: bool,
     pub call: Call,
 }
 
-/// How a server is to read a message.
+/// How a server should read a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
-    /// A path, as `/package.Service/Method`.
+    /// A path like `/package.Service/Method`.
     pub method: &'static str,
     pub is_gzip: bool,
 }
@@ -71,21 +70,21 @@ impl Message {
     }
 }
 
-/// What a server says of a message that it has taken.
+/// A server's answer to a message that it accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// How many of the flows it does not take, and why.
+    /// How many flows it rejected, and why.
     pub refused: u64,
     pub why: String,
-    /// What it says although it takes all flows, if it says something.
+    /// A warning, although all flows were accepted.
     pub warning: Option<String>,
 }
 
-/// What a server is not told, since it does not know the method.
+/// Data that is not sent because the server does not know the method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Without {
-    /// Its name, which is that of its setting, too.
+    /// Its name, which is also the name of its setting.
     pub what: &'static str,
-    /// When it is tried again.
+    /// When to try again.
     pub pause: Duration,
 }

@@ -1,4 +1,4 @@
-//! The end of an output: until when it may send what is left.
+//! Shutdown of an output: how long it may still send.
 
 use std::future::{Future, pending};
 
@@ -9,13 +9,13 @@ use tokio::{
 
 #[derive(Clone)]
 pub(super) struct Ending {
-    /// When the time is over, once the output is to end.
+    /// The deadline, set once the output is to end.
     deadline: watch::Receiver<Option<Instant>>,
-    /// A pause was left out since then.
+    /// A pause was skipped since then.
     has_hurried: bool,
 }
 
-/// The time is over.
+/// The deadline has passed.
 #[derive(Debug)]
 pub(super) struct Over;
 
@@ -27,7 +27,7 @@ impl Ending {
         }
     }
 
-    /// The work's result, unless the time is over before.
+    /// The work's result, unless the deadline passes first.
     pub(super) async fn before<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Over> {
         let over = async {
             sleep_until(self.deadline().await).await;
@@ -39,8 +39,8 @@ impl Ending {
         }
     }
 
-    /// Waits until the next try. Once the output is to end that is at once, one time, since there is no time to wait for a
-    /// better moment; `true` says so.
+    /// Waits before a retry. When shutdown starts, one pause is cut short or skipped, since there may be no time for a
+    /// later try. Returns whether this was that pause.
     pub(super) async fn pause(&mut self, time: Duration) -> Result<bool, Over> {
         if self.has_hurried {
             return self.before(sleep(time)).await.map(|()| false);

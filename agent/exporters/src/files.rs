@@ -1,13 +1,13 @@
-//! Files that are written piece by piece, completed when they are large or old enough, and removed when there are too
+//! Rotated files: written piece by piece, completed when they are large or old enough, and removed when there are too
 //! many.
 //!
-//! The file that is written has the path of the settings. When it is complete it gets a name of its own, with the time
-//! of its beginning: `flows.jsonl` becomes `flows-20260102T030405Z.jsonl`, or `….jsonl.zst`. Only whole files have such
-//! names: what is being compressed ends in `.part`. A process that was killed may leave half a piece at the end of a
-//! file; the next one takes it off before it completes the file.
+//! The open file has the path of the settings. On completion it gets a name with the time of its beginning:
+//! `flows.jsonl` becomes `flows-20260102T030405Z.jsonl`, or `….jsonl.zst`. Only complete files have such names; a file
+//! being compressed ends in `.part`. A killed process may leave half a piece at the end of the open file. The next
+//! process cuts it off before it completes the file.
 //!
-//! A format whose files can be read only when they are complete keeps its pieces in a hidden file, and makes the complete
-//! one of them in the end.
+//! Some formats can be read only when the file is complete. They keep their pieces in a hidden file and build the
+//! complete file from it at the end.
 //!
 //! Files that many senders fill are [`shared`].
 
@@ -40,12 +40,13 @@ pub mod whole;
 pub use names::Owner;
 use names::{Complete, Names};
 
-/// When a file is complete, what becomes of it, and how many there may be.
+/// When to complete a file, how to compress it, and how many to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotation {
     pub bytes: u64,
     pub after: Duration,
-    /// How many complete files are kept of all senders and of each that has its own, and how many bytes they may have together.
+    /// How many complete files to keep of the shared file and of each sender with its own, and how many bytes all of
+    /// them may take.
     pub files: u32,
     pub total_bytes: u64,
     pub compression: Compression,
@@ -65,7 +66,7 @@ impl Compression {
         Self::Zstd.suffix(),
     ];
 
-    /// How the name of a complete file ends.
+    /// The suffix it adds to the name of a complete file.
     const fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -75,29 +76,29 @@ impl Compression {
     }
 }
 
-/// A file that is made of pieces has at most so many rows: each takes time, however short the pieces are. A write that has
-/// more makes a file of its own.
+/// Most rows in a file built from pieces. Each row takes time, however short the pieces are. A single write with more
+/// rows makes a file of its own.
 const MOST_ROWS: u64 = 1 << 20;
 
-/// Of all files. The umask takes of it.
+/// Mode of all files, before the umask.
 const MODE: u32 = 0o640;
 
-/// Finds where the last whole piece of a file ends. Fails if the file is not of the format.
+/// Finds where the last whole piece of a file ends. Fails if the file is not in this format.
 pub type WholeLen = fn(&mut File) -> io::Result<u64>;
 
-/// How complete files are made of pieces that are none.
+/// How to build a complete file from pieces that are not in its format.
 #[derive(Clone, Copy)]
 pub struct Made {
-    /// How the names of all files begin.
+    /// The prefix of all file names.
     pub stem: &'static str,
-    /// How the names of complete files end.
+    /// The suffix of complete files' names.
     pub ending: &'static [&'static str; 1],
     pub whole_len: WholeLen,
-    /// Reads the pieces, and writes the complete file.
+    /// Reads the pieces and writes the complete file.
     pub make: fn(&mut File, File, Compression) -> Result<File>,
 }
 
-/// The file that is written, and the complete ones beside it.
+/// The open file, and the complete ones beside it.
 pub struct Rotated {
     address: PathBuf,
     place: Arc<Place>,
@@ -106,64 +107,65 @@ pub struct Rotated {
     writing: Option<Writing>,
 }
 
-/// Pieces that a thread appends. It goes on when nobody waits for it any more.
+/// An append that runs on a thread. It continues if the caller stops waiting.
 struct Writing {
     thread: JoinHandle<Result<Open>>,
-    /// Whoever sets it has them: the thread, or the one who does without it.
+    /// Set by whoever claims the pieces: the thread that writes them, or the caller that gives up on them.
     is_taken: Arc<AtomicBool>,
 }
 
-/// Where files are, and how they are completed.
+/// Where the files are and how they are completed.
 struct Place {
     names: Names,
     rotation: Rotation,
     whole_len: WholeLen,
     made: Option<Made>,
-    /// Keeps others away. An output may be gone while a thread still completes its file, so whoever has the place holds it.
+    /// Keeps other outputs and processes away. Shared, because a thread may still complete a file after its output is
+    /// gone.
     lock: OnceLock<File>,
 }
 
-/// The file that is written.
+/// The open file.
 struct Open {
     place: Arc<Place>,
     path: PathBuf,
     file: File,
     len_bytes: u64,
-    /// Of a file that is made of pieces.
+    /// Rows of the pieces, for a file that is built from them.
     rows: u64,
-    /// It has more than what every file begins with.
+    /// It has more than the preface that every file begins with.
     has_more: bool,
-    /// Its name is on the disk for sure.
+    /// Its directory entry is synced.
     is_named: bool,
     since: Instant,
     complete: Complete,
 }
 
-/// What is appended.
+/// A piece to append.
 #[derive(Clone)]
 pub struct Piece {
     pub bytes: Bytes,
-    /// What it becomes in a file that is made of pieces.
+    /// How many rows it becomes in a file that is built from pieces.
     pub rows: u64,
 }
 
 impl Piece {
-    /// Of this process.
+    /// A piece written by this process's own outputs. It counts no rows.
     fn own(bytes: Bytes) -> Self {
         Self { bytes, rows: 0 }
     }
 }
 
-/// What a write came to.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     Yes,
-    /// Nothing was written: another file begins, with whatever the format needs at the beginning.
+    /// Nothing was written, but a new file was opened. Write its preface, then try again.
     Anew,
 }
 
 impl Rotated {
-    /// Writes at this path.
+    /// Writes to this path.
     pub fn new(path: PathBuf, rotation: Rotation, whole_len: WholeLen) -> Self {
         let place = Place {
             names: Names::at(&path),
@@ -175,7 +177,7 @@ impl Rotated {
         Self::at(path, place)
     }
 
-    /// Makes files in this folder.
+    /// Builds files in this folder.
     pub fn made(folder: PathBuf, rotation: Rotation, made: Made) -> Self {
         let place = Place {
             names: Names::hidden(&folder, made.stem, made.ending),
@@ -197,7 +199,7 @@ impl Rotated {
         }
     }
 
-    /// Another file in the same place, of one sender alone.
+    /// A file in the same place for one sender alone.
     fn of(&self, owner: Owner) -> Self {
         Self {
             address: self.place.names.open(Some(&owner)),
@@ -208,29 +210,29 @@ impl Rotated {
         }
     }
 
-    /// As in the settings.
+    /// The path from the settings, or the path of the sender's open file.
     pub fn address(&self) -> &Path {
         &self.address
     }
 
-    /// Appends a piece, all of it or nothing.
+    /// Appends a piece as a whole or not at all.
     pub async fn write(&mut self, piece: impl Into<Bytes>) -> Result<Written> {
         self.append(vec![Piece::own(piece.into())], true).await
     }
 
-    /// Appends pieces one after the other, all of them or nothing.
+    /// Appends pieces in order, all of them or none.
     pub async fn write_all(&mut self, pieces: Vec<Piece>) -> Result<Written> {
         self.append(pieces, true).await
     }
 
-    /// Appends a piece of what every file begins with. A file with nothing else is never complete: if such pieces alone
-    /// made it too long, nothing else would ever be written.
+    /// Appends a piece of the preface that every file begins with. A file with only a preface is never completed.
+    /// Otherwise a preface longer than the limit would keep starting new files and nothing else would be written.
     pub async fn write_preface(&mut self, piece: Bytes) -> Result<Written> {
         self.append(vec![Piece::own(piece)], false).await
     }
 
     async fn append(&mut self, pieces: Vec<Piece>, is_more: bool) -> Result<Written> {
-        // Those of single senders might all be old at once, and are completed one by one.
+        // Files of single senders are completed one by one elsewhere, since all of them might be old at once.
         let is_old = self.owner.is_none() && self.is_old();
         if is_old || self.is_full(len_bytes(&pieces), rows(&pieces)) {
             self.close().await?;
@@ -245,7 +247,7 @@ impl Rotated {
             if !mine.swap(true, Ordering::Relaxed) {
                 open.append(&pieces)?;
                 if is_more && !open.has_more {
-                    // One that was begun long before is not old.
+                    // The age counts from the first piece after the preface.
                     open.since = Instant::now();
                     open.has_more = true;
                 }
@@ -257,7 +259,7 @@ impl Rotated {
         Ok(Written::Yes)
     }
 
-    /// Completes the file if it is old enough.
+    /// Completes the file if it is old or full.
     pub async fn complete_if_due(&mut self) -> Result<()> {
         if self.is_old() || self.is_full(0, 0) {
             self.close().await?;
@@ -265,7 +267,7 @@ impl Rotated {
         Ok(())
     }
 
-    /// Brings to the disk for sure what was written. If that fails, nobody knows what is there, and another file begins.
+    /// Syncs the file. After a failure its contents are unknown, so the next write begins another file.
     pub async fn sync(&mut self) -> Result<()> {
         let Some(mut open) = self.open.take() else {
             return Ok(());
@@ -281,7 +283,7 @@ impl Rotated {
         Ok(())
     }
 
-    /// Whether the piece is in the file that was being appended when somebody gave up waiting.
+    /// Whether an append that the caller stopped waiting for was written. If it has not begun, it never will.
     pub async fn has_written(&mut self) -> Result<bool> {
         let Some(writing) = &self.writing else {
             return Ok(false);
@@ -293,7 +295,7 @@ impl Rotated {
         Ok(has_begun)
     }
 
-    /// Waits for the thread that writes.
+    /// Waits for the writing thread.
     async fn written(&mut self) -> Result<()> {
         let Some(writing) = &mut self.writing else {
             return Ok(());
@@ -306,7 +308,7 @@ impl Rotated {
         Ok(())
     }
 
-    /// Whether the file takes no more of this length and of so many rows.
+    /// Whether this many bytes and rows no longer fit.
     fn is_full(&self, more_bytes: u64, more_rows: u64) -> bool {
         self.open.as_ref().is_some_and(|open| {
             let rotation = &self.place.rotation;
@@ -322,7 +324,7 @@ impl Rotated {
             .is_some_and(|open| open.has_more && open.since.elapsed() >= self.place.rotation.after)
     }
 
-    /// What a piece takes of a file, in bytes of its length.
+    /// A piece's share of a file, in bytes: its length, or its share of the most rows if that is larger.
     fn share(&self, piece: &Piece) -> u64 {
         let bytes = piece.bytes.len() as u64;
         if self.place.made.is_none() {
@@ -333,13 +335,13 @@ impl Rotated {
         bytes.max(of_rows)
     }
 
-    /// Whether the file of a sender should be completed: before it is full, or after a write that failed.
+    /// Whether a sender's file should be completed: when it is nearly full, or after a failed write.
     fn is_due(&self) -> bool {
         let bytes = self.place.rotation.bytes;
         self.open.is_none() || self.is_old() || self.is_full(bytes / 8, MOST_ROWS / 8)
     }
 
-    /// Completes the file, also one that a process before this one has left, or a write that failed.
+    /// Completes the file, including one left by an earlier process or a failed write.
     async fn end(&mut self) -> Result<()> {
         if self.open.is_some() {
             return self.close().await;
@@ -349,7 +351,7 @@ impl Rotated {
         recovered.with_context(|| format!("complete {}", self.address.display()))
     }
 
-    /// Completes the file at the end of the process, where nobody else would tell that this fails.
+    /// Completes the file at shutdown, and logs if that fails because no caller would.
     pub async fn close_at_the_end(&mut self) {
         if let Err(error) = self.close().await {
             tracing::warn!(
@@ -359,7 +361,7 @@ impl Rotated {
         }
     }
 
-    /// Completes the file, if there is one.
+    /// Completes the open file, if there is one.
     pub async fn close(&mut self) -> Result<()> {
         let Some(open) = self.open.take() else {
             return Ok(());
@@ -408,7 +410,7 @@ impl Open {
         let mut all = pieces.iter();
         let written = all.try_for_each(|piece| self.file.write_all(&piece.bytes));
         if written.is_err() {
-            // A part of the piece may be there. If it stays, whoever completes the file takes it off.
+            // Part of the piece may be in the file. If it cannot be cut off here, completing the file cuts it off.
             drop(self.file.set_len(self.len_bytes));
         }
         written?;
@@ -439,7 +441,7 @@ fn rows(pieces: &[Piece]) -> u64 {
     pieces.iter().map(|piece| piece.rows).sum()
 }
 
-/// Keeps other outputs and other processes away from the files. The file of the lock stays there.
+/// Locks the files against other outputs and processes. The lock file is never removed.
 fn lock(names: &Names) -> Result<File> {
     names.open(None).file_name().context("it names no file")?;
     let lock = &names.lock;
@@ -459,13 +461,13 @@ fn lock(names: &Names) -> Result<File> {
 impl Place {
     fn take_lock(&self) -> Result<()> {
         if self.lock.get().is_none() {
-            // Nobody else has set it meanwhile: they would hold the lock.
+            // Nobody else can have set it meanwhile: they would hold the lock.
             drop(self.lock.set(lock(&self.names)?));
         }
         Ok(())
     }
 
-    /// Completes what a process before this one left behind, or a write that failed.
+    /// Completes what an earlier process or a failed write left.
     fn recover(&self, owner: Option<&Owner>) -> Result<()> {
         self.names.finish_parts(owner, |part| self.finish(part))?;
         let path = &self.names.open(owner);
@@ -500,8 +502,8 @@ impl Place {
         self.complete(&self.names.recovered(began)?)
     }
 
-    /// Completes the file that was written, and removes the oldest ones. At every moment either what was written or the
-    /// complete file has all of it.
+    /// Completes the open file and removes the oldest ones. At every moment either the written file or the complete
+    /// file has all the data.
     fn complete(&self, name: &Complete) -> Result<()> {
         let (names, rotation) = (&self.names, &self.rotation);
         let open = names.open(name.owner.as_ref());
@@ -514,7 +516,7 @@ impl Place {
         names.remove_the_oldest(rotation)
     }
 
-    /// Makes the complete file of the part, and removes that.
+    /// Builds the complete file from the part, then removes the part.
     fn finish(&self, name: &Complete) -> Result<()> {
         let (names, compression) = (&self.names, self.rotation.compression);
         let part = names.part(name);
@@ -526,7 +528,7 @@ impl Place {
         if ending.is_empty() {
             return fs::rename(part, whole).context("rename it");
         }
-        // Whoever may write in the folder may have put links there.
+        // Anyone who may write in the folder could have put a link there.
         let from = own_file::open(&part).context("open it")?;
         let mut from = from.context("it is no regular file")?;
         let half = names.half(name, ending);
@@ -568,7 +570,7 @@ async fn blocking<T: Send + 'static>(
     told(spawn_blocking(work).await)
 }
 
-/// What a thread came to, with what to do if there is no room.
+/// The result of a writing thread, with advice if the disk is full.
 fn told<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     let done = done.context("the thread that writes")?;
     done.map_err(|error| {

@@ -30,34 +30,34 @@ pub(super) mod tests;
 pub use elements::REVERSE_ENTERPRISE;
 pub use flow::Octets;
 
-/// What fits into a datagram on nearly every path.
+/// Fits into one datagram on nearly every path.
 pub const DATAGRAM_LEN_BYTES: usize = 1_400;
-/// On connections and in files. IPFIX allows 65,535.
+/// For connections and files. IPFIX allows 65,535.
 pub const STREAM_LEN_BYTES: usize = 16 << 10;
 pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
 
-/// A template and the longest records of one flow fit into this.
+/// Enough for a template and the longest records of one flow.
 const LEAST_LEN_BYTES: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// One record for both directions. Otherwise each direction that has packets has its own.
+    /// One record for both directions. Otherwise one record for each direction with packets.
     pub is_biflow: bool,
     pub octets: Octets,
-    /// How often templates are sent again. `None` where they cannot get lost.
+    /// How often to resend templates. `None` where they cannot get lost.
     pub template_refresh: Option<Duration>,
     /// At most 65,535.
     pub message_len_bytes: usize,
-    /// That of flows; by default a number that other agents do not have.
+    /// The domain of flows; by default a number that no other agent has.
     pub observation_domain: Option<u32>,
-    /// Tells this output from others of the same host and agent.
+    /// Distinguishes this output from others of the same host and agent.
     pub place: String,
-    /// Another connection starts a sequence of its own. Datagrams from another socket go on with the old one, since
-    /// collectors know an exporter by its address.
+    /// Whether a new connection restarts the sequence. Datagrams from a new socket continue it, since collectors
+    /// identify an exporter by its address.
     pub sequence_by_connection: bool,
-    /// A record without packets for a flow that ended while it was quiet.
+    /// Whether to send a record without packets for a flow that ended while it was idle.
     pub end_records: bool,
-    /// Under which number records have what was found out about flows beyond their packets; without one they have not.
+    /// The enterprise number for elements with a flow's annotations. `None` omits them.
     pub enterprise: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ impl Settings {
         }
     }
 
-    /// For a connection or a file.
+    /// For connections and files.
     pub fn stream() -> Self {
         Self {
             template_refresh: None,
@@ -94,45 +94,45 @@ impl Settings {
     }
 }
 
-/// Makes IPFIX messages. A template goes right before the first record that needs it.
+/// Encodes IPFIX messages. A template goes right before the first record that needs it.
 pub struct Ipfix {
     settings: Settings,
     domains: Option<Domains>,
     lengths: Lengths,
     buffer: BytesMut,
-    /// What the receiver has.
+    /// What the receiver knows.
     told: Told,
-    /// What it has after the last message.
+    /// What it will know after the last message.
     telling: Told,
     batch: BatchFacts,
     refreshed: Option<Instant>,
-    /// Records that no message holds with all that was found out.
+    /// Counts records too long for a message with their annotations.
     too_long: LogLimit,
     process_id: u32,
     export_time_s: fn() -> u32,
 }
 
-/// What a receiver was told.
+/// What the receiver was told.
 #[derive(Clone, Copy, Default)]
 struct Told {
-    /// Of all data records about flows and interfaces on this connection, and of those about the process.
+    /// Data records sent on this connection: about flows and interfaces, and about the process.
     sequences: [u32; 2],
     messages: u64,
     flow_records: u64,
-    /// By the shape's number: without elements of an enterprise, and with these.
+    /// Announced templates, one bit per shape: without enterprise elements, and with them.
     templates: [u128; 2],
     /// By [`Kind::bit`](options::Kind::bit).
     options_templates: u8,
-    /// How many of the interfaces, in their order.
+    /// How many of the interfaces were announced, in order.
     interfaces: usize,
-    /// The rate.
+    /// The announced sampling rate.
     sampling: Option<u32>,
-    /// The scan and the batch in it.
+    /// The scan and batch of the last account.
     account: Option<(u64, u32)>,
 }
 
 impl Told {
-    /// As a receiver that lost all templates, and options with them.
+    /// Forgets templates and options, as a receiver may.
     fn forget(&mut self) {
         self.templates = [0; 2];
         self.options_templates = 0;
@@ -141,7 +141,7 @@ impl Told {
     }
 }
 
-/// What the interfaces of a batch say about its records. They rarely change.
+/// What a batch's interfaces determine about its records. They rarely change.
 #[derive(Default)]
 struct BatchFacts {
     interfaces: Vec<Interface>,
@@ -149,7 +149,7 @@ struct BatchFacts {
 }
 
 impl BatchFacts {
-    /// Returns whether they changed.
+    /// Returns whether the interfaces changed.
     fn update(&mut self, batch: &FlowBatch) -> bool {
         if self.interfaces == batch.interfaces {
             return false;
@@ -178,7 +178,7 @@ impl Ipfix {
         }
     }
 
-    /// Datagrams may get lost, and a collector that has restarted knows nothing, so everything is told again after a time.
+    /// Resends everything after the interval: datagrams get lost, and a restarted collector knows nothing.
     fn refresh(&mut self) {
         let Some(every) = self.settings.template_refresh else {
             return;
@@ -190,9 +190,10 @@ impl Ipfix {
         self.told.forget();
     }
 
-    /// The account and what was lost, at the end of a scan or of a stream. `None` if that was told, or is not due.
+    /// The account and the losses, at the end of a scan or for a batch without a scan. `None` if already sent or not
+    /// due.
     ///
-    /// It is about the process and not about flows, so it has an observation domain and a sequence of its own.
+    /// It describes the process rather than flows, so it has its own observation domain and sequence.
     fn account(&mut self, batch: &FlowBatch, domain: u32, most_bytes: usize) -> Option<Message> {
         let place = Some((batch.scan_id, batch.batch_index));
         let closes = batch.last_of_scan || batch.scan_id == 0;
@@ -213,9 +214,9 @@ impl Ipfix {
         Some(Message::new(bytes, 0))
     }
 
-    /// The sampling and the names of interfaces, as many as fit. `None` if the receiver knows them.
+    /// The sampling rate and as many interface names as fit. `None` if the receiver knows them all.
     ///
-    /// They have messages of their own, for the sake of nfcapd: it finds no gap as long as no flow came before them.
+    /// They go in messages of their own for nfcapd: it reports no sequence gap as long as no flow came before them.
     fn options(&mut self, rate: u32, domain: u32, most_bytes: usize) -> Option<Message> {
         let mut telling = self.told;
         let facts = &self.batch;
@@ -247,7 +248,7 @@ impl Ipfix {
         })
     }
 
-    /// Completes a message, with what its receiver knows then.
+    /// Completes a message and sets what the receiver will know after it.
     fn finish(&mut self, records: u32, mut telling: Told, domain: Domain) -> Bytes {
         let header = Header {
             export_time_s: (self.export_time_s)(),
@@ -267,7 +268,7 @@ impl Ipfix {
     }
 }
 
-/// What a message is about.
+/// The subject of a message.
 #[derive(Clone, Copy)]
 enum Domain {
     Flows = 0,
@@ -319,7 +320,7 @@ impl Encoder for Ipfix {
                     } else if !writer.is_empty()
                         || announce(whole, settings, &mut telling, &mut writer)
                     {
-                        // It comes with the next message.
+                        // Try again in the next message.
                         false
                     } else {
                         if let Some(records) = self.too_long.event() {
@@ -365,7 +366,7 @@ impl Encoder for Ipfix {
     }
 }
 
-/// Writes the records of a flow. Returns false if they have no room.
+/// Writes the records of a flow. Returns false if they do not fit.
 #[inline]
 fn write(
     (flow, shape, len_bytes): (Flow, Shape, usize),
@@ -398,7 +399,8 @@ fn write(
     true
 }
 
-/// Writes the template of a flow's record, where the two have no room together. Returns false if that was told, or has no room.
+/// Writes a flow's template alone, for when it does not fit together with the record. Returns false if it was already
+/// announced or does not fit.
 fn announce(
     (flow, shape, _): (Flow, Shape, usize),
     settings: &Settings,
@@ -418,14 +420,14 @@ fn announce(
     true
 }
 
-/// What the template of a flow's record consists of.
+/// The field specifiers of a flow's template.
 fn specifiers(flow: &Flow, shape: Shape, settings: &Settings) -> Specifiers {
     let mut specifiers = Specifiers::of_enterprise(settings.enterprise.unwrap_or_default());
     flow.walk(shape, settings.form(), &mut specifiers);
     specifiers
 }
 
-/// The number of a shape's template, and where it is noted that it was told, by which bit.
+/// A shape's template number, and the bit set and bit that record its announcement.
 fn place<'a>(
     shape: Shape,
     settings: &Settings,
@@ -439,7 +441,7 @@ fn place<'a>(
     )
 }
 
-/// Writes a record of options. Returns false if it has no room.
+/// Writes an options record. Returns false if it does not fit.
 fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
     let kind = about.kind();
     let mut len = Length::default();
@@ -460,7 +462,7 @@ fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
     true
 }
 
-/// Seconds, modulo 2^32.
+/// Unix time in seconds, modulo 2^32.
 fn unix_time_s() -> u32 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs() as u32)

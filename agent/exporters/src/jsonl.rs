@@ -1,17 +1,17 @@
-//! JSON Lines, as `--output json` has on stdout.
+//! JSON Lines, in the same format as `--output json` on stdout.
 
 use formats::{LostSoFar, json::JsonLines};
 use proto::{FlowBatch, FlowRecord};
 
 use super::encoder::{Encoder, Message};
 
-/// Some 700 bytes a flow.
+/// A flow takes some 700 bytes.
 const FLOWS_IN_A_MESSAGE: usize = 512;
 
 #[derive(Default)]
 pub(super) struct Jsonl {
     lines: JsonLines,
-    /// What was told of losses, and what the last message tells.
+    /// The losses reported so far, and those after the last message.
     told: LostSoFar,
     tells: LostSoFar,
 }
@@ -38,10 +38,10 @@ impl Encoder for Jsonl {
         self.told = self.tells;
     }
 
-    /// A line stands for itself.
+    /// Lines do not depend on each other.
     fn restart(&mut self) {}
 
-    /// Files take lines of any length.
+    /// Files accept lines of any length.
     fn limit(&mut self, _: usize) -> bool {
         true
     }

@@ -1,11 +1,11 @@
-//! Kafka, in which a collector stores batches: each is a message of a topic. A message counts as stored when all replicas that
-//! are in sync have it (`acks=all`).
+//! Kafka as a collector's storage: each batch is a message of a topic. A message counts as stored when all in-sync
+//! replicas have it (`acks=all`).
 //!
-//! A [`group`] is what is to be stored together, in the order of the batches. The [`partitioner`] says in which partition a
-//! message belongs, the [`cluster`] which broker leads that, and [`produce`] brings it there on a [`connection`]. Whatever
-//! fails, the cluster is asked anew, from the brokers of the settings on, and what is not acknowledged is sent again: so a
-//! leader that has moved, a broker with another address, a renewed password or certificate need no care of their own. What is
-//! not stored in time is told, and the agents keep it.
+//! A [`group`] holds the batches that are stored together, in order. The [`partitioner`] chooses the partition of a
+//! message, the [`cluster`] knows the broker that leads it, and [`produce`] sends the message on a [`connection`].
+//! After any failure the metadata is fetched again, starting from the brokers of the settings, and unacknowledged
+//! messages are sent again. That covers moved leaders, brokers with another address, and renewed passwords and
+//! certificates without special handling. If a batch is not stored in time, the agent gets an error and keeps it.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,20 +30,20 @@ use failures::Failures;
 use group::Group;
 use produce::{Answer, RESERVE};
 
-/// How long it may take to store a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
+/// Time limit for storing a group. An agent waits 30 seconds for an acknowledgement, perhaps behind another group.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// At the start.
+/// Time limit at startup.
 const FIRST_PATIENCE: Duration = Duration::from_secs(5);
-/// Before the next try, at first and in the end.
+/// Pause before the first retry, and the longest one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
-/// How old what is known of the cluster may be, as for Kafka's own producer (metadata.max.age.ms).
+/// Refresh the metadata after this time, as Kafka's own producer does (metadata.max.age.ms).
 const KNOWN_FOR: Duration = Duration::from_mins(5);
 
-/// What the settings say.
+/// Settings of the Kafka output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Those that are asked for the cluster.
+    /// Brokers to ask for the cluster's metadata.
     pub brokers: Vec<HostPort>,
     pub topic: String,
     pub creates_topic: bool,
@@ -58,7 +58,7 @@ pub struct Login {
     pub password_file: PasswordFile,
 }
 
-/// How to log in by SASL.
+/// SASL mechanism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanism {
     Plain,
@@ -66,24 +66,24 @@ pub enum Mechanism {
     ScramSha512,
 }
 
-/// A batch, and what its message says beside it.
+/// A batch and its message's metadata.
 pub struct Record<'a> {
     /// Empty if the batch does not name its agent.
     pub agent_id: &'a str,
     pub hostname: &'a str,
-    /// Who sent it.
+    /// The identity that sent the batch.
     pub identity: String,
     pub stream_id: u64,
     pub stream_seq: u64,
     pub batch: Bytes,
 }
 
-/// Why something is not stored.
+/// Why something was not stored.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{why}")]
 struct Fault {
     why: Arc<str>,
-    /// Another try in a moment would fail, too.
+    /// Retrying soon would fail too.
     is_lasting: bool,
 }
 
@@ -107,16 +107,16 @@ pub struct Kafka {
     settings: Arc<Settings>,
     tls: Option<InForce>,
     cluster: Option<Cluster>,
-    /// The cluster's quota lets nothing through before.
+    /// The cluster's quota blocks requests until then.
     rests_until: Option<Instant>,
     failures: Failures,
 }
 
-/// Why some of a group still wait.
+/// Why some batches of a group are not stored.
 enum Unstored {
-    /// The cluster takes nothing.
+    /// Nothing can be stored in the cluster.
     All(Fault),
-    /// By partition, and how many of them there are.
+    /// The number of partitions, and the failed ones with their faults.
     In(usize, BTreeMap<usize, Fault>),
 }
 
@@ -131,13 +131,13 @@ impl Kafka {
         }
     }
 
-    /// Its files of TLS, if it speaks TLS.
+    /// The TLS files in use; `None` without TLS.
     pub fn tls(&self) -> Option<InForce> {
         self.tls.clone()
     }
 
-    /// Asks for the topic. Fails if somebody has to change something. Returns why it cannot be asked now: brokers and a
-    /// collector are restarted one without the other.
+    /// Asks for the topic at startup. Fails if the configuration must change. Returns the reason if the brokers cannot
+    /// be asked at the moment: they may be restarted independently of the collector.
     pub async fn begin(&mut self) -> Result<Option<Arc<str>>> {
         let is_plain = |login: &Login| login.mechanism == Mechanism::Plain;
         if self.tls.is_none() && self.settings.login.as_ref().is_some_and(is_plain) {
@@ -149,12 +149,12 @@ impl Kafka {
         match self.bring(&mut Group::of(&[]), FIRST_PATIENCE).await {
             Some(Unstored::All(fault)) if fault.is_lasting => bail!("{fault}"),
             Some(Unstored::All(fault)) => Ok(Some(fault.why)),
-            // Nothing was to be stored.
+            // There was nothing to store.
             Some(Unstored::In(..)) | None => Ok(None),
         }
     }
 
-    /// Returns when each of the records is stored or will not be. What fails may be stored nevertheless.
+    /// Stores records. Returns for each whether it is stored. A failed one may be stored nevertheless.
     pub async fn keep(&mut self, records: &[Record<'_>]) -> Vec<Result<(), Arc<str>>> {
         let now = Instant::now();
         if let Some(why) = self.failures.of_all(now) {
@@ -186,8 +186,8 @@ impl Kafka {
         group.fates()
     }
 
-    /// Stores what waits of the group. Returns why some of it still does when the time is over, or before, when it waits for
-    /// nothing but partitions that failed for the group before, too.
+    /// Stores the waiting batches of the group. Returns the reason if some still wait at the deadline. Returns earlier
+    /// if all of them wait for partitions that already failed before this group.
     async fn bring(&mut self, group: &mut Group<'_>, patience: Duration) -> Option<Unstored> {
         let start = Instant::now();
         let deadline = start + patience;
@@ -205,7 +205,7 @@ impl Kafka {
                 Ok(Err(fault)) => Unstored::All(fault),
                 Ok(Ok(())) => Unstored::In(partitions, faults),
                 Err(_) if !faults.is_empty() => Unstored::In(partitions, faults),
-                // What was told before says more.
+                // The previous fault says more than a timeout.
                 Err(_) => {
                     last.unwrap_or_else(|| Unstored::All(Fault::passing(not_in_time(patience))))
                 }
@@ -213,7 +213,7 @@ impl Kafka {
             self.cluster = None;
             let is_over = match &unstored {
                 Unstored::All(fault) => fault.is_lasting,
-                // What was known of the cluster before may be what is wrong.
+                // Retry if the fault may come from outdated metadata.
                 Unstored::In(_, faults) => faults.iter().all(|(&partition, fault)| {
                     let is_known = self.failures.is_known(partition, start);
                     fault.is_lasting || is_known && asked >= start
@@ -228,7 +228,7 @@ impl Kafka {
         }
     }
 
-    /// Stores what waits of the group, except for partitions with faults.
+    /// Stores the waiting batches of the group, except those of failed partitions.
     async fn attempt(
         &mut self,
         group: &mut Group<'_>,
@@ -248,7 +248,7 @@ impl Kafka {
         } = &*self.settings;
         loop {
             let mut places = group.next(cluster.partitions());
-            // The others go on.
+            // Other partitions continue.
             places.retain(|partition, _| !faults.contains_key(partition));
             if places.is_empty() {
                 return Ok(());
@@ -278,13 +278,13 @@ impl Kafka {
         }
     }
 
-    /// A cluster that has taken more than its quota allows says when it takes more. What is sent before is not answered until
-    /// then, and would be sent again meanwhile.
+    /// Waits until the cluster's quota allows requests again. A request sent earlier would not be answered until then,
+    /// and would be sent again meanwhile.
     async fn rest(&mut self, deadline: Instant) -> Result<(), Fault> {
         let Some(until) = self.rests_until else {
             return Ok(());
         };
-        // A try behind it needs time, too.
+        // Leave time for the request after the pause.
         if until + 2 * RESERVE >= deadline {
             let rests = until.saturating_duration_since(Instant::now());
             return Err(Fault::lasting(over_quota(rests)));

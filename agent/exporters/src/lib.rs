@@ -1,9 +1,10 @@
-//! Outputs: send the flows of every batch to programs that do not ask for them over our gRPC.
+//! Outputs: send the flows of every batch to receivers that do not subscribe over our gRPC.
 //!
-//! Each output is a task with a queue of its own at the hub, so neither a scan nor another output waits for it. Its flows go one
-//! way: [`wanted`] leaves out what its settings do not want, an [`encoder`] makes messages of its format, and a
-//! [`transport`] hands them over. [`worker`] does it, tries again what failed, and counts what became of each flow. For a
-//! collector of our own interface [`delivery`] does all of this with the batches as they are.
+//! Each output is a task with its own queue at the hub, so neither a scan nor another output waits for it. Flows pass
+//! through [`wanted`], which drops what the settings leave out, an [`encoder`], which makes messages of the output's
+//! format, and a [`transport`], which sends them. [`worker`] drives these, retries failures, and counts what happens to
+//! each flow. For collectors that speak our own interface, [`delivery`] replaces all of this and sends the batches
+//! unchanged.
 //!
 //! May depend on: `formats`, `hub`, `tls`, `rules`, `proto`, `sys`. Knows nothing about the server.
 
@@ -49,11 +50,11 @@ pub use settings::{Output, Prepared};
 use tally::Tally;
 use worker::Worker;
 
-/// The outputs that run. Clones share them.
+/// The running outputs. Clones share them.
 #[derive(Clone)]
 pub struct Outputs {
     hub: Hub,
-    /// Where the agent listens.
+    /// The addresses where the agent listens.
     listeners: Arc<str>,
     asked: AskedByAll,
     all: Arc<Mutex<All>>,
@@ -62,9 +63,9 @@ pub struct Outputs {
 #[derive(Default)]
 struct All {
     running: Vec<Running>,
-    /// Those that send what is left.
+    /// Outputs that are shutting down.
     leaving: Vec<Running>,
-    /// The sums of those that have left.
+    /// Totals of outputs that have ended.
     departed: DepartedOutputs,
 }
 
@@ -73,18 +74,19 @@ struct Running {
     name: String,
     tally: Arc<Tally>,
     tls: Option<InForce>,
-    /// Until when it may send what is left, once it is to end.
+    /// When to stop sending, once the output is to end.
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
 }
 
 impl Outputs {
-    /// Starts these outputs, which send every batch that is published from now on.
+    /// Starts these outputs. They send every batch that is published from then on.
     pub fn start(hub: &Hub, outputs: Vec<Prepared>) -> Self {
         Self::start_beside(hub, &[], outputs)
     }
 
-    /// The same of an agent that listens there, where no other agent of this host does.
+    /// Like [`Self::start`], for an agent that listens at these addresses. No other agent of the host does, so they
+    /// identify it.
     pub fn start_beside(hub: &Hub, listeners: &[String], outputs: Vec<Prepared>) -> Self {
         let started = Self {
             hub: hub.clone(),
@@ -96,13 +98,13 @@ impl Outputs {
         started
     }
 
-    /// Starts those of `outputs` that do not run and ends those that are not among them. Those that stay lose nothing and
-    /// keep their names. They take over what was read from their files of TLS.
+    /// Starts the outputs that are not running yet and ends the running ones that are missing in `outputs`. Those that
+    /// stay lose nothing, keep their names, and use the TLS files as read for `outputs`.
     pub fn replace(&self, outputs: Vec<Prepared>) {
         self.replace_within(outputs, DEFAULT_DRAIN_TIMEOUT);
     }
 
-    /// Those that end have this time for what they hold.
+    /// `time` is how long ending outputs may take to send what they hold.
     fn replace_within(&self, outputs: Vec<Prepared>, time: Duration) {
         let mut all = self.all();
         let mut before = std::mem::take(&mut all.running);
@@ -197,12 +199,12 @@ impl Outputs {
         statuses.collect()
     }
 
-    /// What the collectors among them ask for.
+    /// The relief that collectors ask for, over all outputs.
     pub fn asked(&self) -> Relief {
         self.asked.most()
     }
 
-    /// The sums of those that the settings do not name any more.
+    /// Totals of outputs that the settings no longer name.
     pub fn departed(&self) -> DepartedOutputs {
         let mut all = self.all();
         all.forget_finished();
@@ -213,8 +215,8 @@ impl Outputs {
         departed
     }
 
-    /// Waits, once the hub is closed, until everything is sent or the time is over. What is not sent by then is counted
-    /// and told.
+    /// Waits until everything is sent, or until `within` is over. Call it once the hub is closed. What is not sent by
+    /// then is counted as lost and logged.
     pub async fn end(self, within: Duration) {
         let All {
             running, leaving, ..
@@ -230,7 +232,7 @@ impl Outputs {
     }
 
     fn all(&self) -> MutexGuard<'_, All> {
-        // Each change of the lists is whole even if a later step panics.
+        // Each change leaves the lists consistent, even if a later step panics.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +252,7 @@ fn tls_status(tls: &InForce) -> OutputTlsStatus {
 }
 
 impl All {
-    /// Keeps the sums of outputs that have left, and nothing else of them.
+    /// Adds up the totals of outputs that have ended, and drops them.
     fn forget_finished(&mut self) {
         let finished = |output: &mut Running| output.task.is_finished();
         for output in self.leaving.extract_if(.., finished) {

@@ -1,4 +1,4 @@
-//! OTLP, the protocol of OpenTelemetry: a log record for each report of a flow, and the agent's account and the output's
+//! OTLP, the protocol of OpenTelemetry: one log record per flow report, with the agent's account and the output's
 //! losses as metrics.
 
 use std::{
@@ -37,22 +37,22 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-/// Of a request, before it is compressed: some 1,200 records. Receivers of gRPC take 4 MiB.
+/// Length of a request before compression: some 1,200 records. gRPC receivers accept 4 MiB.
 const REQUEST_LEN_BYTES: usize = 1 << 20;
-/// What stands in front of the records is shorter: names of the host and of the agent.
+/// Room for what precedes the records: names of the host and the agent, which take less.
 const HEAD_LEN_BYTES: usize = 2 << 10;
-/// How long a receiver that does not know metrics gets none. Somebody may put it right.
+/// How long to send no metrics to a receiver that does not know the method. It may be upgraded or reconfigured.
 const UNKNOWN_PAUSE: Duration = Duration::from_hours(1);
 const NO_ANSWER: &str = "what answers is no receiver of OTLP";
 const NO_REASON: &str = "it does not say why";
-/// Room for one record beyond the limit.
+/// Room for the record that exceeds the limit.
 const SLACK_LEN_BYTES: usize = 4 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     pub protocol: Protocol,
     pub gzip: bool,
-    /// Tells the account and the losses.
+    /// Send the account and the losses as metrics.
     pub metrics: bool,
 }
 
@@ -66,7 +66,7 @@ impl Default for Settings {
     }
 }
 
-/// Makes requests for logs and metrics.
+/// Encodes requests for logs and metrics.
 pub struct Otlp {
     settings: Settings,
     accounts: watch::Receiver<Arc<Accounts>>,
@@ -74,13 +74,13 @@ pub struct Otlp {
     head: Head,
     interfaces: KnownInterfaces,
     buffer: Vec<u8>,
-    /// The scan and the batch in it whose metrics were told.
+    /// The scan and batch whose metrics were sent last.
     told: Option<(u64, u32)>,
     telling: Option<Telling>,
     lost: Losses,
-    /// What the last message was about.
+    /// The content of the last message.
     last: About,
-    /// No metrics before this moment.
+    /// Send no metrics before this moment.
     metrics_not_before: Option<Instant>,
     unknown_pause: Duration,
 }
@@ -91,12 +91,12 @@ enum About {
     Metrics,
 }
 
-/// What all requests have in common, each with its field's tag and length.
+/// What all requests share, encoded with field tag and length.
 #[derive(Default)]
 struct Head {
-    /// Of `ResourceLogs` and of `ResourceMetrics`.
+    /// The resource of `ResourceLogs` and `ResourceMetrics`.
     resource: Vec<u8>,
-    /// Of `ScopeLogs` and of `ScopeMetrics`.
+    /// The scope of `ScopeLogs` and `ScopeMetrics`.
     scope: Vec<u8>,
 }
 
@@ -153,7 +153,7 @@ fn attribute(key: &str, value: Value) -> KeyValue {
     }
 }
 
-/// How requests get there. Each has names of its own for what they are about.
+/// The protocol under OTLP. Each one has its own method names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Grpc,
@@ -203,7 +203,7 @@ impl Otlp {
         self.interfaces.note_all(batch);
     }
 
-    /// As many as fit. Returns where they begin in the buffer, and how many they are.
+    /// Encodes as many flows as fit. Returns where they begin in the buffer, and their number.
     fn flows(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> (usize, usize) {
         let out = &mut self.buffer;
         out.clear();
@@ -232,7 +232,7 @@ impl Otlp {
         (start, taken)
     }
 
-    /// Whether the account and the losses are to be told: at the end of a scan, and the losses at the end of a stream.
+    /// Whether metrics are due: at the end of a scan, or for a batch without a scan.
     fn is_due(&self, batch: &FlowBatch) -> bool {
         let closes = batch.last_of_scan || batch.scan_id == 0;
         let told = Some((batch.scan_id, batch.batch_index));
@@ -242,7 +242,7 @@ impl Otlp {
         self.settings.metrics && is_known && closes && self.told != told
     }
 
-    /// The next part of the account, or the last one with the losses.
+    /// The next part of the account; the last part includes the losses.
     fn metrics(&mut self, batch: &FlowBatch) -> ExportMetricsServiceRequest {
         let identity = self.identity.clone().unwrap_or_default();
         let place = (batch.scan_id, batch.batch_index);
@@ -272,7 +272,7 @@ impl Otlp {
     }
 }
 
-/// A better compression takes several times as long.
+/// Better compression takes several times as long.
 fn gzipped(message: &[u8]) -> Bytes {
     let out = Vec::with_capacity(message.len() / 4);
     let mut gzip = GzEncoder::new(out, Compression::fast());
@@ -280,7 +280,7 @@ fn gzipped(message: &[u8]) -> Bytes {
     written.expect("memory takes every byte").into()
 }
 
-/// What a receiver says of a request that it takes.
+/// The message of a receiver that accepted a request.
 fn said(error_message: &str) -> Option<String> {
     Some(one_line(error_message)).filter(|said| !said.is_empty())
 }
@@ -361,10 +361,10 @@ impl Encoder for Otlp {
         })
     }
 
-    /// A request stands for itself.
+    /// Requests do not depend on each other.
     fn restart(&mut self) {}
 
-    /// Connections take requests of any length.
+    /// Connections accept requests of any length.
     fn limit(&mut self, _: usize) -> bool {
         true
     }

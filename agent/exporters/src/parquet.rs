@@ -1,8 +1,9 @@
-//! Parquet files, for DuckDB and others that read columns.
+//! Parquet files, for DuckDB and other columnar readers.
 //!
-//! A Parquet file can be read only when it is whole. Until then the flows wait in a hidden file as [`pieces`], each one a
-//! batch of our own protocol, which is as safe as a line of JSON and cheap to write. [`mod@file`] makes the Parquet file of
-//! them when it is rotated, or after a kill. A database gets its rows as a file that was never on a disk ([`Table`]).
+//! A Parquet file is readable only when it is complete. Until then the flows are kept in a hidden file as [`pieces`],
+//! each of them a batch of our own protocol. That is as safe as a line of JSON and cheap to write. [`mod@file`] builds
+//! the Parquet file from them at rotation, or after a kill. A database gets its rows as a file that never touches a
+//! disk ([`Table`]).
 
 use std::collections::HashSet;
 
@@ -22,10 +23,10 @@ mod values;
 
 pub use table::Table;
 
-/// Number of the field `FlowBatch.records`.
+/// Field number of `FlowBatch.records`.
 const RECORDS_FIELD: u32 = 15;
 
-/// How Parquet files are made of pieces.
+/// How to build Parquet files from pieces.
 pub const MADE: Made = Made {
     stem: "flows",
     ending: &[".parquet"],
@@ -33,13 +34,13 @@ pub const MADE: Made = Made {
     make: file::make,
 };
 
-/// The same of a collector's pieces, which are batches as they came.
+/// The same for a collector, whose pieces are batches as received.
 pub const MADE_OF_MANY: Made = Made {
     make: file::make_of_many,
     ..MADE
 };
 
-/// A batch as it came, as a piece.
+/// A received batch as a piece.
 pub fn piece_of(batch: &[u8]) -> Vec<u8> {
     pieces::piece(|body| body.extend_from_slice(batch))
 }
@@ -47,12 +48,12 @@ pub fn piece_of(batch: &[u8]) -> Vec<u8> {
 #[derive(Default)]
 pub struct Parquet {
     interfaces: KnownInterfaces,
-    /// Network namespace and index of those that the last piece named.
+    /// Network namespace and index of the interfaces that the last piece named.
     named: HashSet<(u32, u32)>,
 }
 
 impl Encoder for Parquet {
-    /// A piece has all that its rows need, so that any part of a file can be completed.
+    /// Each piece has everything that its rows need, so that any part of a file can be completed.
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
         self.interfaces.note_all(batch);
         self.named.clear();
@@ -92,7 +93,7 @@ impl Encoder for Parquet {
         };
         let bytes = pieces::piece(|body| {
             head.encode(body).expect("a vector takes every length");
-            // The records are not cloned: fields of one message may follow each other in any order.
+            // Avoid cloning the records: the fields of a protobuf message may come in any order.
             for flow in flows {
                 prost::encoding::message::encode(RECORDS_FIELD, flow, body);
             }
@@ -102,10 +103,10 @@ impl Encoder for Parquet {
 
     fn sent(&mut self) {}
 
-    /// A piece stands for itself.
+    /// Pieces do not depend on each other.
     fn restart(&mut self) {}
 
-    /// Files take pieces of any length.
+    /// Files accept pieces of any length.
     fn limit(&mut self, _: usize) -> bool {
         true
     }

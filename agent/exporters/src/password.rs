@@ -1,4 +1,4 @@
-//! A password in a file, which is read anew whenever it is needed, so that a new one needs no restart.
+//! A password in a file. It is read whenever it is needed, so that changing it needs no restart.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 const MOST_BYTES: u64 = 4096;
 
-/// Its first line is the password.
+/// The first line is the password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PasswordFile(PathBuf);
 
@@ -25,7 +25,7 @@ impl PasswordFile {
         Self(path.into())
     }
 
-    /// What is worth a look, as the file is now.
+    /// A warning about the file's current state.
     pub(super) fn warning(&self) -> Option<String> {
         regular_file::open_to_all_now(&self.0, "this password")
     }

@@ -1,5 +1,5 @@
-//! Flows as netobserv's agent sends them: `pbflow.Collector/Send` with records of one direction each, for
-//! flowlogs-pipeline and what follows it.
+//! Flows in the format of netobserv's agent: `pbflow.Collector/Send` with records of one direction each, for
+//! flowlogs-pipeline and its consumers.
 
 use std::net::{IpAddr, UdpSocket};
 
@@ -14,19 +14,19 @@ mod record;
 #[cfg(test)]
 mod tests;
 
-/// The method of gRPC.
+/// The gRPC method.
 const METHOD: &str = "/pbflow.Collector/Send";
 
-/// Their records have less than 300 bytes each, so a message is well below the 4 MiB that receivers take.
+/// A flow's records take less than 300 bytes each, so a message stays well below the 4 MiB that receivers accept.
 const FLOWS_IN_A_MESSAGE: usize = 4_096;
-/// What the records of one flow usually take.
+/// Usual length of a flow's records.
 const USUAL_LEN_BYTES: usize = 192;
 /// `Records.entries`.
 const ENTRY_TAG: u8 = 1 << 3 | 2;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// What `agent_ip` of the records has; by default the address with which this host sends to others.
+    /// `agent_ip` of the records; by default the address that this host sends from.
     pub agent_ip: Option<IpAddr>,
 }
 
@@ -38,10 +38,10 @@ pub struct Pbflow {
     tails: Tails,
 }
 
-/// What ends the records of one interface, which most flows have in common with the one before them.
+/// The encoded end of the records of one interface. Most flows share it with the flow before them.
 #[derive(Default)]
 struct Tails {
-    /// Network namespace and index.
+    /// Network namespace and interface index.
     of: Option<(u32, u32)>,
     ingress: Tail,
     egress: Tail,
@@ -60,7 +60,7 @@ impl Pbflow {
         pbflow
     }
 
-    /// Writes those of a flow's directions that have packets.
+    /// Writes a record for each direction with packets.
     #[inline]
     fn write(&mut self, sample_rate: u32, flow: &FlowRecord) {
         let interface = Some((flow.netns, flow.ifindex));
@@ -92,13 +92,13 @@ impl Pbflow {
 }
 
 impl Encoder for Pbflow {
-    /// Without bytes if no flow has packets: that a flow ended while it was quiet cannot be said.
+    /// Returns no bytes if no flow has packets: the format cannot say that a flow ended while it was idle.
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
         self.interfaces.note_all(batch);
-        // An interface may have another name, and the sampling another rate.
+        // The interface's name or the sampling rate may have changed.
         self.tails.of = None;
         let now = &flows[..flows.len().min(FLOWS_IN_A_MESSAGE)];
-        // Room for most, in one piece, which is the last message's if that was sent.
+        // Reserve once for the usual length. The last message's memory is reused if that was sent.
         self.buffer.clear();
         self.buffer.reserve(now.len() * USUAL_LEN_BYTES);
         for flow in now {
@@ -115,23 +115,23 @@ impl Encoder for Pbflow {
         }
     }
 
-    /// A message stands for itself.
+    /// Messages do not depend on each other.
     fn sent(&mut self) {}
 
-    /// The host may have got another address.
+    /// The host's address may have changed.
     fn restart(&mut self) {
         self.agent_ip = self.settings.agent_ip.or_else(own_address);
     }
 
-    /// gRPC takes messages of any length.
+    /// gRPC accepts messages of any length.
     fn limit(&mut self, _: usize) -> bool {
         true
     }
 }
 
-/// The address that the kernel would send from over the default route. To connect a socket for datagrams sends none.
+/// The address that the kernel would send from over the default route. Connecting a UDP socket sends nothing.
 fn own_address() -> Option<IpAddr> {
-    // Addresses that nobody has (RFC 5737, RFC 3849).
+    // Documentation addresses that no host has (RFC 5737, RFC 3849).
     let ways = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
     ways.into_iter().find_map(|(from, to)| {
         let socket = UdpSocket::bind(from).ok()?;

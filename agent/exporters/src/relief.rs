@@ -1,5 +1,5 @@
-//! What collectors ask the agent for, so that they have less to do. All outputs get the same records, so of what several ask for,
-//! the longest interval counts, and the smallest share of the flows.
+//! Relief that collectors ask the agent for, so that they have less to do. All outputs get the same records. If several
+//! collectors ask, the longest interval and the sparsest sampling apply.
 
 use std::{
     collections::BTreeMap,
@@ -9,24 +9,24 @@ use std::{
 
 use agent_common::sample;
 
-/// What makes less to do. Zero asks for nothing.
+/// What a collector asks for. Zero asks for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relief {
-    /// The least time between two reports of a flow that goes on.
+    /// The least time between two reports of a continuing flow.
     pub report_interval: Duration,
-    /// To count one flow in so many.
+    /// Count one in this many flows.
     pub sample_rate: u32,
 }
 
-/// What is asked of the agent. Clones share it.
+/// What all outputs' collectors ask for. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct AskedByAll(Arc<Mutex<BTreeMap<u64, Relief>>>);
 
-/// What the collector of one output asks for, until it is dropped.
+/// What the collector of one output asks for, withdrawn on drop.
 pub(super) struct AskedByOne {
     all: AskedByAll,
     id: u64,
-    /// What the output's settings allow.
+    /// The most that the output's settings allow.
     most: Relief,
 }
 
@@ -39,7 +39,7 @@ impl Relief {
         }
     }
 
-    /// What is more than in `own`, and else zero.
+    /// The values that exceed those of `own`; zero for the others.
     #[must_use]
     pub fn beyond(self, own: Self) -> Self {
         let is_longer = self.report_interval > own.report_interval;
@@ -77,13 +77,13 @@ impl AskedByAll {
     }
 
     fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Relief>> {
-        // Nothing under the lock can fail halfway.
+        // No operation under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl AskedByOne {
-    /// Returns what is asked for now, as far as the settings allow it.
+    /// Sets what the collector asks for. Returns the part that the settings allow.
     pub fn set(&self, asked: Relief) -> Relief {
         let asked = asked.within(self.most);
         self.all.all().insert(self.id, asked);

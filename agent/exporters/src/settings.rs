@@ -1,5 +1,5 @@
-//! What an output is to do, as the settings say it: `KIND=ADDRESS`, or a table with more, such as
-//! `{ kind = "jsonl", address = "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
+//! The settings of an output: `KIND=ADDRESS`, or a table with more keys, such as `{ kind = "jsonl", address =
+//! "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -38,7 +38,7 @@ mod tls;
 pub use table::schema;
 use table::{FILE_KEYS, Table};
 
-/// The formats that an output can have.
+/// The formats of outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     ClickHouse,
@@ -63,7 +63,7 @@ impl Kind {
         Self::Pbflow,
     ];
 
-    /// As in the settings.
+    /// The name in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::ClickHouse => "clickhouse",
@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// What an address of this kind looks like.
+    /// The form of an address, for error messages.
     fn addresses(self) -> &'static str {
         match self {
             Self::ClickHouse => {
@@ -97,7 +97,7 @@ impl Kind {
     }
 }
 
-/// One value of `--output`: flows on stdout, or an output.
+/// One value of `--output`: nothing, a format on stdout, or an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     Nothing,
@@ -105,14 +105,14 @@ pub enum Wish {
     Output(Output),
 }
 
-/// The values of one argument, of a variable or of a place in a file of settings.
+/// The values of one argument, one environment variable, or one entry in a settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wishes(pub Vec<Wish>);
 
-/// Where flows go, in which form, and which of them.
+/// The destination, the format, and which flows to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// For logs, status and metrics; by default the kind.
+    /// The name in logs, status and metrics; by default the kind.
     name: Option<String>,
     target: Target,
     pub(super) wanted: Wanted,
@@ -130,15 +130,15 @@ enum Target {
     Pbflow(pbflow::Target),
 }
 
-/// What an output consists of, by what it sends.
+/// The parts of an output, by what it sends.
 pub(super) enum Parts {
     /// Flows in another format, message by message.
     Messages(Box<dyn Encoder>, Transport),
-    /// Our own batches, to the first of these that answers, and perhaps by way of the disk.
+    /// Our own batches, to the first collector that answers, perhaps through a spool.
     Batches(Collectors),
 }
 
-/// Where a collector stores.
+/// A collector's storage.
 pub enum Place {
     Lines(Rotated),
     Columns(Rotated),
@@ -146,22 +146,22 @@ pub enum Place {
     Tables(ClickHouse),
 }
 
-/// An output whose files of TLS have been read.
+/// An output whose TLS files have been read.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub(super) output: Output,
     pub(super) tls: Option<OutputTls>,
-    /// Of the file of its password or token.
+    /// A warning about the password or token file.
     secret: Option<String>,
 }
 
 impl Prepared {
-    /// As in the settings.
+    /// The output's settings.
     pub fn output(&self) -> &Output {
         &self.output
     }
 
-    /// Where a collector stores, if it is of a kind that says when flows are stored.
+    /// The collector's storage, if outputs of this kind can tell when flows are stored.
     pub fn store(&self) -> Option<Place> {
         match &self.output.target {
             Target::Jsonl { path, rotation } => {
@@ -185,19 +185,19 @@ impl Prepared {
         }
     }
 
-    /// Of a store, which is named as its kind.
+    /// TLS in use for a store, which is named by its kind.
     fn tls_in_force(&self) -> Option<InForce> {
         let read = self.tls.clone()?;
         Some(InForce::new(read.named(self.output.kind().name())))
     }
 
-    /// What may be meant so, and is worth a look.
+    /// Warnings about settings that may be intended.
     pub fn warnings(&self) -> impl Iterator<Item = &String> {
         let of_tls = self.tls.as_ref().map_or(&[][..], OutputTls::warnings);
         of_tls.iter().chain(&self.secret)
     }
 
-    /// Logs what is worth a look in the file of its password or token. Those of TLS tell theirs when they come into force.
+    /// Logs a warning about the password or token file. TLS files log theirs when they come into use.
     pub fn tell_of_secret(&self, name: &str) {
         if let Some(warning) = &self.secret {
             tracing::warn!(output = name, "{warning}");
@@ -205,7 +205,7 @@ impl Prepared {
     }
 }
 
-/// A host by name or address, and a port.
+/// A host name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPort {
     pub host: String,
@@ -213,7 +213,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Reads `HOST:PORT`. An IPv6 address stands in brackets.
+    /// Parses `HOST:PORT`. An IPv6 address must be in brackets.
     fn read(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let inside = host.strip_prefix('[').map(|rest| rest.strip_suffix(']'));
@@ -239,11 +239,11 @@ impl fmt::Display for HostPort {
     }
 }
 
-/// Why an output is refused.
+/// Why an output's settings are rejected.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{message}")]
 pub struct Refused {
-    /// The key of a table that is wrong; without one it is the output as a whole.
+    /// The faulty key of the table; `None` for the output as a whole.
     pub key: Option<String>,
     message: String,
 }
@@ -278,7 +278,7 @@ impl Output {
         }
     }
 
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         match &self.target {
             Target::ClickHouse(target) => target.address(),
@@ -292,7 +292,7 @@ impl Output {
         }
     }
 
-    /// Reads the files of TLS, if it speaks TLS, and looks at that of its password or token.
+    /// Reads the TLS files, if the output speaks TLS, and checks the password or token file.
     pub fn prepare(self) -> Result<Prepared, FileFault> {
         let tls = match &self.target {
             Target::ClickHouse(target) => target.read_tls()?,
@@ -325,8 +325,8 @@ impl Output {
         })
     }
 
-    /// What it consists of.
-    /// `place` tells it from other outputs, also of other agents on this host.
+    /// Builds the output's parts. `place` distinguishes this output from others, including those of other agents on
+    /// this host.
     pub(super) fn parts(&self, hub: &Hub, place: &str, tls: Option<InForce>) -> Parts {
         let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
             Target::Collector(target) => {
@@ -354,12 +354,12 @@ impl Output {
         Parts::Messages(encoder, transport)
     }
 
-    /// Only a collector stores there: an agent's output has nothing that waits until it is acknowledged.
+    /// Whether only a collector can use it. An agent's output has no acknowledgements to hold back.
     pub fn is_for_a_collector_alone(&self) -> bool {
         matches!(self.target, Target::ClickHouse(_) | Target::Kafka(_))
     }
 
-    /// Whether it is of a kind that says when flows are stored.
+    /// Whether outputs of this kind can tell when flows are stored.
     pub fn is_store(&self) -> bool {
         matches!(
             self.target,
@@ -370,12 +370,12 @@ impl Output {
         )
     }
 
-    /// Whether it may ask the agent to report less often.
+    /// Whether its collector may ask the agent to report less often.
     pub fn may_ask(&self) -> bool {
         matches!(&self.target, Target::Collector(target) if target.may_ask())
     }
 
-    /// Whether some flows do not get there.
+    /// Whether it leaves some flows out.
     pub fn leaves_out(&self) -> bool {
         self.wanted != Wanted::default()
     }
@@ -463,7 +463,7 @@ fn unknown_kind(kind: &str) -> String {
     )
 }
 
-/// The name of an output, with a number if it is not free.
+/// The output's name, with a number appended if it is taken.
 pub(super) fn free_name(output: &Output, is_free: impl Fn(&str) -> bool) -> String {
     let base = output.name.clone();
     let base = base.unwrap_or_else(|| output.kind().name().to_owned());
@@ -473,7 +473,7 @@ pub(super) fn free_name(output: &Output, is_free: impl Fn(&str) -> bool) -> Stri
     free.expect("there are more numbers than outputs")
 }
 
-/// The text of a value: `none`, `table`, `json`, `KIND=ADDRESS`, several of them with commas, or a table in JSON.
+/// Parses one value: `none`, `table`, `json`, `KIND=ADDRESS`, several of these separated by commas, or a table in JSON.
 impl FromStr for Wishes {
     type Err = Refused;
 

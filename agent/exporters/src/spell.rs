@@ -1,8 +1,8 @@
-//! Tells once what a receiver may say with each message: again only when it has not said it for a while.
+//! Limits repeated log messages: logs an event once, and again only after it stayed away for a while.
 
 use std::time::{Duration, Instant};
 
-/// Without an event for so long, the spell is over.
+/// The spell ends after this long without an event.
 const QUIET: Duration = Duration::from_hours(1);
 
 #[derive(Debug, Default)]
@@ -11,7 +11,7 @@ pub(super) struct Spell {
 }
 
 impl Spell {
-    /// Notes an event. Returns whether it is the first of its spell.
+    /// Records an event. Returns whether it is the first of its spell.
     pub(super) fn begins(&mut self) -> bool {
         self.begins_at(Instant::now())
     }

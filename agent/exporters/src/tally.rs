@@ -1,4 +1,4 @@
-//! Counts what became of an output's flows, while others read the counts.
+//! Counts what happened to an output's flows. Others may read the counts at any time.
 
 use std::{
     mem::take,
@@ -16,7 +16,7 @@ use sys::clock;
 
 use super::{Relief, transport::Receipts};
 
-/// What became of an output's flows.
+/// Counters and state of one output.
 pub(super) struct Tally {
     backlog: Backlog,
     fates: Mutex<Fates>,
@@ -26,12 +26,12 @@ pub(super) struct Tally {
     asked_sample_rate: AtomicU32,
 }
 
-/// Behind one lock, under which flows also leave the queue: at every moment a flow is in one sum.
+/// Behind one lock, which is also held while a batch leaves the queue: at every moment a flow is in exactly one sum.
 #[derive(Default)]
 struct Fates {
-    /// Taken from the queue and not sent yet.
+    /// Taken from the queue, not sent yet.
     in_hand: RecordSum,
-    /// Handed over, and perhaps refused or lost.
+    /// Handed over, but not acknowledged.
     doubted: RecordSum,
     sent: RecordSum,
     refused: RecordSum,
@@ -39,11 +39,11 @@ struct Fates {
     left_out: RecordSum,
 }
 
-/// Whether messages get there.
+/// Whether messages arrive.
 #[derive(Default)]
 struct Health {
     state: State,
-    /// It has been told that they do not get there, or that they are refused.
+    /// A failure to deliver was logged, or a refusal.
     told_failing: bool,
     told_refused: bool,
     failures: u64,
@@ -54,9 +54,9 @@ struct Health {
 enum State {
     #[default]
     Working,
-    /// The last message did not get there.
+    /// The last message did not arrive.
     Failing,
-    /// Flows were refused, and no message of flows was taken as a whole since.
+    /// Flows were refused, and no message with flows was accepted as a whole since.
     Refusing,
 }
 
@@ -72,12 +72,12 @@ impl Tally {
         }
     }
 
-    /// Nothing more comes than what is queued.
+    /// Closes the queue: nothing is added to it.
     pub(super) fn closes(&self) {
         self.backlog.leave();
     }
 
-    /// Takes a batch from the queue, which `poll` does, into the hand.
+    /// Takes a batch from the queue by calling `poll`, and counts it as in hand.
     pub(super) fn takes(
         &self,
         poll: impl FnOnce() -> Poll<Option<OutgoingBatch>>,
@@ -90,7 +90,7 @@ impl Tally {
         polled
     }
 
-    /// Says what of the batch in hand is wanted, and what is left out. Returns all that was ever left out.
+    /// Splits the batch in hand into wanted and left-out flows. Returns the total ever left out.
     pub(super) fn wants(&self, wanted: RecordSum, left_out: RecordSum) -> RecordSum {
         let mut fates = self.fates();
         fates.in_hand = wanted;
@@ -104,31 +104,31 @@ impl Tally {
         fates.sent += flows;
     }
 
-    /// The format has no message for these.
+    /// Leaves out flows that the format has no message for.
     pub(super) fn leaves_out(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.left_out += flows;
     }
 
-    /// These were handed over, and what became of them is told later.
+    /// Counts flows as handed over, until their outcome is known.
     pub(super) fn doubts(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.doubted += flows;
     }
 
-    /// These were found on disk, and what became of them is told later.
+    /// Counts flows found on disk, until their outcome is known.
     pub(super) fn finds(&self, flows: RecordSum) {
         self.fates().doubted += flows;
     }
 
-    /// What is on disk is left to the next one that opens it.
+    /// Leaves what is on disk to the next start.
     pub(super) fn hands_on(&self) {
         self.fates().doubted = RecordSum::default();
     }
 
-    /// How the disk stands.
+    /// Sets the state of the spool.
     pub(super) fn spools(&self, bytes: u64, oldest_unix_ns: u64, error: &str) {
         *self.spool() = Some(OutputSpoolStatus {
             bytes,
@@ -137,20 +137,20 @@ impl Tally {
         });
     }
 
-    /// What the collector asks for.
+    /// Sets what the collector asks for.
     pub(super) fn is_asked(&self, asked: Relief) {
         let interval_ns = clock::nanos(asked.report_interval);
         self.asked_report_interval_ns.store(interval_ns, Relaxed);
         self.asked_sample_rate.store(asked.sample_rate, Relaxed);
     }
 
-    /// What became of some that were doubted.
+    /// Counts receipts of flows that were handed over.
     pub(super) fn learns(&self, Receipts { arrived, lost }: Receipts) {
         let mut fates = self.fates();
         fates.sent += arrived;
         fates.lost += lost;
         for known in [arrived, lost] {
-            // A disk may give back what it could not read before.
+            // A batch already counted as lost may become readable after all.
             let doubted = &mut fates.doubted;
             doubted.records = doubted.records.saturating_sub(known.records);
             doubted.packets = doubted.packets.saturating_sub(known.packets);
@@ -158,7 +158,7 @@ impl Tally {
         }
     }
 
-    /// All that was doubted counts as sent.
+    /// Counts everything handed over as sent.
     pub(super) fn trusts(&self) {
         let fates = &mut *self.fates();
         fates.sent += take(&mut fates.doubted);
@@ -174,32 +174,31 @@ impl Tally {
         fates.refused += take(&mut fates.doubted);
     }
 
-    /// Beside what the queue lost.
+    /// Lost in this output, in addition to what the queue lost.
     pub(super) fn lost_behind_the_queue(&self) -> RecordSum {
         self.fates().lost
     }
 
-    /// What is in hand cannot be sent any more.
+    /// Counts the batch in hand as lost.
     pub(super) fn loses(&self) {
         let fates = &mut *self.fates();
         fates.lost += take(&mut fates.in_hand);
     }
 
-    /// Notes that a message does not get there. Returns whether that is to be told: once until a success.
+    /// Records a failure. Returns whether to log it: once until the next success.
     pub(super) fn failed(&self, error: &str) -> bool {
         let mut health = self.health();
         health.fails(error);
         !std::mem::replace(&mut health.told_failing, true)
     }
 
-    /// Notes that the receiver does not take a message with these flows. Returns whether that is to be told: once until a
-    /// success.
+    /// Records that the receiver refused these flows. Returns whether to log it: once until the next success.
     pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
         self.refuses_some(flows, error);
         !std::mem::replace(&mut self.health().told_refused, true)
     }
 
-    /// Notes that no receiver takes these flows, which were doubted.
+    /// Records that no receiver takes these flows, which were handed over before.
     pub(super) fn refuses_known(&self, flows: RecordSum, error: &str) {
         self.learns(Receipts {
             arrived: RecordSum::default(),
@@ -212,7 +211,7 @@ impl Tally {
         self.health().fails(error);
     }
 
-    /// Notes that the receiver takes a message, but not these flows of it.
+    /// Records that the receiver accepted a message but refused these flows of it.
     pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
@@ -223,12 +222,13 @@ impl Tally {
         health.state = State::Refusing;
     }
 
-    /// The receiver refused flows, and has not taken all of a message since. That it takes something else says nothing then.
+    /// Whether the receiver refused flows and has not accepted a whole message of flows since. Then an accepted message
+    /// without flows does not count as recovery.
     pub(super) fn is_refusing(&self) -> bool {
         self.health().state == State::Refusing
     }
 
-    /// Notes a success. Returns whether it is the first after a failure that was told.
+    /// Records a success. Returns whether it ends a failure that was logged.
     pub(super) fn succeeded(&self) -> bool {
         let mut health = self.health();
         health.state = State::Working;
@@ -237,7 +237,7 @@ impl Tally {
         was_told
     }
 
-    /// Without what the settings say: name, kind and address.
+    /// The status without name, kind and address, which come from the settings.
     pub(super) fn status(&self) -> OutputStatus {
         let fates = self.fates();
         let backlog = self.backlog.fate();
@@ -288,7 +288,7 @@ impl Health {
     }
 }
 
-/// What these records report.
+/// The total of these records.
 pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> RecordSum {
     let mut sum = RecordSum::default();
     for record in records {
@@ -302,7 +302,7 @@ pub(super) fn sum<'a>(records: impl IntoIterator<Item = &'a FlowRecord>) -> Reco
     sum
 }
 
-/// What this many of the records report, if all report the same: rounded down, and no more than there is.
+/// The share of this many records if all report the same: rounded down, at most the whole.
 pub(super) fn share(sum: RecordSum, records: u64) -> RecordSum {
     let records = records.min(sum.records);
     let part = |whole: u64| {

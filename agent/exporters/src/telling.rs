@@ -1,4 +1,4 @@
-//! Tells the log once that an output's flows do not get there, once that they do again, and at the end what did not.
+//! Logs once that an output fails, once that it recovers, and at shutdown what was lost.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{spell::Spell, tally::Tally, transport::Failure};
 pub(super) struct Telling {
     output: String,
     tally: Arc<Tally>,
-    /// What has been told to be wrong with the disk.
+    /// The spool fault logged last.
     told_spool: String,
     spool_losses: Spell,
     given_up: LogLimit,
@@ -27,7 +27,7 @@ impl Telling {
         }
     }
 
-    /// What was sent before may be `lost` with it.
+    /// `lost` is what was sent before and lost with this failure.
     pub(super) fn failed(&self, address: &str, failure: &Failure, lost: RecordSum) {
         let error = failure.to_string();
         if self.tally.failed(&error) {
@@ -41,7 +41,7 @@ impl Telling {
         }
     }
 
-    /// A batch that no collector takes is in the way of no other one.
+    /// Logs a batch that was given up because every collector rejects it.
     pub(super) fn gives_up(&mut self, seq: u64, why: &str, flows: RecordSum) {
         if let Some(times) = self.given_up.event() {
             tracing::warn!(
@@ -76,12 +76,12 @@ impl Telling {
         );
     }
 
-    /// What is found in the spool of an earlier run.
+    /// Logs what an earlier run left in the spool.
     pub(super) fn spool_has(&self, waits: RecordSum) {
         self.in_the_spool(waits, "since before the start, and go first");
     }
 
-    /// What is left there for the next start.
+    /// Logs what is left in the spool for the next start.
     pub(super) fn spool_keeps(&self, waits: RecordSum) {
         self.in_the_spool(waits, "for the next start");
     }
@@ -106,7 +106,7 @@ impl Telling {
         );
     }
 
-    /// Tells what is wrong with the disk, once until it is right again.
+    /// Logs a spool fault once until the spool recovers.
     pub(super) fn spool_is(&mut self, fault: &str) {
         if fault == self.told_spool {
             return;
@@ -139,7 +139,7 @@ impl Telling {
         }
     }
 
-    /// What was lost, if there is any.
+    /// Logs the losses at shutdown, if there are any.
     pub(super) fn ended(&self, address: &str) {
         let lost = self.lost();
         if lost != RecordSum::default() {

@@ -1,4 +1,4 @@
-//! Where messages go: a socket, a file, a server.
+//! Where messages go: a socket, a file or a server.
 
 use std::time::Duration;
 
@@ -29,32 +29,32 @@ pub(super) use tcp::Tcp;
 pub(super) use udp::Udp;
 pub(super) use underway::Receipts;
 
-/// How long to wait for a connection, or for a receiver that takes nothing.
+/// How long to wait for a connection, or for a receiver to take data.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What servers are told that we are.
+/// How we identify ourselves to servers.
 pub(super) const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSION"));
-/// Of a server's answer. Real ones have a few bytes, or a sentence.
+/// Longest answer of a server. Real ones have a few bytes, or a sentence.
 const MOST_ANSWER_BYTES: usize = 64 << 10;
-/// However long a server asks to be left alone.
+/// Longest pause that a server can impose.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// Of what a receiver says.
+/// Longest excerpt of a receiver's message.
 const MOST_SAID_CHARS: usize = 200;
 
-/// What a receiver says, for a log: in one line, and not for ever.
+/// A receiver's message as one line of limited length, for the log.
 pub(super) fn one_line(said: &str) -> String {
     let said = said.trim().chars().take(MOST_SAID_CHARS);
     said.map(|letter| if letter.is_control() { ' ' } else { letter })
         .collect()
 }
 
-/// What ended the task that moves a connection's bytes, if it broke off.
+/// The error that ended a connection's task, if it failed.
 async fn broken_by<E>(task: &mut JoinHandle<Result<(), E>>) -> Option<E> {
     let ended = timeout(PATIENCE, task).await.ok()?;
     ended.ok()?.err()
 }
 
-/// Takes one message after another.
+/// Sends one message after another.
 pub(super) enum Transport {
     Udp(Udp),
     Tcp(Tcp),
@@ -63,32 +63,32 @@ pub(super) enum Transport {
     File(Rotated),
 }
 
-/// Why a message did not get there.
+/// Why a message did not arrive.
 #[derive(Debug, Error)]
 pub(super) enum Failure {
-    /// It may work later. A connection is made anew then.
+    /// A retry may work, over a new connection.
     #[error("{why:#}")]
     Again {
         why: anyhow::Error,
-        /// How long the receiver asks to be left alone.
+        /// How long the receiver asks us to wait.
         after: Option<Duration>,
     },
-    /// The receiver does not take the message, and would not take it later.
+    /// The receiver rejects the message and would reject it again.
     #[error("{why}")]
     Refused {
         why: String,
         /// The receiver does not know the method.
         is_unknown: bool,
-        /// What the message says cannot be.
+        /// The receiver says that the message is invalid.
         is_invalid: bool,
     },
-    /// A file or a connection begins, so the message has to be made anew, with what the format begins with.
+    /// A new file or connection starts, so encode the message again with what the format puts first.
     #[error("it begins anew")]
     Anew,
-    /// The receiver's host, or one on the way, has refused the last message, and not taken the one after it if there is one.
+    /// The receiver's host or a router rejected the previous message. A message handed over meanwhile was not sent.
     #[error("{why}")]
     LastRefused { why: String },
-    /// A datagram has to be shorter on its way.
+    /// The path allows only shorter datagrams.
     #[error(
         "datagrams of no more than {most_bytes} bytes get there, which is too short: send over TCP"
     )]
@@ -102,7 +102,7 @@ impl From<anyhow::Error> for Failure {
 }
 
 impl Failure {
-    /// How long the receiver asks to be left alone.
+    /// How long the receiver asks us to wait.
     pub(super) fn asked_pause(&self) -> Option<Duration> {
         match self {
             Self::Again { after, .. } => *after,
@@ -114,8 +114,8 @@ impl Failure {
 }
 
 impl Transport {
-    /// Hands a message over. Dropping the future breaks the connection, if there is one. Returns the answer, which only
-    /// servers give; otherwise it is empty.
+    /// Sends a message. Dropping the future breaks the connection, if there is one. Returns the answer of a server;
+    /// other transports return an empty one.
     pub(super) async fn send(&mut self, message: &Message) -> Result<Bytes, Failure> {
         let Message { bytes, call, .. } = message;
         match self {
@@ -138,8 +138,8 @@ impl Transport {
         Ok(Bytes::new())
     }
 
-    /// Whether the message was handed over all the same that nobody waits for any more. A file goes on with it, and a
-    /// datagram may have left.
+    /// Whether a message was sent although its future was dropped. A file finishes its write, and a datagram may have
+    /// left.
     pub(super) async fn has_taken(&mut self) -> Result<bool, Failure> {
         match self {
             Self::File(file) => Ok(file.has_written().await?),
@@ -151,15 +151,15 @@ impl Transport {
     /// Completes what was sent.
     pub(super) async fn close(&mut self) -> Result<(), Failure> {
         match self {
-            // A message that was not answered did not count as sent.
+            // Unanswered messages do not count as sent.
             Self::Udp(_) | Self::Grpc(_) | Self::Http(_) => Ok(()),
             Self::Tcp(tcp) => tcp.close().await.map_err(Failure::from),
             Self::File(file) => file.close().await.map_err(Failure::from),
         }
     }
 
-    /// The message that was handed over last has these flows. Returns whether it becomes known only later what became of
-    /// them: by [`Transport::receipts`] or, if it is blind, by [`Transport::notice`].
+    /// Assigns these flows to the message sent last. Returns whether their outcome becomes known only later: by
+    /// [`Transport::receipts`] or, if it is blind, by [`Transport::notice`].
     pub(super) fn took(&mut self, flows: RecordSum) -> bool {
         match self {
             Self::Tcp(tcp) => tcp.took(flows),
@@ -169,7 +169,7 @@ impl Transport {
         true
     }
 
-    /// What became of some flows is still to become known.
+    /// Whether the outcome of some flows is still unknown.
     pub(super) fn is_underway(&self) -> bool {
         match self {
             Self::Tcp(tcp) => tcp.is_underway(),
@@ -178,7 +178,7 @@ impl Transport {
         }
     }
 
-    /// Looks, while there is nothing to send, whether what is under way has failed.
+    /// Checks for failures while there is nothing to send.
     pub(super) fn notice(&mut self) -> Result<(), Failure> {
         match self {
             Self::Tcp(tcp) => Ok(tcp.notice()?),
@@ -187,7 +187,7 @@ impl Transport {
         }
     }
 
-    /// What became known of flows since the last time.
+    /// Receipts since the previous call.
     pub(super) fn receipts(&mut self) -> Receipts {
         if let Self::Tcp(tcp) = self {
             tcp.receipts()
@@ -196,19 +196,19 @@ impl Transport {
         }
     }
 
-    /// Does without what could not be completed. Receipts tell what became of it.
+    /// Drops what could not be completed. Receipts report it as lost.
     pub(super) fn abandon(&mut self) {
         if let Self::Tcp(tcp) = self {
             tcp.end_connection();
         }
     }
 
-    /// Nobody says that a message arrives. If nobody says soon that it was refused, it counts as sent.
+    /// Whether the protocol has no acknowledgements. Messages count as sent unless a rejection comes soon.
     pub(super) fn is_blind(&self) -> bool {
         matches!(self, Self::Udp(_))
     }
 
-    /// For people.
+    /// The destination, for logs and status.
     pub(super) fn address(&self) -> String {
         match self {
             Self::Udp(udp) => udp.to.to_string(),

@@ -1,5 +1,5 @@
-//! Which flows an output wants. What it does not want of a flow at first it still gets when the flow turns out to be
-//! wanted, so that the sums of a flow that it got are whole.
+//! Which flows an output wants. A flow may become wanted only after some reports, for example by its bytes. Then its
+//! next record reports the totals, so that the sums of a wanted flow are complete.
 
 use std::str::FromStr;
 
@@ -13,13 +13,13 @@ use super::tally;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     pub filter: Filter,
-    /// One record for each flow, when it has ended.
+    /// One record per flow, when it has ended.
     pub only_ended: bool,
-    /// No flow that has fewer bytes than this, of both directions together.
+    /// Leave out flows with fewer bytes than this, both directions together.
     pub min_bytes: u64,
 }
 
-/// Rules in the language of `--filter`, as they were written.
+/// Rules in the language of `--filter`, with their source text.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     text: String,
@@ -44,7 +44,7 @@ impl PartialEq for Filter {
 
 impl Eq for Filter {}
 
-/// Takes out of each batch what is not wanted.
+/// Removes unwanted records from batches.
 pub(super) struct Sieve {
     wanted: Wanted,
     interfaces: KnownInterfaces,
@@ -58,8 +58,7 @@ impl Sieve {
         }
     }
 
-    /// Takes the records that are wanted out of the batch. Returns them, and what the others were of flows that have
-    /// ended.
+    /// Moves the wanted records out of the batch. Also returns the totals of unwanted flows that ended.
     pub(super) fn take(&mut self, batch: &mut FlowBatch) -> (Vec<FlowRecord>, RecordSum) {
         let mut records = std::mem::take(&mut batch.records);
         let mut left_out = RecordSum::default();
@@ -133,7 +132,7 @@ mod tests {
         }
     }
 
-    /// The forward packets that each record reports, and those that were left out.
+    /// Forward packets of each kept record, and the total of those left out.
     fn kept(wanted: &Wanted, records: &[FlowRecord]) -> (Vec<u64>, u64) {
         let mut sieve = Sieve::new(wanted.clone());
         let (mut kept, mut left_out) = (Vec::new(), 0);
@@ -221,7 +220,7 @@ mod tests {
         };
         for (text, expected) in [
             ("include net 10.0.0.0/8", (vec![2, 1, 0], 0)),
-            // Only the answers leave.
+            // Only the reverse packets leave through the interface.
             ("include egress; exclude all", (vec![3, 0], 0)),
             ("exclude net 10.0.0.0/8", (vec![], 7)),
         ] {

@@ -1,5 +1,4 @@
-//! Runs one output: takes batches from its queue and does not let go of a flow until it is sent, refused or, at the
-//! end, lost.
+//! Runs one output: takes batches from its queue and tracks each flow until it is sent, refused or, at shutdown, lost.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -26,9 +25,9 @@ use super::{
 
 /// See [`Spell`].
 const ONCE: &str = "this is not told again while it goes on";
-/// How often to ask what has arrived while there is nothing to send.
+/// How often to poll for acknowledgements while there is nothing to send.
 const RECEIPTS: Duration = Duration::from_millis(100);
-/// How long a file may take for what it writes when the time is over. Then it counts as lost, though it may still get there.
+/// How long a file's last write may take after the deadline. Then it counts as lost, though it may still succeed.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 const REFUSED: &str = "what it refuses is counted and not sent again";
 
@@ -40,7 +39,7 @@ pub(super) struct Worker {
     transport: Transport,
     tls: Option<InForce>,
     backoff: Backoff,
-    /// How long to leave the receiver alone before the next message, after it refused one.
+    /// Pause before the next message, after the receiver refused one.
     pause: Option<Duration>,
     told: Told,
     telling: Telling,
@@ -48,19 +47,19 @@ pub(super) struct Worker {
     ending: Ending,
 }
 
-/// What the log has of what a receiver may say again with each message.
+/// Which repeated complaints of the receiver are already logged.
 #[derive(Default)]
 struct Told {
-    /// It refuses flows of messages that it takes.
+    /// It refuses some flows of messages that it accepts.
     refuses_some: Spell,
-    /// It refuses what goes out beside the flows.
+    /// It refuses messages without flows.
     refuses_rest: Spell,
-    /// It takes flows, or what goes out beside them, and has something to say.
+    /// It accepts flows, or messages without flows, but sends a warning.
     warns: Spell,
     warns_of_rest: Spell,
 }
 
-/// What became of one message.
+/// The outcome of one message.
 struct Done {
     flows: usize,
     /// See [`Message::more`](super::encoder::Message::more).
@@ -93,7 +92,7 @@ impl Worker {
         }
     }
 
-    /// Ends when everything is sent and nothing more will come, or when the time is over.
+    /// Returns when everything is sent and the queue is closed, or at the deadline.
     pub(super) async fn run(self) {
         let files = followed(self.tls.clone());
         tokio::select! {
@@ -139,7 +138,7 @@ impl Worker {
         }
     }
 
-    /// Counts what became known of flows that were handed over. Returns what of them is lost.
+    /// Counts receipts for flows handed over earlier. Returns the lost ones.
     fn settle(&mut self) -> RecordSum {
         let receipts = self.transport.receipts();
         let lost = receipts.lost;
@@ -147,7 +146,7 @@ impl Worker {
         lost
     }
 
-    /// The same while there is nothing to send, which would tell that what was handed over has failed.
+    /// Counts receipts while there is nothing to send: no next send would report a failure.
     fn notice(&mut self) {
         match self.transport.notice() {
             Ok(()) => {
@@ -165,7 +164,7 @@ impl Worker {
         }
     }
 
-    /// Waits for what the hosts say of the last message where nobody acknowledges any.
+    /// Waits for ICMP errors about the last message if the protocol has no acknowledgements.
     async fn learn_last(&mut self) {
         while self.transport.is_blind() && self.transport.is_underway() {
             let waited = self.ending.before(sleep(RECEIPTS)).await;
@@ -176,7 +175,7 @@ impl Worker {
         }
     }
 
-    /// The same at the end, when nothing more will become known.
+    /// Counts the last receipts at shutdown.
     fn settle_at_end(&mut self) {
         let lost = self.settle();
         self.tally.trusts();
@@ -200,11 +199,11 @@ impl Worker {
         );
     }
 
-    /// Sends what is wanted of a batch.
+    /// Sends the flows of a batch that the settings want.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
         let sum = tally::sum(&flows);
-        // The stream tells what its reader does not get, as those over gRPC do.
+        // The batch reports what was left out, as it does over gRPC.
         let left_out = self.tally.wants(sum, left_out);
         batch.left_out_records = left_out.records;
         batch.left_out_packets = left_out.packets;
@@ -226,7 +225,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Sends one message with flows from the front, and tries again until it is sent or refused.
+    /// Sends one message with the first flows, and retries until it is sent or refused.
     async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<Done, Over> {
         if let Some(pause) = self.pause.take() {
             self.ending.before(sleep(pause)).await?;
@@ -303,7 +302,7 @@ impl Worker {
             self.failed(&failure);
             let wait = self.backoff.next(after);
             if after.is_some() {
-                // The receiver knows when it is ready.
+                // The receiver asked for this pause.
                 self.ending.before(sleep(wait)).await?;
             } else if self.ending.pause(wait).await? {
                 self.backoff.reset();
@@ -311,13 +310,13 @@ impl Worker {
         }
     }
 
-    /// Goes on with the next message. Which of its flows the receiver does not take is not known, so they count with their
-    /// share of what all of them report.
+    /// Continues after an accepted message. If the receiver refused some flows, it is unknown which. They count with
+    /// their average share of the message.
     fn taken(&mut self, sum: RecordSum, answer: &Answer) {
         self.encoder.sent();
         let refused = tally::share(sum, answer.refused);
         if self.transport.is_blind() {
-            // The message before was not refused.
+            // No error came back for the message before this one.
             self.tally.trusts();
         }
         if self.transport.took(sum) {
@@ -350,7 +349,7 @@ impl Worker {
         );
     }
 
-    /// Says once what the receiver says although it takes the message.
+    /// Logs a receiver's warning about an accepted message once.
     fn warns(&mut self, sum: RecordSum, warning: &str) {
         let (spell, what) = if sum.records == 0 {
             (
@@ -369,16 +368,16 @@ impl Worker {
         }
     }
 
-    /// Goes on with the next message: the receiver would refuse this one again. It may refuse all of them, because it is not
-    /// the one that is meant, so there are pauses as after other failures. Flows wait meanwhile, and those that it has not
-    /// seen are not refused when somebody has put things right.
+    /// Continues after a refused message, since sending it again would fail again. The receiver may refuse everything
+    /// because it is the wrong one, so pause as after other failures. Flows queue up meanwhile, and they are not
+    /// refused if an operator fixes the problem.
     fn refused(&mut self, flows: RecordSum, why: &str) {
         self.encoder.sent();
         self.pause = Some(self.backoff.next(None));
         self.refuses(flows, why);
     }
 
-    /// Goes on where the receiver refuses what goes out beside the flows, and says so once.
+    /// Continues after a refused message without flows, and logs it once.
     fn refused_beside(&mut self, why: &str) {
         self.encoder.sent();
         if self.told.refuses_rest.begins() {
@@ -390,8 +389,8 @@ impl Worker {
         }
     }
 
-    /// Counts flows that are refused of a message that is taken, and says so once. Other messages may be taken as a whole
-    /// in between.
+    /// Counts the refused flows of an accepted message, and logs it once. Messages accepted as a whole may come in
+    /// between.
     fn refuses_some(&mut self, flows: RecordSum, why: &str) {
         self.tally.refuses_some(flows, why);
         if self.told.refuses_some.begins() {
@@ -399,7 +398,7 @@ impl Worker {
         }
     }
 
-    /// Counts flows that are refused, and says so once.
+    /// Counts refused flows, and logs it once.
     fn refuses(&self, flows: RecordSum, why: &str) {
         if self.tally.refuses(flows, why) {
             self.tell_refused(flows, &format!("{why}; {REFUSED}"));
@@ -417,7 +416,7 @@ impl Worker {
         );
     }
 
-    /// What comes next begins anew. Says once that it fails.
+    /// Restarts the encoder for the next connection, and logs the failure once.
     fn failed(&mut self, failure: &Failure) {
         self.encoder.restart();
         let lost = self.settle();
@@ -425,15 +424,15 @@ impl Worker {
             .failed(&self.transport.address(), failure, lost);
     }
 
-    /// Says once that it works again.
+    /// Logs recovery once.
     fn worked(&mut self) {
         self.backoff.reset();
         self.telling.works(&self.transport.address());
     }
 
-    /// Counts and tells what is left at the end.
+    /// Counts what is left at shutdown as lost, and logs it.
     fn give_up(&mut self) {
-        // Else tokio would let the queue seem empty after a while, so that other tasks get their turn.
+        // `unconstrained`, because tokio's cooperative budget would otherwise make a long queue look empty.
         while let Some(Some(batch)) = unconstrained(self.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
                 let (flows, left_out) = self.sieve.take(&mut batch);

@@ -1,8 +1,8 @@
 //! Encodes the records of a scan as `FlowBatch` messages, in bytes that all consumers share.
 //!
-//! Fields that differ between consumers are left out. Protobuf merges concatenated messages, so the
-//! crate `hub` puts those fields in front. Records are written by hand, in the order of their field
-//! numbers, so that a flow costs no allocation. prost encodes everything else once a scan.
+//! Fields that differ between consumers are left out. Protobuf merges concatenated messages, so the crate `hub` puts
+//! those fields in front. Records are encoded by hand, in the order of their field numbers, so a flow costs no
+//! allocation. prost encodes everything else once a scan.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,12 +29,12 @@ use proto::{
 };
 use sys::clock;
 
-/// A batch is closed before it would be longer than this, not counting the scan's own fields, and the cgroups that its records
-/// name. The former grow by at most 33 bytes for each interface, the latter by some 300 bytes for each cgroup, and 1.6 KB at most
-/// ([`MAX_CGROUP_PATH_BYTES`](proto::ends::MAX_CGROUP_PATH_BYTES)). Processes take 80 bytes each at most, and a record names two of them at most. So gRPC's default
-/// limit of 4 MiB is far away.
+/// The encoder closes a batch before its records exceed this size. The scan's own fields and the names of cgroups and
+/// processes come on top: at most 33 bytes per interface, about 300 bytes per cgroup (at most 1.6 KB, see
+/// [`MAX_CGROUP_PATH_BYTES`](proto::ends::MAX_CGROUP_PATH_BYTES)), and at most 80 bytes per process, two processes per
+/// record. This stays far below gRPC's default limit of 4 MiB.
 const BATCH_LEN_BYTES: usize = 256 << 10;
-/// A batch is closed, too, when its records name so many cgroups, or one more.
+/// The encoder also closes a batch once its records name this many cgroups. The last record may add one more.
 const MOST_CGROUPS: usize = 500;
 /// Room for the account, which closes the last batch of a scan.
 const TRAILER_LEN_BYTES: usize = 4 << 10;
@@ -42,7 +42,7 @@ const TRAILER_LEN_BYTES: usize = 4 << 10;
 /// The length of a record takes at most two bytes.
 const _: () = assert!(RecordBuffer::LEN_BYTES < 1 << 14);
 
-/// What is known about a scan before its page is drained.
+/// Scan data that is known before the page is drained.
 #[derive(Debug, Clone)]
 pub struct ScanHeader {
     /// Counts from 1.
@@ -57,7 +57,7 @@ pub struct ScanHeader {
     pub interfaces: Arc<[Interface]>,
 }
 
-/// What is known about a scan once its page is drained.
+/// Scan data that is known once the page is drained.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanTrailer<'a> {
     /// Flows that the page held.
@@ -89,9 +89,9 @@ pub struct BatchEncoder {
     identity: Arc<Identity>,
     sampling: Sampling,
     reports: ReportInterval,
-    /// The longest since the last scan. What has waited that long comes with the next one.
+    /// The longest interval since the last scan. A packet that has waited this long is reported by the next scan.
     longest: ReportInterval,
-    /// What the cgroups, the processes and the hosts of the records are called.
+    /// Names of the cgroups, processes and hosts in the records.
     names: Names,
     open: OpenBatch,
     record: RecordBuffer,
@@ -110,7 +110,7 @@ impl BatchEncoder {
         }
     }
 
-    /// The same encoder, which says that one flow in `rate` is counted; 0 is every flow.
+    /// Sets the sampling rate that batches report: one flow in `rate` is counted; 0 means every flow.
     #[must_use]
     pub fn sampling(mut self, rate: u32) -> Self {
         self.sampling.rate = rate;
@@ -121,38 +121,38 @@ impl BatchEncoder {
         self.sampling.rate
     }
 
-    /// Says in every batch from the next scan on which flows are counted.
+    /// Changes the sampling that batches report, from the next scan on.
     pub fn sample(&mut self, sampling: Sampling) {
         self.sampling = sampling;
     }
 
-    /// The same encoder, which says how late packets may be reported.
+    /// Sets the report interval that batches report: the longest delay before a packet is reported.
     #[must_use]
     pub fn reporting(mut self, interval: Duration) -> Self {
         self.report_every(interval, false);
         self
     }
 
-    /// How many processes have been named by their number alone.
+    /// How many processes were sent with their number alone, without a name.
     pub fn nameless_processes(&self) -> u64 {
         let processes = self.names.processes.as_ref();
         processes.map_or(0, Processes::nameless)
     }
 
-    /// How many ends of flows have been reported first with nothing but the id of their cgroup.
+    /// How many ends of flows were first reported with only the id of their cgroup, without a name.
     pub fn nameless_ends(&self) -> u64 {
         let cgroups = self.names.cgroups.as_ref();
         cgroups.map_or(0, Cgroups::nameless)
     }
 
-    /// The same encoder, which says what those are called that records name.
+    /// Adds the names of cgroups, processes and hosts to the batches.
     #[must_use]
     pub fn naming(self, names: Names) -> Self {
         Self { names, ..self }
     }
 
-    /// Says in every batch from the next scan on how late packets may be reported, and whether a collector asked for that. Where
-    /// it was later before, the next scan still says that.
+    /// Changes the report interval in every batch from the next scan on. `is_asked` says whether a collector asked for
+    /// it. If the interval gets shorter, the next scan still reports the longer one.
     pub fn report_every(&mut self, interval: Duration, is_asked: bool) {
         self.reports = ReportInterval {
             ns: clock::nanos(interval),
@@ -163,7 +163,7 @@ impl BatchEncoder {
         }
     }
 
-    /// An encoder of the same agent.
+    /// Another encoder for the same agent, with the same settings.
     #[must_use]
     pub fn another(&self) -> Self {
         let mut another = Self::new(Arc::clone(&self.identity));
@@ -173,12 +173,12 @@ impl BatchEncoder {
         another
     }
 
-    /// Starts a snapshot after this scan, in the place of a scan.
+    /// Starts a snapshot after this scan. A snapshot takes the place of a scan.
     pub fn begin_snapshot(&mut self, header: &ScanHeader) {
         self.start(header, true);
     }
 
-    /// Starts a scan. Records that were pushed without a `finish` are forgotten.
+    /// Starts a scan. Records pushed without a `finish` are discarded.
     pub fn begin(&mut self, header: &ScanHeader) {
         self.start(header, false);
     }
@@ -209,7 +209,7 @@ impl BatchEncoder {
         self.open.start(0);
     }
 
-    /// Appends a record. If the batch is full, it goes to `sink` first.
+    /// Appends a record. If the batch is full, sends it to `sink` first.
     #[inline]
     pub fn push(&mut self, record: &Record, sink: &mut impl FnMut(Batch)) {
         let encoded = self.record.write(record);
@@ -233,7 +233,7 @@ impl BatchEncoder {
         }
     }
 
-    /// Appends an exchange of the DNS, likewise. It counts as no record.
+    /// Appends a DNS exchange. If the batch is full, sends it to `sink` first. An exchange does not count as a record.
     pub fn push_exchange(&mut self, exchange: DnsExchange, sink: &mut impl FnMut(Batch)) {
         let field = FlowBatch {
             dns_exchanges: vec![exchange],
@@ -244,7 +244,7 @@ impl BatchEncoder {
         self.open.body.put_slice(&encoded);
     }
 
-    /// Ends the scan. Its last batch has the account and goes to `sink` even if it has no record.
+    /// Ends the scan. Its last batch carries the account and goes to `sink` even if it has no records.
     pub fn finish(&mut self, trailer: &ScanTrailer<'_>, sink: &mut impl FnMut(Batch)) {
         let fields = FlowBatch {
             last_of_scan: true,
@@ -263,7 +263,7 @@ impl BatchEncoder {
     }
 }
 
-/// What cgroups, processes and hosts are called, where that is asked for.
+/// Where the names of cgroups, processes and hosts come from. A kind that is `None` is sent without names.
 #[derive(Clone, Default)]
 pub struct Names {
     pub cgroups: Option<Cgroups>,
@@ -271,7 +271,7 @@ pub struct Names {
     pub hosts: Option<Dns>,
 }
 
-/// What the records of a batch name, of one kind.
+/// The ids of one kind that the records of a batch name.
 #[derive(Default)]
 struct Named {
     all: HashSet<u64, RandomState>,
@@ -279,16 +279,16 @@ struct Named {
 }
 
 impl Named {
-    /// A record names these, or 0 for none.
+    /// Adds the ids that a record names; 0 means none.
     fn add(&mut self, both: [u64; 2]) {
-        // Often they are those of the record before.
+        // Consecutive records often name the same ids.
         if self.last != both {
             self.last = both;
             self.all.extend(both.into_iter().filter(|&one| one != 0));
         }
     }
 
-    /// In their order.
+    /// Takes the ids, sorted.
     fn take(&mut self) -> Vec<u64> {
         let mut all: Vec<_> = self.all.drain().collect();
         all.sort_unstable();
@@ -301,14 +301,14 @@ impl Named {
     }
 }
 
-/// How many ends of flows that begin in a batch are of each cgroup.
+/// Counts, per cgroup, the ends of flows that begin in this batch.
 #[derive(Default)]
 struct Begun {
     ends: HashMap<u64, u64, RandomState>,
     last: [u64; 2],
-    /// Flows of the last ones, which are not in `ends` yet.
+    /// Flows with the ids in `last` that are not yet added to `ends`.
     flows: u64,
-    /// They were counted when they were reported.
+    /// A snapshot repeats flows whose ends were counted when they were first reported.
     in_snapshot: bool,
 }
 
@@ -330,7 +330,7 @@ impl Begun {
         }
     }
 
-    /// Of this cgroup.
+    /// How many ends of flows began in this cgroup.
     fn ends_of(&self, id: u64) -> u64 {
         self.ends.get(&id).copied().unwrap_or_default()
     }
@@ -345,13 +345,13 @@ impl Begun {
 #[derive(Default)]
 struct OpenBatch {
     scan_id: u64,
-    /// The fields that every batch of this scan begins with.
+    /// The fields that start every batch of this scan.
     head: Vec<u8>,
     index: u32,
     body: BytesMut,
     records: u32,
     delta: Pair,
-    /// What its records name.
+    /// The cgroups that its records name.
     cgroups: Named,
     begun: Begun,
     processes: Named,
@@ -411,7 +411,7 @@ impl OpenBatch {
         }
         let ids = self.hosts.take();
         if let Some(known) = &known.hosts {
-            // There may be as many as records.
+            // A batch may name as many hosts as it has records, so one `HostName` is reused.
             let mut host = HostName::default();
             known.tell(ids, |id, name| {
                 host.id = id;
@@ -422,7 +422,7 @@ impl OpenBatch {
         }
     }
 
-    /// Closes the batch if it has no room for so many bytes.
+    /// Closes the batch if it has no room for `len` more bytes.
     #[inline]
     fn make_room(&mut self, len: usize, names: &Names, sink: &mut impl FnMut(Batch)) {
         if !self.has_room(len) {
@@ -444,8 +444,7 @@ impl OpenBatch {
         self.records += 1;
     }
 
-    /// Takes the batch. A small one is copied, so that a queue of small batches does not hold a large buffer
-    /// for each.
+    /// Takes the batch. Copies a small one, so that a queue of small batches does not hold a large buffer for each.
     fn take(&mut self, last_of_scan: bool) -> Batch {
         let body = if self.body.len() < BATCH_LEN_BYTES / 2 {
             Bytes::copy_from_slice(&self.body)

@@ -8,17 +8,17 @@ use agent_common::{
 use proto::record::IcmpError;
 
 const ICMP_LEN: usize = 8;
-/// Behind the IP header (RFC 792). It has the ports.
+/// An error quotes at least this many bytes after the IP header (RFC 792). They hold the ports.
 const LEAST_QUOTED_LEN: usize = 8;
 const IPV6_LEN: usize = 40;
 const IPV6_NEXT_HEADER: usize = 6;
-/// In the header of TCP: its length in words, in the upper half of a byte.
+/// Offset in the TCP header of its length, in words, in the upper half of a byte.
 const TCP_LENGTH: usize = 12;
 const TCP_SHORTEST: u8 = 5 << 4;
-/// Of ICMP alone: a packet that is too long, which is for the sender's path MTU discovery (RFC 1191).
+/// ICMP for IPv4 only: the packet is too long. The sender uses it for path MTU discovery (RFC 1191).
 const FRAGMENTATION_NEEDED: u8 = 4;
 
-/// What is quoted: the flow, the direction of the packet in it, and what is said of it.
+/// The flow of a quoted packet, the packet's direction in it, and the ICMP error that quotes it.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Quoted {
     pub key: FlowKey,
@@ -26,19 +26,19 @@ pub struct Quoted {
     pub error: IcmpError,
 }
 
-/// Whether the error is only about the length of packets.
+/// Whether the error only reports that a packet is too long.
 pub fn is_about_length(message: &IcmpMessage) -> bool {
     let [_, code] = message.key.port_a.to_be_bytes();
     message.key.protocol == protocol::ICMP && code == FRAGMENTATION_NEEDED
 }
 
-/// `None` if what is quoted cannot be read.
+/// Returns `None` if the quoted packet cannot be parsed.
 pub fn read(message: &IcmpMessage) -> Option<Quoted> {
     let kept = message.packet.get(..message.kept_bytes as usize)?;
     let icmp = match kept.first()? >> 4 {
         4 => usize::from(kept[0] & 0xf) * 4,
         6 if kept.get(IPV6_NEXT_HEADER) == Some(&protocol::ICMPV6) => IPV6_LEN,
-        // Who sends an error puts no extension header before it.
+        // A host that sends an ICMP error puts no extension header before it.
         _ => return None,
     };
     let quoted = filled_up(kept.get(icmp + ICMP_LEN..)?)?;
@@ -46,10 +46,10 @@ pub fn read(message: &IcmpMessage) -> Option<Quoted> {
     parse_all(&&quoted[..], LinkType::Ip, None, &mut packet).ok()?;
     let has_ports = packet.key.kind() == Some(L4Kind::Ports);
     if has_ports && packet.key.port_a == 0 && packet.key.port_b == 0 {
-        // They are behind what is quoted.
+        // The ports lie beyond the quoted bytes.
         return None;
     }
-    // The packet that is quoted was seen at the opposite side: on its way out if the error came in.
+    // The quoted packet was seen on the opposite side: on its way out if the error came in.
     let of_error = message.key.side() ^ message.direction as u8 & 1;
     let key = FlowKey {
         netns: message.key.netns,
@@ -67,7 +67,7 @@ pub fn read(message: &IcmpMessage) -> Option<Quoted> {
     })
 }
 
-/// With zeros behind it, since a router need not quote all of a header of TCP.
+/// Pads the quoted bytes with zeros, since a router need not quote the whole TCP header.
 fn filled_up(quoted: &[u8]) -> Option<[u8; KEPT_LEN]> {
     let mut whole = [0; KEPT_LEN];
     whole.get_mut(..quoted.len())?.copy_from_slice(quoted);
@@ -91,7 +91,7 @@ mod tests {
 
     const TCP: u8 = 6;
 
-    /// An error that arrived at interface 2, with a packet of 10.0.0.1 to 192.0.2.1 in it.
+    /// An error that arrived at interface 2 and quotes a packet from 10.0.0.1 to 192.0.2.1.
     fn error(protocol: u8, behind_ip: &[u8], code: u8) -> IcmpMessage {
         let mut bytes = vec![0x45, 0, 0, 56, 0, 0, 0, 0, 64, 1, 0, 0];
         bytes.extend([10, 0, 0, 254, 10, 0, 0, 1]);
@@ -181,7 +181,7 @@ mod tests {
         let read_all = read(&message).unwrap();
         assert_eq!((read_all.key.port_a, read_all.key.port_b), (53, 40_000));
         assert_eq!(read_all.error.code, 4);
-        // The ports are not quoted.
+        // The quoted bytes end before the ports.
         message.kept_bytes = quoted as u32 + 48;
         assert_eq!(read(&message), None);
     }

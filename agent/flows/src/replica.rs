@@ -1,4 +1,4 @@
-//! The replica: the flow table in user space, built from what each scan drains from the kernel. It emits a
+//! The replica: the flow table in user space, built from the entries that each scan drains from the kernel. It emits a
 //! record for each flow that a scan counted, and exactly one end record for each flow.
 
 mod by_cgroup;
@@ -63,7 +63,7 @@ pub struct ReplicaSettings {
     pub idle_timeout: Duration,
     /// How long a closed flow waits for late packets after its last one.
     pub linger: Duration,
-    /// How often a living flow is reported, at most; zero is with every scan.
+    /// The shortest time between two reports of a living flow. Zero reports it with every scan.
     pub report_interval: Duration,
 }
 
@@ -83,13 +83,13 @@ impl Lifetimes {
     }
 }
 
-/// In scans.
+/// How often to release memory, in scans.
 const SHRINKS_EVERY: u32 = 16;
 
-/// Some megabytes.
+/// Chunks that are worth returning to the system: a few megabytes.
 const MANY_CHUNKS: usize = 16;
 
-/// Call `update` with each part of what a scan drained, between `begin_scan` and `end_scan`.
+/// Call `update` with each part of a drained page, between `begin_scan` and `end_scan`.
 pub struct Replica {
     max_flows: usize,
     lifetimes: Lifetimes,
@@ -101,7 +101,7 @@ pub struct Replica {
     order: Order,
     oldest: Oldest,
     waiting: Waiting,
-    /// The slots of flows of which this scan counted something that was put off until its end.
+    /// Slots of flows whose counters from this scan are reported at its end.
     untold: Vec<u32>,
     evicted: u64,
     outers: Outers,
@@ -120,11 +120,11 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Has room for at least one flow, and at most for as many as 32 bits can number.
+    /// The flow limit is at least 1 and at most `u32::MAX`.
     pub fn new(settings: ReplicaSettings) -> Self {
         let max_flows = settings.max_flows.clamp(1, u32::MAX as usize);
         let lifetimes = Lifetimes::new(settings.idle_timeout, settings.linger);
-        // foldhash's own seed does not come from the system's entropy, so the standard library's is used.
+        // foldhash's own seed does not come from the system's entropy, so this uses the standard library's.
         let seed = std::hash::RandomState::new().hash_one(0);
         Self {
             max_flows,
@@ -154,7 +154,7 @@ impl Replica {
         }
     }
 
-    /// The same replica, whose flows have the names that are learned there.
+    /// Adds the names that `dns` learns to the flows.
     #[must_use]
     pub fn naming(mut self, dns: Option<Dns>) -> Self {
         if let Some(dns) = dns {
@@ -163,33 +163,33 @@ impl Replica {
         self
     }
 
-    /// The same replica, which adds up what each cgroup has sent and was sent.
+    /// Makes the replica add up the packets that each cgroup sends and receives.
     #[must_use]
     pub fn adding_up_cgroups(mut self) -> Self {
         self.by_cgroup.want();
         self
     }
 
-    /// What each cgroup has exchanged since this was asked for last; 0 stands for those that are not known.
+    /// The packets each cgroup has exchanged since the last call. Id 0 stands for unknown cgroups.
     pub fn take_by_cgroup(&mut self) -> impl Iterator<Item = (u64, Exchanged)> {
         self.by_cgroup.take()
     }
 
-    /// Changes how often a living flow is reported.
+    /// Changes the report interval of living flows.
     pub fn report_every(&mut self, interval: Duration) {
         if self.reports.set_interval(interval) {
             self.slab.all_are_due();
         }
     }
 
-    /// Reports all that waits with the scan that has begun, or else with the next one, since what comes with the next one is
-    /// of another kind.
+    /// Makes the current scan, or else the next one, report everything that waits. Call this before the counting
+    /// changes, so that no record mixes both kinds.
     pub fn report_all(&mut self) {
         self.reports.set_over(true);
         self.slab.all_are_due();
     }
 
-    /// Changes when flows end. Those that have been quiet for too long by then end with the next scan.
+    /// Changes the timeouts. Flows that have already been quiet for longer end with the next scan.
     pub fn keep_flows_for(&mut self, idle_timeout: Duration, linger: Duration) {
         let lifetimes = Lifetimes::new(idle_timeout, linger);
         if lifetimes != self.lifetimes {
@@ -199,17 +199,18 @@ impl Replica {
         }
     }
 
-    /// All packets of an interface are seen from the next scan on.
+    /// From the next scan on, the agent sees all packets of this interface.
     pub fn watch(&mut self, interface: InterfaceId) {
         self.in_sight.watch(interface);
     }
 
-    /// Packets may be left out up to the next scan, so flows that are seen first after it may be older.
+    /// Packets may go uncounted until the next scan, so a flow first seen after it may be older than it looks.
     pub fn note_gap(&mut self) {
         self.in_sight.note_gap();
     }
 
-    /// Other filter rules are in force. If they divide flows, one direction of a flow may be left out while the other is counted.
+    /// Notes that the filter rules have changed. With `divide_flows`, they may leave out one direction of a flow and
+    /// count the other.
     pub fn follow_rules(&mut self, divide_flows: bool) {
         self.note_gap();
         if self.rules_divide_flows {
@@ -222,12 +223,12 @@ impl Replica {
         self.rules_divide_flows = divide_flows;
     }
 
-    /// How many connections were forgotten that may go on, so that the initiator is assumed then.
+    /// How many connections were forgotten that may still go on. If one does, its initiator is assumed.
     pub fn forgotten_initiators(&self) -> u64 {
         self.remembered.forgotten()
     }
 
-    /// How many flows had a socket of whose end nobody is told.
+    /// How many flows had a socket whose end the kernel programs cannot report.
     pub fn untold_ends(&self) -> u64 {
         self.untold_ends
     }
@@ -241,7 +242,7 @@ impl Replica {
         self.in_sight.begin_scan(clock.boot_ns);
     }
 
-    /// Unix time was set by so much: flows have another beginning from then on.
+    /// Unix time was set forward by this much: moves the start of every flow with it.
     pub fn follow_set_clock(&mut self, by_ns: i64) {
         let mut from = 0;
         while let Some(slot) = self.slab.first_from(from) {
@@ -261,33 +262,35 @@ impl Replica {
         self.update_with(keys, counters, &[], sink);
     }
 
-    /// What TCP knew of a connection at its end. To be called before the page is taken in.
+    /// Notes what TCP knew of a connection when it ended. Call this before `update` takes in the page.
     pub fn note_end(&mut self, ended: &EndedConnection) {
         self.senders.note_end(ended);
     }
 
-    /// An ICMP error, seen at this time since boot, that quotes a packet of this flow. To be called before the page is taken in.
+    /// Notes an ICMP error that quotes a packet of this flow, seen at this time since boot. Call this before `update`
+    /// takes in the page.
     pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
         self.errors.come(key, direction, error, seen_ns);
     }
 
-    /// The kernel has dropped so many packets of this flow after they were counted. To be called before the page is taken in.
+    /// Notes that the kernel dropped packets of this flow after they were counted. Call this before `update` takes in
+    /// the page.
     pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
         self.dropped.come(key, packets);
     }
 
-    /// How many of them are of flows, and of none.
+    /// Dropped packets that were matched to a flow, and those that were not.
     pub fn dropped(&self) -> [u64; 2] {
         self.dropped.totals()
     }
 
-    /// The drops of flows that did not come with this scan, and of those at a mirror port.
+    /// Matches the drops of flows that this scan did not bring, and drops at a mirror port.
     fn settle_dropped(&mut self) {
         let mut dropped = mem::take(&mut self.dropped);
         dropped.settle(|key| {
             let slot = match self.find(key) {
                 Found::Flow(slot) => slot,
-                // At a mirror port both directions arrive. What only leaves does not.
+                // At a mirror port both directions arrive. A flow whose packets only leave is not dropped on arrival.
                 Found::OtherSide(slot) => {
                     let only = self.slab[slot].only_direction()?;
                     (only != key.side()).then_some(slot)?
@@ -299,18 +302,18 @@ impl Replica {
         self.dropped = dropped;
     }
 
-    /// How many of them are of no flow.
+    /// How many ICMP errors matched no flow.
     pub fn unmatched_errors(&self) -> u64 {
         self.errors.unmatched()
     }
 
-    /// How many flows have ended that failed, since the start.
+    /// Counts of the failed flows that have ended since the start.
     pub fn failed(&self) -> Failed {
         self.failed
     }
 
-    /// The errors for flows that did not come with this scan, and for those at a mirror port, where the packet that is quoted and the error
-    /// are seen at the same side.
+    /// Matches the errors of flows that this scan did not bring, and errors at a mirror port, where the error and the
+    /// packet it quotes are seen on the same side.
     fn settle_errors(&mut self) {
         let mut errors = mem::take(&mut self.errors);
         errors.settle(|key| {
@@ -329,7 +332,7 @@ impl Replica {
         self.errors = errors;
     }
 
-    /// What is left of these, for flows that did not come with this scan.
+    /// Matches the ended connections that are left to flows that this scan did not bring.
     fn settle_ends(&mut self) {
         let mut senders = mem::take(&mut self.senders);
         let mut gone = Vec::new();
@@ -347,7 +350,7 @@ impl Replica {
         }
     }
 
-    /// The same, with who sent each of the flows, if that is kept.
+    /// Like [`update`](Self::update), with the senders of each flow. `senders` is empty if they are not tracked.
     pub fn update_with(
         &mut self,
         keys: &[FlowKey],
@@ -379,7 +382,7 @@ impl Replica {
         self.settle_outers();
     }
 
-    /// Returns the slot in which the flow most likely is from then on.
+    /// Returns the slot where the flow most likely is afterwards.
     fn update_flow(
         &mut self,
         found: Found,
@@ -407,7 +410,7 @@ impl Replica {
         }
     }
 
-    /// Counts for a known flow, or for the next one with the same ports.
+    /// Adds to a known flow, or starts the next one with the same ports.
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
@@ -447,8 +450,8 @@ impl Replica {
         }
     }
 
-    /// A socket of this host shows which end opened the connection. If records have had the other one for it, the flow ends, and begins
-    /// again with what comes: then it returns true.
+    /// Takes the opener of the connection from a socket of this host. If records have already named the other end,
+    /// ends the flow, starts it again with these counters, and returns true.
     fn give_by_socket(
         &mut self,
         slot: u32,
@@ -474,7 +477,7 @@ impl Replica {
         true
     }
 
-    /// Notes when the flow ends, and its rank among those that make room, unless more of it comes.
+    /// Updates when the flow ends if no more packets come, and its rank for eviction.
     #[inline]
     fn note_age(&mut self, slot: u32) {
         let entry = &self.slab[slot];
@@ -483,7 +486,7 @@ impl Replica {
         self.slab.note_due(slot, end_ns);
     }
 
-    /// Emits what the flow counted, now or when its time has come.
+    /// Emits the flow's counts, or keeps them until its report interval is over.
     fn report(&mut self, slot: u32, unreported: Unreported, sink: &mut impl FnMut(&Record)) {
         if self.by_cgroup.is_wanted() {
             self.by_cgroup
@@ -496,8 +499,8 @@ impl Replica {
         }
     }
 
-    /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces
-    /// that have left.
+    /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces that
+    /// have left.
     pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
         self.settle_errors();
@@ -518,14 +521,14 @@ impl Replica {
         self.shrink();
     }
 
-    /// Emits what was put off until the end of the scan.
+    /// Emits the records that were put off until the end of the scan.
     fn tell_all(&mut self, sink: &mut impl FnMut(&Record)) {
         while let Some(slot) = self.untold.pop() {
             self.tell(slot, sink);
         }
     }
 
-    /// Ends the flows with these keys by force. All must be told.
+    /// Ends the flows whose keys match. All of them must have been reported.
     fn end_those(&mut self, which: impl Fn(&FlowKey) -> bool, sink: &mut impl FnMut(&Record)) {
         let mut from = 0;
         while let Some(slot) = self.slab.first_from(from) {
@@ -536,7 +539,8 @@ impl Replica {
         }
     }
 
-    /// Ends the flow of a slot, or reports what waits of it, if it is time. Else notes when that will be.
+    /// Ends the flow in this slot or reports its waiting counts, if either is due. Otherwise notes when the next is
+    /// due.
     fn look_at(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         if self.slab.get(slot).is_none() {
             return;
@@ -554,7 +558,7 @@ impl Replica {
         self.slab.note_due(slot, end_ns.min(report_ns));
     }
 
-    /// Gives back what flows took that have ended. Not with each scan, since the next one may bring as many.
+    /// Releases the memory of ended flows. Not with each scan, since the next one may bring as many flows.
     fn shrink(&mut self) {
         if !self.scan.is_multiple_of(SHRINKS_EVERY) {
             return;
@@ -576,12 +580,12 @@ impl Replica {
             });
         }
         if chunks >= MANY_CHUNKS {
-            // The C library would keep it.
+            // The C library would keep the freed memory.
             process_memory::give_back();
         }
     }
 
-    /// Why the flow ends with this scan, if it does.
+    /// Why the flow ends with this scan, or `None` if it goes on.
     fn reason_to_end(&self, slot: u32) -> Option<EndReason> {
         let entry = &self.slab[slot];
         // If the machine slept meanwhile, the time of the last packet is uncertain.
@@ -598,7 +602,7 @@ impl Replica {
         }
     }
 
-    /// Ends every flow, including those that linger, since the agent stops.
+    /// Ends every flow, including those that linger. Call this when the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
         self.settle_errors();
@@ -618,8 +622,8 @@ impl Replica {
         self.settle_outers();
     }
 
-    /// Emits a record for each living flow of these slots, whose delta is the sum of those that were emitted before.
-    /// Returns whether there are slots after them. To be called between two scans.
+    /// Emits a record for each living flow in these slots. Its delta is the sum of all deltas emitted before. Returns
+    /// whether there are slots after them. Call this between two scans.
     pub fn flows(
         &self,
         slots: Range<u32>,
@@ -669,16 +673,16 @@ impl Replica {
         self.max_flows
     }
 
-    /// How many flows had to make room for others.
+    /// How many flows were evicted to make room for others.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// A flow that begins in this scan, or goes on that had ended.
+    /// A flow that begins in this scan, or one that ended and goes on.
     fn entry(&mut self, key: &FlowKey, counters: &FlowCounters) -> Entry {
         let mut entry = Entry::new(key, counters, self.clock, self.scan);
         if entry.is_tcp() {
-            // A handshake begins another connection, so what is remembered is over either way.
+            // A handshake begins another connection, so the remembered initiator is used up either way.
             if let Some(initiator) = self.remembered.take(hash_of(&self.seed, key)) {
                 entry.give(initiator);
             }
@@ -693,7 +697,7 @@ impl Replica {
 
     /// Returns the slot of the flow.
     fn insert(&mut self, hash: u64, mut entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
-        // Making room may take in a half of another flow.
+        // Making room may add a waiting half of another flow, which replaces the coming senders.
         let coming = self.senders.take_coming();
         self.untold_ends += u64::from(entry.note_sockets(coming.sockets()));
         entry.give_opener(coming.opener());
@@ -709,8 +713,8 @@ impl Replica {
         slot
     }
 
-    /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one
-    /// whose other half comes in this scan, so its record waits until the scan ends.
+    /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one whose
+    /// other half comes in this scan, so its record waits until the scan ends.
     fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
@@ -729,8 +733,8 @@ impl Replica {
         }
     }
 
-    /// Ends the flow that would end first by itself. If a half of it still waits, that is counted instead,
-    /// since it may keep the flow.
+    /// Evicts the flow that would end first by itself. If a half of it still waits, adds that half instead, since it
+    /// may keep the flow alive.
     fn make_room(&mut self, sink: &mut impl FnMut(&Record)) {
         let slot = self.oldest.take(&self.slab);
         let entry = &self.slab[slot];
@@ -747,7 +751,7 @@ impl Replica {
         self.note_gap();
     }
 
-    /// Emits what this scan counted for the flow, if that was put off.
+    /// Emits the flow's counts of this scan, if they were put off.
     fn tell(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.state == State::Free {

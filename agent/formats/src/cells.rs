@@ -1,4 +1,4 @@
-//! What tables say of a flow, in a few characters each.
+//! The cells of tables of flows, in a few characters each.
 
 use proto::{
     Cgroup, Direction, EndReason, Failure, FlowRecord, Process, round_trip::RoundTrip, tcp::Tcp,
@@ -6,7 +6,7 @@ use proto::{
 
 use super::{harmless::harmless, human};
 
-/// A longer unit is shortened.
+/// The widest unit; a longer one is shortened.
 const UNIT_WIDTH: usize = 30;
 
 /// The interface with the VLANs behind it, and the tunnel: `eth0.100`, `eth0 vxlan 42`.
@@ -28,7 +28,7 @@ pub fn place(record: &FlowRecord, interface: Option<&String>) -> String {
     place
 }
 
-/// `in` or `out` for the initiator's packets. Given twice if the responder's are seen on the same side.
+/// `in` or `out` for the initiator's packets; twice, as `in in`, if the responder's are seen on the same side.
 pub fn direction(record: &FlowRecord) -> String {
     let [forward, reverse] = human::directions(record);
     let name = match forward {
@@ -43,7 +43,8 @@ pub fn direction(record: &FlowRecord) -> String {
     }
 }
 
-/// The container by the first digits of its id, as its runtime shows it; else the unit, or the path. `None` if nothing is known.
+/// The container by the first digits of its id, as its runtime shows it; else the unit, or the path. `None` if all are
+/// unknown.
 pub fn sender(cgroup: &Cgroup) -> Option<String> {
     const SHORT_ID: usize = 12;
     let container = cgroup.container_id.get(..SHORT_ID).map(|id| {
@@ -64,12 +65,12 @@ pub fn sender(cgroup: &Cgroup) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// As a column has it.
+/// A unit as the column shows it.
 pub fn short_unit(name: &str) -> String {
     human::shortened(name, UNIT_WIDTH).to_string()
 }
 
-/// Its name and number, as `nginx/1234`.
+/// The process's name and pid, as `nginx/1234`.
 pub fn process(process: &Process) -> String {
     let name = harmless(&process.name);
     if name.is_empty() {
@@ -79,7 +80,8 @@ pub fn process(process: &Process) -> String {
     }
 }
 
-/// In microseconds, of both ends. What TCP knows of its whole way says more than how long each end takes to answer what passes here.
+/// Both ends' round trips in microseconds. TCP's own value covers the whole path. Without one, the time to the
+/// acknowledgment seen here.
 pub fn round_trips(record: &FlowRecord) -> [Option<u32>; 2] {
     let known = Tcp::both(record).map(|end| end?.rtt_us);
     if known == [None, None] {
@@ -89,7 +91,7 @@ pub fn round_trips(record: &FlowRecord) -> [Option<u32>; 2] {
     }
 }
 
-/// In three digits or so.
+/// A round trip, in about three digits.
 pub fn round_trip(us: u32) -> String {
     let ms = f64::from(us) / 1e3;
     match us {
@@ -105,7 +107,7 @@ pub fn ends(ends: &[Option<String>; 2]) -> String {
     both(ends.each_ref().map(Option::as_deref))
 }
 
-/// Of the host's end, or `initiator > responder` if both are here.
+/// The host's end, or `initiator > responder` if both ends are here.
 pub fn both(ends: [Option<&str>; 2]) -> String {
     match ends {
         [Some(source), Some(destination)] => format!("{source} > {destination}"),
@@ -122,7 +124,7 @@ pub fn protocol(record: &FlowRecord) -> String {
     }
 }
 
-/// What failed, or else how the flow is.
+/// The failure, or else the state of the flow.
 pub fn state(record: &FlowRecord) -> &'static str {
     match record.failure.map(Failure::try_from) {
         Some(Ok(Failure::Refused)) => return "refused",

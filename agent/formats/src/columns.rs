@@ -2,19 +2,19 @@
 
 use super::human;
 
-/// Between two columns.
+/// The space between two columns.
 pub const GAP: &str = "  ";
 
 /// The columns that a table may have.
 pub struct Columns<'a> {
     pub titles: &'a [&'a str],
-    /// Those that become narrower if nothing else can be left out.
+    /// Columns that are shortened if no other can be omitted.
     pub elastic: &'a [usize],
-    /// An elastic column is not shortened below this width while another one can still be left out.
+    /// An elastic column is not shortened below this width while another column can still be omitted.
     pub least_width: usize,
-    /// Those that are left out, in this order, if a line is too long.
+    /// Columns to omit, in this order, if a line is too long.
     pub dispensable: &'a [usize],
-    /// Those with figures, which are aligned to the right.
+    /// Columns of numbers, which are aligned to the right.
     pub figures: &'a [usize],
 }
 
@@ -26,7 +26,7 @@ pub struct Fitted {
 }
 
 impl Columns<'_> {
-    /// Those of `shown` that fit, and the width of each. A row has a cell for each column.
+    /// The columns of `shown` that fit, each with its width. A row has a cell for each column.
     pub fn fit(
         &self,
         rows: &[impl AsRef<[String]>],
@@ -58,14 +58,14 @@ impl Columns<'_> {
         fitted.collect()
     }
 
-    /// What all columns but the elastic ones take, with the gaps.
+    /// The width of all columns but the elastic ones, with the gaps.
     fn others(&self, shown: &[usize], widths: &[usize]) -> usize {
         let fixed = shown.iter().filter(|column| !self.elastic.contains(column));
         let cells: usize = fixed.map(|&column| widths[column]).sum();
         cells + shown.len().saturating_sub(1) * GAP.len()
     }
 
-    /// The shorter ones get what they need, as far as it is their share of the room.
+    /// Divides the room equally. A column that needs less than its share leaves the rest to the others.
     fn shorten(&self, widths: &mut [usize], mut room: usize) {
         let mut elastic = self.elastic.to_vec();
         elastic.sort_by_key(|&column| widths[column]);

@@ -1,20 +1,20 @@
-//! Escapes foreign text for a terminal, so that it stays on its line and controls nothing.
+//! Escapes foreign text for a terminal, so that it stays on its line and cannot control the terminal.
 //!
 //! A consumer chooses its own name. A Linux interface may have any bytes but `/`, `:` and white space in its
 //! name. An agent at the other end of a connection may send anything.
 
 use std::{borrow::Cow, fmt::Write as _};
 
-/// Escapes, in the form `\u{1b}`, every character that is invisible or acts on the terminal: control characters
-/// and line breaks, Unicode's format characters, which reverse the writing direction or join characters, and
-/// spaces other than the usual one. Everything else stays as it is, including text that is already escaped.
+/// Escapes, in the form `\u{1b}`, every character that is invisible or acts on the terminal: control characters and
+/// line breaks, Unicode's format characters, which reverse the writing direction or join characters, and spaces other
+/// than U+0020. All other text is unchanged, including text that is already escaped.
 pub fn harmless(text: &str) -> Cow<'_, str> {
     escaped(text, is_harmless, |shown, character| {
         shown.extend(character.escape_unicode());
     })
 }
 
-/// The same for JSON, in which nothing but texts has such characters. Whoever reads it gets them back.
+/// The same for JSON, by JSON's own escapes, so a JSON reader gets the original characters. They occur only in strings.
 pub fn json(text: &str) -> Cow<'_, str> {
     let may_stay = |character| character == '\n' || is_harmless(character);
     escaped(text, may_stay, |shown, character| {
@@ -25,7 +25,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// The text with others in the place of the characters that may not stay.
+/// The text, with `write` called for each character that may not stay.
 fn escaped(
     text: &str,
     may_stay: impl Fn(char) -> bool,

@@ -8,7 +8,7 @@ use std::{
 
 use proto::{Direction, Encapsulation, FlowRecord, protocols};
 
-/// An interface's name, behind that of its network namespace if that has one: `eth0`, `blue/eth0`.
+/// An interface's name, preceded by the name of its network namespace, if that has one: `eth0`, `blue/eth0`.
 pub fn interface(netns_name: &str, name: &str) -> String {
     if netns_name.is_empty() {
         return name.to_owned();
@@ -34,7 +34,7 @@ fn scaled(value: u64, base: u64, units: &[&str]) -> String {
     let mut scaled = value as f64;
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or_default();
-    // A value that rounds up to a whole `base` is shown as one of the next unit.
+    // A value that rounds up to a whole `base` is shown in the next unit.
     while scaled >= base as f64 - 0.5 {
         let Some(next) = units.next() else { break };
         scaled /= base as f64;
@@ -74,7 +74,7 @@ pub fn endpoint(address_bytes: &[u8], port: Option<u32>) -> String {
     }
 }
 
-/// The same with a name in the place of the address, if there is one. Names have no colons.
+/// The same with a name instead of the address, if there is one. Names have no colons.
 pub fn named_endpoint(name: Option<&str>, address_bytes: &[u8], port: Option<u32>) -> String {
     match (name, port) {
         (None, _) => endpoint(address_bytes, port),
@@ -88,13 +88,13 @@ pub fn protocol(record: &FlowRecord) -> String {
     protocol_of(record.protocol)
 }
 
-/// The same of IANA's number.
+/// The same for IANA's number.
 pub fn protocol_of(number: u32) -> String {
     let name = u8::try_from(number).ok().and_then(protocols::name);
     name.map_or_else(|| number.to_string(), str::to_owned)
 }
 
-/// What the flow's packets were wrapped in.
+/// The encapsulation of the flow's packets.
 pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
     Some(match Encapsulation::try_from(record.encapsulation?) {
         Ok(Encapsulation::Pppoe) => "pppoe",
@@ -107,7 +107,7 @@ pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
     })
 }
 
-/// On which sides of the interface the initiator's and the responder's packets are seen.
+/// The sides of the interface on which the initiator's and the responder's packets are seen.
 pub fn directions(record: &FlowRecord) -> [Option<Direction>; 2] {
     let side = |value: i32| match Direction::try_from(value) {
         Ok(Direction::Unspecified) | Err(_) => None,

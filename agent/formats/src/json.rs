@@ -1,4 +1,4 @@
-//! Writes batches as JSON Lines: a line for each flow, account and loss.
+//! Writes batches as JSON Lines: one line for each flow, account and loss.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ mod senders;
 #[cfg(test)]
 mod tests;
 
-/// Writes each batch whole, then flushes.
+/// Writes whole batches, and flushes after each.
 pub struct JsonWriter<W: Write> {
     out: W,
     lines: JsonLines,
@@ -56,7 +56,7 @@ impl<W: Write> JsonWriter<W> {
     }
 }
 
-/// Makes the lines of a batch: `begin`, then its flows, then `end`.
+/// Makes the lines of a batch. Call `begin`, then write its flows, then `end`.
 #[derive(Default)]
 pub struct JsonLines {
     line: Vec<u8>,
@@ -64,7 +64,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// What was lost before the batch.
+    /// The line for losses before the batch.
     pub fn begin(
         &mut self,
         out: &mut impl Write,
@@ -103,7 +103,7 @@ impl JsonLines {
         Ok(())
     }
 
-    /// The flows of a whole batch with their numbers in it, by which a line can be told from one that came again.
+    /// The flows of a whole batch with their numbers in it, so that a reader can recognize a line that was sent twice.
     pub fn numbered_flows(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
         for (record, number) in batch.records.iter().zip(0..) {
             let interface = self.interfaces.of(record);
@@ -116,7 +116,7 @@ impl JsonLines {
         Ok(())
     }
 
-    /// The exchanges of the DNS.
+    /// The DNS exchanges.
     pub fn exchanges(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
         for (exchange, number) in batch.dns_exchanges.iter().zip(0..) {
             let interface = self.interfaces.of(&exchange.flow());
@@ -135,7 +135,7 @@ impl JsonLines {
     }
 }
 
-/// The one of ASCII's control characters that JSON has not escaped.
+/// The only ASCII control character that JSON does not escape.
 const DELETE: u8 = 0x7f;
 
 fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize) -> io::Result<()> {
@@ -145,15 +145,15 @@ fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize)
     if buffer.is_ascii() && !buffer.contains(&DELETE) {
         return out.write_all(buffer);
     }
-    // A person may read it on a terminal.
+    // The output may go to a terminal.
     let line = String::from_utf8_lossy(buffer);
     out.write_all(harmless::json(&line).as_bytes())
 }
 
-/// Where a batch comes from that went through a collector. Others are of one agent, which whoever reads them knows.
+/// The origin of a batch that went through a collector. Other batches come from one agent, which the reader knows.
 #[derive(Clone, Copy, Serialize)]
 struct Origin<'a> {
-    /// Absent in files of an earlier collector.
+    /// Absent in files of older collectors.
     #[serde(skip_serializing_if = "str::is_empty")]
     identity: &'a str,
     agent_id: &'a str,
@@ -184,7 +184,7 @@ impl<'a> Origin<'a> {
     }
 }
 
-/// 16 hexadecimal digits, since many readers of JSON have numbers of 53 bits.
+/// 16 hexadecimal digits, since many JSON readers keep only 53 bits of a number.
 #[derive(Clone, Copy)]
 pub struct StreamId(pub u64);
 
@@ -208,10 +208,10 @@ struct FlowLine<'a> {
     scan_id: u64,
     batch: u32,
     stream_seq: u64,
-    /// Only in what a collector stores.
+    /// Only in a collector's storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     record: Option<u32>,
-    /// Only if it is.
+    /// Only if true.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     snapshot: bool,
     interface: Option<&'a str>,
@@ -251,7 +251,7 @@ struct FlowLine<'a> {
     reverse_tcp_flags: Option<u32>,
     dscp: Option<u32>,
     end_reason: Option<&'static str>,
-    /// Only of those that failed.
+    /// Only for failed flows.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -265,7 +265,7 @@ struct FlowLine<'a> {
     outer_dst_addr: Option<IpAddr>,
     outer_vlan_ids: &'a [u32],
     outer_pppoe_session: Option<u32>,
-    /// Only if the agent looks for them, and of the end that has one.
+    /// Only if the agent looks up senders, and only for an end that has one.
     #[serde(flatten)]
     source: Option<OfEnd<'a>>,
     #[serde(flatten)]
@@ -286,7 +286,7 @@ struct FlowLine<'a> {
     source_round_trip: RoundTripOfEnd,
     #[serde(flatten)]
     destination_round_trip: RoundTripOfEnd,
-    /// Only where they are.
+    /// Only if true.
     #[serde(skip_serializing_if = "Option::is_none")]
     src_sender_shared: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -384,7 +384,7 @@ impl<'a> FlowLine<'a> {
     }
 }
 
-/// `None` of none.
+/// `None` for 0.
 fn some(packets: u64) -> Option<u64> {
     (packets != 0).then_some(packets)
 }
@@ -402,7 +402,7 @@ pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
     Some(name)
 }
 
-/// What came of a flow that failed.
+/// The failure of a flow, if it failed.
 pub fn failure(record: &FlowRecord) -> Option<&'static str> {
     let name = match Failure::try_from(record.failure?) {
         Ok(Failure::Refused) => "refused",
@@ -524,7 +524,7 @@ impl<'a> AccountLine<'a> {
     }
 }
 
-/// What this consumer lost just before the next batch, and in total.
+/// This consumer's losses just before the next batch, and in total.
 #[derive(Serialize)]
 struct LostLine<'a> {
     r#type: &'static str,

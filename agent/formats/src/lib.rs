@@ -56,7 +56,7 @@ impl Printer<io::BufWriter<io::Stdout>> {
     }
 }
 
-/// In pieces that are long enough to be cheap.
+/// Buffers the output, so that few system calls are needed.
 pub fn buffered<W: Write>(out: W) -> io::BufWriter<W> {
     io::BufWriter::with_capacity(64 << 10, out)
 }
@@ -79,7 +79,7 @@ impl<W: Write> Printer<W> {
     }
 }
 
-/// Whether the reader of our output has gone, as `head` does. That is no error.
+/// Whether the reader of our output has exited, as `head` does. That is not a failure.
 pub fn is_broken_pipe(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::BrokenPipe
 }
@@ -92,7 +92,7 @@ pub struct LostSoFar {
 }
 
 impl LostSoFar {
-    /// Batches and records that were lost between the previous batch and this one.
+    /// Batches and records lost between the previous batch and this one.
     pub fn growth(&mut self, batch: &FlowBatch) -> Option<(u64, u64)> {
         if batch.stream_seq == 1 {
             *self = Self::default();

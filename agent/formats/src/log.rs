@@ -17,8 +17,8 @@ const ITALIC: &str = "\x1b[3m";
 const DIMMED: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Formats the fields like tracing's own formatter, but with [`harmless`] values. tracing's leaves line breaks
-/// in all values, and terminal escapes in those after the message.
+/// Formats the fields like tracing's own formatter, but with [`harmless`] values. tracing does not escape line breaks
+/// in any value, nor terminal escapes in values after the message.
 pub fn fields() -> impl for<'writer> FormatFields<'writer> + Send + Sync + 'static {
     format::debug_fn(field).delimited(" ")
 }

@@ -1,4 +1,4 @@
-//! What interfaces, units, processes and hosts are called in tables: harmless and short.
+//! The names of interfaces, units, processes and hosts for tables: harmless and short.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -6,23 +6,23 @@ use proto::{FlowBatch, FlowRecord, NameSource};
 
 use super::{cells, harmless::harmless, human};
 
-/// How many interfaces that have gone are kept at least, for flows of theirs that end.
+/// At least so many removed interfaces are kept, for their flows that end later.
 const MAX_GONE: usize = 4096;
 
 #[derive(Clone, Default)]
 pub struct Names {
     /// By network namespace and index.
     interfaces: HashMap<(u32, u32), String>,
-    /// By the ids of cgroups.
+    /// By cgroup id.
     units: HashMap<u64, String>,
-    /// By their keys.
+    /// By process key.
     processes: HashMap<u64, String>,
-    /// By their ids.
+    /// By host id.
     hosts: HashMap<u64, String>,
 }
 
 impl Names {
-    /// Each batch names the units, processes and hosts of its own records, so those of earlier ones can go.
+    /// Forgets the names of units, processes and hosts, since each batch brings the names for its own records.
     pub fn forget_senders(&mut self) {
         self.units.clear();
         self.processes.clear();
@@ -48,7 +48,7 @@ impl Names {
             self.processes.insert(process.key, cells::process(process));
         }
         for host in &batch.hosts {
-            // A name that looks like an address would be taken for one.
+            // A host name that parses as an address would be mistaken for one.
             if host.name.parse::<IpAddr>().is_err() {
                 self.hosts
                     .insert(host.id, harmless(&host.name).into_owned());
@@ -60,14 +60,14 @@ impl Names {
         self.interfaces.get(&(record.netns, record.ifindex))
     }
 
-    /// Of the source's end, and of the destination's.
+    /// The units of the source's and of the destination's end.
     pub fn units(&self, record: &FlowRecord) -> [Option<&str>; 2] {
         of_ends(record.cgroup_ids(), &self.units)
     }
 
-    /// What the ends are called.
+    /// The names of the ends.
     ///
-    /// With a tilde before it if the other end has not asked the DNS for it, so that it is less sure.
+    /// A tilde marks a name that the other end did not learn from the DNS itself, so it is less certain.
     pub fn hosts(&self, record: &FlowRecord) -> [Option<String>; 2] {
         let [source, destination] = of_ends(record.host_ids(), &self.hosts);
         let shown = |name: Option<&str>, learned: NameSource| {

@@ -17,7 +17,7 @@ use layout::Row;
 
 /// The default number of rows of a table that is not on a terminal.
 const PLAIN_ROWS: usize = 50;
-/// The most rows that are shown on a terminal.
+/// The maximum number of rows on a terminal.
 const TERMINAL_ROWS: usize = 1000;
 const FALLBACK_SIZE: (usize, usize) = (80, 24);
 
@@ -36,13 +36,13 @@ pub struct TableWriter<W: Write> {
     scan: Scan,
 }
 
-/// What has arrived of the current scan.
+/// The part of the current scan that has arrived.
 #[derive(Default)]
 struct Scan {
     id: u64,
     flows: u64,
     ended: u64,
-    /// The busiest flows, which come first once sorted. Never more than twice as many as are shown.
+    /// The busiest flows, which come first once sorted. At most twice as many as are shown.
     busiest: Vec<FlowRecord>,
 }
 
@@ -55,7 +55,7 @@ impl<W: Write> TableWriter<W> {
         Self::new(out, limit, false)
     }
 
-    /// Shows flows in the order in which they come.
+    /// Shows flows in the order they arrive.
     pub fn list(out: W, rows: usize) -> Self {
         Self {
             keeps_order: true,
@@ -75,7 +75,7 @@ impl<W: Write> TableWriter<W> {
         }
     }
 
-    /// Draws when the scan is complete.
+    /// Adds a batch, and draws the table when the scan is complete.
     pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
         if batch.scan_id != self.scan.id || batch.batch_index == 0 {
             self.scan = Scan {
@@ -118,7 +118,7 @@ impl<W: Write> TableWriter<W> {
                 .map_or(FALLBACK_SIZE, |(width, height)| {
                     (width.0.into(), height.0.into())
                 });
-            // Leaves room for the table's head and the line where the cursor ends up.
+            // Leave room for the table's head and the line where the cursor ends up.
             (width, most.min(height.saturating_sub(lines.len() + 3)))
         } else {
             (usize::MAX, most)
@@ -231,7 +231,7 @@ impl Scan {
         }
     }
 
-    /// Keeps the `most` busiest, by bytes in both directions since the last scan.
+    /// Keeps the `most` busiest flows, by bytes in both directions since the last scan.
     fn sort(&mut self, most: usize) {
         let busy = |record: &FlowRecord| {
             let bytes = record
@@ -244,7 +244,7 @@ impl Scan {
     }
 }
 
-/// The account's equation in packets, or what is wrong with it.
+/// The account's equation in packets, or the difference if it does not hold.
 pub fn closing(account: &Account) -> String {
     let seen = proto::pair(account.seen);
     let missing = account.missing();
@@ -253,7 +253,7 @@ pub fn closing(account: &Account) -> String {
         proto::pair(account.sampled_out).packets,
     ) {
         (0, 0) => String::new(),
-        // A collector asked for it, and does not any more.
+        // A collector has stopped sampling since.
         (0, packets) => format!(" + sampled out {packets}"),
         (rate, packets) => format!(" + sampled out {packets} (1 flow in {rate} is counted)"),
     };
@@ -274,7 +274,7 @@ pub fn closing(account: &Account) -> String {
     format!("ACCOUNT DOES NOT CLOSE, {packets} packets and {bytes} bytes are missing: {equation}")
 }
 
-/// The reasons that counted a packet, as in `arp 3, llc 1`.
+/// The reasons that have packets: `arp 3, llc 1`.
 fn reasons<'a>(counts: impl Iterator<Item = (&'a String, &'a proto::Count)>) -> String {
     let named = counts
         .filter(|(_, count)| count.packets > 0)

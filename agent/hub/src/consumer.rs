@@ -1,4 +1,4 @@
-//! A consumer as the agent sees it: who it is, and what became of its batches.
+//! A consumer as the agent sees it: its name and peer, and the outcome of its batches.
 
 use std::ops::{AddAssign, SubAssign};
 
@@ -13,12 +13,12 @@ use super::queue::Queue;
 pub struct Volume {
     pub batches: u64,
     pub records: u64,
-    /// What the records report of both directions.
+    /// The sum of the records, both directions.
     pub packets: u64,
     pub bytes: u64,
 }
 
-/// Wraps like the kernel's counters, and as a batch does that adds them up.
+/// Wraps like the kernel's counters, and like the sums in a batch.
 impl AddAssign for Volume {
     fn add_assign(&mut self, other: Self) {
         self.batches = self.batches.wrapping_add(other.batches);
@@ -38,7 +38,7 @@ impl SubAssign for Volume {
 }
 
 impl Volume {
-    /// One record that reports this.
+    /// The volume of one record.
     pub fn of_record(reported: Pair) -> Self {
         Self {
             batches: 0,
@@ -70,14 +70,14 @@ impl From<Volume> for RecordSum {
     }
 }
 
-/// What became of batches, as of one moment.
+/// Batches by outcome, at one moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fate {
     pub queued: Volume,
-    /// Handed to the transport, without what is left out.
+    /// Handed to the transport, without the records that are left out.
     pub delivered: Volume,
     pub lost: Volume,
-    /// By the consumer's own filter.
+    /// Records that the consumer's own filter left out.
     pub left_out: Volume,
 }
 
@@ -93,7 +93,7 @@ impl AddAssign for Fate {
 pub(super) struct Consumer {
     pub(super) name: String,
     pub(super) peer: String,
-    /// Counted among the consumers. Outputs have a status of their own.
+    /// Whether it is listed as a consumer. Outputs have a status of their own.
     pub(super) is_listed: bool,
     since_boot_ns: u64,
     pub(super) queue: Queue,

@@ -1,8 +1,8 @@
-//! Room for what a consumer has for itself: its batches without what its filter leaves out, or compressed.
+//! Room for a consumer's own copies of batches: filtered, or compressed.
 //!
-//! Nobody can take back what the transport has. So each consumer that needs copies has its share of the bound from the
-//! beginning, and makes the next one when the transport has dropped those before: one that never reads takes no more
-//! than its share, and leaves others theirs.
+//! Bytes in the transport cannot be taken back. So each consumer that needs copies reserves its share of the bound at
+//! the start, and makes a copy only once the transport has dropped the earlier ones. A consumer that never reads takes
+//! only its own share.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::kept::keeping;
 
-/// A share: room for a batch of some 260 KiB as its filter leaves it and as it is compressed.
+/// A share: room for a batch of some 260 KiB, filtered and compressed.
 pub const COPIES_BYTES: u64 = 640 << 10;
 
-/// A consumer's share of the bound, and who may use it.
+/// A consumer's share of the bound, used by one batch at a time.
 pub struct CopyRoom {
     share: Arc<Share>,
     turns: Arc<Semaphore>,
@@ -27,7 +27,7 @@ pub struct CopyRoom {
 struct Share {
     hub: Hub,
     _reserved: Held,
-    /// What it leaves to others when it takes more.
+    /// Room to leave free for others when a copy needs more than the share.
     left_bytes: u64,
 }
 
@@ -43,7 +43,7 @@ impl CopyRoom {
         }
     }
 
-    /// Waits until all copies made before were dropped.
+    /// Waits until all earlier copies are dropped.
     pub async fn turn(&self) -> Turn {
         let turn = Arc::clone(&self.turns).acquire_owned().await;
         Turn {
@@ -54,7 +54,7 @@ impl CopyRoom {
     }
 }
 
-/// The right to make copies of one batch. The next turn begins when this and all these copies were dropped.
+/// The right to make copies of one batch. The next turn begins when this one and all its copies are dropped.
 pub struct Turn {
     share: Arc<Share>,
     more: Option<Held>,
@@ -62,7 +62,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// For copies that take so many bytes. `None` if that is more than a share, and the bound has no room for the rest.
+    /// Reserves room for copies of `bytes` bytes. `None` if that is more than a share and the bound has no room for the
+    /// rest.
     pub fn of(mut self, bytes: u64) -> Option<Arc<Self>> {
         if bytes > COPIES_BYTES {
             let Share {
@@ -73,8 +74,8 @@ impl Turn {
         Some(Arc::new(self))
     }
 
-    /// A copy, which takes its room until the transport drops it. `held` counts the bytes once for the agent where others have
-    /// the same.
+    /// A copy, which takes its room until the transport drops it. If several consumers have the same copy, `held`
+    /// counts its bytes only once.
     pub fn hold(self: &Arc<Self>, bytes: Bytes, held: &SharedHeld) -> Bytes {
         let held = held.of(bytes.len() as u64, &self.share.hub.copied_bytes);
         keeping(bytes, (held, Arc::clone(self)))

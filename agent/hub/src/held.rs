@@ -1,4 +1,4 @@
-//! Counts the bytes of batches that wait in a queue or in the transport, each batch once.
+//! Counts the bytes of batches in a queue or in the transport, each batch once.
 
 use std::sync::{
     Arc, Mutex, PoisonError, Weak,
@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::kept::keeping;
 
-/// A batch's part of the agent's total. The queues and the transport share it.
+/// A batch's share of the agent's total. The queues and the transport hold it together.
 pub(super) struct Held {
     bytes: u64,
     total: Arc<AtomicU64>,
@@ -24,8 +24,8 @@ impl Held {
         }
     }
 
-    /// The batch's bytes, which count until the last slice of them is dropped. The transport keeps them until
-    /// its peer has taken them.
+    /// The batch's bytes, which count until their last slice is dropped. The transport keeps them until its peer has
+    /// taken them.
     pub(super) fn attach(self: Arc<Self>, body: Bytes) -> Bytes {
         keeping(body, self)
     }
@@ -37,7 +37,7 @@ impl Drop for Held {
     }
 }
 
-/// For another form of a batch, which is counted as long as a consumer has not taken it.
+/// Counts another encoding of a batch once, until every consumer that needs it has taken it.
 #[derive(Default)]
 pub struct SharedHeld(Mutex<Weak<Held>>);
 

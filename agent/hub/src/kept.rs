@@ -1,8 +1,8 @@
-//! Bytes on which something else hangs: room, a place, a count.
+//! `Bytes` that keep a guard alive until the last slice drops.
 
 use bytes::Bytes;
 
-/// The same bytes. What is `kept` is dropped with their last slice.
+/// The same bytes. `kept` is dropped with their last slice.
 pub fn keeping<T: Send + 'static>(bytes: Bytes, kept: T) -> Bytes {
     Bytes::from_owner(Kept { bytes, _kept: kept })
 }

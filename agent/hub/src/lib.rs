@@ -1,10 +1,10 @@
 //! The hub: puts encoded batches into the queue of every consumer.
 //!
-//! Publishing never waits. Each queue is bounded in batches, and all of them together in bytes, which count while a
-//! batch waits in a queue or in the transport. Where there is no room, the oldest batches that wait are lost to those
-//! for whom they wait. So a consumer that keeps up with what is published within the bound loses nothing, whatever
-//! others do. The next batch that a consumer gets says how many it has lost so far. Shares for [`copies`] are taken from the
-//! bound.
+//! Publishing never waits. Each queue is bounded in batches. All queues together are bounded in bytes, which count
+//! while a batch is in a queue or in the transport. When there is no room, the oldest queued batches are dropped, for
+//! every consumer that has not taken them. So a consumer that reads as fast as batches are published loses nothing,
+//! whatever the others do. The next batch for a consumer carries its losses so far. Shares for [`copies`] are taken
+//! from the bound.
 //!
 //! May depend on: `proto`, `sys`.
 
@@ -37,13 +37,13 @@ use pace::{Logs, Pace};
 use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
 
-/// How long an agent or a collector waits, when it stops, for consumers that take nothing of what is queued.
+/// How long an agent or a collector waits, when it stops, for consumers that do not read their queues.
 pub const DEFAULT_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many batches a consumer's queue holds by default.
 pub const DEFAULT_QUEUE_BATCHES: usize = 1024;
 
-/// How many encoded bytes may wait for all consumers together.
+/// Bound on the encoded bytes queued for all consumers together.
 pub const DEFAULT_QUEUED_BYTES: u64 = 256 << 20;
 
 /// Publishes batches to consumers. Clones share the consumers.
@@ -52,9 +52,9 @@ pub struct Hub {
     registry: Arc<Mutex<Registry>>,
     queue_batches: usize,
     queued_bytes: u64,
-    /// The bytes of all batches that wait in a queue or in the transport. Each batch counts once.
+    /// The bytes of all batches in a queue or in the transport. Each batch counts once.
     held_bytes: Arc<AtomicU64>,
-    /// The bytes of all copies that consumers have for themselves, and what is reserved for them.
+    /// The bytes of all copies made for single consumers, and the bytes reserved for copies.
     copied_bytes: Arc<AtomicU64>,
     reserved_bytes: Arc<AtomicU64>,
     accounts: Arc<watch::Sender<Arc<Accounts>>>,
@@ -63,12 +63,12 @@ pub struct Hub {
 struct Registry {
     open: bool,
     entries: Vec<Entry>,
-    /// Consumers that get no further batches, and may not have taken all.
+    /// Consumers that get no further batches, but may still read their queues.
     draining: Vec<Arc<Consumer>>,
-    /// Numbers the batches.
+    /// The number of the latest batch.
     published: u64,
     left: u64,
-    /// Of those that have left.
+    /// Batches of the consumers that have left.
     fate: Fate,
     logs: Logs,
 }
@@ -78,7 +78,7 @@ struct Entry {
     pace: Pace,
 }
 
-/// What is left in a consumer's queue when the agent stops waiting for it.
+/// The rest of a consumer's queue when the agent stops waiting for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undelivered {
     pub name: String,
@@ -110,12 +110,13 @@ impl Hub {
         }
     }
 
-    /// The accounts of a scan or of a later one, for whoever has taken that scan's last batch.
+    /// The accounts of the latest scan. A consumer that has taken a scan's last batch finds the accounts of that scan
+    /// or of a later one.
     pub fn accounts(&self) -> watch::Receiver<Arc<Accounts>> {
         self.accounts.subscribe()
     }
 
-    /// Takes the accounts of a scan before its last batch is published, if anybody reads them.
+    /// Sets the accounts of a scan, if anybody reads them. Call it before the scan's last batch is published.
     pub fn tell_accounts(&self, accounts: impl FnOnce() -> Accounts) {
         if self.accounts.receiver_count() > 0 {
             self.accounts.send_replace(Arc::new(accounts()));
@@ -127,7 +128,7 @@ impl Hub {
         self.add(Consumer::new(name, peer, true))
     }
 
-    /// The same for an output, which is not listed among the consumers.
+    /// The same for an output, which is not listed as a consumer.
     pub fn subscribe_output(&self, name: &str, address: &str) -> Subscription {
         self.add(Consumer::new(name, address, false))
     }
@@ -146,12 +147,12 @@ impl Hub {
         Subscription::new(self.clone(), consumer)
     }
 
-    /// Without consumers a scan need not be encoded.
+    /// Without consumers, scans need no encoding.
     pub fn has_consumers(&self) -> bool {
         !self.registry().entries.is_empty()
     }
 
-    /// Puts the batch into every queue. If there is no room for it, the oldest of those that wait are lost.
+    /// Puts the batch into every queue. If there is no room, drops the oldest queued batches.
     pub fn publish(&self, batch: &Batch) {
         let registry = &mut *self.registry();
         if registry.entries.is_empty() {
@@ -173,7 +174,7 @@ impl Hub {
             let took_all = if let Some(queued) = &queued {
                 queue.push(queued.clone(), self.queue_batches)
             } else {
-                // Transports hold all there is, and nobody can take it back.
+                // The transports hold all of the bound, and their bytes cannot be taken back.
                 queue.refuse(batch);
                 false
             };
@@ -182,22 +183,23 @@ impl Hub {
         }
     }
 
-    /// One batch always has room, however long it is.
+    /// A batch always has room if no other is held, whatever its size.
     fn has_room(&self, bytes: u64) -> bool {
         let held_bytes = self.held_bytes.load(Relaxed);
         let reserved_bytes = self.reserved_bytes.load(Relaxed);
         held_bytes == 0 || held_bytes + reserved_bytes + bytes <= self.queued_bytes
     }
 
-    /// Reserves room for the copies of one consumer, if afterwards so many others would find room. `None` if not, or if
-    /// transports hold what there is.
+    /// Reserves room for the copies of one consumer, and leaves room for `others` more. `None` if there is not enough,
+    /// or if the transports hold it.
     pub fn room_for_copies(&self, others: u64) -> Option<CopyRoom> {
         let left_bytes = others * COPIES_BYTES;
         let share = self.reserve(COPIES_BYTES, left_bytes)?;
         Some(CopyRoom::new(self.clone(), share, left_bytes))
     }
 
-    /// Takes room from batches, up to half of the bound, and leaves so many bytes of that.
+    /// Takes `bytes` of room from the batches. At most half of the bound can be reserved, and `left` bytes of that stay
+    /// free.
     fn reserve(&self, bytes: u64, left: u64) -> Option<Held> {
         let registry = self.registry();
         let reserved_bytes = self.reserved_bytes.load(Relaxed);
@@ -213,7 +215,7 @@ impl Hub {
         Some(reserved)
     }
 
-    /// Ends every subscription after what its queue holds.
+    /// Ends every subscription once its queue is read.
     pub fn close(&self) {
         let mut registry = self.registry();
         registry.open = false;
@@ -222,7 +224,7 @@ impl Hub {
         }
     }
 
-    /// Ends one subscription after what its queue holds.
+    /// Ends one subscription once its queue is read.
     fn leave(&self, consumer: &Arc<Consumer>) {
         let mut registry = self.registry();
         let is_it = |entry: &Entry| Arc::ptr_eq(&entry.consumer, consumer);
@@ -232,7 +234,7 @@ impl Hub {
         }
     }
 
-    /// The consumers that have not taken everything, after [`Hub::close`].
+    /// The consumers that have not read their queues, after [`Hub::close`].
     pub fn undelivered(&self) -> Vec<Undelivered> {
         let registry = self.registry();
         let consumers = registry.draining.iter();
@@ -259,7 +261,7 @@ impl Hub {
         self.registry().left
     }
 
-    /// What became of the batches of all consumers since the agent started, those that have left included.
+    /// The batches of all consumers since the agent started, by outcome, including consumers that have left.
     pub fn fate(&self) -> Fate {
         let registry = self.registry();
         let mut fate = registry.fate;
@@ -270,12 +272,12 @@ impl Hub {
         fate
     }
 
-    /// The encoded bytes that wait for consumers, in queues and in the transport.
+    /// The encoded bytes held for consumers, in queues and in the transport.
     pub fn held_bytes(&self) -> u64 {
         self.held_bytes.load(Relaxed) + self.copied_bytes.load(Relaxed)
     }
 
-    /// Forgets a consumer that has left.
+    /// Removes a consumer that has left.
     fn forget(&self, consumer: &Arc<Consumer>, unsent: Volume) {
         let fate = consumer.queue.fate();
         let consumers_left = {
@@ -317,13 +319,13 @@ impl Hub {
 }
 
 impl Registry {
-    /// All for whom something may wait.
+    /// All consumers that may have queued batches.
     fn consumers(&self) -> impl Iterator<Item = &Arc<Consumer>> {
         let entries = self.entries.iter().map(|entry| &entry.consumer);
         entries.chain(&self.draining)
     }
 
-    /// Takes the oldest batch that waits out of all queues that have it. Returns false if none waits.
+    /// Drops the oldest queued batch from all queues. Returns false if all queues are empty.
     fn lose_oldest(&self) -> bool {
         let queues = || self.consumers().map(|consumer| &consumer.queue);
         let Some(oldest) = queues().filter_map(Queue::oldest).min() else {

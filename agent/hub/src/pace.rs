@@ -1,11 +1,11 @@
-//! Tells the log which consumers fall behind, and which keep up again.
+//! Logs which consumers fall behind, and which keep up again.
 
 use sys::log_limit::LogLimit;
 use tracing::{info, warn};
 
 use super::consumer::Consumer;
 
-/// Limits the log lines about consumers, which can come and go, or fall behind and catch up, at any moment.
+/// Rate limits for log lines about consumers, which can come and go, or fall behind and catch up, at any moment.
 #[derive(Default)]
 pub(super) struct Logs {
     pub(super) left: LogLimit,
@@ -16,15 +16,15 @@ pub(super) struct Logs {
 /// Whether a consumer keeps up.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// What it had lost when the last batch was published.
+    /// Its losses when the last batch was published.
     lost_batches: u64,
-    /// It has lost batches, and not taken all that waited since.
+    /// It has lost batches, and has not emptied its queue since.
     losing: bool,
 }
 
 impl Pace {
-    /// Says once that the consumer falls behind, and once that it has taken all that waited since. To be called for
-    /// each batch that is published.
+    /// Logs once that the consumer falls behind, and once that it has emptied its queue since. Call it for each
+    /// published batch.
     pub(super) fn tell(
         &mut self,
         consumer: &Consumer,

@@ -1,5 +1,5 @@
-//! What waits for one consumer, and what became of the rest. The hub appends batches. The consumer takes the oldest, which
-//! it loses if it falls behind.
+//! The queue of one consumer, and the outcome of its batches. The hub appends batches; the consumer takes the oldest.
+//! The oldest are dropped if it falls behind.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use super::{
 
 #[derive(Clone)]
 pub(super) struct Queued {
-    /// Counts what the hub published, so that the oldest batch of several queues has the lowest.
+    /// Counts the hub's batches, so the oldest batch across queues has the lowest number.
     pub(super) number: u64,
     pub(super) batch: Batch,
     pub(super) held: Arc<Held>,
@@ -26,14 +26,14 @@ pub(super) struct Queued {
 #[derive(Default)]
 pub(super) struct Queue(Mutex<State>);
 
-/// Behind one lock: at every moment a batch is in one sum of the fate.
+/// Behind one lock, so that at every moment a batch is in exactly one sum of the fate.
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Queued>,
     fate: Fate,
-    /// Nothing more comes.
+    /// No more batches will be appended.
     has_ended: bool,
-    /// Of the task that waits for a batch or the end.
+    /// The task that waits for a batch or the end.
     waker: Option<Waker>,
 }
 
@@ -48,10 +48,10 @@ impl State {
 }
 
 impl Queue {
-    /// Appends a batch. If `most` wait already, the oldest of them is lost. Returns whether nothing waited before.
+    /// Appends a batch. If `most` are queued already, drops the oldest. Returns whether the queue was empty.
     pub(super) fn push(&self, queued: Queued, most: usize) -> bool {
         let mut state = self.state();
-        // It is leaving.
+        // The consumer is leaving.
         if state.has_ended {
             return false;
         }
@@ -69,7 +69,7 @@ impl Queue {
         was_empty
     }
 
-    /// Loses a batch that finds no room, although nothing waits.
+    /// Counts a batch as lost that found no room although nothing was queued.
     pub(super) fn refuse(&self, batch: &Batch) {
         let mut state = self.state();
         if !state.has_ended {
@@ -77,12 +77,12 @@ impl Queue {
         }
     }
 
-    /// The number of the oldest batch that waits.
+    /// The number of the oldest queued batch.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.state().waiting.front().map(|oldest| oldest.number)
     }
 
-    /// Loses the oldest batch, unless it came after this one.
+    /// Drops the oldest batch if its number is at most `number`.
     pub(super) fn lose(&self, number: u64) {
         let mut state = self.state();
         let oldest = state.waiting.front();
@@ -93,10 +93,9 @@ impl Queue {
         }
     }
 
-    /// The oldest batch, or `None` at the end, and all that was lost until then. Everything that is lost is older than
-    /// what waits.
+    /// The oldest batch, or `None` at the end, and all losses so far. Every lost batch is older than the queued ones.
     pub(super) fn poll_take(&self, context: &mut Context<'_>) -> Poll<(Option<Queued>, Volume)> {
-        // Like a channel of tokio's: who always finds a batch lets others run.
+        // Like tokio's channels: a task that always finds a batch yields to others now and then.
         let turn = ready!(coop::poll_proceed(context));
         let mut state = self.state();
         let queued = state.waiting.pop_front();
@@ -112,7 +111,7 @@ impl Queue {
         Poll::Ready((queued, state.fate.lost))
     }
 
-    /// Ends after what waits.
+    /// Ends once the queue is read.
     pub(super) fn end(&self) {
         let mut state = self.state();
         state.has_ended = true;
@@ -123,7 +122,7 @@ impl Queue {
         }
     }
 
-    /// Ends at once. Returns what waited, which is in no sum any more.
+    /// Ends at once. Returns the batches that were queued; no sum counts them any longer.
     pub(super) fn abandon(&self) -> Volume {
         let mut state = self.state();
         state.has_ended = true;
@@ -138,7 +137,7 @@ impl Queue {
         self.state().fate
     }
 
-    /// Counts what was delivered without having waited here.
+    /// Counts a delivered batch that was not in this queue.
     pub(super) fn deliver(&self, volume: Volume) {
         self.state().fate.delivered += volume;
     }

@@ -1,4 +1,4 @@
-//! One consumer's end of the hub. It puts the consumer's own fields in front of each batch.
+//! One consumer's end of the hub. It prepends the consumer's own fields to each batch.
 
 use std::{
     collections::VecDeque,
@@ -24,17 +24,17 @@ use super::{
     queue::Queued,
 };
 
-/// One consumer's end of the hub. Dropping it leaves the hub.
+/// One consumer's end of the hub. Dropping it removes the consumer.
 pub struct Subscription {
     hub: Hub,
     consumer: Arc<Consumer>,
     stream_seq: u64,
     told: Volume,
-    /// What comes before the queue.
+    /// Batches to deliver before the queue.
     first: First,
 }
 
-/// Batches that are the consumer's own. They can be given up while they wait.
+/// Batches for this consumer only, and whether they were dropped before it took them.
 #[derive(Default)]
 struct First(Arc<Mutex<VecDeque<Batch>>>, Arc<AtomicBool>);
 
@@ -62,10 +62,11 @@ impl Subscription {
         }
     }
 
-    /// Puts batches in front of all others. If they are not taken within `patience`, the subscription ends.
+    /// Puts batches in front of all others. If the consumer does not take them within `patience`, the subscription
+    /// ends.
     pub fn begin_with(&mut self, batches: Vec<Batch>, patience: Duration) {
         self.first = First(Arc::new(Mutex::new(batches.into())), Arc::default());
-        // A consumer that leaves before takes its batches along.
+        // The task must not keep the batches of a consumer that leaves early.
         let (batches, was_given_up) = (Arc::downgrade(&self.first.0), Arc::clone(&self.first.1));
         tokio::spawn(async move {
             tokio::time::sleep(patience).await;
@@ -75,20 +76,20 @@ impl Subscription {
         });
     }
 
-    /// Whether it ended because its first batches were not taken in time.
+    /// Whether the subscription ended because the first batches were not taken in time.
     pub fn was_too_slow_at_first(&self) -> bool {
         self.first.1.load(Relaxed)
     }
 
-    /// The next batch; `None` once the hub is closed and the queue is empty. Losses after the last batch come
-    /// in a batch of their own, whose `scan_id` is zero.
+    /// The next batch; `None` once the hub is closed and the queue is empty. Losses after the last batch are reported
+    /// in an extra batch without records, whose `scan_id` is 0.
     ///
     /// Cancel safe: dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<OutgoingBatch> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// How far this subscription is behind, for whoever does not own it.
+    /// A handle to read this subscription's counts without owning it.
     pub fn backlog(&self) -> Backlog {
         Backlog {
             hub: self.hub.clone(),
@@ -96,17 +97,17 @@ impl Subscription {
         }
     }
 
-    /// Records of delivered batches that the consumer's own filter left out.
+    /// Counts records of delivered batches that the consumer's own filter left out.
     pub fn note_left_out(&self, volume: Volume) {
         self.consumer.queue.leave_out(volume);
     }
 
-    /// A batch that was taken and cannot be sent.
+    /// Counts a batch that was taken and cannot be sent.
     pub fn note_lost(&self, volume: Volume) {
         self.consumer.queue.lose_taken(volume);
     }
 
-    /// [`next`](Self::next), for callers that do something else at the same moment.
+    /// [`next`](Self::next), for callers that poll something else in the same task.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<OutgoingBatch>> {
         if self.was_too_slow_at_first() {
             return Poll::Ready(None);
@@ -140,7 +141,7 @@ impl Subscription {
     }
 }
 
-/// Tells how far a subscription is behind, and ends it.
+/// Reads how far a subscription is behind, and ends it.
 pub struct Backlog {
     hub: Hub,
     consumer: Arc<Consumer>,
@@ -151,7 +152,7 @@ impl Backlog {
         self.consumer.queue.fate()
     }
 
-    /// Lets the subscription take what is queued and then end, as if the hub were closed.
+    /// Ends the subscription once its queue is read, as if the hub were closed.
     pub fn leave(&self) {
         self.hub.leave(&self.consumer);
     }
@@ -175,7 +176,7 @@ pub struct OutgoingBatch {
     body: Bytes,
 }
 
-/// Tells a batch from all others that the hub published.
+/// Identifies a batch among all that the hub published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchId {
     pub scan_id: u64,
@@ -218,12 +219,12 @@ impl OutgoingBatch {
         self.prefix.len() + self.body.len()
     }
 
-    /// What the shared part reports.
+    /// The volume of the shared part.
     pub fn volume(&self) -> Volume {
         self.volume
     }
 
-    /// What it says that the consumer has lost so far.
+    /// The consumer's losses that the batch reports: the total so far.
     pub fn lost(&self) -> Volume {
         self.lost
     }
@@ -233,7 +234,7 @@ impl OutgoingBatch {
         self.id
     }
 
-    /// With more fields of the consumer's own.
+    /// Adds more fields for this consumer.
     #[must_use]
     pub fn with(self, more: &FlowBatch) -> Self {
         // Protobuf merges concatenated messages.
@@ -241,7 +242,7 @@ impl OutgoingBatch {
         Self { prefix, ..self }
     }
 
-    /// With another shared part, which nobody else has.
+    /// Replaces the shared part by this consumer's own.
     #[must_use]
     pub fn with_body(self, body: Bytes) -> Self {
         Self { body, ..self }

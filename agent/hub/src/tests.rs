@@ -29,7 +29,7 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     }
 }
 
-/// What is queued for the consumer, or the end. Panics if there is nothing, since waiting would never end.
+/// The next queued batch, or the end. Panics if the queue is empty, since waiting would never end.
 fn waiting(subscription: &mut Subscription) -> Option<OutgoingBatch> {
     let next = subscription.next().now_or_never();
     next.expect("something waits for the consumer")
@@ -63,7 +63,7 @@ fn a_slow_consumer_loses_the_oldest_of_its_batches_and_is_told_where() {
         (0, 40)
     );
 
-    // What waits is the latest.
+    // The queue holds the latest batches.
     assert_eq!(next(&mut slow), Some((1, 3, 2, 20)));
     hub.publish(&batch(5, 10));
     assert_eq!(next(&mut slow), Some((2, 4, 2, 20)));
@@ -117,7 +117,7 @@ fn a_consumer_that_left_is_forgotten_at_once() {
     assert_eq!(hub.undelivered().len(), 1);
     drop(late);
     assert!(hub.registry().draining.is_empty());
-    // Also while somebody still asks what became of its batches.
+    // Even while a backlog still exists.
     assert_eq!((hub.held_bytes(), backlog.fate()), (0, Fate::default()));
 }
 
@@ -146,7 +146,7 @@ fn falling_behind_and_keeping_up_again_are_told_once_each_and_what_was_left() {
         waiting(&mut consumer);
         hub.publish(&batch(7, 7));
         assert_eq!(told(), (1, 1));
-        // The batch that it has not taken is lost.
+        // The batch that it did not take is lost.
         drop(consumer);
     });
     assert!(log.contains("unsent_batches=1 unsent_records=7"), "{log}");

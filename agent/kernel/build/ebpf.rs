@@ -1,4 +1,4 @@
-//! Compiles the programs for the kernel: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
+//! Compiles the kernel's programs: each binary of an eBPF crate becomes an object, `$OUT_DIR/NAME`.
 
 use std::{
     env,
@@ -18,7 +18,7 @@ pub mod ebpf_toolchain;
 
 use ebpf_toolchain::Toolchain;
 
-/// Prefixes of variables that are meant for the outer build and would affect the inner one, too.
+/// Prefixes of variables that are meant for the outer build and would also affect the inner one.
 const OUTER_BUILD: &[&str] = &[
     "CARGO_BUILD_",
     "CARGO_PROFILE_",
@@ -30,7 +30,7 @@ const OUTER_BUILD: &[&str] = &[
 
 /// An object and how it is built.
 pub struct Object {
-    /// The folder of its crate, from the project's root.
+    /// The folder of its crate, relative to the project's root.
     pub package: &'static str,
     /// The binary of that crate.
     pub name: &'static str,
@@ -55,7 +55,7 @@ pub fn exit_code(built: Result<()>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Builds an object. Cargo does it again when the crate, what it shares with the agent, or its compiler
+/// Builds an object. Cargo reruns the build script when the crate, the code it shares with the agent, or its compiler
 /// changes.
 pub fn build(object: &Object) -> Result<()> {
     let manifest_dir = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
@@ -72,7 +72,7 @@ pub fn build(object: &Object) -> Result<()> {
     println!("cargo::rerun-if-changed=build.rs");
     let package = root.join(object.package);
     let parts = ["src", "Cargo.toml", "Cargo.lock"].map(|part| package.join(part));
-    // The crates of the benches include the agent's files.
+    // The crates of the benches include these files of the agent.
     let shared = [
         "agent/kernel/build",
         "agent-ebpf/src",
@@ -104,7 +104,7 @@ pub fn build(object: &Object) -> Result<()> {
     fs::write(&path, small).with_context(|| format!("write {}", path.display()))
 }
 
-/// The object without DWARF, which is three quarters of it. The linker has made BTF from that, and nothing else
+/// The object without DWARF, which is three quarters of it. The linker has already made BTF from it, and nothing else
 /// reads it.
 fn without_dwarf(object: &[u8]) -> object::build::Result<Vec<u8>> {
     let mut builder = Builder::read(object)?;
@@ -114,7 +114,7 @@ fn without_dwarf(object: &[u8]) -> object::build::Result<Vec<u8>> {
         section.delete = name.starts_with(b".debug_");
     }
     builder.delete_orphans();
-    // LLVM keeps the names of sections and of symbols in one section, which becomes two here.
+    // LLVM keeps section names and symbol names in one section; here they become two.
     let names = builder.sections.add();
     names.name = b".shstrtab".as_slice().into();
     names.sh_type = elf::SHT_STRTAB;
@@ -124,8 +124,8 @@ fn without_dwarf(object: &[u8]) -> object::build::Result<Vec<u8>> {
     Ok(small)
 }
 
-/// `target/PROFILE/ebpf`, shared by every object and every build script, since they have the same sources. It
-/// cannot be the outer build's folder, which is locked meanwhile.
+/// `target/PROFILE/ebpf`, shared by all objects and build scripts because they have the same sources. It cannot be the
+/// outer build's folder, which cargo locks during the build.
 fn shared_target_dir(out_dir: &Path) -> Result<PathBuf> {
     // $OUT_DIR is target/PROFILE/build/PACKAGE-HASH/out.
     let profile_dir = out_dir.ancestors().nth(3);
@@ -134,7 +134,7 @@ fn shared_target_dir(out_dir: &Path) -> Result<PathBuf> {
         .join("ebpf"))
 }
 
-/// Keeps other build scripts out until the file is closed: cargo gives an object the same name with and without its
+/// Locks out other build scripts until the file is closed: cargo gives an object the same name with and without its
 /// features.
 fn alone_in(target_dir: &Path) -> Result<File> {
     let path = target_dir.join("build-script.lock");
@@ -202,8 +202,8 @@ fn compile(
         .join(object.name))
 }
 
-/// The flags that a BPF object needs, in cargo's encoding. `core::ffi` and the layout of `pt_regs` follow the
-/// machine's architecture, and BTF is made from debug information.
+/// The flags that a BPF object needs, in cargo's encoding. `core::ffi` and the layout of `pt_regs` follow the machine's
+/// architecture, and BTF is made from debug information.
 fn rust_flags(linker: &Path) -> Result<String> {
     let linker = linker.to_str().context("the path of bpf-linker is UTF-8")?;
     let arch = variable("CARGO_CFG_TARGET_ARCH")?;

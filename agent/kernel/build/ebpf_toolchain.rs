@@ -1,7 +1,7 @@
 //! Finds a compiler that has `core` for the BPF target, and a linker for it.
 //!
-//! The agent's build script and `cargo xtask setup` both include this file, so the build finds what the
-//! set-up installs.
+//! The agent's build script and `cargo xtask setup` both include this file, so the build finds the tools that the setup
+//! installs.
 
 use std::{
     env, fmt,
@@ -13,10 +13,10 @@ use anyhow::{Context as _, Result, bail};
 
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// Names a `rustc` to use instead of those that [`find_compiler`] tries.
+/// The variable that names a `rustc` to use instead of the ones that [`find_compiler`] tries.
 pub const RUSTC_OVERRIDE: &str = "FLOW_AGENT_EBPF_RUSTC";
 
-/// Debian has a package with `core` for BPF for its compiler; rustup has none for stable.
+/// Debian packages `core` for BPF with its compiler; rustup has none for stable.
 const DISTRIBUTION_RUSTC: &str = "/usr/bin/rustc";
 
 const HOW_TO_INSTALL: &str = "\
@@ -36,7 +36,7 @@ pub struct Compiler {
     pub rustc: PathBuf,
     /// The cargo that belongs to `rustc`; `None` if any cargo will do.
     pub cargo: Option<PathBuf>,
-    /// Whether `core` comes as source and is compiled along with the programs.
+    /// Whether `core` comes as source and is compiled together with the programs.
     pub build_std: bool,
 }
 
@@ -102,7 +102,7 @@ pub fn find_linker() -> Option<PathBuf> {
         .or_else(|| find_on_path("bpf-linker"))
 }
 
-/// The folder for what set-up installs for this user alone: `$XDG_CACHE_HOME/flow-agent`.
+/// The folder for tools that the setup installs for this user alone: `$XDG_CACHE_HOME/flow-agent`.
 pub fn cache_root() -> Option<PathBuf> {
     let absolute = |name| {
         env::var_os(name)
@@ -136,7 +136,7 @@ fn examine(rustc: &Path) -> Option<Compiler> {
 }
 
 fn rustup_nightly() -> Option<PathBuf> {
-    // Without this variable, rustup may install the toolchain that it is asked about.
+    // Without this variable, asking rustup about a toolchain may install it.
     let mut rustup = Command::new("rustup");
     rustup
         .args(["which", "--toolchain", "nightly", "rustc"])

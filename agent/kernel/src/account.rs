@@ -15,10 +15,11 @@ use aya::maps::MapData;
 
 use super::{mapped_array::MappedArray, memory::map_memory_bytes};
 
-/// How the accounts lie in their maps: by page, then by hook. What every packet adds to is there for each CPU.
+/// Layout of the accounts in their maps: by page, then by hook. Each CPU has its own copy of the counters that every
+/// packet adds to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Accounts of one page. The last one is for interfaces that are not registered.
+    /// Accounts on one page. The last one is for interfaces that are not registered.
     pub per_page: u32,
     pub cpus: u32,
 }
@@ -41,7 +42,7 @@ impl Layout {
         self.cpus * 2
     }
 
-    /// What the kernel holds.
+    /// Memory that the maps take in the kernel.
     pub fn bytes(self) -> u64 {
         let of = |entries: u32, len: usize| u64::from(entries) * len as u64;
         of(self.common_entries(), size_of::<Common>())
@@ -49,15 +50,16 @@ impl Layout {
             + of(self.pending_entries(), size_of::<AllPending>())
     }
 
-    /// What the process holds of them.
+    /// Memory that this process takes for the accounts.
     pub fn process_bytes(self) -> u64 {
         u64::from(self.rare_entries()) * size_of::<HookAccount>() as u64
     }
 }
 
-/// The maps of the accounts, with the last value of each account, since the kernel's counters only grow.
+/// The maps of the accounts, and the last value of each account: the kernel's counters only grow, so a scan reports
+/// differences.
 pub struct Accounts {
-    /// Each is held as long as it is mapped.
+    /// Keeps the maps open while they are mapped.
     _maps: [MapData; 3],
     kernel_memory_bytes: u64,
     common: MappedArray,
@@ -74,7 +76,7 @@ pub struct Maps {
     pub pending: MapData,
 }
 
-/// Of an entry of what is pending.
+/// Pending counters in one entry.
 const PLACES: usize = PENDING_REASONS.len() * PENDING_PLACES;
 const NUMBERS_OF_PAIR: usize = size_of::<Pair>() / size_of::<u64>();
 const NUMBERS_OF_PENDING: usize = size_of::<Pending>() / size_of::<u64>();
@@ -104,7 +106,7 @@ impl Accounts {
         })
     }
 
-    /// The accounts of a page, which must be idle as long as they are read.
+    /// The accounts of a page. The page must be idle while they are read.
     pub fn of_idle(&mut self, page: u32) -> PageAccounts<'_> {
         for cpu in 0..self.layout.cpus {
             self.settle(cpu * 2 + page);
@@ -115,7 +117,7 @@ impl Accounts {
         }
     }
 
-    /// Adds to the accounts what one CPU has not.
+    /// Adds one CPU's pending counters to the accounts.
     fn settle(&self, entry: u32) {
         for (place, pending) in self.pending(entry) {
             let Pending { counter, account } = pending;
@@ -129,7 +131,7 @@ impl Accounts {
         }
     }
 
-    /// What is pending, with its place in the entry.
+    /// The pending counters of an entry that are not zero, each with its place in the entry.
     fn pending(&self, entry: u32) -> impl Iterator<Item = (usize, Pending)> {
         let first = entry as usize * PLACES;
         let pending = move |place| {
@@ -142,8 +144,8 @@ impl Accounts {
         (0..PLACES).map(pending).filter(is_something)
     }
 
-    /// What all hooks counted on both pages so far, read again until it is twice the same: what moves from the pending
-    /// meanwhile would be missed or counted twice.
+    /// What all hooks counted on both pages so far. Reads until two sums agree: counters that move from pending to the
+    /// accounts in between would be missed or counted twice.
     pub fn sum(&self) -> HookAccount {
         let mut last = self.sum_once();
         loop {
@@ -178,7 +180,7 @@ impl Accounts {
     }
 }
 
-/// The reason of a place of what is pending, among those of [`Rare`].
+/// The reason of a place in an entry, as its index in [`Rare`].
 fn reason_at(place: usize) -> usize {
     PENDING_REASONS[place / PENDING_PLACES] as usize - COMMON_REASONS
 }
@@ -190,7 +192,8 @@ pub struct PageAccounts<'a> {
 }
 
 impl PageAccounts<'_> {
-    /// What the hook at `index` (interface slot × 2 + direction) counted since the page was last idle.
+    /// Packets and bytes that the hook at `index` (interface slot × 2 + direction) counted since the page was last
+    /// idle.
     pub fn take(&mut self, index: u32) -> Result<HookAccount> {
         let Layout { per_page, cpus } = self.accounts.layout;
         ensure!(
@@ -211,13 +214,13 @@ impl PageAccounts<'_> {
         Ok(growth)
     }
 
-    /// What was counted at interfaces that are not registered.
+    /// Packets and bytes of interfaces that are not registered.
     pub fn take_unknown(&mut self) -> Result<HookAccount> {
         self.take(self.accounts.layout.per_page - 1)
     }
 }
 
-/// Adds an entry of a map to the counters that it has.
+/// Adds an entry of a map to `counters`.
 fn add(map: &MappedArray, entry: usize, counters: &mut [Pair]) {
     let first = entry * counters.len();
     for (pair, counter) in (first..).zip(counters) {

@@ -1,6 +1,6 @@
-//! Attaches the programs to interfaces, those that are there and those that come. Each network namespace has a
-//! watch of its own ([`namespace`]), in which [`watcher`] decides when and where to attach, [`attacher`] does it,
-//! [`programs`] loads what is attached, and [`changes`] hears of interfaces that come and leave. Dropping
+//! Attaches the programs to interfaces: the ones present at the start and the ones that appear later. Each network
+//! namespace has its own watch ([`namespace`]). Within it, [`watcher`] decides when and where to attach, [`attacher`]
+//! attaches, [`programs`] loads the programs, and [`changes`] follows interfaces that appear and leave. Dropping
 //! [`Attachments`] detaches everything.
 //!
 //! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
@@ -125,8 +125,8 @@ pub struct AttachSettings {
 }
 
 impl AttachSettings {
-    /// Whether an interface has a hook in this direction. On lo and on a VRF device only ingress is counted, since what a
-    /// host sends to itself also arrives there, and would count twice.
+    /// Whether an interface has a hook in this direction. On lo and on VRF devices only ingress is counted: a packet
+    /// that a host sends to itself also arrives there, and would count twice.
     pub fn has_hook(self, link: &Link, direction: Direction) -> bool {
         match direction {
             Direction::Ingress => self.directions != Directions::Egress,
@@ -136,7 +136,7 @@ impl AttachSettings {
         }
     }
 
-    /// Whether arriving packets may be counted at XDP by a program that asks the driver for VLAN tags.
+    /// Whether ingress may be counted at XDP by a program that asks the driver for VLAN tags.
     pub fn may_ask_drivers(self) -> bool {
         let is_xdp = self.ingress_hook == IngressHook::Xdp && self.directions != Directions::Egress;
         is_xdp && self.xdp_mode != XdpMode::Generic && !self.xdp_without_tags
@@ -167,7 +167,7 @@ pub struct Hook {
     pub id: InterfaceId,
     /// The interface's frames have no Ethernet header.
     pub is_bare_ip: bool,
-    /// All packets of its interface arrive there, so it has no other hook.
+    /// All packets of its interface arrive there, so the interface has no egress hook.
     pub is_loopback: bool,
     /// See [`Link::is_vrf`].
     pub is_vrf: bool,
@@ -176,7 +176,7 @@ pub struct Hook {
     pub direction: Direction,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
-    /// Only an XDP program has one, and not one that asks the driver.
+    /// Set for XDP programs only, except those that ask the driver for tags.
     pub tag_place: Option<TagPlace>,
     /// The program may have missed VLAN tags.
     pub tags_unknown: bool,
@@ -198,38 +198,39 @@ impl Hook {
     }
 }
 
-/// The hooks that are attached and being attached. Dropping it stops attaching, and detaches or has the
-/// kernel detach: see [`release`].
+/// The hooks that are attached or being attached. Dropping it stops attaching. It then detaches the hooks or leaves
+/// that to the kernel; see [`release`].
 pub struct Attachments {
     slots: Slots,
     stop: Arc<AtomicBool>,
     /// By network namespace.
     watches: Vec<Watch>,
-    /// At the end.
+    /// The thread that detaches when the agent ends.
     detaching: Option<JoinHandle<()>>,
 }
 
 /// What to attach to.
 pub struct Interfaces {
-    /// The network namespaces with those that are there. The kernel's tables have them already.
+    /// The network namespaces with the interfaces present at the start, which are already in the kernel's tables.
     pub selected: Vec<(Namespace, Vec<Link>)>,
     pub slots: Slots,
-    /// Chooses among those that come later.
+    /// Chooses among interfaces that appear later.
     pub selection: Selection,
     pub name_interface: NameInterface,
 }
 
-/// What the threads that attach and follow tell.
+/// Reports from the threads that attach and follow interfaces.
 pub struct Reports {
-    /// All of the first hooks are attached, or one failed. Hooks that are attached by then stay until the end.
+    /// Resolves when all of the first hooks are attached, or with an error when one fails. Hooks attached by then stay
+    /// until the end.
     pub attached: oneshot::Receiver<Result<()>>,
-    /// Why interfaces that come and leave are not followed any more, so the agent has to end.
+    /// Why the agent can no longer follow interfaces that appear and leave; the agent then has to end.
     pub failed: mpsc::Receiver<Error>,
 }
 
 impl Attachments {
-    /// Begins to attach the hooks of every interface. When they are attached, interfaces that come are attached to as
-    /// well. The hooks of an interface end when it leaves its network namespace.
+    /// Starts attaching the hooks of every selected interface, then those of interfaces that appear later. The hooks of
+    /// an interface end when it leaves its network namespace.
     pub fn start(
         kernel: &mut Kernel,
         interfaces: Interfaces,
@@ -285,12 +286,12 @@ impl Attachments {
         }
     }
 
-    /// The interfaces that have left, and that no scan has drained since.
+    /// The interfaces that have left and that no scan has drained since.
     pub fn left(&self) -> Vec<Left> {
         self.slots.left()
     }
 
-    /// Frees the slots of interfaces that left before a scan which is over.
+    /// Frees the slots of interfaces that had left before a scan that has finished.
     pub fn settle(&self, drained: &[Left]) {
         if !drained.is_empty() {
             self.slots.settle(drained);
@@ -298,8 +299,8 @@ impl Attachments {
         }
     }
 
-    /// Detaches from interfaces that are not selected any more, and attaches to those that are. The future resolves
-    /// when that is done, and never if the agent ends first.
+    /// Detaches from interfaces that are no longer selected, and attaches to newly selected ones. The future resolves
+    /// when that is done; it never resolves if the agent ends first.
     pub fn select(&self, selection: &Selection) -> impl Future<Output = ()> + Send + use<> {
         let watches = self.watches.iter();
         let selecting = watches.map(|watch| watch.changes().select(selection.clone()));
@@ -323,9 +324,9 @@ impl Attachments {
         all.fold(NotCounted::default(), NotCounted::and)
     }
 
-    /// The names that are selected and that no interface has.
+    /// The selected names that no interface has.
     pub fn absent(&self) -> Absent {
-        // All of them follow the same selection.
+        // All watches follow the same selection, so the first one's will do.
         let selection = self
             .watches
             .first()
@@ -339,8 +340,8 @@ impl Attachments {
         self.slots.progress()
     }
 
-    /// Stops attaching, and detaches what is quick to detach: filters, and links if there are few. Waits for that no
-    /// longer than `patience`, since it needs locks that others may hold. Returns whether it is done.
+    /// Stops attaching, and detaches whatever detaches quickly: filters, and links if there are few. Waits at most
+    /// `patience`, because detaching needs locks that other processes may hold. Returns whether it is done.
     pub fn detach_few(&mut self, patience: Duration) -> bool {
         self.stop();
         let (give, given) = std::sync::mpsc::channel::<Vec<Watch>>();
@@ -358,7 +359,7 @@ impl Attachments {
         {
             Ok(thread) => {
                 self.detaching = Some(thread);
-                // It receives until it has them.
+                // The thread keeps receiving until it has the watches, so the send cannot fail.
                 let _ = give.send(std::mem::take(&mut self.watches));
                 is_done.recv_timeout(patience) == Err(RecvTimeoutError::Disconnected)
             }
@@ -383,7 +384,7 @@ fn detach_few_of(watches: &mut [Watch], slots: &Slots) {
     }
 }
 
-/// Waits until these attach and detach nothing any more. Their filters are gone then.
+/// Waits until these watches attach and detach nothing more. Their filters are gone then.
 fn end_all(watches: &mut [Watch]) {
     for watch in watches {
         watch.join();
@@ -401,8 +402,8 @@ impl Drop for Attachments {
     }
 }
 
-/// Leaves out interfaces without a hook in these directions. Fails if none is left in any network namespace, and
-/// none can come.
+/// Leaves out interfaces without a hook in these directions. Fails if none is left in any network namespace and none
+/// can appear later.
 pub fn with_hooks(
     mut selected: Vec<(Namespace, Vec<Link>)>,
     selection: &Selection,
@@ -421,7 +422,7 @@ pub fn with_hooks(
     Ok(selected)
 }
 
-/// Gives slots to the interfaces that are there at the start, in their order.
+/// Gives slots to the interfaces present at the start, in their order.
 pub fn first_slots(max_interfaces: u32, selected: &[(Namespace, Vec<Link>)]) -> Result<Slots> {
     let count: usize = selected.iter().map(|(_, links)| links.len()).sum();
     ensure!(

@@ -1,7 +1,7 @@
 //! Loads a program that is bound to one interface, so that it may call functions of that interface's driver.
 //!
-//! aya loads no such program. It does read and link the object, here once more; the maps are those of the
-//! programs that it has loaded.
+//! aya cannot load such a program. This module uses aya to parse and link the object once more, with the maps of the
+//! programs that aya has loaded.
 
 use std::{
     collections::HashMap,
@@ -26,14 +26,14 @@ use super::{
 };
 
 const PROGRAM: &str = TaggedPrograms::NAME;
-/// The function that it calls.
+/// The kernel function that the program calls.
 const FUNCTION: &str = "bpf_xdp_metadata_rx_vlan_tag";
 
-/// XDP programs that know the VLAN tag which the driver took out of a frame.
+/// XDP programs that ask the driver for the VLAN tag that it took out of a frame.
 pub struct TaggedPrograms {
     object: &'static [u8],
     maps: HashMap<String, OwnedFd>,
-    /// Made when the first program is needed, or why it cannot be.
+    /// Linked when the first program is needed, or the reason why it cannot be.
     program: Option<Result<BoundProgram, String>>,
     loaded: Vec<Weak<OwnedFd>>,
     most: usize,
@@ -42,10 +42,10 @@ pub struct TaggedPrograms {
 impl TaggedPrograms {
     /// The program in the object.
     pub const NAME: &str = "xdp_tagged";
-    /// Each is verified for itself, and takes memory of the kernel.
+    /// Each program is verified separately and takes kernel memory.
     pub const MOST: usize = 64;
 
-    /// They will use the maps that the other programs of the object have.
+    /// The programs will use the maps of `loaded`.
     pub(super) fn new(object: &'static [u8], loaded: &Ebpf) -> Result<Self> {
         let maps = loaded.maps().map(|(name, map)| {
             let map = data(map).with_context(|| format!("map {name} is of another kind"))?;
@@ -64,7 +64,8 @@ impl TaggedPrograms {
         })
     }
 
-    /// Loads one for this interface of the calling thread's network namespace. Fails if there are [`Self::MOST`] already.
+    /// Loads a program for this interface of the calling thread's network namespace. Fails if [`Self::MOST`] are loaded
+    /// already.
     pub fn load(&mut self, ifindex: u32) -> Result<Arc<OwnedFd>> {
         self.loaded.retain(|program| program.strong_count() > 0);
         if self.loaded.len() >= self.most {
@@ -86,7 +87,7 @@ impl TaggedPrograms {
             Err((error, log)) => {
                 let error = refusal::explain_log(Self::NAME, error, &log);
                 if !log.is_empty() {
-                    // The verifier says the same of every interface, and takes its time each time.
+                    // The verifier would refuse it for every interface, and takes its time for each.
                     self.program = Some(Err(format!("{error:#}")));
                 }
                 Err(error)
@@ -94,7 +95,7 @@ impl TaggedPrograms {
         }
     }
 
-    /// Why an interface gets none.
+    /// The error for an interface that gets no program because `most` are loaded.
     pub fn too_many(most: usize) -> Error {
         anyhow!("{most} interfaces have programs of their own already, and no more may")
     }
@@ -120,7 +121,7 @@ fn data(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// The program, ready to be loaded.
+/// Links the program, so that it can be loaded for any interface.
 fn linked(object: &[u8], descriptors: &HashMap<String, OwnedFd>) -> Result<BoundProgram> {
     let mut object = Object::parse(object).context("read the programs")?;
     object.programs.retain(|name, _| name == PROGRAM);
@@ -158,7 +159,7 @@ fn linked(object: &[u8], descriptors: &HashMap<String, OwnedFd>) -> Result<Bound
     })
 }
 
-/// Makes the calls what they stand for: calls of the kernel function with this number.
+/// Turns the placeholder calls into calls of the kernel function with this BTF id.
 fn complete(instructions: &mut [bpf_insn], number: u32) -> Result<()> {
     const CALL: u8 = (BPF_JMP | BPF_CALL) as u8;
     let calls = instructions.iter_mut().filter(|instruction| {

@@ -1,5 +1,5 @@
-//! Raw `bpf(2)` on file descriptors of maps and programs: the calls that aya 0.14 does not have, or has in a
-//! form that may leave something behind.
+//! Raw `bpf(2)` on file descriptors of maps and programs: the calls that aya 0.14 lacks, and those whose aya version
+//! may leave something behind.
 
 use std::{
     ffi::{CString, c_char},
@@ -34,11 +34,11 @@ pub struct Shape {
     pub key_len_bytes: u32,
     pub value_len_bytes: u32,
     pub max_entries: u32,
-    /// `BPF_F_*`; must equal the pattern's.
+    /// `BPF_F_*`; must equal the flags of the outer map's template.
     pub flags: u32,
 }
 
-/// Attributes that are all zeros, since a call requires zero in what it does not use.
+/// Zeroed attributes: each call requires zeros in the fields that it does not use.
 fn attributes() -> bpf_attr {
     // SAFETY: every member of the union is made of integers and of unions of integers.
     unsafe { mem::zeroed() }
@@ -47,7 +47,7 @@ fn attributes() -> bpf_attr {
 /// Makes the system call. A kernel that knows a shorter union accepts a tail of zeros
 /// (`bpf_check_uarg_tail_zero`).
 fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
-    // SAFETY: the callers below keep alive what the attributes point to.
+    // SAFETY: the callers below keep the memory alive that the attributes point to.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -63,14 +63,14 @@ fn bpf(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<libc::c_long> {
     }
 }
 
-/// Makes a call that answers with a file descriptor.
+/// Makes a call that returns a file descriptor.
 fn bpf_fd(command: bpf_cmd, attr: &mut bpf_attr) -> io::Result<OwnedFd> {
     let fd = bpf(command, attr)?;
     // SAFETY: the kernel has just made the descriptor for this call, so nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Creates an array with one entry of eight bytes, to find out if this process may create maps at all.
+/// Creates an array with one entry of eight bytes, to find out whether this process may create maps.
 pub fn create_small_array() -> io::Result<OwnedFd> {
     let mut attr = attributes();
     attr.__bindgen_anon_1.map_type = bpf_map_type::BPF_MAP_TYPE_ARRAY as u32;
@@ -80,7 +80,7 @@ pub fn create_small_array() -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr)
 }
 
-/// Creates a map with the given key and value types of `types`. Cuts a name that is too long.
+/// Creates a map with the given key and value types of `types`. Truncates a name that is too long.
 pub fn create_map(
     name: &str,
     shape: Shape,
@@ -124,10 +124,10 @@ pub struct BoundProgram {
 }
 
 impl BoundProgram {
-    /// Loads it for the native hook of this interface of the calling thread's network namespace. An error comes with the
+    /// Loads it for the native hook of this interface, in the calling thread's network namespace. An error includes the
     /// verifier's log.
     pub fn load(&self, ifindex: u32) -> Result<OwnedFd, (io::Error, String)> {
-        /// Has the verifier say why it refuses, as aya has it.
+        /// Makes the verifier log why it refuses; the level that aya uses.
         const LOG_LEVEL: u32 = 1;
         let refusal = match bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut self.attributes(ifindex)) {
             Ok(program) => return Ok(program),
@@ -170,7 +170,7 @@ pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr)
 }
 
-/// Loads a TC program that calls `bpf_probe_read_kernel`, and frees it, to find out if programs may call it.
+/// Loads a TC program that calls `bpf_probe_read_kernel` and unloads it, to find out whether programs may call it.
 pub fn load_reader_of_kernel_memory() -> io::Result<()> {
     /// Operation, registers (source, destination), offset, and the operand: `struct bpf_insn`.
     const fn instruction(operation: u8, registers: u8, operand: i32) -> u64 {
@@ -203,8 +203,7 @@ pub fn load_reader_of_kernel_memory() -> io::Result<()> {
     bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(drop)
 }
 
-/// Asks for the programs on an interface's TCX ingress. Fails with EINVAL if the kernel has no TCX (before
-/// 6.6).
+/// Asks for the programs on an interface's TCX ingress hook. Fails with EINVAL before kernel 6.6, which introduced TCX.
 pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     let mut attr = attributes();
     attr.query.__bindgen_anon_1.target_ifindex = ifindex;
@@ -212,11 +211,11 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr).map(drop)
 }
 
-/// What the kernel says about a link.
+/// The kernel's description of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     pub id: u32,
-    /// Of the interface, where it is; 0 if it is gone. Only told of XDP links.
+    /// The interface that the link is on; 0 if the interface is gone. Valid for XDP links only.
     pub ifindex: u32,
 }
 
@@ -237,7 +236,7 @@ pub fn link(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     })
 }
 
-/// The ids of the links on a TCX hook, 0 for each program without one. Fails with ENODEV if there is no such
+/// The ids of the links on a TCX hook, with 0 for each program that has no link. Fails with ENODEV if there is no such
 /// interface in the calling thread's network namespace.
 pub fn tcx_links(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX` (`linux/bpf_mprog.h`).
@@ -247,7 +246,7 @@ pub fn tcx_links(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     attr.query.__bindgen_anon_1.target_ifindex = ifindex;
     attr.query.attach_type = tcx(direction) as u32;
     attr.query.__bindgen_anon_2.prog_cnt = MOST as u32;
-    // Without this the kernel tells only how many there are (`bpf_mprog_query`).
+    // Without this array the kernel returns only the number of programs (`bpf_mprog_query`).
     attr.query.prog_ids = programs.as_mut_ptr() as u64;
     attr.query.link_ids = links.as_mut_ptr() as u64;
     bpf(bpf_cmd::BPF_PROG_QUERY, &mut attr)?;
@@ -258,9 +257,9 @@ pub fn tcx_links(ifindex: u32, direction: Direction) -> io::Result<Vec<u32>> {
     Ok(links.into_iter().take(count as usize).collect())
 }
 
-/// Attaches a program to an interface by a link, which is gone when its last descriptor is closed.
+/// Attaches a program to an interface by a link. The link is gone when its last descriptor is closed.
 ///
-/// aya falls back to netlink if the kernel answers EINVAL, and such an attachment outlives the process.
+/// aya falls back to netlink if the kernel answers EINVAL, and a netlink attachment outlives the process.
 pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> io::Result<OwnedFd> {
     let (attach_type, flags) = match place {
         LinkPlace::TcxFirst(direction) => (tcx(direction), BPF_F_BEFORE),
@@ -276,7 +275,7 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
-/// Attaches an iterator that goes over nothing in particular, for [`open_iterator`]. The link keeps it.
+/// Attaches an iterator that needs no map, for [`open_iterator`]. The link keeps the program.
 pub fn create_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     attr.link_create.__bindgen_anon_1.prog_fd = fd(program);
@@ -284,9 +283,9 @@ pub fn create_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
-/// Attaches an iterator to a map, for [`open_iterator`]. The link keeps both.
+/// Attaches an iterator to a map, for [`open_iterator`]. The link keeps the program and the map.
 pub fn create_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // `union bpf_iter_link_info`: of a map, its descriptor.
+    // `union bpf_iter_link_info`: for a map, its descriptor.
     let map = fd(map);
     let mut attr = attributes();
     attr.link_create.__bindgen_anon_1.prog_fd = fd(program);
@@ -299,7 +298,7 @@ pub fn create_map_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
 }
 
-/// Reading what is returned to its end runs the iterator once.
+/// Opens an iterator. Reading the descriptor to its end runs the iterator once.
 pub fn open_iterator(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut attr = attributes();
     attr.iter_create.link_fd = fd(link);
@@ -313,7 +312,7 @@ fn tcx(direction: Direction) -> bpf_attach_type {
     }
 }
 
-/// Runs a program once, on a packet of its own, and stores what the program makes of it in `packet`.
+/// Runs a program once on a copy of `packet`, and stores the program's output packet there.
 pub fn run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result<()> {
     let sent = packet.to_vec();
     let mut attr = attributes();
@@ -325,7 +324,7 @@ pub fn run(program: BorrowedFd<'_>, packet: &mut [u8]) -> io::Result<()> {
     bpf(bpf_cmd::BPF_PROG_TEST_RUN, &mut attr).map(drop)
 }
 
-/// How often a program has run while the kernel counted that, and for how long.
+/// How often a program ran while the kernel counted runs, and for how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
     pub count: u64,
@@ -357,7 +356,7 @@ pub fn count_runs() -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_ENABLE_STATS, &mut attr)
 }
 
-/// How many instructions the verifier walked, of a million at most.
+/// Instructions that the verifier processed; its limit is a million.
 pub fn verified_instructions(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(program_info(program)?.verified_insns)
 }
@@ -373,7 +372,7 @@ fn program_info(program: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     Ok(info)
 }
 
-/// How often a program did not run since it was running on the same CPU (kernel 5.12).
+/// How often a program was skipped because it was already running on the same CPU (kernel 5.12).
 pub fn missed_runs(program: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(program_info(program)?.recursion_misses)
 }
@@ -402,7 +401,7 @@ pub fn delete(map: BorrowedFd<'_>, key: u32) -> io::Result<()> {
     delete_by_bytes(map, &key.to_ne_bytes())
 }
 
-/// The same for a key of any type, which must have the map's key size. It may have gone before.
+/// Removes a key of any type, which must have the map's key size. Succeeds if the key is already gone.
 pub fn delete_if_there(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
     match delete_by_bytes(map, key) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -415,8 +414,8 @@ fn delete_by_bytes(map: BorrowedFd<'_>, key: &[u8]) -> io::Result<()> {
     bpf(bpf_cmd::BPF_MAP_DELETE_ELEM, &mut attr).map(drop)
 }
 
-/// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU map, that of
-/// all possible CPUs together).
+/// Reads the value under `key` into `value`, which must have the map's value size (for a per-CPU map, the sizes for all
+/// possible CPUs together).
 pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()> {
     let mut attr = element(map, (&raw const key).cast(), value.as_mut_ptr());
     bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
@@ -436,7 +435,7 @@ pub fn take_batch<K, V>(
     batch(command, map, cursor, keys, values)
 }
 
-/// Takes all entries out of a hash map that no program uses.
+/// Moves all entries out of a hash map that no program uses.
 pub fn take_all<K: Copy + Default, V: Copy + Default>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
@@ -464,7 +463,7 @@ pub fn take_all<K: Copy + Default, V: Copy + Default>(
     }
 }
 
-/// Like [`take_batch`], and leaves the entries in the map.
+/// Reads as [`take_batch`] does, but leaves the entries in the map.
 pub fn read_batch<K, V>(
     map: BorrowedFd<'_>,
     cursor: &mut Option<u32>,
@@ -499,7 +498,7 @@ fn batch<K, V>(
         Err(error) => return Err(error),
     };
     *cursor = Some(next);
-    // SAFETY: the call was made with this member of the union, in which the kernel writes an integer.
+    // SAFETY: the call was made with this member of the union, and the kernel writes an integer there.
     let count = unsafe { attr.batch.count };
     Ok((count as usize, last))
 }

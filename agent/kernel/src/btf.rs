@@ -1,7 +1,7 @@
 //! Looks up struct members and constants in the kernel's own type information (BTF).
 //!
-//! Written by hand, because the crates that read BTF build all of its types, which takes 57 MiB that the
-//! process would keep.
+//! Written by hand because the crates that read BTF build all of its types, which takes 57 MiB that the process would
+//! keep.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -55,7 +55,7 @@ impl Btf {
         })
     }
 
-    /// The offset of a struct's member, in bytes. Finds members of anonymous structs and unions inside it, too.
+    /// The offset of a struct's member, in bytes. Also finds members of anonymous structs and unions inside it.
     pub fn offset_of(&self, structure: &str, member: &str) -> Result<u32> {
         for (at, members) in self.types(STRUCT) {
             if members != 0
@@ -103,7 +103,7 @@ impl Btf {
         anyhow::bail!("the kernel's BTF has no enum {enumeration}")
     }
 
-    /// The number of the type of a function.
+    /// The type number of a function.
     pub fn function(&self, name: &str) -> Result<u32> {
         for (number, &at) in (1..).zip(&self.types_at) {
             if kind(word(&self.bytes, at + 4)?) == FUNCTION && self.name(at)? == name.as_bytes() {
@@ -113,7 +113,7 @@ impl Btf {
         anyhow::bail!("the kernel's BTF has no function {name}")
     }
 
-    /// Where the types of a kind are, and how many members each has.
+    /// The offsets of all types of a kind, each with its number of members.
     fn types(&self, wanted: u32) -> impl Iterator<Item = (usize, usize)> {
         self.types_at.iter().filter_map(move |&at| {
             let info = word(&self.bytes, at + 4).ok()?;

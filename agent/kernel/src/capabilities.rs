@@ -34,7 +34,8 @@ impl Capabilities {
         self.0 & (1 << capability) != 0
     }
 
-    /// Since 5.8 `CAP_SYS_ADMIN` includes `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON`.
+    /// Whether it has `capability` or `CAP_SYS_ADMIN`, which includes `CAP_BPF` (`bpf_capable`) and `CAP_PERFMON` since
+    /// 5.8.
     pub fn has_or_is_admin(self, capability: u32) -> bool {
         self.has(capability) || self.has(CAP_SYS_ADMIN)
     }

@@ -1,4 +1,4 @@
-//! The memory limit of the control group in which this process runs.
+//! The memory limit of the control group that this process runs in.
 
 use std::{
     fs,
@@ -7,15 +7,14 @@ use std::{
 
 const HIERARCHIES: &str = "/sys/fs/cgroup";
 
-/// The memory limit of the control group of this process, or of one around it.
+/// The memory limit of this process's control group or of one above it, in bytes; `None` without a limit.
 pub fn memory_of_this_process() -> Option<u64> {
     // Without control groups there is no limit.
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     limit(&groups, Path::new(HIERARCHIES))
 }
 
-/// The lowest limit of the groups that `/proc/self/cgroup` names, and of those that they are in. `None` if there is
-/// none.
+/// The lowest limit of the groups that `/proc/self/cgroup` names and of their parents. `None` if there is none.
 fn limit(groups: &str, hierarchies: &Path) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -35,7 +34,7 @@ fn limit(groups: &str, hierarchies: &Path) -> Option<u64> {
     limits.min()
 }
 
-/// Without a limit there is no such file, or it has the word `max`.
+/// Without a limit the file is missing or contains `max`.
 fn read(file: PathBuf) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Has the programs note what TCP knew of connections when their sockets are taken down, and takes that from them.
+//! Has the programs record the TCP state of connections when their sockets are destroyed, and reads those records.
 
 use std::os::fd::AsFd as _;
 
@@ -19,26 +19,26 @@ use super::{
     tracepoint,
 };
 
-/// The ring in which the programs tell of them: room for the ends of some 80,000 sockets between two scans.
+/// Size of the ring of records: room for the ends of some 80,000 sockets between two scans.
 pub const RING_LEN_BYTES: u32 = 8 << 20;
-/// So many, with what the kernel puts before each.
+/// Most records that the ring holds, with the kernel's header before each.
 pub const MOST_ENDED: u64 = RING_LEN_BYTES as u64 / (8 + size_of::<EndedConnection>() as u64);
 
-/// The program, and the tracepoint at which it runs.
+/// The program, and the tracepoint it is attached to.
 const ENDS: &str = "tcp_destroy_sock";
 
-/// The maps in which the programs note connections that end.
+/// The programs' maps: the ring of connections that end, and the count of lost records.
 pub struct Maps {
     pub ended: MapData,
     pub lost: MapData,
 }
 
-/// What the programs note of connections that end.
+/// The programs' records of connections that end.
 pub struct EndedConnections {
     ring: RingBuf<MapData>,
     lost: Array<MapData, u64>,
     memory_bytes: u64,
-    /// Notes them as long as it is there.
+    /// The programs record as long as this link exists.
     link: Option<BtfTracePointLink>,
     counting: Option<Counting>,
     told_lost: u64,
@@ -62,7 +62,7 @@ impl EndedConnections {
         })
     }
 
-    /// Has the programs note from now on what ends.
+    /// Starts recording connections that end.
     pub fn note(
         &mut self,
         programs: &mut Ebpf,
@@ -75,12 +75,12 @@ impl EndedConnections {
         Ok(())
     }
 
-    /// Hands on what was noted since the last call, in its order.
+    /// Passes on the records since the last call, in order.
     pub fn take(&mut self, each: impl FnMut(&EndedConnection)) -> Result<()> {
         if self.link.is_none() {
             return Ok(());
         }
-        // What comes meanwhile may wait for the next scan.
+        // Limited to one full ring; records that arrive meanwhile may wait for the next scan.
         ring::take(&mut self.ring, MOST_ENDED as usize, each)
             .context("what was noted of connections that ended")?;
         let lost = self.lost.get(&0, 0);
@@ -98,23 +98,23 @@ impl EndedConnections {
         Ok(())
     }
 
-    /// Whether the programs note what ends.
+    /// Whether the programs record connections that end.
     pub fn are_told(&self) -> bool {
         self.link.is_some()
     }
 
-    /// How often there was no room.
+    /// How many records were lost because the ring was full.
     pub fn lost(&self) -> u64 {
         self.told_lost
     }
 
-    /// All of it is allocated at the beginning.
+    /// The kernel allocates all of it when the maps are created.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 }
 
-/// Loads the programs, and attaches none.
+/// Loads the programs without attaching them.
 pub fn load(programs: &mut Ebpf) -> Result<()> {
     socket_bounds::load(programs, KeptWithSockets::Flow)?;
     tracepoint::load(programs, ENDS).map(drop)

@@ -1,4 +1,4 @@
-//! Which devices stand on which: what passes a VLAN device passes the interface under it, too, and is counted
+//! Which devices stand on which. A packet that passes a VLAN device also passes the interface under it, and is counted
 //! twice if both are watched.
 
 use std::{
@@ -15,7 +15,7 @@ pub mod across;
 #[doc(hidden)]
 pub mod samples;
 
-/// The links of a network namespace as they stand on each other.
+/// The links of a network namespace, and how they stand on each other.
 pub struct Devices<'a> {
     by_ifindex: BTreeMap<u32, &'a Link>,
     /// The ports, slaves and virtual functions of each master.
@@ -30,18 +30,18 @@ pub struct Twice<'a> {
     why: Why,
 }
 
-/// A tunnel that names no link for its packets. They may pass another one that is counted: only the routes know.
+/// A tunnel that names no link for its packets. They may pass another counted link; only the routes tell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MayBeTwice<'a> {
     pub tunnel: &'a Link,
-    /// The links that are counted, too. There is one at least.
+    /// The other counted links; at least one.
     others: Vec<&'a Link>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Why {
     Stacked,
-    /// A packet of the upper one is inside one of the lower one.
+    /// The packets of the upper link travel inside packets of the lower one.
     Tunnel,
     /// A bridge, and one of its ports.
     Port,
@@ -50,7 +50,7 @@ enum Why {
 }
 
 impl<'a> Devices<'a> {
-    /// `links` are all of a namespace, as they were listed together.
+    /// `links` must be all links of a namespace, listed together.
     pub fn new(links: &'a [Link]) -> Self {
         let mut ports = BTreeMap::<_, Vec<_>>::new();
         for link in links {
@@ -62,11 +62,11 @@ impl<'a> Devices<'a> {
         Self { by_ifindex, ports }
     }
 
-    /// The links on which a link stands, by ifindex. Not those in other namespaces.
+    /// The links directly under a link, by ifindex, without links in other namespaces.
     pub fn under(&self, link: &Link) -> Vec<&'a Link> {
         let ports = self.ports.get(&link.ifindex).into_iter().flatten();
-        // Nothing passes the master of Open vSwitch's ports, which only holds them together, and a VRF device nothing that
-        // passes its members.
+        // No packets pass the master of Open vSwitch's ports, which only groups them. Forwarded packets that pass a VRF
+        // device's members do not pass the VRF device.
         let ports = ports.filter(|_| link.kind != "openvswitch" && !link.is_vrf());
         let mut under: BTreeSet<u32> = ports.copied().collect();
         under.extend(link.lower_ifindex);
@@ -83,7 +83,7 @@ impl<'a> Devices<'a> {
         self.by_ifindex.get(&peer).copied()
     }
 
-    /// Those on which no other one stands, by ifindex.
+    /// The links that no other one stands on, by ifindex.
     pub fn tops(&self) -> Vec<&'a Link> {
         let links = self.by_ifindex.values();
         let below: BTreeSet<u32> = links
@@ -95,7 +95,7 @@ impl<'a> Devices<'a> {
         tops.copied().collect()
     }
 
-    /// The links of `watched` that are under a link, however deep, without those under one of them.
+    /// The nearest `watched` links under a link, at any depth. Links under one of these are left out.
     pub fn nearest_under(&self, link: &Link, watched: &BTreeSet<u32>) -> Vec<&'a Link> {
         let mut found = Vec::new();
         // Tunnels may stand on each other in a circle.
@@ -115,13 +115,13 @@ impl<'a> Devices<'a> {
         found
     }
 
-    /// Whether `link` stands on `lower`, however deep.
+    /// Whether `link` stands on `lower`, at any depth.
     pub fn stands_on(&self, link: &Link, lower: &Link) -> bool {
         let watched = BTreeSet::from([lower.ifindex]);
         !self.nearest_under(link, &watched).is_empty()
     }
 
-    /// The pairs of `watched` links that count the same packets, by the upper one's ifindex.
+    /// The pairs of `watched` links that count the same packets, by ifindex of the upper link.
     pub fn twice(&self, watched: &BTreeSet<u32>) -> Vec<Twice<'a>> {
         let links = watched
             .iter()
@@ -131,7 +131,7 @@ impl<'a> Devices<'a> {
             .collect()
     }
 
-    /// Those of them of which a link is the upper one, or the first end.
+    /// The pairs whose upper link, or first end, is `link`.
     fn twice_at(&self, link: &'a Link, watched: &BTreeSet<u32>) -> Vec<Twice<'a>> {
         let why = match link.kind.as_str() {
             "bridge" => Why::Port,
@@ -161,7 +161,7 @@ impl<'a> Devices<'a> {
 }
 
 impl<'a> Devices<'a> {
-    /// The tunnels of `watched` whose packets may pass another one of these, too, by ifindex.
+    /// The `watched` tunnels whose packets may also pass another watched link, by ifindex.
     pub fn may_be_twice(&self, watched: &BTreeSet<u32>) -> Vec<MayBeTwice<'a>> {
         let links = watched
             .iter()
@@ -182,7 +182,7 @@ impl<'a> Devices<'a> {
 }
 
 impl MayBeTwice<'_> {
-    /// What to do about it.
+    /// Advice for the user.
     pub fn remedy(&self) -> String {
         let tunnel = &self.tunnel.name;
         match &self.others[..] {
@@ -198,7 +198,7 @@ impl MayBeTwice<'_> {
     }
 }
 
-/// How the same packets may come to both.
+/// How the same packets may pass both.
 impl fmt::Display for MayBeTwice<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         const NAMED: usize = 3;
@@ -221,13 +221,13 @@ impl fmt::Display for MayBeTwice<'_> {
 }
 
 impl Twice<'_> {
-    /// What to do about it.
+    /// Advice for the user.
     pub fn remedy(&self) -> String {
         leave_one_out(self.upper, self.lower)
     }
 }
 
-/// How the same packets come to both.
+/// How the same packets pass both.
 impl fmt::Display for Twice<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.why.told(&self.upper.name, &self.lower.name))
@@ -235,7 +235,7 @@ impl fmt::Display for Twice<'_> {
 }
 
 impl Why {
-    /// How the same packets come to both.
+    /// How the same packets pass both.
     fn told(self, upper: &str, lower: &str) -> String {
         match self {
             Self::Stacked => format!("what passes {upper} passes {lower}, too"),
@@ -252,7 +252,7 @@ impl Why {
     }
 }
 
-/// What to do about two links that count the same packets.
+/// Advice about two links that count the same packets.
 fn leave_one_out(one: &Link, other: &Link) -> String {
     format!(
         "leave one of them out, with --exclude-interface {} or --exclude-interface {}, or do not name both",
@@ -260,7 +260,7 @@ fn leave_one_out(one: &Link, other: &Link) -> String {
     )
 }
 
-/// Warns of links that count the same packets. The log has a few of them, `flow-agent check` all.
+/// Warns of links that count the same packets. The log names a few of them; `flow-agent check` names all.
 pub fn warn_of_twice(links: &[Link], watched: &[Link]) {
     let watched = watched.iter().map(|link| link.ifindex).collect();
     let devices = Devices::new(links);
@@ -293,7 +293,7 @@ pub fn warn_of_twice(links: &[Link], watched: &[Link]) {
     );
 }
 
-/// Tells of the first few, and how many more there are.
+/// Reports the first few, and how many more there are.
 fn tell_of_some<T>(all: &[T], tell: impl Fn(&T), further: &str) {
     const TOLD: usize = 5;
     all.iter().take(TOLD).for_each(tell);
@@ -302,7 +302,7 @@ fn tell_of_some<T>(all: &[T], tell: impl Fn(&T), further: &str) {
     }
 }
 
-/// Whether a device puts packets into packets of its own, or hands them to a process that does, as most VPNs have it.
+/// Whether a device puts packets into packets of its own, or passes them to a process that does, as most VPNs do.
 pub fn is_tunnel(link: &Link) -> bool {
     let is_tun = link.kind == "tun" && link.hardware_type == ARPHRD_NONE;
     is_tun || is_tunnel_kind(&link.kind)
@@ -333,7 +333,7 @@ fn is_tunnel_kind(kind: &str) -> bool {
     )
 }
 
-/// Whether it is one of the tunnels that the kernel makes in every network namespace, and nobody uses it.
+/// Whether it is one of the tunnels that the kernel creates in every network namespace, and is not in use.
 fn is_idle_fallback(link: &Link) -> bool {
     let name = link.name.as_str();
     !link.is_up
@@ -440,7 +440,7 @@ mod tests {
             found(&[2, 3, 4, 5, 6, 10]),
             [format!("{told}eth0 or eth1 or bond0 or one of 2 others")]
         );
-        // One that stands on it is no other one, and one that names its link is told of there.
+        // A link above the tunnel is no other link, and a tunnel that names its link is reported by `twice`.
         assert!(found(&[10, 11]).is_empty());
         assert!(found(&[2, 7, 12]).is_empty());
         let watched = BTreeSet::from([2, 10]);

@@ -1,4 +1,4 @@
-//! The messages of the DNS that the programs hand over.
+//! The DNS messages that the programs pass to userspace.
 
 use std::{
     io,
@@ -14,23 +14,23 @@ use super::{
     ring,
 };
 
-/// The ring in which they wait: room for 5,000.
+/// Size of the ring of DNS messages: room for 5,000.
 pub const RING_LEN_BYTES: u32 = 8 << 20;
 
-/// Its maps.
+/// The ring, and the counts of lost messages.
 pub struct Maps {
     pub messages: MapData,
     pub lost: MapData,
 }
 
-/// Takes messages from the programs.
+/// Reads DNS messages from the ring.
 pub struct DnsMessages {
     ring: RingBuf<MapData>,
     lost: Array<MapData, u64>,
     memory_bytes: u64,
 }
 
-/// How many messages userspace did not get, and why: see [`lost`].
+/// How many messages userspace did not get, by reason; see [`lost`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lost {
     pub no_room: u64,
@@ -51,12 +51,12 @@ impl DnsMessages {
         })
     }
 
-    /// Hands on the messages that wait, in their order, `most` at most. Returns how many there were.
+    /// Passes on up to `most` waiting messages in order. Returns how many there were.
     pub fn take(&mut self, most: usize, each: impl FnMut(&DnsMessage)) -> Result<usize> {
         ring::take(&mut self.ring, most, each).context("messages of the DNS")
     }
 
-    /// The ring, to wait for: it can be read when the first message has come since all were taken.
+    /// A descriptor of the ring to wait on. It becomes readable when a message arrives after all were taken.
     pub fn try_clone(&self) -> io::Result<OwnedFd> {
         self.ring.as_fd().try_clone_to_owned()
     }
@@ -73,7 +73,7 @@ impl DnsMessages {
         })
     }
 
-    /// All of it is allocated at the beginning.
+    /// The kernel allocates all of it when the maps are created.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.memory_bytes
     }

@@ -1,4 +1,4 @@
-//! Counts the packets that the kernel drops, by its own reasons.
+//! Counts the packets that the kernel drops, by the kernel's own reasons.
 
 use std::{
     collections::BTreeMap,
@@ -20,19 +20,20 @@ use aya::{
 
 use super::{bpf, btf, layout, memory::map_memory_bytes, run_times::RunTimes, tracepoint};
 
-/// The program, and the tracepoint at which it runs, which has had reasons since 5.17.
+/// The program, and the tracepoint it is attached to, which has passed a reason since 5.17.
 const DROPS: &str = "kfree_skb";
 
-/// The enum that has them, and how they begin.
+/// The kernel's enum of reasons, and the prefix of its constants.
 const REASON: &str = "skb_drop_reason";
 const PREFIX: &str = "SKB_DROP_REASON_";
-/// The last one of the enum is none.
+/// The enum's last constant is not a reason.
 const NO_REASON: &str = "max";
 
-/// Flows of which packets can be dropped on a page. All of their room is allocated at the beginning, some 120 bytes for each.
+/// Flows with dropped packets that a page has room for. The kernel allocates all of it at the start, some 120 bytes per
+/// flow.
 pub const MOST_FLOWS: u32 = 8192;
 
-/// Their names, by number.
+/// Names of the drops that belong to no flow, by kind.
 const BESIDE: [&str; beside::KINDS as usize] = [
     "elsewhere",
     "unparsed",
@@ -59,7 +60,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// The map is that of all network namespaces.
+    /// `map` is shared by all network namespaces.
     pub fn new(map: Arc<MapData>, netns: u32) -> Self {
         Self { map, netns }
     }
@@ -68,7 +69,7 @@ impl Watching {
         bpf::update_by_bytes(self.map.fd().as_fd(), &self.key(ifindex), &[0; 4])
     }
 
-    /// Whether it was watched or not.
+    /// Stops watching an interface. Succeeds if it was not watched.
     pub fn end(&self, ifindex: u32) -> io::Result<()> {
         bpf::delete_if_there(self.map.fd().as_fd(), &self.key(ifindex))
     }
@@ -78,35 +79,35 @@ impl Watching {
     }
 }
 
-/// What the kernel has dropped.
+/// Counters of the packets that the kernel drops.
 pub struct Drops {
     counts: PerCpuArray<MapData, u64>,
     by_flow: [MapData; 2],
     beside: Array<MapData, u64>,
-    /// The program needs it when it is loaded, also where no flows are found out.
+    /// Kept because the program needs it to load, even where drops are not counted by flow.
     _watched: Arc<MapData>,
     memory_bytes: u64,
-    /// Whether the flows are found out.
+    /// Whether drops are counted by flow.
     tells_flows: bool,
-    /// If they are counted.
+    /// Set while drops are counted.
     counting: Option<Counting>,
 }
 
 struct Counting {
-    /// By number.
+    /// Names of the reasons, by number.
     reasons: BTreeMap<u32, String>,
     program: OwnedFd,
-    /// Counts as long as it is there.
+    /// The program counts as long as this link exists.
     _link: BtfTracePointLink,
 }
 
-/// Since the agent has counted.
+/// Drops since counting began.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counted {
     pub by_reason: BTreeMap<String, u64>,
-    /// Drops while another one was being counted on the same CPU.
+    /// Drops that were not counted because another one was being counted on the same CPU.
     pub missed: u64,
-    /// Drops that are with no flow, by why; absent if flows are not found out.
+    /// Drops that belong to no flow, by why; `None` if drops are not counted by flow.
     pub beside: Option<BTreeMap<String, u64>>,
 }
 
@@ -134,7 +135,7 @@ impl Drops {
         })
     }
 
-    /// Counts from now on, also by flow if the programs know how.
+    /// Starts counting, also by flow if the programs can.
     pub fn count(&mut self, programs: &mut Ebpf, run_times: &RunTimes) -> Result<()> {
         let reasons = reasons(&layout::types_of_this_kernel()?)?;
         let program = load(programs)?;
@@ -148,7 +149,7 @@ impl Drops {
         Ok(())
     }
 
-    /// What was counted so far. `None` if nothing is counted.
+    /// Drops so far. `None` if drops are not counted.
     pub fn counted(&self) -> Result<Option<Counted>> {
         let Some(counting) = &self.counting else {
             return Ok(None);
@@ -180,7 +181,7 @@ impl Drops {
         all.context("read how many drops are of no flow")
     }
 
-    /// Takes out how many packets of each flow were dropped on a page that no program uses.
+    /// Removes and passes on the dropped packets of each flow on a page that no program uses.
     pub fn take(&mut self, page: u32, mut each: impl FnMut(&FlowKey, u64)) -> Result<()> {
         if self.counting.is_none() || !self.tells_flows {
             return Ok(());
@@ -195,7 +196,7 @@ impl Drops {
     }
 }
 
-/// Loads the program, and does not attach it.
+/// Loads the program without attaching it.
 pub fn load(programs: &mut Ebpf) -> Result<&mut BtfTracePoint> {
     tracepoint::load(programs, DROPS)
 }

@@ -24,11 +24,10 @@ impl FilledPages {
         Ok(Self { ring })
     }
 
-    /// Resolves when page `active` has passed the mark.
+    /// Resolves when page `active` has passed its mark.
     ///
-    /// A report about the other page is late: the flip made that page idle, and the scan drained it. If a
-    /// late report is read only after one more flip, it seems to be about the page in use and causes a scan
-    /// that was not needed yet.
+    /// A report about the other page is late: the flip made that page idle, and the scan drained it. If a late report
+    /// is read only after one more flip, it seems to concern the active page and causes a scan that was not needed yet.
     pub async fn passed(&mut self, active: u32) -> io::Result<()> {
         loop {
             let mut ready = self.ring.readable_mut().await?;

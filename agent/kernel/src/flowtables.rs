@@ -1,5 +1,5 @@
-//! Asks for the flowtables of nftables. They forward packets of connections that they know right behind TC ingress of their
-//! devices (`nf_flow_offload_ip_hook`, 6.1 to 6.19), so a device that stands on one of these never sees them arrive.
+//! Lists the flowtables of nftables. They forward packets of known connections right after TC ingress of their devices
+//! (`nf_flow_offload_ip_hook`, 6.1 to 6.19), so a device that stands on one of these never sees them arrive.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -23,16 +23,16 @@ const DEVICES: u16 = 3;
 const DEVICE_NAME: u16 = 1;
 const IN_HARDWARE: u32 = 1;
 
-/// The devices of a network namespace whose packets flowtables may take.
+/// The devices of a network namespace that flowtables may take packets from.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Offloaded {
     pub devices: BTreeSet<String>,
-    /// Those of flowtables that hand connections to the hardware (`flags offload`).
+    /// Devices of flowtables that offload connections to hardware (`flags offload`).
     pub in_hardware: BTreeSet<String>,
 }
 
 impl Offloaded {
-    /// Asks only if the module is loaded: the kernel would load it for the question.
+    /// Asks only if the module is loaded, since asking would load it.
     pub fn of(namespace: &Namespace) -> Result<Self> {
         if !Path::new("/sys/module/nf_flow_table").exists() {
             return Ok(Self::default());
@@ -58,7 +58,7 @@ impl Offloaded {
         let table = table.get(HEADER_LEN_BYTES..).unwrap_or_default();
         let within = |bytes, wanted| attributes(bytes).filter(move |(kind, _)| *kind == wanted);
         let flags = within(table, FLAGS).map(|(_, flags)| field(flags, 0));
-        // They are in network byte order.
+        // The flags are in network byte order.
         let flags = flags.last().transpose()?.map_or(0, u32::from_be_bytes);
         for (_, hook) in within(table, HOOK) {
             for (_, devices) in within(hook, DEVICES) {

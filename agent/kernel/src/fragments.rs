@@ -15,18 +15,18 @@ use super::{bpf, memory::map_memory_bytes};
 /// Entries read by one system call.
 const BATCH_ENTRIES: usize = 1024;
 
-/// A key begins with the flow. The rest, and the values, are for the programs alone.
+/// A key begins with the flow. Only the programs use the rest of the key and the values.
 const KEY_LEN_BYTES: usize = size_of::<FlowKey>() + 8;
 const VALUE_LEN_BYTES: usize = 16;
 
-/// The map of datagrams. The programs write it, and the least recently used entry is evicted.
+/// The map of datagrams. The programs write it; the kernel evicts the least recently used entry.
 pub struct Fragments {
     pub map: MapData,
     kernel_memory_bytes: u64,
 }
 
 impl Fragments {
-    /// Fails if the map's entries are not what this module takes them for.
+    /// Fails if the map's key or value size is not the one expected here.
     pub fn new(map: MapData) -> Result<Self> {
         let info = map.info().context("ask for the map of fragments")?;
         let lengths = [info.key_size(), info.value_size()].map(|length| length as usize);
@@ -40,19 +40,19 @@ impl Fragments {
         })
     }
 
-    /// All of it is allocated at the beginning.
+    /// The kernel allocates all of it when the map is created.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.kernel_memory_bytes
     }
 
-    /// Forgets the datagrams of these interfaces, which the programs must not know any more. Another interface
-    /// may get the index of one of them within the time that a datagram is remembered.
+    /// Removes the datagrams of these interfaces, which the programs must no longer know. Another interface may get one
+    /// of these indexes while a datagram is still remembered.
     pub fn forget(&self, interfaces: &BTreeSet<InterfaceId>) -> Result<()> {
         self.for_each(|map, key| {
             if !interfaces.contains(&interface_of(key)) {
                 return Ok(());
             }
-            // It may be evicted meanwhile.
+            // The kernel may have evicted it meanwhile.
             bpf::delete_if_there(map, key)
         })
         .context("forget the fragments of an interface that has left")
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn the_datagrams_of_these_interfaces_alone_are_forgotten() {
-        /// More than are read at once, and far fewer than there is room for.
+        /// More than one batch reads, and far fewer than the map has room for.
         const DATAGRAMS: u32 = 3000;
         if !is_root_or_skip("kernel::the_datagrams_of_these_interfaces_alone_are_forgotten") {
             return;

@@ -1,4 +1,4 @@
-//! The ICMP errors that the programs hand over.
+//! The ICMP errors that the programs pass to userspace.
 
 use std::os::fd::AsFd as _;
 
@@ -12,21 +12,21 @@ use super::{
     ring,
 };
 
-/// The ring in which they wait for a scan: room for some 3,700.
+/// Size of the ring of ICMP errors: room for some 3,700 between two scans.
 pub const RING_LEN_BYTES: u32 = 1 << 20;
 
-/// Its maps.
+/// The ring, and the counts of lost errors.
 pub struct Maps {
     pub errors: MapData,
     pub lost: MapData,
 }
 
-/// Takes them from the programs.
+/// Reads ICMP errors from the ring.
 pub struct IcmpErrors {
     ring: RingBuf<MapData>,
     lost: Array<MapData, u64>,
     memory_bytes: u64,
-    /// Whether the programs hand over any.
+    /// Whether the programs pass on ICMP errors.
     is_wanted: bool,
     told_lost: u64,
     log: LogLimit,
@@ -49,12 +49,12 @@ impl IcmpErrors {
         })
     }
 
-    /// Hands on what came since the last call.
+    /// Passes on the errors since the last call.
     pub fn take(&mut self, each: impl FnMut(&IcmpMessage)) -> Result<()> {
         if !self.is_wanted {
             return Ok(());
         }
-        // What comes meanwhile may wait for the next scan.
+        // Limited to one full ring; errors that arrive meanwhile may wait for the next scan.
         let most = RING_LEN_BYTES as usize / size_of::<IcmpMessage>();
         ring::take(&mut self.ring, most, each).context("ICMP errors")?;
         let lost = (0..lost::KINDS).map(|kind| self.lost.get(&kind, 0));
@@ -73,12 +73,12 @@ impl IcmpErrors {
         Ok(())
     }
 
-    /// How many were not read.
+    /// How many errors were lost.
     pub fn lost(&self) -> u64 {
         self.told_lost
     }
 
-    /// All of it is allocated at the beginning.
+    /// The kernel allocates all of it when the maps are created.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.memory_bytes
     }

@@ -1,9 +1,9 @@
 //! Creates maps that the kernel accepts in the slots of a map of maps.
 //!
-//! Some kernels compare more than the shape with the pattern that the outer map was made with. Up to 6.1
-//! `bpf_map_meta_equal` wants `timer_off` to be the same, too. It differs between a value without type
-//! information (BTF) and a value whose type has no timer. The loader makes the pattern with the object's type
-//! information, so these maps have some, too: structures without members.
+//! Some kernels compare more than the shape with the template that the outer map was created with. Up to 6.1
+//! `bpf_map_meta_equal` also requires the same `timer_off`. It differs between a value without type information (BTF)
+//! and a value whose type has no timer. The loader creates the template with the object's type information, so these
+//! maps get some, too: structures without members.
 
 use std::os::fd::AsFd as _;
 

@@ -1,4 +1,4 @@
-//! The programs' table of interfaces. Each interface has two possible buckets, and is at a place of one of them.
+//! The programs' table of interfaces. Each interface has two possible buckets, and is at one place in one of them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,10 +15,10 @@ use aya::maps::MapData;
 
 use super::{drops::Watching, mapped_array::MappedArray, memory::map_memory_bytes};
 
-/// An odd number, from the golden ratio.
+/// An odd number derived from the golden ratio.
 const SEED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Which interface is at which place.
+/// The interface at each place.
 pub(super) struct Places {
     pub seed: u64,
     /// There are `1 << bits` buckets.
@@ -28,7 +28,7 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// Has eight places for each of `count` interfaces, so nearly always one of an interface's places is free.
+    /// Makes eight places for each of `count` interfaces, so an interface nearly always finds one of its places free.
     pub(super) fn for_up_to(count: u32) -> Self {
         let buckets = (count.max(1) as usize * 4).next_power_of_two();
         Self {
@@ -38,11 +38,11 @@ impl Places {
         }
     }
 
-    /// What to write so that an interface gets a place, in this order. If all of its places are taken, the
-    /// interface at one of them goes to another one of its own, and so on. Each is written at its next place
-    /// before its last one is written over, so the programs find it all the time. `None` if there is no way.
+    /// The writes that give an interface a place, in order. If all of its places are taken, the interface at one of
+    /// them moves to another of its own places, and so on. Each moved interface is written to its next place before its
+    /// old place is overwritten, so programs find it at all times. `None` if no chain of moves works.
     fn moves(&self, interface: Interface) -> Option<Vec<(usize, Interface)>> {
-        // Each place that was reached, and the one whose interface would go there.
+        // Each place reached, and the place whose interface would move there.
         let mut from = BTreeMap::new();
         let mut next = VecDeque::new();
         for place in self.of(interface.ifindex) {
@@ -100,7 +100,7 @@ pub struct InterfaceTable {
     kernel_memory_bytes: u64,
     entries: Arc<MappedArray>,
     places: Arc<Mutex<Places>>,
-    /// If drops are counted by flow.
+    /// Set if drops are counted by flow.
     drops: Option<Watching>,
 }
 
@@ -118,8 +118,8 @@ impl InterfaceTable {
         })
     }
 
-    /// Lets the programs find an interface, which must not be in the table. Returns whether there is a place
-    /// for it beside the others.
+    /// Adds an interface, which must not be in the table, so that programs find it. Returns whether the table had a
+    /// place for it.
     pub(super) fn enter(&self, ifindex: u32, slot: u32) -> bool {
         let mut places = self.places();
         let Some(moves) = places.moves(Interface { ifindex, slot }) else {
@@ -138,7 +138,7 @@ impl InterfaceTable {
         true
     }
 
-    /// Makes an interface unknown to the programs, if they know it.
+    /// Removes an interface from the table, if it is there.
     pub(super) fn forget(&self, ifindex: u32) {
         let mut places = self.places();
         if let Some(place) = places.find(ifindex) {
@@ -188,7 +188,7 @@ mod tests {
         let others = moves.len() - 1;
         for (place, interface) in moves {
             places.interfaces[place] = interface;
-            // Nobody is missing in between.
+            // No interface is missing between two writes.
             let before = places.interfaces.iter().filter(|one| one.ifindex != 0);
             if places.interfaces.len() < 1000 {
                 assert!(before.clone().all(|one| places.find(one.ifindex).is_some()));
@@ -231,7 +231,7 @@ mod tests {
             if here.contains(&ifindex) {
                 continue;
             }
-            // Half as many again as it is made for.
+            // Half as many again as the table is made for.
             if here.len() == 48 {
                 let place = table.find(here.pop_front().unwrap()).unwrap();
                 table.interfaces[place] = Interface::default();

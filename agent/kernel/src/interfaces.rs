@@ -1,8 +1,8 @@
 //! Chooses the interfaces to count on, by patterns or by default routes.
 //!
-//! An exact name must be readable, and exist at the start, unless it is waited for. A glob or a regex takes the
-//! readable ones of those that it matches, now or later. With several network namespaces ([`everywhere`]) a name
-//! has to be in one of them.
+//! An exact name must exist at the start, unless the selection waits, and its link type must be readable. A glob or
+//! regex takes each readable interface that it matches, now or later. With several network namespaces ([`everywhere`])
+//! a name must exist in one of them.
 
 use std::collections::BTreeSet;
 
@@ -20,11 +20,11 @@ pub use choice::{Choice, Uplinks};
 /// Which interfaces to count on.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// If empty, those that carry a default route; see [`Uplinks`].
+    /// If empty, interfaces with a default route are chosen; see [`Uplinks`].
     pub include: Vec<Pattern>,
     pub exclude: Vec<Pattern>,
-    /// Wait for a name that is not here, and, if no interface carries a default route, for one that does. Those that
-    /// patterns may match are always waited for.
+    /// Wait for a name that does not exist, or for a default route if there is none. Interfaces that patterns may match
+    /// are always waited for.
     pub waits: bool,
 }
 
@@ -44,7 +44,7 @@ impl Selection {
         self.include.iter().any(is_meant) && !self.exclude.iter().any(is_meant)
     }
 
-    /// The exact names of interfaces that are to be counted.
+    /// The exact names of interfaces to count.
     pub fn exact_names(&self) -> BTreeSet<&str> {
         let names = self.include.iter().filter_map(|pattern| match pattern {
             Pattern::Name(name) => Some(name.as_str()),
@@ -61,24 +61,24 @@ impl Selection {
         include.any(|pattern| matches!(pattern, Pattern::Name(name) if link.is_called(name)))
     }
 
-    /// Whether to start without an interface, since one that comes may be meant.
+    /// Whether to start without an interface, because one that appears later may be selected.
     pub fn may_wait(&self) -> bool {
         self.waits || self.has_patterns()
     }
 
-    /// Whether patterns may mean interfaces that are not here.
+    /// Whether patterns may match interfaces that are not here yet.
     pub fn has_patterns(&self) -> bool {
         let mut include = self.include.iter();
         include.any(|pattern| !matches!(pattern, Pattern::Name(_)))
     }
 }
 
-/// What is asked for and is not here.
+/// A selected name or default route that is missing.
 #[derive(Debug)]
 pub struct Absent {
     /// A default route, or the name of an interface.
     pub what: String,
-    /// A sentence.
+    /// The complaint, as a sentence.
     pub fault: String,
 }
 
@@ -125,10 +125,10 @@ fn any_matches(patterns: &[Pattern], name: &str) -> bool {
     patterns.iter().any(|pattern| pattern.matches(name))
 }
 
-/// The links to begin with, sorted by ifindex.
+/// The links to start with, sorted by ifindex.
 ///
-/// Fails if what is not here is not waited for, if no link is left and none can come, or if a link that is named
-/// exactly has a link type that the agent cannot read.
+/// Fails if something is missing that the selection does not wait for, if no link is left and none can appear, or if a
+/// link that is named exactly has a link type that the agent cannot read.
 pub fn select(
     links: &[Link],
     selection: &Selection,
@@ -176,7 +176,7 @@ pub fn select(
         warn!(interface = link.name, "skipped: {}", unsupported(link));
     }
     if selected.is_empty() && selection.may_wait() {
-        // Otherwise it has been told what is waited for.
+        // Otherwise a warning above has named the missing ones.
         if absent.is_empty() {
             warn!(
                 "no interface here can be counted on; waiting for one that is selected; interfaces \
@@ -199,7 +199,7 @@ pub fn select(
     Ok(selected)
 }
 
-/// Leaves out the carriers of default routes whose packets are counted under them.
+/// Leaves out uplinks whose packets are counted at a lower link.
 fn leave_out_uppers(selected: &mut Vec<Link>, links: &[Link], uplinks: &Uplinks) {
     selected.retain(|link| {
         let lower = uplinks.counted_at(link.ifindex);
@@ -229,8 +229,8 @@ fn matching<'a>(links: &'a [Link], include: &[Pattern]) -> Vec<&'a Link> {
     links.iter().filter(is_included).collect()
 }
 
-/// Warns only about names. A glob often excludes interfaces that may appear later, but a name that matches
-/// nothing may be misspelt.
+/// Warns only about names. A name that matches nothing may be misspelt; a glob often excludes interfaces that appear
+/// later.
 fn warn_of_idle_exclusions(links: &[Link], exclude: &[Pattern]) {
     for pattern in exclude {
         if let Pattern::Name(name) = pattern
@@ -454,7 +454,7 @@ mod tests {
         assert!(takes(&[], &[], &veth, true));
         assert!(!takes(&[], &[], &veth, false));
         assert!(!takes(&[], &["veth9"], &veth, true));
-        // One that cannot be read is passed over, or taken by its name and then refused.
+        // An unreadable link is skipped by a glob, but taken by its name, and then refused.
         assert!(!takes(&["veth*"], &[], &odd, false));
         assert!(takes(&["veth10"], &[], &odd, false));
     }

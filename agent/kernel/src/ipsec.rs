@@ -1,6 +1,6 @@
-//! Finds out whether IPsec opens tunnels in a network namespace. What it decrypts in tunnel mode passes the interface a
-//! second time (`xfrm_input`, 6.1 to 6.19), so it is counted as ESP and as what that carries. The interface itself counts
-//! it once.
+//! Finds out whether IPsec decrypts tunnel-mode packets in a network namespace. A decrypted packet passes its interface
+//! a second time (`xfrm_input`, 6.1 to 6.19), so the agent counts it as ESP and again as the inner packet. The
+//! interface's own counters count it once.
 
 use std::fs;
 
@@ -25,7 +25,7 @@ const BEET_MODE: u8 = 4;
 const IPTFS_MODE: u8 = 5;
 const DEVICE_ID: u16 = 31;
 
-/// States are listed again after so many counts, since one state may replace another.
+/// List the states again after this many counts even if their number is unchanged, since one state may replace another.
 const LISTED_EVERY: u32 = 16;
 
 /// The states of one network namespace.
@@ -35,17 +35,17 @@ pub struct Ipsec {
     known: Known,
 }
 
-/// What the last listing of the states found.
+/// Result of the last listing of the states.
 #[derive(Default)]
 struct Known {
     states: u32,
     has_tunnels: bool,
-    /// How often they were counted since.
+    /// How often the states were counted since then.
     counted: u32,
 }
 
 impl Known {
-    /// Whether to list the states again, now that there are `states` of them.
+    /// Whether to list the states again, given that there are `states` of them.
     fn is_due(&mut self, states: u32) -> bool {
         self.counted += 1;
         states != self.states || states != 0 && self.counted >= LISTED_EVERY
@@ -62,8 +62,8 @@ impl Ipsec {
         }
     }
 
-    /// Whether packets come out of tunnels at the interfaces that brought them. Those that come out at a device of IPsec's
-    /// own (`type xfrm`) are its packets.
+    /// Whether IPsec hands packets of tunnels back to the interfaces that received them. Packets handed to an IPsec
+    /// device (`type xfrm`) count as that device's and do not matter here.
     pub fn has_tunnels(&mut self) -> Result<bool> {
         if self.socket.is_none() {
             self.socket = self.namespace.enter(open_if_there)?;
@@ -83,7 +83,8 @@ impl Ipsec {
     }
 }
 
-/// A socket for which the kernel need not load a module: nobody has set up IPsec without it.
+/// Opens a socket if the kernel has the protocol already, so that it does not load the module. Without the module
+/// nobody has set up IPsec.
 fn open_if_there() -> Result<Option<NetlinkSocket>> {
     let path = "/proc/thread-self/net/netlink";
     let sockets = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
@@ -123,7 +124,7 @@ fn has_tunnels(socket: &mut NetlinkSocket) -> Result<bool> {
 /// Reads a `struct xfrm_usersa_info` and its attributes.
 fn opens_a_tunnel(state: &[u8]) -> Result<bool> {
     let [mode] = field(state, MODE_AT)?;
-    // Those with `XFRM_MODE_FLAG_TUNNEL` (net/xfrm/xfrm_state.c).
+    // The modes with `XFRM_MODE_FLAG_TUNNEL` (net/xfrm/xfrm_state.c).
     let is_tunnel = matches!(mode, TUNNEL_MODE | BEET_MODE | IPTFS_MODE);
     let rest = state.get(STATE_LEN_BYTES..).unwrap_or_default();
     let has_device = attributes(rest).any(|(kind, _)| kind == DEVICE_ID);

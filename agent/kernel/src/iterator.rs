@@ -1,4 +1,4 @@
-//! Programs that the kernel runs over all that it has of a kind, such as open files.
+//! Iterators: programs that the kernel runs over all of its objects of a kind, such as open files.
 
 use std::{
     fs::File,
@@ -10,12 +10,12 @@ use aya::{Btf, Ebpf, programs::Iter};
 
 use super::refusal;
 
-/// Loads a program that goes over what the kernel calls `of`, and does not attach it.
+/// Loads an iterator over the kernel's target `of` without attaching it.
 pub fn load<'a>(programs: &'a mut Ebpf, name: &str, of: &str) -> Result<&'a mut Iter> {
     let program = programs.program_mut(name);
     let program = program.with_context(|| format!("the object has no program {name}"))?;
     let program: &mut Iter = program.try_into().context("an iterator")?;
-    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
+    // aya's copy of the kernel's types takes some 50 MiB until this function returns.
     let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
     program
         .load(of, &types)
@@ -23,14 +23,14 @@ pub fn load<'a>(programs: &'a mut Ebpf, name: &str, of: &str) -> Result<&'a mut 
     Ok(program)
 }
 
-/// The program writes nothing, so there is nothing to read.
+/// Reads an iterator to its end, so that it runs once. Its program writes nothing, so the data is empty.
 pub fn run_to_the_end(mut all: File) -> io::Result<()> {
     let mut nothing = [0; 8];
     loop {
         match all.read(&mut nothing) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
-            // It has looked at a million files without a word, and goes on from there.
+            // The kernel stops after a million objects without output; reading again continues there.
             Err(error)
                 if matches!(
                     error.kind(),

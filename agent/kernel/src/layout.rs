@@ -12,16 +12,16 @@ use super::{bpf, btf::Btf, signals};
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// What is lost if [`of_this_kernel`] fails, for the user.
+/// The consequence for the user if [`of_this_kernel`] fails.
 pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since the kernel does not tell \
      how it cuts them; and an interface that moves to another network namespace may count as another one \
      until the agent hears of it";
 
-/// What the user can do about it.
+/// Advice for the user.
 pub const REMEDY: &str = "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, as root \
      or with CAP_BPF and CAP_PERFMON";
 
-/// Both are known or neither is: what the agent says of a kernel is then true of all that the programs read.
+/// Both are known or both are unknown, so a single answer describes everything that the programs read of a kernel.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     pub skb: SkbLayout,
@@ -41,14 +41,14 @@ pub fn of_this_kernel() -> Result<Layout> {
     read(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
 }
 
-/// What the programs read of a packet that the kernel drops, if they may read kernel memory.
+/// Offsets of the fields that the programs read of a dropped packet, if they may read kernel memory.
 pub fn drops_of_this_kernel() -> Result<DropLayout> {
     ensure_kernel_memory_can_be_read()?;
     drops(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
 }
 
 fn ensure_kernel_memory_can_be_read() -> Result<()> {
-    // Else a signal would be taken for a kernel that refuses.
+    // Hold signals, since an interrupted call would look like a refusal by the kernel.
     let _held = signals::Held::new();
     bpf::load_reader_of_kernel_memory().map_err(|error| {
         let why = if error.raw_os_error() == Some(libc::EPERM) {
@@ -61,12 +61,12 @@ fn ensure_kernel_memory_can_be_read() -> Result<()> {
     })
 }
 
-/// What the programs read of tasks and sockets that the verifier knows as such.
+/// Offsets of the fields that the programs read of tasks and sockets through verified pointers.
 pub fn tasks_of_this_kernel() -> Result<TaskLayout> {
     tasks(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
 }
 
-/// What the programs read of connections whose sockets are taken down.
+/// Offsets of the fields that the programs read when a connection's socket is destroyed.
 pub fn tcp_of_this_kernel() -> Result<TcpLayout> {
     tcp(&types_of_this_kernel()?).with_context(|| format!("read the types in {BTF}"))
 }
@@ -99,7 +99,7 @@ fn tcp(btf: &Btf) -> Result<TcpLayout> {
     let of = |member| btf.offset_of("tcp_sock", member);
     Ok(TcpLayout {
         srtt_us: of("srtt_us")?,
-        // The best of the last while is the first of its samples.
+        // The minimum over the recent window is the first of its samples.
         rtt_min: of("rtt_min")?
             + btf.offset_of("minmax", "s")?
             + btf.offset_of("minmax_sample", "v")?,
@@ -136,13 +136,13 @@ pub fn types_of_this_kernel() -> Result<Btf> {
     Btf::parse(btf).with_context(|| format!("read the types in {BTF}"))
 }
 
-/// Everything, or an error that names the first thing that is missing.
+/// The whole layout, or an error that names the first missing part.
 fn read(btf: &Btf) -> Result<Layout> {
     let layout = Layout {
         skb: skb(btf)?,
         device: device(btf)?,
     };
-    // To the programs an offset of 0 in one of these says that the layout is not known.
+    // To the programs, offset 0 in either of these means that the layout is unknown.
     for (offset, name) in [
         (layout.skb.head, "sk_buff.head"),
         (layout.device.netns_inode, "net.ns.inum"),
@@ -253,8 +253,8 @@ mod tests {
         "SKB_GSO_FRAGLIST",
     ];
 
-    /// What is found in a kernel whose members and constants have the numbers that `number` makes of the usual
-    /// ones: an offset for each member, a bit for each constant. It lacks those that have none.
+    /// Reads the layout of a made-up kernel. `number` gets each member and constant with its usual number (an offset or
+    /// a bit) and returns the number to use, or `None` if the kernel lacks it.
     fn found(number: impl Fn(&str, u32) -> Option<u32>) -> Result<Layout> {
         let numbered = |names: &[&'static str], usual: fn(u32) -> u32| -> Vec<(&str, u32)> {
             let names = (0..).zip(names.iter().copied());

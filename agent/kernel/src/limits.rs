@@ -9,13 +9,14 @@ use sys::open_files;
 
 use crate::bound::TaggedPrograms;
 
-/// Descriptors for maps, programs, listeners, consumers and the log: an agent that is asked for all that it can find out has some 90.
+/// Descriptors for maps, programs, listeners, consumers and the log. An agent with every feature on has some 90.
 const OTHERS: u64 = 108;
 
-/// Sockets, maps and programs for each network namespace but the first.
+/// Sockets, maps and programs for each further network namespace.
 const FOR_NAMESPACE: u64 = 60;
 
-/// Kept for programs that ask drivers for VLAN tags, of each network namespace, beside the programs themselves.
+/// Maps kept open for the programs that ask drivers for VLAN tags, per network namespace. The programs themselves come
+/// on top.
 const MAPS: u64 = 37;
 
 /// Fails if `attachments` descriptors cannot be open in addition to all others, in this many network namespaces.
@@ -25,7 +26,7 @@ pub fn raise_open_files(attachments: usize, namespaces: usize, asks_drivers: boo
     open_files::raise_limit()
 }
 
-/// Fails if so many attachments would leave too few descriptors for the rest.
+/// Fails if `attachments` would leave too few descriptors for the rest.
 pub fn ensure_open_files(attachments: usize, namespaces: usize, asks_drivers: bool) -> Result<()> {
     ensure_within(open_files::limit(), attachments, namespaces, asks_drivers)
 }
@@ -45,7 +46,7 @@ fn ensure_within(
     Ok(())
 }
 
-/// The open files of an agent with so many attachments, in this many network namespaces.
+/// The open files of an agent with this many attachments and network namespaces.
 pub fn needed(attachments: usize, namespaces: usize, asks_drivers: bool) -> u64 {
     let further = namespaces.saturating_sub(1) as u64;
     let asking = if asks_drivers {

@@ -1,7 +1,7 @@
 //! The links of this network namespace, and their counters; [`routes`] has its default routes.
 //!
-//! Asked over `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` does
-//! not: it shows the namespace of whoever mounted it.
+//! They come from `NETLINK_ROUTE`, which follows the calling thread's network namespace. `/sys/class/net` does not: it
+//! shows the namespace of whoever mounted it.
 
 use std::{
     collections::BTreeSet,
@@ -60,27 +60,27 @@ const ARPHRD_IP6GRE: u16 = 823;
 pub struct Link {
     pub ifindex: u32,
     pub name: String,
-    /// Names that it has besides.
+    /// Its alternative names.
     pub altnames: Vec<String>,
     /// `ARPHRD_*` of `linux/if_arp.h`.
     pub hardware_type: u16,
     pub is_up: bool,
     pub is_loopback: bool,
     pub mtu_bytes: u32,
-    /// The type as in `ip link add type`. Empty for a NIC and for other devices with a driver of their own.
+    /// The type, as `ip link add type` names it. Empty for a NIC and for other devices with their own driver.
     pub kind: String,
     /// The other end of a veth or netkit, if it is in this network namespace.
     pub peer_ifindex: Option<u32>,
-    /// The link on which a VLAN device, macvlan or the like stands, or over which a tunnel sends, if the kernel
-    /// says so and it is in this network namespace.
+    /// The link under a VLAN device, macvlan or similar, or the link that a tunnel sends over. `None` if the kernel
+    /// does not report it, or if it is in another network namespace.
     pub lower_ifindex: Option<u32>,
-    /// Its other end, or the link on which it stands, if that is in another network namespace: the number by which this
-    /// one knows that namespace, and the index there.
+    /// Its other end, or the link under it, if that is in another network namespace: this namespace's id for that
+    /// namespace (`IFLA_LINK_NETNSID`), and the index there.
     pub elsewhere: Option<(i32, u32)>,
-    /// The bridge, bond or other device of which it is a port, slave or virtual function.
+    /// Its master: the bridge, bond or other device that has it as port, slave or virtual function.
     pub master_ifindex: Option<u32>,
-    /// Another link here has it as its master. Known for links that were listed together, and for those
-    /// without a kind.
+    /// Another link here has it as its master. Set only for links that were listed together, and for those without a
+    /// kind.
     pub has_lower: bool,
     pub xdp: AttachedXdp,
     /// The attached XDP program.
@@ -95,12 +95,12 @@ pub enum AttachedXdp {
     None,
     /// In the driver or the hardware.
     Native,
-    /// In the kernel's own path, before TC.
+    /// In the kernel's generic path, before TC.
     Generic,
 }
 
-/// What the interface itself counted: `IFLA_STATS64`, `struct rtnl_link_stats64`. `rx_dropped` includes
-/// `rx_missed_errors`, as in `/proc/net/dev`.
+/// The interface's own counters: `IFLA_STATS64`, `struct rtnl_link_stats64`. `rx_dropped` includes `rx_missed_errors`,
+/// the same sum as in `/proc/net/dev`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub rx_packets: u64,
@@ -121,7 +121,7 @@ impl Link {
         }
     }
 
-    /// Its name, and those that it has besides.
+    /// Its name, then its alternative names.
     pub fn each_name(&self) -> impl Iterator<Item = &str> {
         let altnames = self.altnames.iter();
         std::iter::once(&self.name)
@@ -138,7 +138,8 @@ impl Link {
         self.each_name().any(|name| pattern.matches(name))
     }
 
-    /// Whether it is a VRF device, whose members' packets pass its hooks only where they go to or come from this host itself.
+    /// Whether it is a VRF device. Packets of its members pass its hooks only if this host itself sends or receives
+    /// them.
     #[must_use]
     pub fn is_vrf(&self) -> bool {
         self.kind == "vrf"
@@ -149,7 +150,7 @@ impl Link {
         matches!(self.kind.as_str(), "veth" | "netkit")
     }
 
-    /// The header with which a frame of this link begins; `None` if the agent cannot parse it.
+    /// The header that frames of this link begin with; `None` if the agent cannot parse it.
     pub fn link_type(&self) -> Option<LinkType> {
         match self.hardware_type {
             ARPHRD_ETHER | ARPHRD_LOOPBACK => Some(LinkType::Ethernet),
@@ -183,7 +184,7 @@ pub fn netns_inode() -> Result<u32> {
     u32::try_from(metadata.st_ino()).context("a network namespace's inode exceeds 32 bits")
 }
 
-/// A socket to ask the links of the namespace in which it was opened.
+/// A socket that asks for the links of the namespace it was opened in.
 pub struct LinkSocket {
     netlink: NetlinkSocket,
 }
@@ -215,14 +216,14 @@ impl LinkSocket {
         let what = || format!("ask for ifindex {ifindex}");
         let answer = self.netlink.get(link_request(ifindex)).with_context(what)?;
         let mut link = link(&answer.body).with_context(what)?;
-        // Of other kinds it does not matter, and listing takes longer the more links there are.
+        // Only links without a kind need `has_lower`, and listing takes longer the more links there are.
         if link.kind.is_empty() {
             link.has_lower = masters(&self.links()?).contains(&ifindex);
         }
         Ok(link)
     }
 
-    /// The number by which this network namespace knows another one, if it does.
+    /// This network namespace's id for another one, or `None` if it has none.
     pub fn netns_id(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>> {
         let mut body = vec![0; RTGENMSG_LEN_BYTES];
         push_attribute(
@@ -251,7 +252,7 @@ impl LinkSocket {
     }
 }
 
-/// Who has ports, slaves or virtual functions among these.
+/// The links that are the master of another link in the list.
 fn masters(links: &[Link]) -> BTreeSet<u32> {
     links
         .iter()
@@ -308,7 +309,7 @@ fn link(body: &[u8]) -> Result<Link> {
             _ => {}
         }
     }
-    // A tunnel that is bound to no link has 0, and a link without others may name itself.
+    // A tunnel that is bound to no link has index 0, and a link that stands on no other may name itself.
     let linked_ifindex = vxlan_ifindex.unwrap_or(linked_ifindex);
     if let Some(netns) = linked_netns {
         link.elsewhere = (linked_ifindex != 0).then_some((netns, linked_ifindex));
@@ -341,7 +342,7 @@ fn info_kind(info: &[u8]) -> String {
     kind.map_or_else(String::new, |(_, value)| text(value))
 }
 
-/// The link over which a VXLAN device sends. Up to 6.18 the kernel says it only here (`vxlan_fill_info`).
+/// The link that a VXLAN device sends over. Up to 6.18 the kernel reports it only here (`vxlan_fill_info`).
 fn vxlan_link(info: &[u8], kind: &str) -> Result<Option<u32>> {
     if kind != "vxlan" {
         return Ok(None);
@@ -354,7 +355,7 @@ fn vxlan_link(info: &[u8], kind: &str) -> Result<Option<u32>> {
         .transpose()
 }
 
-/// How a program is attached, and its id, which the kernel does not tell if there are several (`rtnl_xdp_fill`).
+/// How a program is attached, and its id. The kernel gives no id if several are attached (`rtnl_xdp_fill`).
 fn attached_xdp(xdp: &[u8]) -> Result<(AttachedXdp, Option<u32>)> {
     let find = |wanted: u16| attributes(xdp).find(|(kind, _)| *kind == wanted);
     let attached = match find(IFLA_XDP_ATTACHED) {
@@ -366,10 +367,10 @@ fn attached_xdp(xdp: &[u8]) -> Result<(AttachedXdp, Option<u32>)> {
     Ok((attached, id.transpose()?))
 }
 
-/// Its place in `struct rtnl_link_stats64`.
+/// The field's index in `struct rtnl_link_stats64`.
 const RX_MISSED_ERRORS: usize = 15;
 
-/// Reads the start of `struct rtnl_link_stats64`, which later kernels lengthen.
+/// Reads the start of `struct rtnl_link_stats64`, which later kernels extend.
 fn counters(stats: &[u8]) -> Result<Counters> {
     let nth = |index: usize| field(stats, index * 8).map(u64::from_ne_bytes);
     Ok(Counters {
@@ -425,7 +426,7 @@ pub(super) mod tests {
         );
     }
 
-    /// As the device with a virtual function that it stands for would.
+    /// A bridge with a port stands for a device with a virtual function.
     #[test]
     fn a_link_with_a_port_has_a_lower_one() {
         if !is_root_or_skip("links::a_link_with_a_port_has_a_lower_one") {

@@ -47,29 +47,29 @@ use super::{
 pub static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
 
-/// The program that tells the time; see [`Kernel::clocks`].
+/// The program that reads the kernel's clocks; see [`Kernel::clocks`].
 const CLOCKS: &str = "clocks";
 
-/// What is fixed when the programs are loaded.
+/// Settings that are fixed once the programs are loaded.
 pub struct LoadSettings {
-    /// As in [`Bounds`].
+    /// See [`Bounds`].
     pub min_flows: u32,
     pub max_flows: u32,
-    /// Fragmented datagrams whose ports are remembered at the same time.
+    /// Most fragmented datagrams whose ports are remembered at the same time.
     pub max_fragments: u32,
     /// Count the flows of the packets inside tunnels.
     pub decapsulate: bool,
-    /// What to note of the senders of flows.
+    /// What to record about the senders of flows.
     pub senders: Kinds,
-    /// Where the kernel keeps what is read of processes. Needed only to note these.
+    /// Offsets of the fields that the programs read of processes. Needed only if processes are recorded.
     pub tasks: TaskLayout,
-    /// Where it keeps what is read of connections that end. Needed only to note these.
+    /// Offsets of the fields that the programs read when a connection ends. Needed only if TCP state is recorded.
     pub tcp: TcpLayout,
-    /// How many messages of the DNS to hand over in a second; 0 if none.
+    /// Most DNS messages to pass on in a second; 0 passes on none.
     pub dns_per_second: u32,
-    /// Whether to hand over ICMP errors.
+    /// Whether to pass on ICMP errors.
     pub icmp_errors: bool,
-    /// Where the kernel keeps what tells the flow of a dropped packet. Needed only to count these.
+    /// Offsets that the programs need to find the flow of a dropped packet. Needed only if drops are counted.
     pub drops: DropLayout,
     /// Flows on a page at which the programs ask for a scan; 0 leaves scans to the interval.
     pub early_scan_flows: u32,
@@ -83,12 +83,13 @@ pub struct LoadSettings {
     pub asks_drivers: bool,
     /// 0 is off, 1 to 5 are error to trace (aya-log's levels).
     pub log_level: u8,
-    /// Of the table's hash. Whoever knows them can choose flows that fall into one place.
+    /// Factors of the flow table's hash. They must stay secret: with them one can choose flows that all hash to one
+    /// place.
     pub hash_factors: [u64; Hash::FACTORS],
 }
 
 impl LoadSettings {
-    /// The least of everything, and every flow counted.
+    /// The smallest value of each setting; counts every flow.
     pub fn smallest(netns: Vec<u32>) -> Self {
         Self {
             min_flows: 1,
@@ -112,11 +113,10 @@ impl LoadSettings {
     }
 }
 
-/// The programs for the interfaces of one network namespace. They share all maps but that of the interfaces with
-/// the other sets.
+/// The programs for the interfaces of one network namespace. Sets share all maps except the interface table.
 pub struct ProgramSet {
     pub programs: Ebpf,
-    /// If drivers may be asked for VLAN tags.
+    /// Set if drivers may be asked for VLAN tags.
     pub tagged: Option<TaggedPrograms>,
     pub interfaces: InterfaceTable,
     pub run_times: RunTimes,
@@ -139,18 +139,19 @@ const WATCHED: &str = "WATCHED";
 
 /// The loaded object, in its parts.
 pub struct Kernel {
-    /// The programs to attach, by network namespace in the order of the settings, until they are taken.
+    /// The programs to attach, by network namespace in the order of the settings. Empty once the attachments have taken
+    /// them.
     pub sets: Vec<ProgramSet>,
-    /// Of the programs of all sets, once they are loaded.
+    /// Run times of the programs of all sets that are loaded.
     pub run_times: RunTimes,
     clocks: OwnedFd,
     pub pages: Pages,
     pub accounts: Accounts,
-    /// The maps for rows and networks, until they are taken.
+    /// The maps for rule rows and networks; `None` once taken.
     rule_maps: Option<[MapData; 3]>,
     /// The rules in force.
     pub rules: PlacedRules,
-    /// The programs' reports about pages that fill early, until taken; see [`super::filled`].
+    /// The ring of the programs' reports about pages that fill early; `None` once taken. See [`super::filled`].
     pub filled: Option<RingBuf<MapData>>,
     filled_memory_bytes: u64,
     /// By network namespace.
@@ -162,7 +163,7 @@ pub struct Kernel {
     process_names: ProcessNames,
     pub socket_bounds: SocketBounds,
     pub ended: EndedConnections,
-    /// Until taken. The programs need its maps when they are loaded, also where they hand nothing over.
+    /// `None` once taken. The programs need its maps to load, even if they pass nothing on.
     dns: Option<DnsMessages>,
     wants_dns: bool,
     dns_memory_bytes: u64,
@@ -175,7 +176,7 @@ impl Kernel {
         Self::load_object(OBJECT, settings)
     }
 
-    /// Loads an object that was built differently from [`OBJECT`], but from the same source.
+    /// Loads another build of the source that [`OBJECT`] was built from.
     pub fn load_object(object: &'static [u8], settings: &LoadSettings) -> Result<Self> {
         let layout = layout::of_this_kernel().unwrap_or_else(|error| {
             tracing::warn!("{}: {error:#}: {}", layout::LOSS, layout::REMEDY);
@@ -184,7 +185,7 @@ impl Kernel {
         Self::load_with(object, settings, &layout)
     }
 
-    /// Loads programs that read kernel memory as `layout` says. Warns of nothing.
+    /// Loads programs that read kernel memory at the offsets in `layout`. Logs no warnings.
     pub fn load_with(
         object: &'static [u8],
         settings: &LoadSettings,
@@ -269,9 +270,8 @@ impl Kernel {
         })
     }
 
-    /// Lets the programs of a network namespace, given by its place in the settings, count packets of `ifindex` in
-    /// the accounts of `slot`. Rules can name the interface only if this happens before
-    /// [`Kernel::take_rule_maps`].
+    /// Lets the programs of a network namespace (its index in the settings) count packets of `ifindex` in the accounts
+    /// of `slot`. Rules can name the interface only if this is called before [`Kernel::take_rule_maps`].
     pub fn register(
         &mut self,
         netns: usize,
@@ -302,16 +302,16 @@ impl Kernel {
         Ok(RuleMaps::new(rows, nets_v4, nets_v6, names))
     }
 
-    /// Turns the programs to a set of filter rules. During the call a packet is matched against this set or
-    /// the previous one; after it, against this set only. If it fails, the previous set stays.
+    /// Makes the programs match another set of filter rules. During the call a packet is matched against this set or
+    /// the previous one; after it, against this set only. On failure the previous set stays.
     pub fn follow(&mut self, rules: PlacedRules) -> Result<()> {
         self.pages.set_rule_set(rules.number)?;
         self.rules = rules;
         Ok(())
     }
 
-    /// Has the programs note from now on who makes sockets, and looks for who made those that there are. `cgroups` is the root of the
-    /// hierarchy. Before the sets are taken.
+    /// Starts recording which processes make sockets, and looks for the makers of existing sockets. `cgroups` is the
+    /// root of the cgroup hierarchy. Fails once the sets have been taken.
     pub fn note_processes(&mut self, cgroups: &Path) -> Result<(ProcessNames, Noting)> {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
@@ -325,7 +325,7 @@ impl Kernel {
         Ok((self.process_names.clone(), noting))
     }
 
-    /// Has the programs note from now on what TCP knew of connections that end. Before the sets are taken.
+    /// Starts recording the TCP state of connections that end. Fails once the sets have been taken.
     pub fn note_ends(&mut self) -> Result<()> {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
@@ -334,7 +334,7 @@ impl Kernel {
             .note(&mut set.programs, &set.run_times, &self.socket_bounds)
     }
 
-    /// Has the programs count from now on what the kernel drops. Before the sets are taken.
+    /// Starts counting the packets that the kernel drops. Fails once the sets have been taken.
     pub fn count_drops(&mut self) -> Result<()> {
         let _held = signals::Held::new();
         let first = self.sets.first_mut();
@@ -342,7 +342,7 @@ impl Kernel {
         self.drops.count(&mut set.programs, &set.run_times)
     }
 
-    /// The messages of the DNS, if the programs hand them over. They can be taken only once.
+    /// The DNS messages, if the settings ask for them. They can be taken only once.
     pub fn take_dns(&mut self) -> Option<DnsMessages> {
         self.dns.take_if(|_| self.wants_dns)
     }
@@ -351,7 +351,7 @@ impl Kernel {
     pub fn clocks(&self) -> Result<Clocks> {
         const JIFFIES: usize = offset_of!(Clocks, jiffies);
         const BOOT_NS: usize = offset_of!(Clocks, boot_ns);
-        // This is long enough: the kernel runs a program on no less than an Ethernet header.
+        // Long enough: the kernel requires at least an Ethernet header as input.
         let mut packet = [0; size_of::<Clocks>()];
         bpf::run(self.clocks.as_fd(), &mut packet)
             .context("run the program that reads the clocks")?;
@@ -387,7 +387,7 @@ impl Kernel {
     }
 }
 
-/// What every set of programs is loaded with.
+/// Settings and values that every set of programs is loaded with.
 struct Shape<'a> {
     settings: &'a LoadSettings,
     accounts: account::Layout,
@@ -443,7 +443,7 @@ impl<'a> Shape<'a> {
             4096
         };
         let (dropped, watched) = if settings.drops.is_known() {
-            // One may leave its place only after the next one has taken it.
+            // Twice the interfaces: one may give up its entry only after its successor has taken another one.
             (drops::MOST_FLOWS, 2 * settings.max_interfaces)
         } else {
             (1, 1)
@@ -485,7 +485,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// The programs of each network namespace, and the table of the interfaces that all of them watch.
+/// The programs of each network namespace, and the table of watched interfaces that they share.
 fn sets(
     object: &'static [u8],
     settings: &LoadSettings,
@@ -557,8 +557,8 @@ fn icmp_errors(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<IcmpErrors> {
     IcmpErrors::new(maps, settings.icmp_errors)
 }
 
-/// Numbers that nobody can tell, different in each process. They come from the keys that the standard library takes from
-/// the kernel for its own hash maps.
+/// Random numbers, different in each process. They derive from the keys that the standard library gets from the kernel
+/// for its own hash maps.
 pub fn secret_factors() -> [u64; Hash::FACTORS] {
     let random = RandomState::new();
     std::array::from_fn(|index| random.hash_one(index))
@@ -603,7 +603,7 @@ fn explain(error: EbpfError, settings: &LoadSettings) -> anyhow::Error {
     }
 }
 
-/// What a map that does not fit is for, and which setting makes it smaller.
+/// The purpose of a map that does not fit in memory, and the setting that makes it smaller.
 fn remedy(map: &str, settings: &LoadSettings) -> Option<String> {
     Some(match map {
         FRAGMENTS => format!(

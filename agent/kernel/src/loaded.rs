@@ -1,9 +1,9 @@
-//! Names BPF programs that others have loaded.
+//! Names BPF programs that other processes have loaded.
 
 use anyhow::{Context as _, Result};
 use aya::programs::loaded_programs;
 
-/// The name of a program, which the kernel cuts after 15 bytes. Asking takes `CAP_SYS_ADMIN`.
+/// The name of a program, which the kernel truncates to 15 bytes. Asking takes `CAP_SYS_ADMIN`.
 pub fn name(id: u32) -> Result<String> {
     let mut refusal = None;
     for program in loaded_programs() {
@@ -13,7 +13,7 @@ pub fn name(id: u32) -> Result<String> {
                 return Ok(name.to_owned());
             }
             Ok(_) => {}
-            // Others may end at any time.
+            // Another program may end at any time.
             Err(error) => refusal = Some(error),
         }
     }

@@ -1,5 +1,6 @@
-//! An array map in this process's own memory, so that a number of eight bytes is written at once. The map is of
-//! the flag `BPF_F_MMAPABLE` (5.5). By `bpf(2)` the kernel copies a value and does not promise in which steps.
+//! An array map that is mapped into this process, so that an eight-byte number is written in one store. The map needs
+//! the flag `BPF_F_MMAPABLE` (5.5). An update through `bpf(2)` copies the value in steps that the kernel does not
+//! specify.
 
 use std::{
     io,
@@ -16,13 +17,13 @@ pub(super) struct MappedArray {
     numbers: usize,
 }
 
-// SAFETY: the memory belongs to the value alone in this process, and is only used by atomic operations.
+// SAFETY: the memory belongs to this value alone in this process, and is only used by atomic operations.
 unsafe impl Send for MappedArray {}
 // SAFETY: the same.
 unsafe impl Sync for MappedArray {}
 
 impl MappedArray {
-    /// Maps an array whose values are that many numbers together.
+    /// Maps an array whose values together are `numbers` numbers.
     pub(super) fn new(map: BorrowedFd<'_>, numbers: usize) -> io::Result<Self> {
         let start = mapped(map, numbers * size_of::<u64>())?;
         Ok(Self {
@@ -36,7 +37,7 @@ impl MappedArray {
         self.place(index).store(number, Release);
     }
 
-    /// Adds to a number, wrapping, beside programs that do so.
+    /// Adds to a number, wrapping. Programs may add to it at the same time.
     pub(super) fn add(&self, index: usize, number: u64) {
         self.place(index).fetch_add(number, Relaxed);
     }
@@ -59,15 +60,15 @@ impl MappedArray {
 impl Drop for MappedArray {
     fn drop(&mut self) {
         let len_bytes = self.numbers * size_of::<u64>();
-        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        // SAFETY: this unmaps exactly the memory mapped at creation, and nobody has a reference into it any more.
         let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes) };
         debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
     }
 }
 
-/// Maps an array of so many bytes, to be read and written.
+/// Maps `len_bytes` of an array for reading and writing.
 pub(super) fn mapped(map: BorrowedFd<'_>, len_bytes: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: the kernel chooses an address where nothing is.
+    // SAFETY: the kernel chooses an address where nothing is mapped.
     let start = unsafe {
         libc::mmap(
             std::ptr::null_mut(),

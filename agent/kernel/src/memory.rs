@@ -1,6 +1,6 @@
 //! The kernel memory that maps take.
 //!
-//! To ask for it takes six system calls for each map. So it is asked for when a map is made, and not in every scan.
+//! Asking takes six system calls per map, so it is done once when a map is created and not in every scan.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
@@ -10,7 +10,7 @@ pub fn map_memory_bytes(map: &MapData) -> u64 {
     memory_bytes(map.fd().as_fd())
 }
 
-/// The memory that the kernel charges for a map: `memlock` in its fdinfo; 0 if it is not there.
+/// The memory that the kernel charges for a map, in bytes: `memlock` in its fdinfo, or 0 if that is missing.
 pub fn memory_bytes(map: BorrowedFd<'_>) -> u64 {
     let path = format!("/proc/self/fdinfo/{}", map.as_raw_fd());
     std::fs::read_to_string(path)

@@ -1,7 +1,7 @@
 //! The network namespaces whose interfaces are counted on, and how to work in them.
 //!
-//! A socket belongs to the namespace of the thread that opened it, and a thread starts in the namespace of the
-//! thread that started it. So whatever belongs to a namespace is made within [`Namespace::enter`].
+//! A socket belongs to the namespace of the thread that opened it, and a new thread starts in the namespace of its
+//! parent. So open everything that belongs to a namespace within [`Namespace::enter`].
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -36,22 +36,22 @@ const NAMES: &str = "/run/netns";
 /// The kernel's file system of namespaces (`NSFS_MAGIC`, linux/magic.h).
 const NSFS_MAGIC: u64 = 0x6e73_6673;
 
-/// What to do where a capability is missing.
+/// Advice for the user if a capability is missing.
 pub const REMEDY: &str = "run as root, or let the service have it by the drop-in \
                           /usr/share/doc/flow-agent/examples/netns.conf";
 
-/// A network namespace. A clone is the same one.
+/// A network namespace. Clones refer to the same one.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     number: u32,
     /// As the user named it.
     name: Option<Arc<str>>,
-    /// `None` for the agent's own, which its threads are in already.
+    /// `None` for the agent's own namespace, which its threads are in already.
     file: Option<Arc<File>>,
 }
 
 impl Namespace {
-    /// The agent's own, which nobody had to name.
+    /// The agent's own namespace, which needs no name.
     pub fn own() -> Result<Self> {
         Ok(Self {
             number: links::netns_inode()?,
@@ -60,7 +60,7 @@ impl Namespace {
         })
     }
 
-    /// Those of the given names, each once. Without any name it is the agent's own.
+    /// Opens the namespaces with the given names, each once. Without a name, returns the agent's own.
     pub fn open_all(names: &[Netns]) -> Result<Vec<Self>> {
         let own = Self::own()?;
         if names.is_empty() {
@@ -96,7 +96,7 @@ impl Namespace {
 
     fn at(path: &Path, own: &Self) -> Result<Self> {
         let what = || format!("open the network namespace {}", path.display());
-        // A pipe must not be waited for.
+        // Opening a pipe must not block.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -118,7 +118,8 @@ impl Namespace {
         })
     }
 
-    /// Its file, for the kernel to know it by. The agent's own is that of the calling thread.
+    /// A new descriptor of the namespace, to refer to it in a call. For the agent's own namespace it is that of the
+    /// calling thread.
     pub fn open_again(&self) -> Result<OwnedFd> {
         let opened = match &self.file {
             Some(file) => file.try_clone(),
@@ -128,17 +129,17 @@ impl Namespace {
         opened.map(OwnedFd::from).with_context(what)
     }
 
-    /// Its inode number, by which records tell namespaces apart.
+    /// Its inode number, which identifies the namespace in records.
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// What `--netns` calls it. Empty if nobody had to name it.
+    /// Its name in `--netns`; empty for the agent's own namespace.
     pub fn name(&self) -> &str {
         self.name.as_deref().unwrap_or_default()
     }
 
-    /// Fails if its name stands for another one by now, or for none.
+    /// Fails if its name is gone or refers to another namespace by now.
     pub fn check_name(&self) -> Result<()> {
         let Some(name) = &self.name else {
             return Ok(());
@@ -152,17 +153,17 @@ impl Namespace {
         Ok(())
     }
 
-    /// For the logs of a thread that works in it.
+    /// The span for logs of a thread that works in the namespace.
     pub fn span(&self) -> Span {
         match &self.name {
-            // The level at which no filter leaves it out.
+            // At this level no filter suppresses the span.
             Some(name) => tracing::error_span!("netns", %name),
             None => Span::none(),
         }
     }
 
-    /// Does something in this namespace, on a thread of its own if the caller's is in another one. Whatever it
-    /// opens belongs to the namespace, and threads that it starts are in it.
+    /// Runs `work` in this namespace, on a new thread if the caller's is in another one. Descriptors that it opens
+    /// belong to the namespace, and threads that it starts run there.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let work = || self.span().in_scope(work);
         let Some(file) = &self.file else {
@@ -183,7 +184,7 @@ impl Namespace {
         })
     }
 
-    /// Adds the name to an error.
+    /// Adds the namespace's name to an error.
     pub fn locate(&self, error: Error) -> Error {
         match &self.name {
             Some(name) => error.context(format!("in network namespace {name}")),

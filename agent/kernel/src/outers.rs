@@ -1,11 +1,11 @@
-//! The endpoints of the tunnels that flows came through.
+//! The endpoints of the tunnels that flows arrived in.
 
 use agent_common::{FlowKey, Outer};
 use anyhow::{Context as _, Result};
 use aya::maps::{HashMap, Map, MapData};
 
-/// The map of endpoints by flow. The programs write it when a flow begins, and the least recently used entry
-/// is evicted.
+/// The map of endpoints by flow. The programs add an entry when a flow begins; the kernel evicts the least recently
+/// used one.
 pub struct Outers {
     pub map: HashMap<MapData, FlowKey, Outer>,
     are_kept: bool,

@@ -36,12 +36,13 @@ use super::{account::possible_cpus, bpf, links::netlink::errno, memory::map_memo
 
 /// The programs' maps that belong to the pages.
 pub struct Maps {
-    /// The maps of maps: of windows, and of what finds no slot in them.
+    /// The maps of maps: one holds each page's windows, the other its overflow map (`behind`) for flows that find no
+    /// slot.
     pub windows: MapData,
     pub behind: MapData,
-    /// The map of maps of who sent the flows in the windows.
+    /// The map of maps that holds the senders of the flows in the windows.
     pub senders: MapData,
-    /// The same for the flows behind them.
+    /// The same for the flows in the overflow maps.
     pub senders_behind: MapData,
     /// How full each page is, as the programs count it.
     pub fill: MapData,
@@ -52,16 +53,16 @@ pub struct Maps {
 /// How large pages are.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Flows that a page always has room for; no more than `max_flows`.
+    /// Flows that a page always has room for; at most `max_flows`.
     pub min_flows: u32,
-    /// Flows up to which pages grow.
+    /// Flows that a page has room for once it has fully grown.
     pub max_flows: u32,
-    /// The programs ask for a scan of a page when they have put that share of its room into it that this is of
-    /// `max_flows`. With 0 they never ask, and pages have all of their room from the start.
+    /// Flows on a page of `max_flows` at which the programs ask for an early scan. On a smaller page they ask at the
+    /// same share of its room. With 0 they never ask, and pages have their full size from the start.
     pub early_scan_flows: u32,
-    /// What the programs note of who sent the flows.
+    /// Kinds of sender data that the programs record for each flow.
     pub senders: Kinds,
-    /// One flow in so many is counted, until another rate comes; 0 is every flow.
+    /// Count one flow in this many until the rate is changed; 0 counts every flow.
     pub sample_rate: u32,
 }
 
@@ -74,21 +75,21 @@ pub struct Pages {
     possible_cpus: u32,
     senders: Kinds,
     growth: Growth,
-    /// Windows of another size, which are made beside the scans.
+    /// The thread that makes windows of another size while scans go on.
     making: Option<JoinHandle<Result<Windows>>>,
     refused: LogLimit,
-    /// Flows that found no slot so far.
+    /// Flows that found no slot since the start.
     behind_flows: u64,
-    /// Some of them were on the page that was taken last.
+    /// The page that was drained last had flows in its overflow map.
     some_were_behind: bool,
-    /// Of the maps that have the pages in them.
+    /// Memory of the maps that hold the pages.
     outer_memory_bytes: u64,
     factors: [u64; Hash::FACTORS],
     taken: Taken,
 }
 
 impl Pages {
-    /// Creates both pages and hands them to the programs. `factors` are those of the programs' hash.
+    /// Creates both pages and hands them to the programs. `factors` must be the programs' own hash factors.
     pub fn create(maps: Maps, bounds: Bounds, factors: [u64; Hash::FACTORS]) -> Result<Self> {
         let mark = Mark {
             flows: bounds.early_scan_flows,
@@ -161,7 +162,7 @@ impl Pages {
         place_in(&self.maps.windows, index, windows.map())
     }
 
-    /// Puts what lies beside the windows of page `index` into its slot, if there is something.
+    /// Puts the senders of page `index` into their slot, if senders are kept.
     fn place_senders(&self, index: u32, windows: &Windows) -> io::Result<()> {
         match windows.senders() {
             Some(senders) => place_in(&self.maps.senders, index, senders),
@@ -169,16 +170,16 @@ impl Pages {
         }
     }
 
-    /// Makes the other page the active one and waits for the grace period. Returns the number of the page
-    /// that is idle from then on.
+    /// Makes the other page the active one and waits for the grace period. Returns the number of the page that is now
+    /// idle.
     ///
-    /// The caller must have drained the other page before: a flip to a page with entries would mix two scans.
+    /// The other page must have been drained: flipping to a page with entries would mix two scans.
     pub fn flip(&mut self) -> Result<u32> {
         let active = self.switches.page as usize;
         self.flip_to(self.switches.sizes[active].sample_below)
     }
 
-    /// The same, and from then on one flow in `sample_rate` is counted; 0 is every flow.
+    /// Flips as [`Pages::flip`] does, and counts one flow in `sample_rate` from then on; 0 counts every flow.
     pub fn flip_sampling(&mut self, sample_rate: u32) -> Result<u32> {
         self.flip_to(sample::threshold(sample_rate))
     }
@@ -193,7 +194,8 @@ impl Pages {
         let next = &mut switches.sizes[page as usize].sample_below;
         if *next != sample_below {
             *next = sample_below;
-            // Programs may see the page's number first, and whoever has it counts by its rate.
+            // Store the rate before the flip. One update stores all variables in no particular order, so a program may
+            // see the page's new number first, and it samples at that page's rate.
             self.store(Switches {
                 page: idle,
                 ..switches
@@ -204,8 +206,8 @@ impl Pages {
         Ok(idle)
     }
 
-    /// Makes the programs stop counting: flips, then switches them off, each with a grace period. After that
-    /// both pages stay idle. The first of the returned pages was filled first.
+    /// Makes the programs stop counting: flips, then switches them off, each with a grace period. After that both pages
+    /// stay idle. Returns both pages, the one filled first in front.
     pub fn stop(&mut self) -> Result<[u32; 2]> {
         let older = self.flip()?;
         self.switch(Switches {
@@ -216,8 +218,8 @@ impl Pages {
         Ok([older, 1 - older])
     }
 
-    /// Makes the programs follow another set of filter rules, 0 for none, and waits until none of them can
-    /// still follow the previous one.
+    /// Makes the programs match another set of filter rules (0 for none). Returns once no program can still match the
+    /// previous set.
     pub fn set_rule_set(&mut self, rule_set: u32) -> Result<()> {
         self.switch(Switches {
             rule_set,
@@ -226,14 +228,14 @@ impl Pages {
         .context("change the filter rules")
     }
 
-    /// Stores what the programs read once per packet, then waits for those that are running. If the wait
-    /// fails, the previous values are stored again.
+    /// Stores the variables that programs read once per packet, then waits for the running programs to finish. If the
+    /// wait fails, stores the previous values again.
     fn switch(&mut self, switches: Switches) -> Result<()> {
-        // Slots of the page that programs turn to were emptied by stores to mapped memory.
+        // This page's slots were emptied by plain stores to mapped memory; they must be visible before the page number.
         fence(SeqCst);
         self.store(switches)
             .context("store the programs' variables")?;
-        // This page is idle after the switch, so no program reads its slot.
+        // This page is idle after the switch, so no program reads its slot of the outer map.
         let idle = u32::from(switches.page == 0);
         let waited = self.place(idle, self.both[idle as usize].windows());
         if waited.is_ok() {
@@ -250,10 +252,10 @@ impl Pages {
         bpf::update(self.maps.variables.fd().as_fd(), 0, &variables)
     }
 
-    /// Moves every entry of the idle page to `sink`, many at a time, with a key for each of the counters, and who sent each
-    /// flow if that is kept. Returns how many there were. After that the page counts as empty.
+    /// Moves every entry of the idle page to `sink`, many at a time: keys, counters, and the senders of each flow if
+    /// they are kept. Returns the number of entries. The page then counts as empty.
     ///
-    /// A key may come twice, if two CPUs began its flow at the same moment.
+    /// A key may appear twice if two CPUs inserted its flow at the same moment.
     pub fn drain(
         &mut self,
         idle: u32,
@@ -269,7 +271,7 @@ impl Pages {
         Ok(drained)
     }
 
-    /// The same for any page, while no program runs.
+    /// Drains any page, while no program runs.
     pub fn take(
         &mut self,
         idle: u32,
@@ -293,13 +295,13 @@ impl Pages {
         Ok(drained)
     }
 
-    /// Gives the idle page, which had so many flows, the size that is wanted, if windows of that size are ready. Otherwise
-    /// has them made: that takes the kernel some milliseconds for each hundred thousand flows.
+    /// Gives the idle page, which had `drained` flows, the wanted size if windows of that size are ready. Otherwise
+    /// starts a thread to make them: the kernel needs some milliseconds for each hundred thousand flows.
     fn adapt(&mut self, idle: u32, drained: u64) -> Result<()> {
         let size = self.both[idle as usize].size();
         self.growth.note(drained, size);
         let wanted = self.growth.wanted();
-        // Windows that are ready while this page has its size are those of the other one.
+        // If this page already has the wanted size, the windows that are ready belong to the other page.
         if size != wanted
             && let Some(windows) = self.made()
             && windows.size() == wanted
@@ -308,7 +310,7 @@ impl Pages {
         }
         let are_wanted = self.both.iter().all(|page| page.size() == wanted);
         if are_wanted {
-            // Nobody needs them any more.
+            // Both pages have the wanted size, so drop windows that were made for another one.
             drop(self.made());
         } else if self.making.is_none() && self.growth.may_ask() {
             let maker = thread::Builder::new().name("flow-table-page".to_owned());
@@ -323,7 +325,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Windows that have been made meanwhile.
+    /// The windows, if the thread has finished making them.
     fn made(&mut self) -> Option<Windows> {
         let made = self.making.take_if(|making| making.is_finished())?;
         let made = made.join();
@@ -331,20 +333,20 @@ impl Pages {
         made.map_err(|error| self.stays(&error)).ok()
     }
 
-    /// If the kernel refuses, the page stays as it is.
+    /// Gives the idle page other windows. If the kernel refuses, the page keeps the ones it has.
     fn resize(&mut self, idle: u32, windows: Windows) -> Result<()> {
         let size = windows.size();
         let placed = self.place_senders(idle, &windows);
         if let Err(error) = placed.and_then(|()| self.place(idle, &windows)) {
             self.stays(&anyhow!(error).context("place a page of another size"));
-            // What lies beside the windows has to be of their size.
+            // Senders must match the windows in size, so put the old windows' senders back.
             let restored = self.place_senders(idle, self.both[idle as usize].windows());
             return restored.context("place who sent the flows of a page again");
         }
         self.both[idle as usize].change(windows);
         let of_page = &mut self.switches.sizes[idle as usize];
         *of_page = size.of_page(self.mark, self.possible_cpus, of_page.sample_below);
-        // Before the flip, whose store may show the programs the page's number first.
+        // Store the size before the flip, whose own store may show programs the page's number first.
         self.store(self.switches)
             .context("tell the programs the size of a page")?;
         tracing::debug!(
@@ -370,8 +372,8 @@ impl Pages {
         }
     }
 
-    /// Puts a flow into the page in use, as the programs do, while none of them runs, with its senders where these are kept.
-    /// Returns whether there was room.
+    /// Inserts a flow into the active page as the programs do, with its senders if they are kept. No program may be
+    /// running. Returns whether there was room.
     pub fn put(
         &mut self,
         key: &FlowKey,
@@ -395,7 +397,7 @@ impl Pages {
         Ok(true)
     }
 
-    /// A [`PageFill`].
+    /// The [`PageFill`] of a page, as bytes.
     fn fill_of(&self, index: u32) -> Result<[u8; size_of::<PageFill>()]> {
         let mut fill = [0; size_of::<PageFill>()];
         bpf::lookup(self.maps.fill.fd().as_fd(), index, &mut fill)
@@ -408,24 +410,24 @@ impl Pages {
         self.switches.page
     }
 
-    /// How many flows a page has room for when it has grown.
+    /// Flows that a page has room for once it has fully grown.
     pub fn capacity(&self) -> u32 {
         self.mark.max_flows
     }
 
-    /// How many flows found no slot so far.
+    /// Flows that found no slot since the start.
     pub fn behind_flows(&self) -> u64 {
         self.behind_flows
     }
 
-    /// How many flows the pages have room for at the moment.
+    /// Flows that each page has room for at its present size.
     pub fn room_flows(&self) -> u32 {
         let room = self.both.iter().map(|page| page.size().room_flows());
         room.min().unwrap_or_default().min(self.mark.max_flows)
     }
 
-    /// Memory that the kernel charges for both pages. Flows that went behind the slots since the last scan are in it if some
-    /// did before, too.
+    /// Memory that the kernel charges for both pages. It includes overflow entries added since the last scan only if
+    /// the last drained page had some.
     pub fn kernel_memory_bytes(&self) -> u64 {
         let pages = self.both.iter();
         let pages: u64 = pages
@@ -443,7 +445,7 @@ fn place_in(outer: &MapData, index: u32, inner: &MapData) -> io::Result<()> {
 
 const BEHIND: usize = offset_of!(PageFill, behind);
 
-/// How many flows of a page found no slot.
+/// How many flows of a page are in its overflow map.
 fn behind_flows(fill: &[u8; size_of::<PageFill>()]) -> u64 {
     let behind = fill[BEHIND..].first_chunk();
     u64::from_ne_bytes(*behind.expect("the field has eight bytes"))
@@ -455,7 +457,7 @@ mod tests {
 
     use crate::load::{Kernel, LoadSettings};
 
-    /// What is drained first decides about a flow's first packet and its initiator.
+    /// The page that is drained first decides a flow's first packet and its initiator.
     #[test]
     fn both_pages_are_idle_in_the_order_in_which_they_were_filled() {
         if !is_root_or_skip("kernel::both_pages_are_idle_in_the_order_in_which_they_were_filled") {

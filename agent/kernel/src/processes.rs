@@ -1,7 +1,7 @@
-//! Has the programs note which processes make sockets, and reads what they note of these.
+//! Has the programs record which processes make sockets, and reads those records.
 //!
-//! Programs at the root of the cgroups run wherever a process makes or binds a socket. Another one runs once over all files that are
-//! open, for the sockets that were there before.
+//! Programs attached to the root cgroup run whenever a process makes or binds a socket. Another program runs once over
+//! all open files, for sockets that existed before.
 
 use std::{
     fs::File,
@@ -28,15 +28,15 @@ use super::{
     socket_bounds::{self, Counting, SocketBounds},
 };
 
-/// Processes whose names the kernel keeps until the agent asks for them. Those of which no flow has asked for the longest time make room.
+/// Processes that the kernel keeps the names of until the agent asks for them. The least recently used one makes room.
 pub const MOST_IN_THE_KERNEL: u32 = 1 << 15;
 
-/// Those that run in cgroups.
+/// The programs that run in cgroups.
 const MAKERS: [&str; 3] = ["sock_create", "post_bind4", "post_bind6"];
 const OPEN: &str = "open_files";
 const FILES: &str = "task_file";
 
-/// What the programs have noted of processes. Clones share it.
+/// The processes that the programs recorded. Clones share them.
 #[derive(Clone)]
 pub struct ProcessNames {
     map: Arc<HashMap<MapData, u64, Process>>,
@@ -53,7 +53,7 @@ impl ProcessNames {
         })
     }
 
-    /// `None` if it has made room for others.
+    /// Looks up a process. `None` if the map has evicted it.
     pub fn of(&self, key: u64) -> Result<Option<Process>> {
         match self.map.get(&key, 0) {
             Ok(process) => Ok(Some(process)),
@@ -62,20 +62,21 @@ impl ProcessNames {
         }
     }
 
-    /// All of it is allocated at the beginning.
+    /// The kernel allocates all of it when the map is created.
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.kernel_memory_bytes
     }
 }
 
-/// Notes who makes sockets until it is dropped.
+/// Keeps the programs recording until it is dropped.
 pub struct Noting {
     _links: Vec<CgroupSockLink>,
     _counting: Option<Counting>,
 }
 
 impl Noting {
-    /// `cgroups` is the root of the hierarchy. Sockets that are there already are found a little later, if the kernel allows that.
+    /// Starts recording. `cgroups` is the root of the hierarchy. Sockets that exist already are found a little later,
+    /// if the kernel allows that.
     pub fn start(
         programs: &mut Ebpf,
         run_times: &RunTimes,
@@ -94,11 +95,12 @@ impl Noting {
         let counting = bounds.count(programs, KeptWithSockets::Process, look_again);
         let folder = File::open(cgroups);
         let folder = folder.with_context(|| format!("open {}", cgroups.display()))?;
-        // First, so that no socket comes in between.
+        // Attach before looking at open files, so that no socket is missed in between.
         let mut links = Vec::new();
         for name in MAKERS {
             let program = load_maker(programs, name)?;
-            // A link lets others keep their programs, and have more, here and in cgroups within. It takes no flag that says so.
+            // A link lets others keep their programs or add more, here and in cgroups below, and takes no flag for
+            // that.
             let link = program.attach(&folder, CgroupAttachMode::Single);
             let link = link.with_context(|| {
                 format!(
@@ -137,7 +139,7 @@ fn old_are_unknown(error: &anyhow::Error) {
     tracing::warn!("nobody knows who made the sockets that were there before the agent: {error:#}");
 }
 
-/// Loads all of the programs, and attaches none.
+/// Loads all of the programs without attaching them.
 pub fn load(programs: &mut Ebpf) -> Result<()> {
     for name in MAKERS {
         load_maker(programs, name)?;
@@ -164,7 +166,7 @@ fn open_files(programs: &mut Ebpf) -> Result<OwnedFd> {
     link.context("attach the program to the list of open files")
 }
 
-/// Runs it over all of them.
+/// Runs the program over all open files.
 fn look_at(files: &OwnedFd) -> Result<()> {
     let files =
         bpf::open_iterator(files.as_fd()).context("open the kernel's list of open files")?;

@@ -1,14 +1,14 @@
 //! Whether two programs may interleave on one CPU of this kernel.
 //!
-//! The account is counted by plain adds, which are exact only if bottom halves exclude each other on a CPU.
-//! Real-time kernels before 6.18 exclude them by a lock. From 6.18 on they may be built without it
+//! The programs update accounts by plain adds, which are exact only if bottom halves exclude each other on a CPU.
+//! Real-time kernels before 6.18 exclude them by a lock. From 6.18 on they may be built without that lock
 //! (`__local_bh_disable_ip`, `CONFIG_PREEMPT_RT_NEEDS_BH_LOCK`).
 
 use std::fs;
 
 use aya::util::KernelVersion;
 
-/// What is lost if [`may_interleave`] is true, for the user.
+/// The consequence for the user if [`may_interleave`] is true.
 pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose \
      or double counts and, with --decapsulate, take one packet for another, so that exactness is not promised here";
 
@@ -16,13 +16,13 @@ const REALTIME: &str = "/sys/kernel/realtime";
 const VERSION: &str = "/proc/sys/kernel/version";
 
 pub fn may_interleave() -> bool {
-    // The first file exists only on real-time kernels. The second one's text says so.
+    // The first file exists only on real-time kernels. The second one says so in its text.
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let is_real_time = is_real_time(&read(REALTIME), &read(VERSION));
     KernelVersion::current().is_ok_and(|kernel| interleaves(is_real_time, kernel))
 }
 
-/// Says at the start that exactness is not promised.
+/// Warns at the start that exactness is not promised.
 pub fn warn_if(may_interleave: bool) {
     if may_interleave {
         tracing::warn!("{LOSS}");

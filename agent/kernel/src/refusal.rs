@@ -1,5 +1,5 @@
-//! Explains in one line why the kernel refused a program and what to do. The verifier's whole log goes to our
-//! own log at the level debug.
+//! Explains in one line why the kernel refused a program and what to do. The whole verifier log goes to our log at
+//! level debug.
 
 use std::io;
 
@@ -20,7 +20,7 @@ pub fn explain(name: &str, error: ProgramError) -> anyhow::Error {
     explain_log(name, io_error, &verifier_log.to_string())
 }
 
-/// The same of an error that comes with the verifier's log.
+/// Explains an error that comes with the verifier's log.
 pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
     tracing::debug!(program = name, log, "the verifier's log");
     let error = anyhow!(error);
@@ -49,10 +49,10 @@ pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
     ))
 }
 
-/// A hint if the kernel's JIT compiler, which has no log, may be what refuses a program.
+/// A hint if the kernel's JIT compiler, which has no log, may have refused a program.
 fn hardened() -> &'static str {
     let harden = std::fs::read_to_string("/proc/sys/net/core/bpf_jit_harden");
-    // With 1 it hardens what other users load.
+    // With 1 the kernel hardens only programs that other users load.
     if harden.is_ok_and(|value| value.trim() == "2") {
         " (net.core.bpf_jit_harden is 2: if the JIT compiler refuses it for that, set the sysctl to 1)"
     } else {

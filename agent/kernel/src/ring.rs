@@ -1,4 +1,4 @@
-//! Reads what programs put into a ring.
+//! Reads the entries that programs put into a ring buffer.
 
 use anyhow::{Result, ensure};
 use aya::{
@@ -6,7 +6,7 @@ use aya::{
     maps::{MapData, RingBuf},
 };
 
-/// Hands on what waits, in its order, `most` at most. Returns how many there were. What comes meanwhile may be among them.
+/// Passes on up to `most` waiting entries in order, including ones that arrive meanwhile. Returns how many there were.
 pub fn take<T: Pod>(
     ring: &mut RingBuf<MapData>,
     most: usize,
@@ -24,7 +24,7 @@ pub fn take<T: Pod>(
             size_of::<T>()
         );
         let one = noted.as_ptr().cast::<T>();
-        // SAFETY: it has the size of one and its alignment, and any bytes are one (`Pod`).
+        // SAFETY: the entry has the size and alignment of `T`, and any bytes are a valid `T` (`Pod`).
         each(unsafe { &*one });
     }
     Ok(most)

@@ -1,9 +1,9 @@
 //! The maps that hold the programs' filter rules.
 //!
-//! There are two slots. The networks of the next set are put into maps of their own ([`Networks`]), which may take
-//! its time. Then the set is staged in the slot that no program uses, with the names that the interfaces have by then, and
-//! one store ([`super::pages::Pages::set_rule_set`]) switches all programs to that slot, since each reads the slot's
-//! number once per packet. The maps of the previous set are freed only when no program can be using them.
+//! There are two slots. [`Networks`] first puts the networks of the next set into new maps, which may take a while.
+//! Then the set is staged in the slot that no program uses, with the current names of the interfaces. One store
+//! ([`super::pages::Pages::set_rule_set`]) switches all programs to that slot: each program reads the slot's number
+//! once per packet. The maps of the previous set are freed only when no program can be using them.
 
 use std::{
     io,
@@ -28,12 +28,12 @@ use super::{
     memory::map_memory_bytes,
 };
 
-/// The outer maps and the set in force.
+/// The outer maps, and the set that the programs use.
 pub struct RuleMaps {
     rows: MapData,
     nets_v4: MapData,
     nets_v6: MapData,
-    /// The interfaces' names by slot, as rules name them.
+    /// The interfaces' names by slot, for matching the names in rules.
     interfaces: Vec<Option<LinkNames>>,
     active: Option<Active>,
 }
@@ -45,11 +45,11 @@ struct Active {
     networks: Arc<Networks>,
 }
 
-/// The networks of a set of rules in maps of their own, of IPv4 and of IPv6.
+/// The IPv4 and IPv6 networks of a set of rules, each in its own map.
 pub struct Networks([MapData; 2]);
 
 impl Networks {
-    /// Fills the maps, which takes seconds for a million networks. Fails before that if the rules do not fit into a set.
+    /// Fills the maps, which takes seconds for a million networks. Fails first if the rules do not fit into a set.
     pub fn of(rules: &[Rule]) -> Result<Arc<Self>> {
         Compiled::check(rules)?;
         let (nets_v4, nets_v6) = rules::networks(rules);
@@ -61,22 +61,22 @@ impl Networks {
     }
 }
 
-/// A set in its slot, before the programs are turned to it.
+/// A set in its slot that the programs do not use yet.
 pub struct Staged {
     next: Option<Active>,
     rules: PlacedRules,
     warnings: Vec<String>,
 }
 
-/// What the owner of the programs' switch needs to know about a set whose maps are filled.
+/// A set whose maps are filled, as [`super::pages::Pages`] needs it for the switch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlacedRules {
     /// The set's number for the programs; 0 means no rules.
     pub number: u32,
     pub rules: u32,
-    /// They may leave out one direction of a flow and count the other.
+    /// Whether the rules may leave out one direction of a flow and count the other.
     pub divide_flows: bool,
-    /// Memory that the kernel charges; next to nothing without rules.
+    /// Memory that the kernel charges; very little without rules.
     pub kernel_memory_bytes: u64,
 }
 
@@ -85,7 +85,7 @@ impl Staged {
         self.rules
     }
 
-    /// What the rules' author may not have meant.
+    /// Warnings about rules that may not do what their author meant.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -108,21 +108,21 @@ impl RuleMaps {
         }
     }
 
-    /// Changes the names of the interface at a slot for the sets that are staged from here on.
+    /// Changes the names of the interface in a slot, for sets that are staged later.
     pub fn name_interface(&mut self, slot: u32, names: &LinkNames) {
         if let Some(known) = self.interfaces.get_mut(slot as usize) {
             *known = Some(names.clone());
         }
     }
 
-    /// The networks of the set in force; `None` without rules.
+    /// The networks of the set that the programs use; `None` without rules.
     pub fn networks(&self) -> Option<Arc<Networks>> {
         let active = self.active.as_ref();
         active.map(|active| Arc::clone(&active.networks))
     }
 
-    /// Fills the slot that no program uses with `rules`, for the interfaces by the names that they have. `networks` are
-    /// those of these rules.
+    /// Fills the slot that no program uses with `rules`, for the current names of the interfaces. `networks` must come
+    /// from the same rules.
     pub fn stage(&self, rules: &[Rule], networks: Arc<Networks>) -> Result<Staged> {
         let warnings = rules::not_watched(rules, &self.interfaces);
         let mut kernel_memory_bytes = self.outer().into_iter().map(map_memory_bytes).sum();
@@ -155,7 +155,7 @@ impl RuleMaps {
         })
     }
 
-    /// Frees the previous set's memory. To be called after every program was turned to `staged`.
+    /// Frees the previous set's memory. Call it after all programs have switched to `staged`.
     pub fn settle(&mut self, staged: Staged) {
         if let Some(old) = std::mem::replace(&mut self.active, staged.next) {
             self.clear(old.slot);
@@ -186,7 +186,7 @@ impl RuleMaps {
         Ok(map)
     }
 
-    /// Frees the memory of a set that no program follows.
+    /// Frees the memory of a set that no program uses.
     fn clear(&self, slot: u32) {
         for outer in self.outer() {
             if let Err(error) = bpf::delete(outer.fd().as_fd(), slot) {
@@ -225,9 +225,8 @@ fn trie<const N: usize>(name: &str, prefixes: &[(NetKey<N>, NetRows)]) -> Result
     Ok(map)
 }
 
-/// Tries again while the kernel has no memory at hand. A trie's nodes come from a pool that is filled in the
-/// background without waiting for memory (`alloc_bulk`, kernel/bpf/memalloc.c), so a busy machine may run out for
-/// a moment.
+/// Retries while the kernel is out of memory. A trie's nodes come from a pool that the kernel refills in the background
+/// without waiting for memory (`alloc_bulk`, kernel/bpf/memalloc.c), so a busy machine may run out for a moment.
 fn patiently(mut update: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let mut pause = Duration::from_millis(1);
     loop {

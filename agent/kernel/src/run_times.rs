@@ -1,8 +1,8 @@
 //! How often the attached programs run, and for how long.
 //!
-//! The kernel counts that only while it is asked to, since two readings of the clock come with each run of any program on
-//! the machine. Whoever may (`CAP_SYS_ADMIN`) asks with a descriptor (`bpf_enable_runtime_stats`), and it ends when the
-//! descriptor is closed, as it is when the process is killed.
+//! The kernel counts this only on request, since it reads the clock twice for each run of any program on the machine. A
+//! process with `CAP_SYS_ADMIN` asks by opening a descriptor (`bpf_enable_runtime_stats`). The counting ends when the
+//! descriptor is closed, so it also ends when the process is killed.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +22,7 @@ pub struct RunTimes(Arc<Mutex<Programs>>);
 #[derive(Default)]
 struct Programs {
     watched: Vec<Watched>,
-    /// How many there have been.
+    /// Programs added since the start.
     numbered: u64,
 }
 
@@ -30,11 +30,11 @@ struct Watched {
     number: u64,
     hook: &'static str,
     program: Weak<OwnedFd>,
-    /// Those that stay loaded as long as the agent runs.
+    /// Keeps programs open that stay loaded as long as the agent runs.
     _kept: Option<Arc<OwnedFd>>,
 }
 
-/// What the programs did in a while.
+/// Runs of the programs within a period.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
     pub length: Duration,
@@ -42,14 +42,14 @@ pub struct Window {
 }
 
 impl RunTimes {
-    /// From now on this program is among them.
+    /// Adds a program, and keeps its descriptor open.
     pub fn watch(&self, name: &str, program: BorrowedFd<'_>) -> io::Result<()> {
         let program = Arc::new(program.try_clone_to_owned()?);
         self.add(name, &program, Some(Arc::clone(&program)));
         Ok(())
     }
 
-    /// The same for a program that others let go of.
+    /// Adds a program only for as long as its owner keeps it.
     pub fn watch_while_held(&self, name: &str, program: &Arc<OwnedFd>) {
         self.add(name, program, None);
     }
@@ -69,8 +69,8 @@ impl RunTimes {
         });
     }
 
-    /// Has the kernel count for this long, and reads what it counted. Fails with EPERM if this process may not ask for it
-    /// and nobody else has. Nothing is known if the setting that somebody else made is changed meanwhile.
+    /// Has the kernel count for this long, and returns the result. Fails with EPERM if this process may not ask for
+    /// counting and `kernel.bpf_stats_enabled` is off. Returns `None` if somebody switches that setting off meanwhile.
     pub fn window(&self, length: Duration) -> io::Result<Option<Window>> {
         let is_on = is_on_for_all();
         let asked = if is_on {
@@ -87,14 +87,14 @@ impl RunTimes {
         }
         let mut by_hook = BTreeMap::<_, Runs>::new();
         for (number, (hook, after)) in after {
-            // One that is not there was loaded meanwhile.
+            // A program that was not there before was loaded meanwhile.
             let before = before.get(&number).map(|&(_, before)| before);
             *by_hook.entry(hook).or_default() += after - before.unwrap_or_default();
         }
         Ok(Some(Window { length, by_hook }))
     }
 
-    /// By the number of the program.
+    /// Runs so far, by the program's number.
     fn read(&self) -> io::Result<BTreeMap<u64, (&'static str, Runs)>> {
         self.programs(|programs| {
             let read = |one: &Watched| {
@@ -111,7 +111,7 @@ impl RunTimes {
     }
 }
 
-/// Where the program of this name is attached, as status and metrics call it.
+/// The hook of a program, under its name in status and metrics.
 fn hook(name: &str) -> &'static str {
     if name.starts_with("xdp") {
         "xdp"
@@ -129,7 +129,7 @@ fn hook(name: &str) -> &'static str {
     }
 }
 
-/// Whether somebody has set `kernel.bpf_stats_enabled`.
+/// Whether `kernel.bpf_stats_enabled` is on.
 fn is_on_for_all() -> bool {
     let setting = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled");
     setting.is_ok_and(|setting| setting.trim() == "1")

@@ -1,7 +1,7 @@
-//! Lets several sets of programs share their maps: those of one set are pinned where the next one finds them, in
-//! a BPF file system that nobody else can reach.
+//! Lets several sets of programs share their maps: the maps of the first set are pinned in a BPF file system that
+//! nobody else can reach, and the next sets open them there.
 //!
-//! The file system is mounted nowhere (`fsmount` without `move_mount`), and is gone with its descriptor, however
+//! The file system is mounted nowhere (`fsmount` without `move_mount`), so it goes away with its descriptor, however
 //! the process ends.
 
 use std::{
@@ -19,24 +19,24 @@ use rustix::{
 
 use crate::netns::REMEDY;
 
-/// The maps that each set has for itself: the interfaces of its network namespace, its constants, its log.
+/// The maps that each set has for itself: its interfaces, its constants, its log.
 const OWN: [&str; 3] = ["INTERFACES", ".rodata", "AYA_LOGS"];
 
-/// The file system, and the maps to share with their paths in it.
+/// The file system, and the paths of the shared maps in it.
 pub(super) struct SharedMaps {
     _folder: OwnedFd,
     paths: Vec<(String, PathBuf)>,
 }
 
 impl SharedMaps {
-    /// All maps of the object that are not a set's own.
+    /// Prepares a path for each map of the object that is not a set's own.
     pub(super) fn of(object: &[u8]) -> Result<Self> {
         let folder = folder().map_err(explain)?;
         let object = Object::parse(object).context("read the programs")?;
         let names = object.maps.into_keys();
         let names = names.filter(|name| !OWN.contains(&name.as_str()));
         let path = |name: &str| {
-            // A BPF file system takes no dots in names.
+            // A BPF file system allows no dots in names.
             let file = name.replace('.', "_");
             PathBuf::from(format!("/proc/self/fd/{}/{file}", folder.as_raw_fd()))
         };
@@ -47,7 +47,7 @@ impl SharedMaps {
         })
     }
 
-    /// Has the loader take the maps of the set that was loaded first, or make them if there is none.
+    /// Makes the loader open the maps of the first set, or create and pin them if this is the first.
     pub(super) fn share<'a>(&'a self, loader: &mut EbpfLoader<'a>) {
         for (name, path) in &self.paths {
             loader.map_pin_path(name, path);

@@ -1,12 +1,12 @@
 //! Keeps signals away from the calling thread while the kernel verifies a program.
 //!
-//! The verifier gives up with EAGAIN if a signal is pending for the calling thread (`do_check`), and loading
-//! starts again from the beginning. A signal every half second would keep a program out for ever.
+//! If a signal is pending for the calling thread, the verifier gives up with EAGAIN (`do_check`), and loading starts
+//! from the beginning. A signal every half second would prevent a program from ever loading.
 
 use std::mem::MaybeUninit;
 
-/// Until it is dropped, the calling thread handles no signal. A signal goes to another thread of the process,
-/// or waits.
+/// Until it is dropped, the calling thread handles no signal. A signal goes to another thread of the process or stays
+/// pending.
 pub(super) struct Held {
     before: libc::sigset_t,
 }

@@ -1,7 +1,9 @@
-//! Bounds what the programs keep with sockets. The memory is charged to the agent, and any user may make sockets.
+//! Bounds the memory of values that the programs keep with sockets. That memory is charged to the agent, and any user
+//! can make sockets.
 //!
-//! The programs count what they keep, and nobody tells them when a socket goes, or when an accepted connection inherits what its
-//! listener has. So a thread has the kernel count now and then, and what is beyond the bound is forgotten.
+//! The programs count the values they add. They do not see when a socket is freed, or when an accepted connection
+//! inherits its listener's value. So a thread runs an iterator in the kernel that recounts the values and drops those
+//! beyond the bound.
 
 use std::{
     fs::File,
@@ -29,32 +31,32 @@ use super::{
     mapped_array::MappedArray,
 };
 
-/// Sockets of each kind, if the memory limit allows that.
+/// Most sockets of each kind, unless the memory limit requires fewer.
 pub const MOST_SOCKETS: u64 = 1 << 17;
-/// With the kernel's own, for each.
+/// Memory for each value, including the kernel's own overhead.
 pub const BYTES_PER_SOCKET: u64 = 300;
-/// The part of the memory limit that each kind may take.
+/// Each kind may take one eighth of the memory limit.
 const PART_OF_LIMIT: u64 = 8;
 
-/// The places of its numbers in a [`SocketBound`].
+/// The fields of a [`SocketBound`], as indexes of its numbers.
 const KEPT: usize = 0;
 const MOST: usize = 1;
 const REFUSED: usize = 2;
 const SEEN: usize = 3;
 const LASTING: usize = 4;
 
-/// Faster than connections can be accepted.
+/// Assumed rate of inherited values; connections cannot be accepted faster.
 const INHERITED_PER_SECOND: u64 = 50_000;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Whoever makes many sockets again and again does not have the agent look all the time.
+/// Shortest time between two searches for sockets that had found no room, however often someone fills the bound.
 const LOOKS_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
-/// What programs of this kind go over.
+/// The iterator target of these programs (`bpf_iter__bpf_sk_storage_map`).
 const KEPT_IN: &str = "bpf_sk_storage_map";
 
-/// The program that counts what is kept of a kind, and the map in which it is.
+/// The program that counts the values of a kind, and the map that holds them.
 fn counted(what: KeptWithSockets) -> (&'static str, &'static str) {
     match what {
         KeptWithSockets::Process => ("kept_makers", "SOCKETS"),
@@ -62,27 +64,27 @@ fn counted(what: KeptWithSockets) -> (&'static str, &'static str) {
     }
 }
 
-/// Loads the program that counts what is kept of a kind, and does not attach it.
+/// Loads the program that counts the values of a kind, without attaching it.
 pub(super) fn load(programs: &mut Ebpf, what: KeptWithSockets) -> Result<()> {
     iterator::load(programs, counted(what).0, KEPT_IN).map(drop)
 }
 
-/// Clones are the same.
+/// Clones share the same counts.
 #[derive(Clone)]
 pub struct SocketBounds {
     numbers: Arc<MappedArray>,
-    /// Programs that are loaded later name its descriptor.
+    /// Keeps the map open: programs that are loaded later refer to its descriptor.
     _map: Arc<MapData>,
     most: u64,
 }
 
-/// Has them counted until it is dropped.
+/// Keeps the counting thread running until it is dropped.
 pub struct Counting {
     _ends: Sender<()>,
 }
 
 impl SocketBounds {
-    /// Sets the bounds.
+    /// Sets the bounds, within the memory limit of this process.
     pub fn new(map: MapData) -> Result<Self> {
         let limit = cgroup_limit::memory_of_this_process();
         let within = limit.map_or(u64::MAX, |limit| limit / PART_OF_LIMIT / BYTES_PER_SOCKET);
@@ -109,8 +111,9 @@ impl SocketBounds {
         self.numbers.load(place(what, REFUSED))
     }
 
-    /// Has the programs count from now on what is kept. `look_again` is called when there is room again, after some found none. `None` if the kernel does not allow that: then room is taken and never given
-    /// back for some, and what exceeds it is counted all the same.
+    /// Starts a thread that recounts the values. It calls `look_again` when there is room again after some sockets
+    /// found none. Returns `None` if the kernel does not allow that. Then the room of some closed sockets is never
+    /// freed, and values that exceed the bound still count.
     pub fn count(
         &self,
         programs: &mut Ebpf,
@@ -192,7 +195,8 @@ impl SocketBounds {
         }
     }
 
-    /// Not only for a few: looking for them goes through all files that are open.
+    /// Whether there is room for many sockets. The search goes through all open files, so a little room is not worth
+    /// it.
     fn has_room_again(&self, what: KeptWithSockets) -> bool {
         self.kept(what) < self.most - self.most / 8
     }
@@ -201,11 +205,11 @@ impl SocketBounds {
         SocketBound::held(self.numbers.load(place(what, KEPT)))
     }
 
-    /// What comes meanwhile may count twice, until the next time.
+    /// Recounts the values of a kind. A value added during the count may count twice until the next one.
     fn recount(&self, what: KeptWithSockets, link: &OwnedFd) -> io::Result<()> {
         let of = |number| place(what, number);
         let before = self.numbers.load(of(KEPT));
-        // They take their room from the others.
+        // Values that lasted through the previous count reduce the room for the others.
         let lasted = self.numbers.load(of(LASTING));
         self.numbers.store(of(SEEN), lasted);
         self.numbers.store(of(LASTING), 0);
@@ -217,11 +221,11 @@ impl SocketBounds {
     }
 }
 
-/// When it was looked for sockets last that had found no room.
+/// The last search for sockets that had found no room.
 #[derive(Default)]
 struct Looks {
     last: Option<Instant>,
-    /// How many had found none by then.
+    /// How many had found no room by then.
     refused: u64,
 }
 
@@ -245,7 +249,7 @@ fn place(what: KeptWithSockets, number: usize) -> usize {
     what as usize * SocketBound::WORDS + number
 }
 
-/// So long that connections cannot take more than what is left.
+/// A pause so short that inherited values cannot use up the `left` room before it ends.
 fn pause(left: u64) -> Duration {
     let pause = Duration::from_millis(left * 1000 / INHERITED_PER_SECOND);
     pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE)

@@ -1,4 +1,4 @@
-//! Programs at tracepoints, whose arguments the verifier knows by the kernel's types.
+//! Programs at tracepoints whose arguments the verifier checks with the kernel's types (BTF).
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -10,12 +10,12 @@ use aya::{
 
 use super::{refusal, run_times::RunTimes};
 
-/// Loads the program that has the tracepoint's name, and does not attach it.
+/// Loads the program with the tracepoint's name without attaching it.
 pub fn load<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePoint> {
     let program = programs.program_mut(name);
     let program = program.with_context(|| format!("the object has no program {name}"))?;
     let program: &mut BtfTracePoint = program.try_into().context("a program of a tracepoint")?;
-    // What the library makes of the kernel's types takes some 50 MiB, until this function returns.
+    // aya's copy of the kernel's types takes some 50 MiB until this function returns.
     let types = Btf::from_sys_fs().context("read the kernel's type information (BTF)")?;
     program
         .load(name, &types)
@@ -23,7 +23,7 @@ pub fn load<'a>(programs: &'a mut Ebpf, name: &str) -> Result<&'a mut BtfTracePo
     Ok(program)
 }
 
-/// Attaches one that is loaded, for as long as the link is there.
+/// Attaches a loaded program until the link is dropped.
 pub fn attach(
     program: &mut BtfTracePoint,
     name: &str,

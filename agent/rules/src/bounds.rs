@@ -1,5 +1,5 @@
-//! Bounds the text of a set before it is parsed. In memory, rules and values take many times the two bytes
-//! that each of them can take in the text.
+//! Bounds the text of a rule set before it is parsed. In memory, rules and values take many times the two bytes that
+//! the shortest of them take as text.
 
 use thiserror::Error;
 
@@ -33,13 +33,13 @@ pub struct TooMuch {
     what: &'static str,
 }
 
-/// Fails if parsing the rules would take much more memory than their text does.
+/// Fails if parsing the rules would take much more memory than their text.
 pub fn check(texts: &[&str]) -> Result<(), TooMuch> {
     let mut bounds = Bounds::default();
     texts.iter().try_for_each(|text| bounds.add(text))
 }
 
-/// What the text of a set has that takes memory.
+/// Counts the parts of a rule set's text that take memory.
 #[derive(Default)]
 pub struct Bounds {
     semicolons: usize,

@@ -1,7 +1,7 @@
 //! Compiles rules into the rows and prefixes that the kernel programs look up.
 //!
-//! `agent_common::filter` defines them, and has the code that finds the first match in them, both in the
-//! kernel and here.
+//! `agent_common::filter` defines them. It also has the code that finds the first match in them, for the kernel and for
+//! this crate.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -35,7 +35,7 @@ pub enum CompileError {
     TooManyPorts,
 }
 
-/// Prefixes with the rules that each satisfies.
+/// Prefixes, each with the rules that it satisfies.
 pub type Prefixes<K> = Vec<(K, NetRows)>;
 
 /// A set of rules in the form that packets are matched against.
@@ -59,7 +59,7 @@ impl Compiled {
         })
     }
 
-    /// Fails if the rules do not fit into a set, whatever the interfaces.
+    /// Fails if the rules do not fit into a set, regardless of the interfaces.
     pub fn check(rules: &[Rule]) -> Result<(), CompileError> {
         Tables::of(rules, &[]).map(drop)
     }
@@ -70,12 +70,12 @@ impl Compiled {
     }
 }
 
-/// The rows. They follow the names of the interfaces, and are quick to make.
+/// The rows. They depend on the names of the interfaces, and are quick to compute.
 pub fn rows(rules: &[Rule], interfaces: &HookNames) -> Result<Vec<Row>, CompileError> {
     Ok(Tables::of(rules, interfaces)?.rows)
 }
 
-/// The prefixes of both IP versions, whatever the interfaces. Takes a second for a million of them.
+/// The prefixes of both IP versions. They do not depend on the interfaces. A million takes a second.
 pub fn networks(rules: &[Rule]) -> (Prefixes<NetKey4>, Prefixes<NetKey6>) {
     let (mut nets_v4, mut nets_v6) = (Vec::new(), Vec::new());
     if has_nets(rules) {
@@ -101,7 +101,7 @@ fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
     }
 }
 
-/// The row of the rules for which `is_satisfied` is true.
+/// The row with the rules for which `is_satisfied` is true.
 fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
     let mut row = Row::NONE;
     for (index, rule) in rules.iter().enumerate() {
@@ -115,7 +115,7 @@ fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
 /// The rows under construction.
 struct Tables {
     rows: Vec<Row>,
-    /// The number of each bitmap that has a row, so that equal bitmaps share one.
+    /// The number of each bitmap's row, so that equal bitmaps share one.
     numbers: HashMap<Row, u16>,
 }
 
@@ -174,8 +174,7 @@ impl Tables {
         Ok(number)
     }
 
-    /// Adds a table of `entries` entries. Each run gives the row that its entries have and where the run
-    /// ends.
+    /// Adds a table of `entries` entries. Each run has the row of its entries and the end of the run.
     fn table(
         &mut self,
         field: Head,
@@ -223,15 +222,15 @@ impl Tables {
         self.table(Head::Hooks, hook_number(interfaces.len() as u32, 0), runs)
     }
 
-    /// Builds the table of one side's ports. All ports between two neighbouring bounds of ranges satisfy the
-    /// same rules.
+    /// Builds the table of one side's ports. All ports between two neighbouring bounds of ranges satisfy the same
+    /// rules.
     fn ports(
         &mut self,
         rules: &[Rule],
         field: Head,
         side: impl Fn(&Rule) -> &Vec<Ports>,
     ) -> Result<(), CompileError> {
-        // By port: the rules that have a range beginning (true) or ending (false) at it.
+        // By port: the rules with a range that begins (true) or ends (false) there.
         let mut bounds = BTreeMap::<u32, Vec<(usize, bool)>>::new();
         for (index, rule) in rules.iter().enumerate() {
             for range in side(rule) {
@@ -267,8 +266,8 @@ impl Tables {
     }
 }
 
-/// Every prefix of one IP version that a rule names, and the prefix of all addresses. Each has the rules that
-/// it satisfies, including those of the prefixes around it.
+/// Every prefix of one IP version that a rule names, and the prefix of all addresses. Each has the rules that it
+/// satisfies, including the rules of the shorter prefixes that cover it.
 fn prefixes(rules: &[Rule], is_v6: bool) -> Vec<(Net, NetRows)> {
     let everything = NetRows {
         src: row_of(rules, |rule| rule.nets.src.is_empty()),

@@ -1,4 +1,4 @@
-//! Explains each rule as it was understood, with notes about what its author may not have meant.
+//! Explains how each rule was understood, with notes about likely mistakes.
 
 use serde::Serialize;
 
@@ -16,7 +16,7 @@ pub struct Explained {
     pub notes: Vec<String>,
 }
 
-/// Explains each rule, in their order.
+/// Explains the rules, in order.
 pub fn explain(rules: &[Rule]) -> Vec<Explained> {
     let explained = rules.iter().enumerate().map(|(index, rule)| Explained {
         number: index + 1,
@@ -26,7 +26,7 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
     explained.collect()
 }
 
-/// A line for each rule that names an interface which is not in `interfaces`.
+/// One line for each rule that names an interface missing from `interfaces`.
 pub fn not_watched(rules: &[Rule], interfaces: &HookNames) -> Vec<String> {
     let is_here = |pattern: &Pattern| {
         let mut names = interfaces.iter().flatten();
@@ -86,7 +86,7 @@ fn notes(earlier: &[Rule], rule: &Rule) -> Vec<String> {
     notes
 }
 
-/// The reason if no packet can satisfy all terms of a rule.
+/// Why no packet can satisfy all terms of a rule, if none can.
 fn never_matches(rule: &Rule) -> Option<&'static str> {
     let has_ports = |protocol| WITH_PORTS.contains(protocol);
     if mixes_versions(&rule.nets) {
@@ -121,7 +121,7 @@ fn mixes_versions(nets: &Sides<Net>) -> bool {
     !can_be(false) && !can_be(true)
 }
 
-/// Whether `outer` matches every packet that `inner` does. `false` if it is not certain.
+/// Whether `outer` matches every packet that `inner` matches. `false` if that is uncertain.
 fn covers(outer: &Rule, inner: &Rule) -> bool {
     side_covers(&outer.nets, &inner.nets, Net::covers)
         && side_covers(&outer.ports, &inner.ports, |outer: &Ports, inner| {
@@ -149,7 +149,7 @@ fn side_covers<T>(outer: &Sides<T>, inner: &Sides<T>, covers: impl Fn(&T, &T) ->
         && either.into_iter().any(|inner| within(&outer.either, inner))
 }
 
-/// Whether the values `outer` of a term accept all that the values `inner` accept.
+/// Whether the values `outer` of a term accept everything that the values `inner` accept.
 fn all_within<T>(outer: &[T], inner: &[T], covers: impl Fn(&T, &T) -> bool) -> bool {
     outer.is_empty()
         || !inner.is_empty()

@@ -57,8 +57,8 @@ tcpdump: a rule with them concerns one direction of a conversation, one without 
 A set has at most 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
 What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
 
-/// Networks that a set can have. They take 1.0 GB of kernel memory on 6.18, where a node of the trie without
-/// a network takes as much as one with it (`lpm_trie_node_alloc`).
+/// Networks that a set can have. They take 1.0 GB of kernel memory on 6.18, where an inner node of the trie takes as
+/// much as a network (`lpm_trie_node_alloc`).
 pub const MAX_NETWORKS: usize = 1_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl<T> Sides<T> {
 }
 
 impl<T: Clone> Sides<T> {
-    /// Exchanges the sender's and the receiver's values.
+    /// Swaps the sender's and the receiver's values.
     fn mirrored(&self) -> Self {
         Self {
             src: self.dst.clone(),
@@ -112,7 +112,7 @@ impl<T: Clone> Sides<T> {
 
 pub type Ports = RangeInclusive<u16>;
 
-/// Matches the packets that satisfy all of its terms. Every packet satisfies an empty term.
+/// Matches packets that satisfy all of its terms. Every packet satisfies an empty term.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub action: Action,
@@ -137,7 +137,7 @@ impl Rule {
         }
     }
 
-    /// Whether it may match one direction of a conversation and not the other.
+    /// Whether the rule may match one direction of a conversation and not the other.
     pub fn names_a_direction(&self) -> bool {
         self.direction.is_some() || self.nets.names_a_side() || self.ports.names_a_side()
     }

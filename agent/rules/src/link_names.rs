@@ -1,4 +1,4 @@
-//! What an interface is called: its name, and those that it has besides (`ip link property add dev eth0 altname uplink`).
+//! The names of an interface: its name and its alternative names (`ip link property add dev eth0 altname uplink`).
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LinkNames {

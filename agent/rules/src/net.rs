@@ -4,18 +4,17 @@ use std::{fmt, net::IpAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A prefix of either IP version. All bits after the prefix are zero. A network sorts after those that cover
-/// it.
+/// A prefix of either IP version. All bits after the prefix are zero. A network sorts after the networks that cover it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Net(IpNet);
 
-/// What is wrong with a network's text.
+/// Why a text is not a network.
 #[derive(Debug, PartialEq, Eq)]
 pub enum BadNet {
     NotAnAddress,
     /// The prefix length is not a number from 0 to this one.
     BadLength(u8),
-    /// The prefix that was probably meant.
+    /// The address has bits after the prefix. The network that was probably meant.
     HostBits(Net),
 }
 

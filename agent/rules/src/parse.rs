@@ -1,4 +1,4 @@
-//! The parser for rules. A [`Fault`] points at the place where a line stops making sense.
+//! The parser for rules. A [`Fault`] points at the first part of a line that cannot be parsed.
 
 use agent_common::Direction;
 use proto::protocols;
@@ -15,11 +15,11 @@ struct Word<'a> {
     column: usize,
 }
 
-/// The words of one rule that are still to be read.
+/// The unread words of one rule.
 struct Words<'a> {
     line: &'a str,
     rest: std::vec::IntoIter<Word<'a>>,
-    /// The column after the last word, where a missing one would be.
+    /// The column after the last word, to report a missing one.
     end: usize,
 }
 
@@ -58,7 +58,7 @@ fn rules(text: &str, line: &str) -> Result<Vec<Rule>, Fault> {
     Ok(rules)
 }
 
-/// The parts between separators, which are one character each.
+/// The parts between separators. A separator is one character.
 fn parts(
     text: &str,
     column: usize,

@@ -1,4 +1,4 @@
-//! Patterns that choose interfaces: a name, a glob, or a regular expression.
+//! Patterns that select interfaces: a name, a glob, or a regular expression.
 
 use std::{fmt, str::FromStr};
 
@@ -23,7 +23,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Whether it means an interface that has these names.
+    /// Whether it matches one of an interface's names.
     pub fn matches_any(&self, names: &LinkNames) -> bool {
         names.all().any(|name| self.matches(name))
     }
@@ -92,8 +92,7 @@ impl fmt::Display for Pattern {
 
 /// Patterns separated by commas, from one argument or variable.
 ///
-/// A regex may have commas of its own, as in `/^eth{1,2}$/`, so it ends only at a slash before a comma or at
-/// the end.
+/// A regex may contain commas, like `/^eth{1,2}$/`, so it ends only at a slash before a comma or at the end.
 #[derive(Debug, Clone)]
 pub struct Patterns(Vec<Pattern>);
 

@@ -1,4 +1,4 @@
-//! Tells what the rules do to a packet that a user describes, and to its answer.
+//! Applies the rules to a packet that a user describes, and to its answer.
 
 use std::{
     collections::HashSet,
@@ -27,25 +27,25 @@ pub(super) const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 /// The interface in a verdict about packets on an interface that no rule names.
 const ELSEWHERE: &str = "any other interface";
 
-/// The properties of a packet that rules look at.
+/// The properties of a packet that rules test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// Sender and receiver.
     pub ends: [(IpAddr, u16); 2],
-    /// `false` for a protocol without ports, and for fragments whose ports nobody knows.
+    /// `false` for a protocol without ports, and for fragments whose ports are unknown.
     pub has_ports: bool,
     pub protocol: u8,
     pub interface: Option<String>,
-    /// `None` asks for both.
+    /// `None` means both.
     pub direction: Option<Direction>,
 }
 
-/// What the rules do to one packet.
+/// The result of the rules for one packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Verdict {
     /// Sender, receiver and direction.
     pub packet: String,
-    /// `None` if the rules name interfaces by a glob and the verdict depends on which one it is.
+    /// `None` if the rules name interfaces by a glob and the result depends on the interface.
     pub is_counted: Option<bool>,
     /// Counts from 1; `None` if no rule matches.
     pub rule: Option<u32>,
@@ -142,7 +142,7 @@ impl Probe {
         }
     }
 
-    /// The packet that goes the other way.
+    /// The packet in the other direction.
     #[must_use]
     pub fn answer(&self) -> Self {
         let [src, dst] = self.ends;
@@ -153,8 +153,8 @@ impl Probe {
         }
     }
 
-    /// What the rules do to the packet and then to its answer, in both directions if none was given. If no
-    /// interface was given, the verdicts cover each one that a rule names, and any other.
+    /// Applies the rules to the packet and then to its answer, in both directions if none was given. Without an
+    /// interface, the verdicts cover each interface that a rule names, and any other.
     pub fn verdicts(&self, rules: &[Rule]) -> Result<Vec<Verdict>, CompileError> {
         let mut interfaces = Vec::new();
         if self.interface.is_none() {
@@ -227,7 +227,7 @@ impl Probe {
     }
 }
 
-/// The interfaces that rules name, in their order, without repetitions.
+/// The interfaces that rules name, in order, without duplicates.
 fn named(rules: &[Rule]) -> Vec<Pattern> {
     let mut seen = HashSet::new();
     let patterns = rules.iter().flat_map(|rule| &rule.interfaces);

@@ -1,4 +1,4 @@
-//! Reads the rules of arguments and of a file, in their order.
+//! Reads the rules of the arguments and of a file, in order.
 
 use std::{
     fs::File,
@@ -15,14 +15,14 @@ use super::{
 };
 use crate::fault::Fault;
 
-/// Some editors put it at the beginning of a file.
+/// Some editors put it at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// The most bytes that a file of rules may have: enough for a million IPv6 networks, with room to spare.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Reads the rules of all arguments, then those of the file. A line may have several rules. `#` begins a
-/// comment at the start of a line and after white space.
+/// Reads the rules of all arguments, then the rules of the file. A line may have several rules. `#` begins a comment at
+/// the start of a line and after white space. Fails if a rule cannot be parsed, or if there are too many.
 pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     let mut rules: Vec<Rule> = arguments
         .iter()
@@ -31,8 +31,7 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
     if let Some(path) = file {
         let what = || format!("read the filter rules in {}", path.display());
         let file = File::open(path).with_context(what)?;
-        // Read line by line, so that a file without rules, such as a device that never ends, fails at its
-        // first line.
+        // Read line by line, so that an endless file without rules, such as a device, fails at its first line.
         let mut file = BufReader::new(file.take(MAX_FILE_BYTES + 1));
         let (mut line, mut number, mut read_bytes) = (Vec::new(), 0_u64, 0);
         let mut bounds = Bounds::default();
@@ -157,7 +156,7 @@ mod tests {
         );
     }
 
-    /// In memory they take many times what they take in the file.
+    /// In memory these rules take many times their bytes in the file.
     #[test]
     fn what_no_set_can_have_is_refused_where_it_is_too_much() {
         let (_folder, path) = written(&b"exclude all\n".repeat(5_000_000));

@@ -1,12 +1,12 @@
 //! Applies rules to records, outside the kernel.
 //!
-//! A rule speaks of packets, and a record counts the packets of both directions. So a record passes if the rules
-//! would count at least one packet of its flow: those from the source, or those from the destination, if there
-//! were any since the flow began. Each is matched as the kernel's programs would match it: `src` is the packet's
-//! sender, and `ingress` the side at which it was seen. No count is ever changed.
+//! Rules are about packets, and a record counts the packets of both directions. So a record passes if the rules would
+//! count at least one packet of its flow: a packet from the source or one from the destination, if that end has sent
+//! any since the flow began. Packets are matched as in the kernel programs: `src` is the packet's sender, and `ingress`
+//! the side where it was seen. Counts never change.
 //!
-//! A flow that passes once passes from then on, since its packets only become more. It may begin to pass when the
-//! first packet of its other direction comes.
+//! A flow that has passed once keeps passing, since its packets only become more. It may begin to pass when the first
+//! packet of the other direction arrives.
 
 use std::net::IpAddr;
 
@@ -15,20 +15,20 @@ use proto::{FlowRecord, record::Record};
 
 use super::{Action, Net, Ports, Rule, Sides};
 
-/// What rules look at in a record. `[0]` is the source's, `[1]` the destination's.
+/// The properties of a record that rules test. `[0]` is the source's, `[1]` the destination's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// An IANA number.
     pub protocol: u8,
     pub addresses: [IpAddr; 2],
-    /// `None` for a protocol without ports, and for fragments whose ports nobody knows.
+    /// `None` for a protocol without ports, and for fragments whose ports are unknown.
     pub ports: Option<[u16; 2]>,
-    /// Where the packets that it sent were seen; `None` if it sent none since the flow began.
+    /// Where each end's packets were seen; `None` if it has sent none since the flow began.
     pub sent: [Option<Direction>; 2],
 }
 
-/// Whether rules let a record pass: the first rule that matches a packet decides, and what no rule matches
-/// passes. `interface` is the name of the one at which the flow was seen; an empty one is on no list.
+/// Whether rules let a record pass. The first rule that matches a packet decides; a packet that no rule matches passes.
+/// `interface` is the name of the flow's interface. An empty name matches no list.
 pub fn passes(rules: &[Rule], record: impl Into<Facts>, interface: &str) -> bool {
     if rules.is_empty() {
         return true;
@@ -49,7 +49,7 @@ pub(super) struct Sent {
 }
 
 impl Facts {
-    /// A packet from each end that sent any.
+    /// One packet from each end that has sent any.
     fn packets(&self) -> [Option<Sent>; 2] {
         let &Self {
             protocol,
@@ -73,7 +73,7 @@ impl Facts {
     }
 }
 
-/// The place of the first rule that matches.
+/// The index of the first rule that matches.
 pub(super) fn first_match(rules: &[Rule], packet: &Sent, interface: &str) -> Option<usize> {
     rules.iter().position(|rule| {
         (rule.protocols.is_empty() || rule.protocols.contains(&packet.protocol))
@@ -88,7 +88,7 @@ pub(super) fn first_match(rules: &[Rule], packet: &Sent, interface: &str) -> Opt
     })
 }
 
-/// Whether all terms of one kind hold for the sender's value and the receiver's.
+/// Whether all terms of one kind hold for the sender's and the receiver's value.
 fn hold<T, V: Copy>(terms: &Sides<T>, [src, dst]: [V; 2], holds: impl Fn(&T, &V) -> bool) -> bool {
     let any = |terms: &[T], value: V| terms.iter().any(|term| holds(term, &value));
     (terms.src.is_empty() || any(&terms.src, src))
@@ -183,7 +183,7 @@ mod tests {
             ("", true, true),
             ("exclude all", false, false),
             ("exclude port 443", false, false),
-            // The answers are left out, the questions are not.
+            // The rule excludes the answers, but not the questions.
             ("exclude src port 443", true, true),
             ("exclude dst port 443", true, false),
             ("exclude src port 443; exclude dst port 443", false, false),

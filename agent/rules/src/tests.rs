@@ -269,7 +269,7 @@ fn a_set_has_no_more_rows_than_its_tables_and_different_bitmaps() {
     let rows = |text: &str| Compiled::new(&rules(text), &[]).unwrap().rows.len();
     let table = |entries: u32| entries.div_ceil(ROW_ENTRIES) as usize;
     let fixed = FIRST_FREE_ROW as usize;
-    // The bitmap that the rule is in, and the one that it is not in.
+    // The bitmap with the rule, and the bitmap without it.
     assert_eq!(rows("exclude proto tcp"), fixed + table(256) + 2);
     // Every port satisfies both rules, and packets without ports satisfy neither.
     let all_ports = "exclude port 0-65535; exclude src port 0-65535";

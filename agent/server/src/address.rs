@@ -1,6 +1,6 @@
-//! Where the agent listens, and why it cannot.
+//! The addresses to listen on, and why listening fails.
 //!
-//! No host name is looked up: settings have to mean the same at boot, before there is a network, as later.
+//! Host names are not resolved: settings must mean the same at boot, before there is a network, as later.
 
 use std::{
     fmt, io,
@@ -30,7 +30,8 @@ impl ListenAddr {
         matches!(self, Self::Tcp(address) if address.port() == 0)
     }
 
-    /// Fails if other hosts may reach it. What is sent there has to be encrypted, or somebody has to say that it need not.
+    /// Fails if other hosts can reach this address: traffic there has to be encrypted, or explicitly allowed in the
+    /// clear.
     pub fn refuse_open(&self) -> Result<(), ListenError> {
         match *self {
             Self::Tcp(address) if !address.ip().to_canonical().is_loopback() => {
@@ -68,7 +69,7 @@ fn unix(path: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(path))
 }
 
-/// An IP address with a port. `expected` is the error for what looks like something else.
+/// Parses an IP address with a port. `expected` is the error for any other text.
 pub fn tcp(text: &str, expected: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);

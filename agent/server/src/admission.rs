@@ -1,6 +1,6 @@
-//! Who calls a collector: by a token, by the client certificate of the connection, or, where the settings ask for neither, by
-//! what the kernel says of the other end. A certificate and an address without a credential are good for sending alone: no
-//! host's credential shows the flows of others.
+//! Identifies the callers of a collector: by a token, by the connection's client certificate, or, if the settings
+//! require neither, by the peer address and user that the kernel reports. A certificate, or an address without a
+//! credential, permits sending only: no host's credential gives access to the flows of others.
 
 use std::{fmt, net::Ipv6Addr};
 
@@ -20,16 +20,16 @@ use super::{
     peer::{Peer, runs_this_process},
 };
 
-/// By what callers over TCP are known.
+/// How callers over TCP identify themselves.
 pub struct Admission {
-    /// Without it, certificates are all that callers show.
+    /// `None` if callers identify themselves by certificate only.
     pub tokens: Option<InForce>,
-    /// Every caller over TCP has a certificate.
+    /// Every caller over TCP has to have a certificate.
     pub asks_for_certificates: bool,
 }
 
 impl Admission {
-    /// What the caller may do, which may be nothing but to ask for the server's health.
+    /// Grants the caller its rights; these may cover nothing but the server's health.
     pub fn admit(
         &self,
         headers: &HeaderMap,
@@ -37,7 +37,7 @@ impl Admission {
         doors: &Doors,
     ) -> Result<Admitted, Status> {
         let granted = match &caller.peer {
-            // Whoever reaches the socket may use it: its owner and group.
+            // The file's mode admits only its owner and group, who may do everything.
             Peer::Unix { uid, .. } => Ok(Admitted::for_good(Grant {
                 identity: Identity::User(*uid),
                 roles: Roles::all(),
@@ -72,7 +72,7 @@ impl Admission {
     }
 }
 
-/// A token that may send is good on its own host's connection alone.
+/// A token that may send is valid only on a connection of its own host.
 fn narrowed(shown: Shown, certificate: &Identity) -> Result<Shown, Status> {
     let is_of_another = shown.grant.roles.has(Role::Send) && shown.grant.identity != *certificate;
     if is_of_another {
@@ -98,7 +98,7 @@ fn sender(identity: Identity) -> Grant {
     }
 }
 
-/// Root and the collector's own user on this host may do all, and others send.
+/// On this host, root and the collector's own user may do everything. All others may send.
 fn without_credential(caller: &Caller) -> Grant {
     match (caller.local_user(), &caller.peer) {
         (Some(uid), _) if runs_this_process(uid) => Grant {
@@ -125,7 +125,7 @@ pub fn must(grant: &Grant, role: Role, caller: &Caller, doors: &Doors) -> Result
     Err(Status::permission_denied(missing.to_string()))
 }
 
-/// Fails if the caller may do nothing but send.
+/// Fails if the caller may only send.
 pub fn must_read(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
     if grant.roles.has(Role::Observe) {
         return Ok(());

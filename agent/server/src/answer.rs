@@ -1,5 +1,5 @@
-//! gRPC answers whose messages share their bytes with others, so that nothing is copied for a peer that may
-//! never read it.
+//! gRPC answers whose messages share their bytes with others, so that nothing is copied for a peer that may never read
+//! it.
 
 use std::{
     fmt::Display,
@@ -31,16 +31,16 @@ use super::{
     peer::Peer,
 };
 
-/// How many consumers with filters find room for their copies when others have all that they get, and how many of those
-/// that run the agent.
+/// Copies reserved for consumers with filters when other consumers have taken all that they may, and of these the ones
+/// reserved for the user that runs the agent.
 const FOR_FILTERS: u64 = 64;
 const FOR_ROOT: u64 = 4;
 
-/// A byte that says whether the message is compressed, and the length, big-endian.
+/// The compression flag (one byte) and the message length (four bytes, big-endian).
 const MESSAGE_HEADER_BYTES: usize = 5;
 
-/// An answer with one message, the concatenation of `parts`. `kept` is dropped once the transport has sent
-/// all of it, or has given it up.
+/// An answer with one message, the concatenation of `parts`. `kept` is dropped once the transport has sent all of it or
+/// has given up.
 pub fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Body> {
     let mut frames = vec![header(false, parts.iter().map(Bytes::len).sum())];
     frames.extend(parts);
@@ -51,14 +51,14 @@ pub fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Bod
     response(stream::iter(frames))
 }
 
-/// What becomes of a consumer's batches before they are sent.
+/// How a consumer's batches are transformed before they are sent.
 pub struct Form {
-    /// `None` if they are sent as they are.
+    /// `None` if batches are sent unchanged.
     own: Option<Own>,
     compressor: Arc<Compressor>,
 }
 
-/// How a consumer's batches become its own, and the room for that.
+/// How to make a consumer's own copies of batches, and the memory reserved for them.
 struct Own {
     filter: Option<StreamFilter>,
     encoding: Option<Encoding>,
@@ -72,7 +72,7 @@ pub fn batches<T: Send + 'static>(
     kept: T,
 ) -> Response<Body> {
     let encoding = form.own.as_ref().and_then(|own| own.encoding);
-    // The fields are dropped in this order, so a consumer's place and room are free before the hub notes that it left.
+    // Fields are dropped in this order: the consumer's place and memory are free before the hub sees that it left.
     let state = (kept, form, subscription);
     let batches = stream::unfold(Some(state), |state| async move {
         let mut state = state?;
@@ -95,8 +95,8 @@ pub fn batches<T: Send + 'static>(
 }
 
 impl Form {
-    /// As the request asks for it. Without room for the consumer's copies nothing is compressed for it, and one with a filter
-    /// is refused.
+    /// The form that the request asks for. Without room for the consumer's copies, batches are sent uncompressed, and a
+    /// request with a filter is refused.
     pub fn asked(
         request: &ObserveRequest,
         headers: &HeaderMap,
@@ -107,7 +107,7 @@ impl Form {
         let filter = StreamFilter::read(&request.filter)?;
         let encoding = Encoding::asked(headers, peer.is_on_a_unix_socket());
         let has_own = filter.is_some() || encoding.is_some();
-        // Without compression a consumer gets the same, without its filter it does not.
+        // A consumer without compression still gets every batch; without its filter it would get the wrong ones.
         let others = if filter.is_some() { 0 } else { FOR_FILTERS };
         let others = others + if peer.runs_the_agent() { 0 } else { FOR_ROOT };
         let room = has_own.then(|| hub.room_for_copies(others)).flatten();
@@ -133,7 +133,7 @@ impl Form {
             let [prefix, body] = subscription.next().await?.into_parts();
             return Some(Ok(plain(prefix, body)));
         };
-        // Meanwhile the hub has what waits, and can give it up.
+        // While this waits for its turn, batches stay in the hub's queue, which may drop them.
         let turn = own.room.turn().await;
         let batch = subscription.next().await?;
         Some(
@@ -192,13 +192,14 @@ impl Own {
     }
 }
 
-/// A message that is not compressed.
+/// An uncompressed message.
 fn plain(prefix: Bytes, body: Bytes) -> Vec<Bytes> {
     let first = [header(false, prefix.len() + body.len()), prefix].concat();
     vec![first.into(), body]
 }
 
-/// An answer with these messages, which are made as they are sent. What is not sent within `patience` is given up.
+/// An answer with these messages, which are created while they are sent. Whatever is not sent within `patience` is
+/// dropped.
 pub fn list<T: Send + 'static>(
     messages: impl Iterator<Item = Bytes> + Send + 'static,
     patience: Duration,
@@ -245,7 +246,7 @@ fn give_up_after<T: Send + 'static>(
     (given_up, messages)
 }
 
-/// The trailers for whoever did not read in time.
+/// The trailers for a peer that did not read in time.
 fn too_slow() -> HeaderMap {
     trailers(Err(Status::aborted("the flows were not read in time")))
 }
@@ -255,7 +256,7 @@ fn data(parts: Vec<Bytes>) -> Vec<Frame<Bytes>> {
     parts.map(Frame::data).collect()
 }
 
-/// A message as gRPC frames it, without compression.
+/// A gRPC frame around an uncompressed message.
 pub fn whole(message: &[u8]) -> Bytes {
     [&header(false, message.len())[..], message].concat().into()
 }
@@ -275,7 +276,7 @@ fn response(bytes: impl Stream<Item = Bytes> + Send + 'static) -> Response<Body>
     framed(data.chain(end))
 }
 
-/// An answer with these frames, of which the last has the trailers.
+/// An answer with these frames; the last one has the trailers.
 pub fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Response<Body> {
     let frames = frames.map(Ok::<_, Status>);
     let mut response = Response::new(Body::new(StreamBody::new(frames)));
@@ -285,11 +286,11 @@ pub fn framed(frames: impl Stream<Item = Frame<Bytes>> + Send + 'static) -> Resp
     response
 }
 
-/// The trailers of a call that ended like this.
+/// The trailers for this outcome.
 pub fn trailers(outcome: Result<(), Status>) -> HeaderMap {
     let Err(status) = outcome else { return ok() };
     let mut trailers = HeaderMap::new();
-    // Only a message of other than plain characters could fail.
+    // Fails only for a message that is not plain ASCII.
     let _ = status.add_header(&mut trailers);
     trailers
 }
@@ -313,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    /// A batch that shrinks, with this hostname.
+    /// A batch with this hostname that compresses well.
     fn batch(hostname: &str) -> Batch {
         let message = FlowBatch {
             scan_id: 7,
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!(hub.fate().delivered.records, 0);
     }
 
-    /// A batch that is as long as they get, and hardly shrinks.
+    /// A batch of maximum length that barely compresses.
     fn long(scan_id: u64) -> Batch {
         let mut state = scan_id.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut address = || {
@@ -451,7 +452,7 @@ mod tests {
             for taken in 1..=4 {
                 let message = form.next(&mut consumer).await.unwrap().unwrap();
                 assert!(message[1].len() > 150_000, "{}", message[1].len());
-                // One that cannot be copied yet waits in the queue, where it can be lost.
+                // A batch that cannot be copied yet stays in the queue, where it may be dropped.
                 assert!(form.next(&mut consumer).now_or_never().is_none());
                 assert_eq!(hub.status()[0].delivered_batches, taken);
                 let held = hub.held_bytes();
@@ -520,7 +521,7 @@ mod tests {
             }
             forms.push(form);
         }
-        // Half of the bound, without what is left to others.
+        // Half of the bound, less what is reserved for others.
         assert_eq!(forms.len(), 2);
         for _ in 0..FOR_FILTERS {
             forms.push(asked("exclude all", &stranger).unwrap());

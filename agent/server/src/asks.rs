@@ -1,5 +1,5 @@
-//! What others ask of a running agent between two scans: all flows that it tracks, or a scan before the interval
-//! is over. The task that owns the scanner answers.
+//! Requests to a running agent that are served between two scans: all flows that it tracks, or a scan before the
+//! interval is over. The task that owns the scanner answers.
 
 use std::sync::{
     Arc,
@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::rules_in_force::Stopping;
 
-/// How many bytes the flows may take that are asked for and not sent yet, for all who ask together.
+/// The most bytes that unsent snapshots may take, over all clients.
 pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;
 
 /// All flows that the agent tracked after a scan, as encoded batches.
@@ -34,7 +34,7 @@ pub enum AskError {
     TooLarge,
 }
 
-/// Counts the bytes of snapshots until they are dropped. Clones count for the same agent.
+/// Counts the bytes of snapshots until they are dropped. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotBytes(Arc<AtomicU64>);
 
@@ -43,7 +43,7 @@ impl SnapshotBytes {
         self.0.load(Relaxed)
     }
 
-    /// Takes room for this many bytes until the place is dropped.
+    /// Reserves this many bytes until the returned place is dropped.
     pub fn take(&self, bytes: u64) -> Result<SnapshotPlace, AskError> {
         let before = self.0.fetch_add(bytes, Relaxed);
         let place = SnapshotPlace {
@@ -56,7 +56,7 @@ impl SnapshotBytes {
         Ok(place)
     }
 
-    /// The same bytes, which count until their last slice is dropped.
+    /// The same bytes, counted until their last slice is dropped.
     pub fn hold(&self, bytes: Bytes) -> Result<Bytes, AskError> {
         let place = self.take(bytes.len() as u64)?;
         Ok(keeping(bytes, place))
@@ -74,21 +74,21 @@ impl Drop for SnapshotPlace {
     }
 }
 
-/// A question, and who waits for the answer.
+/// A request, and the sender for its answer.
 pub enum Ask {
     Flows(WaitsForFlows),
-    /// The answer is the number of a scan that begins after the question.
+    /// Answered with the number of a scan that begins after the request.
     Scan(oneshot::Sender<u64>),
 }
 
 pub struct WaitsForFlows {
-    /// The name and the peer of a consumer that is to get all later batches.
+    /// The name and the peer of a consumer that also gets all later batches.
     pub consumer: Option<(String, String)>,
     pub done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
 }
 
 impl WaitsForFlows {
-    /// Subscribes the consumer. To be called between two scans, so that its first batches are those of the next scan.
+    /// Subscribes the consumer. Call between two scans, so that its first batches are those of the next scan.
     pub fn subscribe(self, hub: &Hub) -> Subscribed {
         let subscription = self
             .consumer
@@ -100,7 +100,7 @@ impl WaitsForFlows {
     }
 }
 
-/// Waits for the flows as they are between the scans between which it was subscribed.
+/// Waits for the flows as they are between the same two scans as the subscription.
 pub struct Subscribed {
     subscription: Option<Subscription>,
     done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
@@ -110,12 +110,12 @@ impl Subscribed {
     pub fn tell(self, taken: &Result<Snapshot, AskError>) {
         let Self { subscription, done } = self;
         let answer = taken.clone().map(|snapshot| (snapshot, subscription));
-        // Whoever asked may have left.
+        // The client may be gone.
         let _ = done.send(answer);
     }
 }
 
-/// Asks the task that owns the scanner. Clones ask the same task.
+/// Sends requests to the task that owns the scanner. Clones send to the same task.
 #[derive(Clone)]
 pub struct Asks {
     sender: mpsc::Sender<Ask>,
@@ -123,19 +123,19 @@ pub struct Asks {
 }
 
 impl Asks {
-    /// The receiver is for the task that owns the scanner.
+    /// Creates the sender, and the receiver for the task that owns the scanner.
     pub fn channel() -> (Self, mpsc::Receiver<Ask>) {
         let (sender, asks) = mpsc::channel(1);
         let bytes = SnapshotBytes::default();
         (Self { sender, bytes }, asks)
     }
 
-    /// All flows that are tracked.
+    /// All tracked flows.
     pub async fn flows(&self) -> Result<Snapshot, AskError> {
         Ok(self.ask_for_flows(None).await?.0)
     }
 
-    /// All flows that are tracked, and every batch from then on.
+    /// All tracked flows, and every batch from then on.
     pub async fn observe(
         &self,
         name: &str,
@@ -156,7 +156,7 @@ impl Asks {
         answer.await.map_err(|_| Stopping)?
     }
 
-    /// Returns the number of a scan that began after this call, when it is over.
+    /// Returns once a scan that began after this call is over, with its number.
     pub async fn scan(&self) -> Result<u64, AskError> {
         let (done, answer) = oneshot::channel();
         let ask = Ask::Scan(done);

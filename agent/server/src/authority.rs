@@ -1,11 +1,11 @@
 //! Rewrites the `:authority` that clients send on a Unix socket, so that h2 accepts it.
 //!
-//! Most gRPC clients send the socket's path as `:authority`: gRPC's C core and Swift percent-encode it, Java
-//! and old Go send it plain. Neither is an authority (RFC 3986, section 3.2), so h2 answers with
-//! `PROTOCOL_ERROR`, although nothing here uses that name. The filter therefore follows the client's HTTP/2
-//! frames and replaces the offending bytes by others of the same length in the same encoding. All lengths
-//! and the client's HPACK table stay the same, so nothing is kept, copied or encoded again, whatever the
-//! client sends. Input that breaks the rules of HTTP/2 or HPACK passes untouched, and h2 reports the error.
+//! Most gRPC clients send the socket's path as `:authority`: gRPC's C core and Swift percent-encode it, Java and old Go
+//! send it plain. Neither is an authority (RFC 3986, section 3.2), so h2 answers with `PROTOCOL_ERROR`, although
+//! nothing here uses that name. This filter follows the client's HTTP/2 frames and replaces each offending byte with
+//! one of the same length in the same encoding. All lengths and the client's HPACK table stay the same, so the filter
+//! never has to store, copy or re-encode anything. Input that breaks the rules of HTTP/2 or HPACK passes unchanged, and
+//! h2 reports the error.
 //!
 //! This file can go once h2 accepts such names: <https://github.com/hyperium/h2/pull/487>.
 
@@ -43,7 +43,7 @@ pub struct Filter {
     in_block: bool,
 }
 
-/// What the next byte belongs to.
+/// The part of the stream that the next byte belongs to.
 #[derive(Debug)]
 enum At {
     Preface {
@@ -55,7 +55,7 @@ enum At {
     },
     PadLength(Payload),
     Payload(Payload),
-    /// Bytes that the filter does not look at.
+    /// Bytes that the filter ignores.
     Other,
 }
 
@@ -74,7 +74,7 @@ impl At {
     }
 }
 
-/// What is left of a frame, in bytes. The fields are in the frame's order.
+/// The bytes left of a frame, part by part in the frame's order.
 #[derive(Debug, Clone, Copy, Default)]
 struct Payload {
     before: u32,
@@ -98,7 +98,7 @@ impl Filter {
         Poll::Ready(Ok(()))
     }
 
-    /// Passes the client's next bytes, which may begin and end anywhere.
+    /// Filters the client's next bytes, which may begin and end anywhere.
     fn pass(&mut self, bytes: &mut [u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -110,7 +110,7 @@ impl Filter {
         }
     }
 
-    /// Returns how many bytes it took, at least one.
+    /// Returns the number of bytes consumed, at least one.
     fn step(&mut self, bytes: &mut [u8]) -> Result<usize, Malformed> {
         match &mut self.at {
             At::Preface { seen } => {
@@ -192,7 +192,7 @@ impl Filter {
         self.go_on(payload)
     }
 
-    /// Goes on to the rest of a frame, or to the next one.
+    /// Continues with the rest of a frame, or with the next one.
     fn go_on(&mut self, payload: Payload) -> Result<(), Malformed> {
         if payload.ends_block && payload.fragment == 0 && self.in_block {
             self.in_block = false;
@@ -209,7 +209,7 @@ impl Filter {
 }
 
 impl Payload {
-    /// Returns how many bytes it took, at least one.
+    /// Returns the number of bytes consumed, at least one.
     fn take(&mut self, bytes: &mut [u8], block: &mut Block) -> Result<usize, Malformed> {
         let is_fragment = self.before == 0 && self.fragment > 0;
         let left = if is_fragment {

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, and whether the connection is idle.
+//! Identifies the peer of a connection, and tracks whether the connection is idle.
 
 use std::{
     collections::BTreeMap,
@@ -24,35 +24,35 @@ use super::{
 };
 use crate::silent::Seat;
 
-/// How long a connection keeps its place before its first request.
+/// How long a connection keeps its place until its first request.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it keeps its place without an open request later on.
+/// How long it keeps its place without an open request after that.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(5);
-/// How long a peer may take to read an answer. A list of flows is given up before.
+/// How long a peer may take to read an answer. Lists of flows have a shorter limit.
 pub const UNREAD_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The caller of a connection. Every request of the connection carries it.
 #[derive(Clone)]
 pub struct Caller {
     pub peer: Peer,
-    /// Of its client certificate, which is known after the handshake, if it has one with a name.
+    /// The name in the client certificate, if there is one. Known after the handshake.
     pub certificate: CertificateName,
     ends: Ends,
     connection: Arc<State>,
 }
 
-/// What all requests of a connection share.
+/// State shared by all requests of a connection.
 struct State {
     activity: Mutex<Activity>,
     has_given_way: AtomicBool,
-    /// Of the connection's task.
+    /// The waker of the connection's task.
     task: AtomicWaker,
 }
 
 /// Set once the handshake is done.
 pub type CertificateName = Arc<OnceLock<Identity>>;
 
-/// Both ends of a TCP connection, and who is at the other one, once somebody has asked.
+/// Both ends of a TCP connection, and the local user of the peer, looked up on demand.
 #[derive(Clone, Default)]
 struct Ends {
     own: Option<SocketAddr>,
@@ -61,20 +61,20 @@ struct Ends {
 
 struct Activity {
     open: u32,
-    /// The connection's place of its listener, until the connection is gone or has given way.
+    /// The connection's place at its listener, until the connection ends or gives way.
     place: Option<Place>,
-    /// Its place of those that its credential may have.
+    /// The connection's place in the share of its credential.
     of_credential: Option<SharePlace>,
-    /// Those that give way, if the connection may have to.
+    /// The idle connections of its listener, if this one can give way.
     idle: Option<Arc<Idle>>,
-    /// Among them, while nothing is open.
+    /// The connection's seat among them, while no request is open.
     seat: Option<Seat>,
     has_asked: bool,
-    /// When the connection loses its place if nothing is open.
+    /// When the connection loses its place if no request is open.
     ends_at: Instant,
-    /// By number, until when answers have to be read that were given and are not.
+    /// Deadlines for reading answers, by the answer's number.
     unread: BTreeMap<u64, Instant>,
-    /// Of the next answer.
+    /// The number of the next answer.
     number: u64,
 }
 
@@ -83,7 +83,7 @@ impl Caller {
         Self::silent_until(peer, Instant::now() + FIRST_REQUEST_TIMEOUT)
     }
 
-    /// A caller whose connection loses its place at this time unless a request comes.
+    /// A caller whose connection loses its place at `ends_at` unless a request arrives.
     pub fn silent_until(peer: Peer, ends_at: Instant) -> Self {
         let activity = Activity {
             open: 0,
@@ -108,7 +108,7 @@ impl Caller {
         }
     }
 
-    /// Of a connection that was accepted at this address, and whose handshake finds the certificate's name.
+    /// Sets the address that accepted the connection, and the certificate name that its handshake will find.
     #[must_use]
     pub fn accepted(self, own: Option<SocketAddr>, certificate: CertificateName) -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Caller {
         }
     }
 
-    /// The user of this host whose socket is at the other end of a TCP connection, if it is one of this host.
+    /// The local user that owns the other end of a TCP connection, if that end is on this host.
     pub fn local_user(&self) -> Option<u32> {
         let Peer::Tcp(peer) = &self.peer else {
             return None;
@@ -134,7 +134,8 @@ impl Caller {
         *known
     }
 
-    /// Gives the connection its place, which it may lose to others while nothing is open. Those who run the agent lose none.
+    /// Gives the connection its place, which it may lose to another connection while no request is open. Users that run
+    /// the agent never lose theirs.
     pub fn hold(&self, place: Place, idle: &Arc<Idle>) {
         let mut activity = self.activity();
         activity.place = Some(place);
@@ -145,7 +146,7 @@ impl Caller {
         }
     }
 
-    /// Gives up the place for another connection. Fails if something is open.
+    /// Gives up the place for another connection. Fails if a request is open.
     pub fn give_way(&self) -> bool {
         let mut activity = self.activity();
         if activity.open > 0 || activity.place.take().is_none() {
@@ -157,13 +158,13 @@ impl Caller {
         true
     }
 
-    /// Whether the connection has lost its place. If not, `context` is woken when that happens.
+    /// Whether the connection has lost its place. If not, wakes `context` when that happens.
     pub fn has_given_way(&self, context: &Context<'_>) -> bool {
         self.connection.task.register(context.waker());
         self.connection.has_given_way.load(Relaxed)
     }
 
-    /// The connection is gone.
+    /// Frees the connection's places at its end.
     pub fn end(&self) {
         let mut activity = self.activity();
         activity.rise();
@@ -172,7 +173,7 @@ impl Caller {
         activity.of_credential = None;
     }
 
-    /// Opens a request, which stays open until it is dropped.
+    /// Opens a request, which counts as open until it is dropped.
     pub fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
         let most = doors.limits().max_streams;
         let mut activity = self.activity();
@@ -190,14 +191,13 @@ impl Caller {
         )))
     }
 
-    /// A place for an answer, which the peer has to read before long.
+    /// A place for an answer, which the peer has to read within [`UNREAD_TIMEOUT`].
     pub async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
         let place = doors.answer(&self.peer).await?;
         Ok(self.unread(Some(place), Instant::now() + UNREAD_TIMEOUT))
     }
 
-    /// Takes the connection's place of those that one credential may have, unless it has one: that of the first credential which is
-    /// shown on it.
+    /// Takes a place in the share of the first credential shown on this connection, unless the connection has one.
     pub async fn belongs_to(&self, grant: &Grant, doors: &Doors) -> Result<(), Status> {
         if self.activity().of_credential.is_none() {
             let place = doors.share(Share::Connections, Some(grant), &self.peer);
@@ -207,7 +207,7 @@ impl Caller {
         Ok(())
     }
 
-    /// An answer that has to be read until then. It may have a place.
+    /// Registers an answer that has to be read by `until`. `place` is freed with it.
     pub fn unread(&self, place: Option<Place>, until: Instant) -> Unread {
         let mut activity = self.activity();
         let number = activity.number;
@@ -220,27 +220,27 @@ impl Caller {
         }
     }
 
-    /// When the connection ends unless an answer is read.
+    /// The earliest time at which the connection ends because of an unread answer.
     pub fn unread_until(&self) -> Option<Instant> {
         let activity = self.activity();
         activity.unread.values().min().copied()
     }
 
-    /// When the connection loses its place unless a request comes; `None` while it is not idle.
+    /// When the connection loses its place unless a request arrives; `None` while it is not idle.
     pub fn ends_at(&self) -> Option<Instant> {
         let activity = self.activity();
         (activity.open == 0).then_some(activity.ends_at)
     }
 
     fn activity(&self) -> MutexGuard<'_, Activity> {
-        // Nothing under the lock can fail halfway, so the state is sound even after a panic.
+        // No operation under the lock can fail halfway, so the state is sound even after a panic.
         let activity = self.connection.activity.lock();
         activity.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Activity {
-    /// Leaves those that give way.
+    /// Leaves the idle connections.
     fn rise(&mut self) {
         if let (Some(idle), Some(seat)) = (&self.idle, self.seat.take()) {
             let idle = if self.has_asked {
@@ -269,7 +269,7 @@ impl Drop for OpenRequest {
     }
 }
 
-/// An answer that its peer has not read yet. It keeps a place from others.
+/// An answer that its peer has not read yet. Holds its place until it is dropped.
 pub struct Unread {
     caller: Caller,
     number: u64,
@@ -282,7 +282,7 @@ impl Drop for Unread {
     }
 }
 
-/// How long to wait at most before checking a connection again.
+/// The longest time between two checks of a connection.
 pub const NEXT_LOOK: Duration = Duration::from_secs(15);
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What the servers of agents and collectors have in common: who asks is known before a byte of a request's body is read, and
-//! gRPC's own services are answered beside theirs.
+//! The common part of the agent's and the collector's servers: identifies the caller before reading the request's body,
+//! and answers gRPC's own services.
 
 use std::{
     convert::Infallible,
@@ -44,14 +44,14 @@ use super::{
     withdrawn,
 };
 
-/// An unanswered ping shows that a peer's machine is gone.
+/// An unanswered ping shows that the peer's machine is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 const MAX_HEADER_BYTES: u32 = 8 << 10;
 
-/// How many streams beyond the setting HTTP/2 accepts, so that an excess request gets an answer instead of
-/// waiting in the client.
+/// Streams accepted by HTTP/2 beyond the setting, so that an excess request gets an answer instead of waiting in the
+/// client.
 pub const STREAMS_TO_REFUSE: u32 = 8;
 
 /// The calls that a process answers.
@@ -60,12 +60,13 @@ pub trait Calls: Send + Sync + 'static {
 
     fn standard(&self) -> &StandardServices;
 
-    /// Whether the caller may call at all, also gRPC's own services, and what else it may do.
+    /// Decides whether the caller may make any call, including gRPC's own services, and what it may do.
     fn admit(&self, _headers: &HeaderMap, _caller: &Caller) -> Result<Option<Admitted>, Status> {
         Ok(None)
     }
 
-    /// Answers one that is none of gRPC's own. Its extensions have the [`Grant`] of one that was admitted.
+    /// Answers a call that is not one of gRPC's own. The [`Grant`] of an admitted caller is in the request's
+    /// extensions.
     fn answer(
         &self,
         request: Request<Body>,
@@ -74,19 +75,19 @@ pub trait Calls: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Response<Body>, Status>> + Send;
 }
 
-/// Whoever calls a server that asks who that is.
+/// A caller that a server has identified.
 pub struct Admitted {
     pub grant: Grant,
-    /// Where the grant comes from, if it can be withdrawn.
+    /// The source of the grant, if it can be withdrawn.
     pub tokens: Option<(token::InForce, Shown)>,
 }
 
-/// The token of a call, for what goes on while nobody reads the answer.
+/// The token of a call, for work that goes on while nobody reads the answer.
 #[derive(Clone)]
 pub struct Credential(token::InForce, Shown);
 
 impl Credential {
-    /// Returns once it is withdrawn.
+    /// Returns once the token is withdrawn.
     pub async fn withdrawn(self) {
         self.0.withdrawn(self.1).await;
     }
@@ -131,7 +132,8 @@ impl<C: Calls> Service<Request<Body>> for Services<C> {
 async fn answer(calls: &impl Calls, mut request: Request<Body>) -> Result<Response<Body>, Status> {
     let caller = request.extensions().get::<Caller>().cloned();
     let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
-    // A connection whose calls are all refused loses its place as one without calls does.
+    // An error here opens no request, so a connection whose calls are all refused loses its place like one without
+    // calls.
     let admitted = calls.admit(request.headers(), &caller)?;
     let tokens = admitted.and_then(|admitted| {
         request.extensions_mut().insert(admitted.grant);
@@ -163,7 +165,7 @@ async fn answer_admitted(
         return calls.answer(request, caller, open).await;
     };
     let (place, unread, share) = if call.is_stream {
-        // Such a stream has the place of one who observes, of which there are few.
+        // Such a stream takes a consumer's place, and these are few.
         if let Some(grant) = grant {
             must_read(grant, caller, doors)?;
         }
@@ -172,7 +174,7 @@ async fn answer_admitted(
     } else {
         let share = doors.share(Share::HealthAnswers, grant, &caller.peer);
         let share = share.await?;
-        // It has a few bytes, and a credential has a few.
+        // The answer has only a few bytes, and the share bounds how many each credential has.
         let unread = if share.is_some() {
             caller.unread(None, Instant::now() + UNREAD_TIMEOUT)
         } else {
@@ -184,8 +186,8 @@ async fn answer_admitted(
     Ok(calls.standard().answer(call, request, kept).await)
 }
 
-/// Reads a request that asks for one message, and takes a place for the answer. A request that does not come holds no place of
-/// others.
+/// Reads a single-message request, and takes a place for the answer. Until the message has arrived, only the
+/// credential's own share is used.
 pub async fn place_for<M: Message + Default>(
     request: Request<Body>,
     caller: &Caller,
@@ -198,23 +200,22 @@ pub async fn place_for<M: Message + Default>(
     Ok((caller.answer(doors).await?, share))
 }
 
-/// How to serve.
+/// The parts and settings of a server.
 pub struct Serving<C> {
     pub calls: Arc<C>,
     pub hub: Hub,
     pub max_streams: u32,
-    /// How much a peer may send on a stream, and on a connection, before we read it. HTTP/2 keeps it in memory.
+    /// The most that a peer may send on a stream, and on a connection, before we read it. HTTP/2 buffers it in memory.
     pub stream_window_bytes: u32,
     pub connection_window_bytes: u32,
     pub drain_timeout: Duration,
-    /// The streams of gRPC's own services end when this is dropped.
+    /// Dropping this ends the streams of gRPC's own services.
     pub streams: watch::Sender<()>,
 }
 
 impl<C: Calls> Serving<C> {
-    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers: up to `drain_timeout`
-    /// while they take nothing, up to four times that while they take something. What they have not taken by
-    /// then is lost and logged.
+    /// Serves until `shutdown` resolves, then closes the hub and waits for the consumers: up to `drain_timeout` without
+    /// progress, and up to four times that in total. Anything still queued is dropped and logged.
     pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             calls,
@@ -233,7 +234,7 @@ impl<C: Calls> Serving<C> {
             hub.close();
             calls.standard().stop().await;
             drop(streams);
-            // Nobody waits if the server has already ended.
+            // The receiver is gone if the server has already ended.
             let _ = stopping.send(());
         };
         let serve = transport::Server::builder()

@@ -37,7 +37,7 @@ impl Connection {
         }
     }
 
-    /// Where a connection of TCP was accepted, before its handshake.
+    /// The local address of a TCP connection, before its handshake.
     pub(super) fn own_address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok(),

@@ -1,4 +1,4 @@
-//! How many things each holder has at a time, such as the open calls of an address.
+//! Bounds how many things each holder has at a time, such as the open calls of an address.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -6,10 +6,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Clones share them.
+/// Clones share the counts.
 pub struct Counted<K>(Arc<Mutex<HashMap<K, u32>>>);
 
-/// One thing of a holder, until it is dropped.
+/// One thing of a holder. Dropping it frees the place.
 pub struct CountedPlace<K: Clone + Eq + Hash> {
     counted: Counted<K>,
     holder: K,
@@ -28,7 +28,7 @@ impl<K> Default for Counted<K> {
 }
 
 impl<K: Clone + Eq + Hash> Counted<K> {
-    /// A place for this holder, if it has less than `most`.
+    /// A place for this holder, if it has fewer than `most`.
     pub fn place(&self, holder: K, most: u32) -> Option<CountedPlace<K>> {
         let mut counts = self.counts();
         let count = counts.get(&holder).copied().unwrap_or_default();
@@ -44,7 +44,7 @@ impl<K: Clone + Eq + Hash> Counted<K> {
     }
 
     fn counts(&self) -> MutexGuard<'_, HashMap<K, u32>> {
-        // Nothing under the lock can fail halfway.
+        // No operation under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

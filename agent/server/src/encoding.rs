@@ -1,9 +1,9 @@
 //! Compresses the batches of a stream, if the client asks for it.
 //!
-//! A message is a consumer's own few fields and a body that all consumers share. Only the body is worth
-//! compressing, and it is compressed once for those who read at the same pace: the fields go in front of it as
-//! they are, in the same gzip member as a stored block (RFC 1951 section 3.2.4), or in a Zstandard frame of their
-//! own with a raw block (RFC 8878 section 3.1).
+//! A message has a few fields of its consumer and a body that all consumers share. Only the body is worth compressing,
+//! and consumers that read at the same pace share the result. The consumer's fields precede it uncompressed: in the
+//! same gzip member as a stored block (RFC 1951 section 3.2.4), or in a separate Zstandard frame with a raw block (RFC
+//! 8878 section 3.1).
 
 use std::{
     collections::VecDeque,
@@ -22,9 +22,9 @@ use tonic::codegen::http::HeaderMap;
 
 const ASKED: &str = "grpc-accept-encoding";
 
-/// How many compressed bodies are kept for other consumers. A body has at most some 260 KiB before it is compressed.
+/// Compressed bodies kept for other consumers. An uncompressed body has at most some 260 KiB.
 const KEPT: usize = 32;
-/// How many bodies are compressed at the same time.
+/// Bodies compressed at the same time.
 const AT_ONCE: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +34,8 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// In which form a client wants its answer. Many accept gzip without having been told to, so on a Unix socket,
-    /// where bytes cost nothing, only one that compressed its request gets it.
+    /// The encoding that a client asks for. Many libraries accept gzip without the user having asked for it. On a Unix
+    /// socket, where bytes cost nothing, only a client that compressed its own request gets it.
     pub fn asked(headers: &HeaderMap, is_on_a_unix_socket: bool) -> Option<Self> {
         let has_compressed = headers
             .get("grpc-encoding")
@@ -54,7 +54,7 @@ impl Encoding {
             .find(|encoding| names.contains(&encoding.name()))
     }
 
-    /// As in the headers of gRPC.
+    /// The name in gRPC headers.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -63,14 +63,14 @@ impl Encoding {
     }
 }
 
-/// A body that is compressed.
+/// A compressed body.
 pub struct Compressed {
     encoding: Encoding,
-    /// Blocks of deflate, the last of them marked so, or a frame of Zstandard.
+    /// Deflate blocks, the last one marked as such, or a Zstandard frame.
     pub bytes: Bytes,
-    /// Of the body.
+    /// The checksum of the uncompressed body.
     crc: Crc,
-    /// Counts the bytes once, however many consumers wait for them.
+    /// Counts the bytes once, however many consumers hold them.
     pub held: SharedHeld,
 }
 
@@ -86,7 +86,7 @@ impl Compressed {
             }
             Encoding::Zstd => zstd::bulk::compress(body, 1)?,
         };
-        // Both may have made room for more than that.
+        // Drops spare capacity: the compressors may have reserved more.
         let bytes = bytes.into_boxed_slice();
         Ok(Self {
             encoding,
@@ -96,8 +96,8 @@ impl Compressed {
         })
     }
 
-    /// What goes before the compressed body and after it, so that the whole is `prefix` and the body. `None` if the
-    /// prefix is too long, which no consumer's own fields are.
+    /// The bytes before and after the compressed body, so that together they decompress to `prefix` and the body.
+    /// `None` if the prefix is too long, which a consumer's own fields never are.
     pub fn around(&self, prefix: &[u8]) -> Option<[Bytes; 2]> {
         let len = u8::try_from(prefix.len()).ok()?;
         let (mut before, mut after) = (BytesMut::new(), BytesMut::new());
@@ -106,7 +106,7 @@ impl Compressed {
                 // RFC 1952 section 2.3: no name, no time, any system.
                 before.put_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255]);
                 if len != 0 {
-                    // Not the last block, stored: the lengths follow at the next byte.
+                    // A stored block, not the last; its lengths follow, byte-aligned.
                     before.put_u8(0);
                     before.put_u16_le(len.into());
                     before.put_u16_le(!u16::from(len));
@@ -120,7 +120,7 @@ impl Compressed {
             }
             Encoding::Zstd => {
                 before.put_u32_le(0xfd2f_b528);
-                // One segment, whose length follows in a byte; then the last block, raw.
+                // Single segment with a one-byte size; then the last block, raw.
                 before.put_u8(0x20);
                 before.put_u8(len);
                 let [low, middle, high, _] = (u32::from(len) << 3 | 1).to_le_bytes();
@@ -134,7 +134,7 @@ impl Compressed {
 
 type Kept = (Encoding, BatchId, Arc<OnceCell<Arc<Compressed>>>);
 
-/// Compresses bodies for all streams, and keeps the last of them for other consumers.
+/// Compresses bodies for all streams, and caches the latest for other consumers.
 pub struct Compressor {
     kept: Mutex<VecDeque<Kept>>,
     turns: Semaphore,
@@ -150,7 +150,8 @@ impl Default for Compressor {
 }
 
 impl Compressor {
-    /// The compressed body, or `None` if it does not get smaller. `id` is that of a body that others may have, too.
+    /// The compressed body, or `None` if compression does not make it smaller. `id` identifies a body shared by
+    /// consumers.
     pub async fn compress(
         &self,
         encoding: Encoding,
@@ -247,7 +248,7 @@ mod tests {
                     [before, compressed.bytes, after].concat()
                 });
                 let mut decoded = Vec::new();
-                // Reads one member, as most of gRPC's implementations do.
+                // Reads one member only, like most gRPC implementations.
                 GzDecoder::new(&gzip[..]).read_to_end(&mut decoded).unwrap();
                 assert!(decoded == whole);
                 assert!(zstd::decode_all(&zstd[..]).unwrap() == whole);

@@ -1,11 +1,11 @@
-//! Turns a connection away for which there is no place: tells its peer why, and reads nothing from it.
+//! Turns a connection away when no place is left: tells its peer why, and reads nothing from it.
 //!
-//! HTTP/2's GOAWAY (RFC 9113, 6.8) can be sent without a request. Clients on h2 show its text; all others
-//! report `UNAVAILABLE` at once. It is sent without the SETTINGS with which a server normally begins: a client
-//! on gRPC's C core that gets those takes the connection for a good one, and then connects again, eight times
-//! a second, until its deadline. A client that begins with TLS gets an alert instead (RFC 8446, 6.2), since a handshake
-//! for a connection that has no place would cost more than the place. The socket is not closed at once, since a client that is about to write would
-//! then see a broken connection before it reads.
+//! HTTP/2's GOAWAY (RFC 9113, 6.8) can be sent without a request. Clients on h2 show its text; all others report
+//! `UNAVAILABLE` at once. It is sent without the SETTINGS that a server normally sends first: a client on gRPC's C core
+//! takes a connection with SETTINGS for a good one, and then reconnects eight times a second until its deadline. A
+//! client that begins with TLS gets an alert instead (RFC 8446, 6.2), since a handshake would cost more than the place
+//! that is missing. The socket is closed only later: a client that is about to write would otherwise see a broken
+//! connection before it reads.
 
 use std::{
     collections::VecDeque,
@@ -22,10 +22,10 @@ use super::connection::Connection;
 /// A record of type alert, as of TLS 1.2 (RFC 8446, 5.1), with two bytes: fatal, `internal_error`.
 const ALERT: [u8; 7] = [21, 3, 3, 0, 2, 2, 80];
 
-/// How many sockets of one listener may wait for their peers. For one more, the first is closed.
+/// The most closing sockets per listener. One more closes the oldest.
 pub(super) const MOST: usize = 8;
 
-/// After this time the peer has read the message, or never will.
+/// By then the peer has read the message, or never will.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 const WORDS: &str = "the listener has as many connections as --max-connections allows";
@@ -34,7 +34,7 @@ const WORDS: &str = "the listener has as many connections as --max-connections a
 const GOAWAY: u8 = 7;
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// Sockets on which nothing more is sent.
+/// Sockets that wait to be closed.
 #[derive(Default)]
 pub(super) struct Farewells(VecDeque<(Instant, OwnedFd)>);
 
@@ -51,7 +51,7 @@ impl Farewells {
         self.0.push_back((Instant::now() + PATIENCE, socket));
     }
 
-    /// Closes the first socket when it has waited long enough. Waits for ever if there is none.
+    /// Closes the oldest socket when its time is over. Waits forever if there is none.
     pub(super) async fn close_next(&mut self) {
         let Some(&(at, _)) = self.0.front() else {
             return std::future::pending().await;
@@ -69,7 +69,7 @@ fn say(connection: Connection, words: &[u8]) -> io::Result<OwnedFd> {
     }
 }
 
-/// Sends the words, which are far fewer than a socket's buffer takes.
+/// Sends the message, which easily fits into a socket's buffer.
 fn say_on<S: Write + Into<OwnedFd>>(
     mut stream: S,
     words: &[u8],
@@ -80,8 +80,8 @@ fn say_on<S: Write + Into<OwnedFd>>(
     Ok(stream.into())
 }
 
-/// The frame: length (24 bits), type, flags and stream 0, which is the connection. Then the last stream that
-/// was processed (none), the error code and the text.
+/// The GOAWAY frame: length (24 bits), type, flags and stream 0 (the connection), then the last processed stream
+/// (none), the error code and the text.
 fn goaway() -> Vec<u8> {
     let [_, length @ ..] = (8 + WORDS.len() as u32).to_be_bytes();
     let mut frame = length.to_vec();

@@ -1,7 +1,7 @@
 //! `flow.v1.FlowControl`: shows and replaces the filter rules, over a Unix socket.
 //!
-//! Rules are read in place from the message, and one set at a time. So a set never takes more than a small
-//! multiple of its message, whatever is in it.
+//! Rules are parsed in place from the message, one set at a time, so a set never takes more than a small multiple of
+//! its message.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ impl FilterRules {
         }
     }
 
-    /// Whether other rules than those of the settings are in force.
+    /// Whether the rules in force were set by a client.
     pub(super) fn are_by_client(&self) -> bool {
         self.running.in_force().author == Author::Client
     }
@@ -50,7 +50,7 @@ impl FilterRules {
         self.running.in_force().message.clone()
     }
 
-    /// Replaces the rules by those in the body. Returns the parts of an encoded `Filters`.
+    /// Replaces the rules with the body's. Returns the parts of an encoded `Filters`.
     pub(super) async fn set(&self, headers: &HeaderMap, body: Body) -> Result<Vec<Bytes>, Status> {
         let stopping = |_| Status::unavailable(Stopping.to_string());
         let turn = Arc::clone(&self.one_at_a_time).acquire_owned().await;
@@ -58,7 +58,7 @@ impl FilterRules {
         let message = request::bytes(headers, body, MAX_MESSAGE_BYTES).await?;
         let (sender, read) = oneshot::channel();
         let work = move || {
-            // Whoever asks may leave meanwhile. The next set has to wait all the same.
+            // The client may be gone. The next set has to wait all the same.
             drop(sender.send(rules(message).map(|rules| (rules, turn))));
         };
         background::start("read-rules", work).map_err(|error| {
@@ -86,7 +86,7 @@ fn answer(Replaced { in_force, warnings }: Replaced) -> Vec<Bytes> {
     vec![in_force.message.clone(), warnings.encode_to_vec().into()]
 }
 
-/// Whoever can connect to a Unix socket may see the rules.
+/// Anyone who can connect to a Unix socket may see the rules.
 pub(super) fn may_see_rules(peer: &Peer, doors: &Doors) -> Result<(), Status> {
     if peer.is_on_a_unix_socket() {
         return Ok(());
@@ -128,7 +128,7 @@ fn rules(message: Bytes) -> Result<Vec<Rule>, Status> {
     Ok(rules)
 }
 
-/// The rules' texts as slices of the message. Fails if there are more than a set can have.
+/// The rules' texts, as slices of the message. Fails if there are more than a set can have.
 fn texts(mut message: Bytes) -> Result<Vec<Bytes>, Status> {
     const RULES_TAG: u32 = 1;
     let broken = |error: DecodeError| {

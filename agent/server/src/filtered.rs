@@ -1,4 +1,4 @@
-//! A consumer's own filter: leaves records out of its batches, and counts what it leaves out.
+//! A consumer's own filter: removes records from its batches, and counts them.
 
 use bytes::Bytes;
 use hub::Volume;
@@ -12,13 +12,13 @@ use proto::{
 use rules::{Rule, Rules, fault::Fault, passes};
 use tonic::Status;
 
-/// Bounds for the rules of a stream, which are applied one by one to each record.
+/// The most rules of a stream, since they are applied one by one to each record.
 const MAX_RULES: usize = 64;
 const MAX_VALUES: usize = 1024;
 
 const INTERFACES_TAG: u32 = 14;
 
-/// What was left out, as fields of a batch.
+/// Encodes the counts of removed records as fields of a batch.
 pub(super) fn told(left_out: Volume) -> Vec<u8> {
     let told = FlowBatch {
         left_out_records: left_out.records,
@@ -29,7 +29,7 @@ pub(super) fn told(left_out: Volume) -> Vec<u8> {
     told.encode_to_vec()
 }
 
-/// Reads the field if it is an interface. In a batch interfaces come before records.
+/// Reads the field if it is an interface. Interfaces precede the records of a batch.
 pub(super) fn note(interfaces: &mut KnownInterfaces, field: &Field) -> Result<(), DecodeError> {
     if field.tag == INTERFACES_TAG {
         interfaces.note(&Interface::decode(field.message.clone())?);
@@ -39,7 +39,7 @@ pub(super) fn note(interfaces: &mut KnownInterfaces, field: &Field) -> Result<()
 
 pub(super) struct StreamFilter {
     pub rules: Vec<Rule>,
-    /// Since the stream began.
+    /// Records removed since the stream began.
     left_out: Volume,
 }
 
@@ -63,8 +63,8 @@ impl StreamFilter {
         Ok((!filter.rules.is_empty()).then_some(filter))
     }
 
-    /// A batch without the records that do not pass, and with what was left out so far. Also returns what was left out of
-    /// this batch.
+    /// The batch without the records that do not pass, and with the counts of all records removed so far. Also returns
+    /// the counts for this batch alone.
     pub(super) fn apply(&mut self, body: &Bytes) -> Result<(Bytes, Volume), DecodeError> {
         let mut left_out = Volume::default();
         let mut passed = Vec::with_capacity(body.len());
@@ -85,7 +85,7 @@ impl StreamFilter {
                     return Ok(());
                 }
             }
-            // They come behind the records.
+            // These fields follow the records.
             if mentions.lack(&field)? {
                 return Ok(());
             }
@@ -95,7 +95,7 @@ impl StreamFilter {
         // Protobuf merges concatenated messages.
         self.left_out += left_out;
         passed.extend(told(self.left_out));
-        // A batch of which little is left holds no large buffer.
+        // A small result must not hold a large buffer.
         passed.shrink_to_fit();
         Ok((passed.into(), left_out))
     }

@@ -1,7 +1,7 @@
-//! Passes gRPC requests on to the service. All others get an answer that a person can read.
+//! Passes gRPC requests on to the service. All other requests get a human-readable answer.
 //!
-//! HTTP/1.1 is understood for that answer only. Nothing that a browser can send may reach the service, or a
-//! web page could read a port on the loopback interface by DNS rebinding.
+//! HTTP/1.1 is accepted for that answer only. Requests that a browser can send must never reach the service, or a web
+//! page could read a loopback port by DNS rebinding.
 
 use std::{
     convert::Infallible,

@@ -1,7 +1,6 @@
-//! A connection that holds a place of its listener, and loses it if no request comes in time or if another connection needs it
-//! meanwhile. At its end the peer may
-//! write until it has read everything: if the socket were closed at once, a client that is about to write would
-//! see a broken connection before it reads how its call ended.
+//! A connection that holds a place at its listener. It loses the place if no request arrives in time, or if another
+//! connection needs it. At its end the peer may write until it has read everything: if the socket were closed at once,
+//! a client that is about to write would see a broken connection before it reads how its call ended.
 
 use std::{
     io,
@@ -26,8 +25,8 @@ use super::{
 #[cfg(test)]
 mod tests;
 
-/// How long a connection that is shut down waits for its peer to take TLS's goodbye and to close it. For what h2 and hyper
-/// send before that, the peer has the time of an idle connection ([`Caller::ends_at`]).
+/// How long to wait, after shutting down, for the peer to take TLS's close_notify and to close the connection. Before
+/// that, while h2 and hyper send their last frames, the limit of an idle connection applies ([`Caller::ends_at`]).
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub struct Guarded {
@@ -35,18 +34,18 @@ pub struct Guarded {
     caller: Caller,
     doors: Arc<Doors>,
     phase: Phase,
-    /// Wakes the connection's task when the phase has something to do.
+    /// Wakes the connection's task for the phase's next action.
     look: Pin<Box<Sleep>>,
     patience: Duration,
 }
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// `look` is when to check whether the connection is idle.
+    /// `look` is the next check for idleness.
     Open,
     /// The connection was idle for too long, or the peer did not read.
     Ending,
-    /// It is shut down, and `look` is until when the peer is waited for.
+    /// The connection is shut down; `look` is how long to wait for the peer.
     Leaving { peer_was_told: bool },
 }
 
@@ -63,9 +62,10 @@ impl Guarded {
         }
     }
 
-    /// Fails once the connection has given way, has been idle or an answer unread for too long, or the peer was waited for long enough.
-    /// Called at every read, write and flush: if the peer takes nothing, only one of them may be polled. At the end this is the
-    /// flush (hyper's `Buffered::poll_shutdown`), and TLS is not flushed before it has said goodbye.
+    /// Fails once the connection has given way, was idle too long, has an overdue unread answer, or has waited long
+    /// enough for its peer. Call it at every read, write and flush: if the peer reads nothing, only one of them may be
+    /// polled. At the end that is the flush (hyper's `Buffered::poll_shutdown`), and TLS is flushed only after
+    /// close_notify.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.caller.has_given_way(context) {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -87,7 +87,7 @@ impl Guarded {
                 self.doors.refuse(*refusal, &self.caller.peer);
             } else {
                 let next = ends.iter().filter_map(|(at, _)| *at).min();
-                // An answer may come meanwhile.
+                // An answer may be sent before then.
                 let latest = now + NEXT_LOOK;
                 let next = next.map_or(latest, |ends_at| ends_at.min(latest));
                 self.look.as_mut().reset(next);
@@ -96,7 +96,7 @@ impl Guarded {
         Ok(())
     }
 
-    /// Reads what nobody wants any more, until the peer has closed the connection.
+    /// Reads and discards input until the peer has closed the connection.
     fn poll_left(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut unwanted = [0; 1024];
         loop {
@@ -184,7 +184,7 @@ impl AsyncWrite for Guarded {
         if this.look.as_mut().poll(context).is_ready() {
             return Poll::Ready(Ok(()));
         }
-        // Over TLS it has something to send, which the peer may not take.
+        // Over TLS a close_notify has to be sent, which the peer may not read.
         if !peer_was_told {
             ready!(Pin::new(&mut this.connection).poll_shutdown(context))?;
             this.phase = Phase::Leaving {

@@ -1,5 +1,5 @@
-//! A TLS connection. Its handshake is made by whoever reads from it first, in the connection's own task. So it takes its
-//! time from what a connection has before its first request, and holds up nobody.
+//! A TLS connection. The first read drives the handshake, in the connection's own task. So the handshake uses up the
+//! connection's time until its first request, and delays no other connection.
 
 use std::{
     io,
@@ -46,7 +46,8 @@ impl Handshake {
         }
     }
 
-    /// The connection, once the handshake is done. Fails if it has failed and the peer has closed the connection.
+    /// Returns the connection once the handshake is done. Fails once it has failed and the peer has closed the
+    /// connection.
     pub(super) fn poll_done(
         &mut self,
         context: &mut Context<'_>,
@@ -55,17 +56,17 @@ impl Handshake {
             self.state = match ready!(Pin::new(accept).poll(context)) {
                 Ok(stream) => {
                     if let Some(name) = name_of_client(stream.get_ref().1) {
-                        // It is set here alone.
+                        // This is the only place that sets it.
                         let _ = self.name.set(name);
                     }
                     State::Done(stream)
                 }
                 Err((error, mut stream)) => {
-                    // Who only looks whether the port is open has done nothing wrong.
+                    // A port check without TLS is no fault, so only TLS errors are logged.
                     if tls::of_tls(&error).is_some() {
                         self.doors.handshake_failed(&self.peer, &error);
                     }
-                    // What the socket still has goes out before the end.
+                    // Send what the socket still buffers.
                     let _ = Pin::new(&mut stream).poll_shutdown(context);
                     State::Failed(Some(error), stream)
                 }
@@ -82,7 +83,7 @@ impl Handshake {
         }
     }
 
-    /// Says goodbye, if there was a handshake.
+    /// Sends close_notify, if the handshake is done.
     pub(super) fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.state {
             State::Done(stream) => Pin::new(stream).poll_shutdown(context),
@@ -95,8 +96,8 @@ impl Handshake {
     }
 }
 
-/// A socket that is closed with bytes that nobody has read takes back what it has sent (RFC 1122, 4.2.2.13), and the peer
-/// would not hear why its handshake failed. So they are read, for as long as the connection has its place.
+/// Closing a socket that has unread input discards what it has sent (RFC 1122, 4.2.2.13), and the peer would not learn
+/// why its handshake failed. So the input is read for as long as the connection has its place.
 fn read_to_end(stream: &mut TcpStream, context: &mut Context<'_>) -> Poll<()> {
     let mut scrap = [0; 4096];
     loop {

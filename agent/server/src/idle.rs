@@ -1,5 +1,5 @@
-//! Connections of a listener that have no open request. When the listener has no place left, one of them gives way: first those
-//! on which no request ever came, or none that was admitted.
+//! A listener's connections without an open request. When the listener has no place left, one of them gives way: first
+//! those that never had an admitted request.
 
 use super::{
     caller::Caller,
@@ -9,17 +9,17 @@ use crate::silent::Silent;
 
 #[derive(Default)]
 pub struct Idle {
-    /// No request has come.
+    /// No request has arrived.
     pub(super) silent: Silent<Caller>,
-    /// A request has come and has ended.
+    /// A request has arrived and ended.
     pub(super) rested: Silent<Caller>,
 }
 
 impl Idle {
-    /// Closes one of them, and so frees its place. Returns whether there was one.
+    /// Closes one connection, which frees its place. Returns whether there was one.
     pub(super) fn make_room(&self, doors: &Doors) -> bool {
         while let Some(caller) = self.silent.pop().or_else(|| self.rested.pop()) {
-            // A request may have come meanwhile.
+            // A request may have arrived meanwhile.
             if caller.give_way() {
                 doors.refuse(Refusal::GaveWay, &caller.peer);
                 return true;

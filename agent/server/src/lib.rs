@@ -69,15 +69,15 @@ use live_status::LiveStatus;
 use service::AgentCalls;
 use standard::StandardServices;
 
-/// How many times as long it waits for consumers that take some. systemd waits longer.
+/// The total wait for consumers that make progress, as a multiple of the drain timeout. systemd waits longer.
 pub const MAX_DRAIN_TIMEOUTS: u32 = 4;
 
-/// How much a peer may send before we read it. HTTP/2 keeps it in memory.
+/// How much a peer may send on a stream before we read it. HTTP/2 buffers it in memory.
 const STREAM_WINDOW_BYTES: u32 = 64 << 10;
-/// Those of flow.proto that an agent serves.
+/// The services of flow.proto that an agent serves.
 const SERVICES: &[&str] = &["flow.v1.FlowAgent", "flow.v1.FlowControl"];
 
-/// What the server answers from.
+/// The state that the server answers from.
 pub struct Server {
     pub hub: Hub,
     pub outputs: Outputs,
@@ -85,19 +85,19 @@ pub struct Server {
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: Arc<dyn Rules>,
     pub settings: watch::Receiver<SettingsInForce>,
-    /// Consumers and connections may change while it serves; streams are those of the start.
+    /// The limits of consumers and connections may change while it serves; the stream limit is fixed at the start.
     pub limits: watch::Receiver<Limits>,
-    /// How long consumers may take nothing of what is queued at the end.
+    /// How long consumers may go without progress at the end.
     pub drain_timeout: Duration,
     pub metrics: Option<(MetricsListener, TimePrograms)>,
-    /// Whether packets are counted at everything that was selected at the start.
+    /// Whether everything selected at the start is counted.
     pub counting: watch::Receiver<bool>,
 }
 
 impl Server {
-    /// Serves until `shutdown` is ready, then closes the hub and waits for the consumers: up to `drain_timeout`
-    /// while they take nothing, up to four times that while they take something. What they have not taken by
-    /// then is lost and logged. The last batches must be published before `shutdown` is ready.
+    /// Serves until `shutdown` resolves, then closes the hub and waits for the consumers: up to `drain_timeout` without
+    /// progress, and up to [`MAX_DRAIN_TIMEOUTS`] times that in total. Anything still queued is dropped and logged.
+    /// Publish the last batches before `shutdown` resolves.
     pub async fn run(self, listeners: Listeners, shutdown: impl Future<Output = ()>) -> Result<()> {
         let Self {
             hub,
@@ -172,7 +172,7 @@ impl Server {
     }
 }
 
-/// Returns when consumers have taken nothing for this time, or have taken too long.
+/// Returns once consumers have made no progress for `drain_timeout`, or have taken too long in total.
 async fn drained_or_given_up(hub: &Hub, drain_timeout: Duration) {
     for _ in 0..MAX_DRAIN_TIMEOUTS {
         let before = (undelivered_batches(hub), hub.held_bytes());
@@ -188,8 +188,7 @@ fn undelivered_batches(hub: &Hub) -> u64 {
     left.iter().map(|left| left.volume.batches).sum()
 }
 
-/// Warns if the process may run out of file descriptors, since without one a connection cannot even be refused
-/// properly.
+/// Warns if the process may run out of file descriptors: without one, a connection cannot even be refused properly.
 pub fn warn_of_files(connections: usize) {
     let limit = open_files::limit();
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);

@@ -1,5 +1,5 @@
-//! Limits how many connections, consumers and unread answers there may be. Some places are reserved for those
-//! who run the agent. Refusals are counted.
+//! Limits the number of connections, consumers and unread answers, and counts refusals. Some places are reserved for
+//! users that run the agent.
 
 use std::{
     fmt::Display,
@@ -28,25 +28,25 @@ pub const DEFAULT_MAX_CONSUMERS: u32 = 64;
 pub const DEFAULT_MAX_CONNECTIONS: u32 = 128;
 pub const DEFAULT_MAX_STREAMS: u32 = 32;
 
-/// Reserved places, in addition to those of the settings.
+/// Reserved places, beyond those in the settings.
 const PLACES_FOR_ROOT: usize = 4;
 
-/// How many answers may wait for their peers to take them.
+/// The most unread answers.
 const UNREAD_ANSWERS: u32 = 16;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to look for a place of a share meanwhile.
+/// How often to retry a place of a share.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Scarce things of which each credential has a share.
+/// Resources that each credential has a share of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// Of a listener. Those who read may share a credential.
+    /// Connections of a listener. Several readers may use the same credential.
     Connections,
-    /// Requests for one message, and their answers that wait to be read.
+    /// Single-message requests, and their unread answers.
     Answers,
-    /// Answers of services that tell everybody how this process is.
+    /// Answers about the health of this process, which anyone may ask for.
     HealthAnswers,
-    /// Streams, such as those that observe.
+    /// Streams, such as `Observe`.
     Streams,
 }
 
@@ -78,17 +78,17 @@ impl Share {
     }
 }
 
-/// A credential's place.
+/// A place in a credential's share.
 pub type SharePlace = CountedPlace<(Share, Identity)>;
 
-/// The settings.
+/// The limits in the settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// `Observe` streams of all connections together.
+    /// `Observe` streams over all connections.
     pub max_consumers: u32,
-    /// Connections of each listener.
+    /// Connections per listener.
     pub max_connections: u32,
-    /// Open requests on one connection.
+    /// Open requests per connection.
     pub max_streams: u32,
 }
 
@@ -103,19 +103,19 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits that never change.
+    /// A receiver for limits that never change.
     pub fn fixed(self) -> watch::Receiver<Self> {
         watch::channel(self).1
     }
 
-    /// How many files this many listeners may open, including those for root and for connections that are
-    /// turned away.
+    /// How many files this many listeners may open, including those for root and for connections that are being turned
+    /// away.
     pub fn files(&self, listeners: usize) -> usize {
         listeners * (self.max_connections as usize + PLACES_FOR_ROOT + farewell::MOST)
     }
 }
 
-/// Places for everyone, and a few more for those who run the agent. A place is held until it is dropped.
+/// Places for everyone, and a few more for users that run the agent. Dropping a place frees it.
 pub struct Places {
     shared: Arc<Semaphore>,
     for_root: Arc<Semaphore>,
@@ -124,7 +124,7 @@ pub struct Places {
 
 struct Size {
     count: usize,
-    /// How many places go, when they are given back, since `count` became less.
+    /// How many places to remove when they are returned, since `count` became smaller.
     surplus: usize,
 }
 
@@ -142,8 +142,8 @@ impl Places {
         }
     }
 
-    /// Takes a place of those for everyone, of which there are `count` from here on, or, for root, one of the
-    /// others. Nobody loses a place if there are less.
+    /// Takes one of the `count` public places; root may take a reserved one instead. If `count` has become smaller,
+    /// places in use stay in use.
     pub fn take_of(&self, count: u32, peer: &Peer) -> Option<Place> {
         self.resize(count as usize);
         self.take(peer)
@@ -163,7 +163,7 @@ impl Places {
     }
 
     fn size(&self) -> MutexGuard<'_, Size> {
-        // Nothing under the lock can fail halfway, so the state is sound even after a panic.
+        // No operation under the lock can fail halfway, so the state is sound even after a panic.
         self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -189,7 +189,7 @@ impl Places {
     }
 }
 
-/// What was refused.
+/// What was refused, and why.
 #[derive(Debug, Clone, Copy)]
 pub enum Refusal {
     Connection,
@@ -242,7 +242,7 @@ impl Refusal {
     }
 }
 
-/// What all listeners share.
+/// The state shared by all listeners.
 pub struct Doors {
     limits: watch::Receiver<Limits>,
     consumers: Places,
@@ -275,12 +275,12 @@ impl Doors {
         }
     }
 
-    /// Those in force.
+    /// The limits in force.
     pub fn limits(&self) -> Limits {
         *self.limits.borrow()
     }
 
-    /// Counts a refusal, and logs one once in a while.
+    /// Counts a refusal. Logs at a limited rate.
     pub fn refuse(&self, refusal: Refusal, peer: &Peer) {
         let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
@@ -293,7 +293,7 @@ impl Doors {
         self.refuse_because(Refusal::Handshake, peer, error);
     }
 
-    /// Counts a refusal, and logs one with its reason once in a while.
+    /// Counts a refusal. Logs it with its reason at a limited rate.
     pub fn refuse_because(&self, refusal: Refusal, peer: &Peer, error: &dyn Display) {
         let refused = &self.refusals[refusal as usize];
         refused.count.fetch_add(1, Relaxed);
@@ -302,7 +302,7 @@ impl Doors {
         }
     }
 
-    /// Logs that a connection could not be accepted, for example because the process has no file left.
+    /// Logs that accepting a connection failed, for example because the process is out of file descriptors.
     pub fn cannot_accept(&self, error: &io::Error) {
         if let Some(times) = event(&self.accept_log) {
             warn!(%error, times, "cannot accept a connection");
@@ -319,7 +319,7 @@ impl Doors {
         })
     }
 
-    /// Refuses a consumer for whose copies there is no room.
+    /// Refuses a consumer because there is no memory for its copies.
     pub fn no_copies(&self, peer: &Peer) -> Status {
         self.refuse(Refusal::Copies, peer);
         Status::resource_exhausted(
@@ -328,8 +328,8 @@ impl Doors {
         )
     }
 
-    /// A place for an answer, to be held until the peer has taken it. Waits a little, since peers that read
-    /// make room in no time.
+    /// A place for an answer, held until the peer has read it. Waits a little, since peers that read free places
+    /// quickly.
     pub async fn answer(&self, peer: &Peer) -> Result<Place, Status> {
         let shared = Arc::clone(&self.answers.shared).acquire_owned();
         if let Ok(Ok(place)) = tokio::time::timeout(ANSWER_TIMEOUT, shared).await {
@@ -343,8 +343,8 @@ impl Doors {
         })
     }
 
-    /// A place of the share of whoever has shown a credential. Waits a little. Those who run this process, and callers without a
-    /// credential, have none.
+    /// A place in the share of the caller's credential. Waits a little. Users that run this process, and callers
+    /// without a credential, have no share.
     pub async fn share(
         &self,
         share: Share,
@@ -444,7 +444,7 @@ mod tests {
         drop((only, more));
         let all: Vec<Place> = std::iter::from_fn(|| take(3)).collect();
         assert_eq!(all.len(), 3);
-        // More before those that are too many have been given back.
+        // The count grows again before the surplus places are returned.
         assert!(take(1).is_none());
         assert!(take(3).is_none());
         drop(all);
@@ -481,10 +481,10 @@ mod tests {
             max_connections: 5,
             max_streams: 7,
             refused_connections: 1,
-            // For too long, and while others needed the places.
+            // Some for too long, some because others needed their places.
             silent_connections: 2 + 14,
             refused_streams: 3,
-            // For want of places, and of memory for copies.
+            // Some for lack of places, some for lack of memory for copies.
             refused_consumers: 4 + 11,
             refused_answers: 5,
             refused_callers: 6 + 12 + 13,

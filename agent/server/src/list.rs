@@ -1,4 +1,4 @@
-//! `ListFlows`: chooses from a snapshot, puts it in order, and writes it as batches.
+//! `ListFlows`: selects flows from a snapshot, sorts them, and encodes them as batches.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -20,22 +20,22 @@ use tonic::Status;
 use super::filtered::{StreamFilter, note, told};
 use crate::asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace};
 
-/// A batch is closed when it has this length.
+/// A batch is complete once it has this length.
 const BATCH_LEN_BYTES: usize = 256 << 10;
 
 const BATCH_INDEX_TAG: u32 = 6;
-/// `last_of_scan`, `table_occupancy`, `account` and `tracked_flows`, which only the last batch has.
+/// `last_of_scan`, `table_occupancy`, `account` and `tracked_flows`: only the last batch has them.
 const LAST_TAGS: [u32; 4] = [8, 11, 16, 17];
 
-/// What is asked for.
+/// The request.
 pub(super) struct Choice {
     pub filter: Option<StreamFilter>,
     pub order: FlowOrder,
-    /// `None` is all.
+    /// `None` for all flows.
     pub limit: Option<usize>,
 }
 
-/// With their names, in a map.
+/// Including their names and the map entry.
 const BYTES_PER_PROCESS: u64 = 100;
 const BYTES_PER_HOST: u64 = 350;
 
@@ -46,25 +46,25 @@ struct Row {
     mentions: OfRecord,
 }
 
-/// The flows that are asked for, with what surrounds them in batches.
+/// The selected flows, with the other fields of their batches.
 pub(super) struct Listed {
-    /// The fields that every batch begins with.
+    /// The first fields of every batch.
     head: Vec<u8>,
-    /// Those that the last one ends with.
+    /// The last fields of the last batch.
     last: Vec<u8>,
-    /// What the rows mention, each once.
+    /// The names that rows refer to, each once.
     cgroups: BTreeMap<u64, Cgroup>,
     processes: BTreeMap<u64, Process>,
     hosts: BTreeMap<u64, HostName>,
     rows: std::vec::IntoIter<Row>,
     batches: u32,
     is_over: bool,
-    /// For the rows and what was copied for them.
+    /// The memory reserved for the rows and their copies.
     _places: Vec<SnapshotPlace>,
 }
 
 impl Choice {
-    /// Takes a snapshot apart.
+    /// Selects from a snapshot.
     pub(super) fn of(self, snapshot: Snapshot, room: &SnapshotBytes) -> Result<Listed, Status> {
         let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
         let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
@@ -114,7 +114,7 @@ impl Choice {
         }
         if let Some(limit) = self.limit {
             cut(&mut rows, limit, &mut left_out);
-            // The others' bytes go with the snapshot.
+            // The bytes of the other rows are freed with the snapshot.
             let copied: usize = rows.iter().map(|row| row.record.len()).sum();
             places.push(room.take(copied as u64).map_err(no_room)?);
             for row in &mut rows {
@@ -166,7 +166,7 @@ enum Chosen {
     No(Volume),
 }
 
-/// Makes room for so many more rows, if there is none. Returns what of `room` that takes.
+/// Makes room for `more` rows. Returns the memory that it reserves in `room`, if any.
 fn make_room(
     rows: &mut Vec<Row>,
     more: usize,
@@ -175,7 +175,7 @@ fn make_room(
     if rows.capacity() - rows.len() >= more {
         return Ok(None);
     }
-    // More at once, so that rows are not moved for each batch.
+    // Grow in larger steps, so that rows are not moved for each batch.
     let more = more.max(rows.capacity() / 8);
     let grows = rows.len() + more - rows.capacity();
     let place = room.take((grows * size_of::<Row>()) as u64)?;
@@ -183,7 +183,7 @@ fn make_room(
     Ok(Some(place))
 }
 
-/// Leaves the rows with the highest ranks, in no order.
+/// Keeps the rows with the highest ranks, unsorted.
 fn cut(rows: &mut Vec<Row>, limit: usize, left_out: &mut Volume) {
     if rows.len() <= limit {
         return;
@@ -196,7 +196,7 @@ fn cut(rows: &mut Vec<Row>, limit: usize, left_out: &mut Volume) {
     }
 }
 
-/// Encoded batches, the last of which has the account.
+/// The encoded batches; the last one has the account.
 impl Iterator for Listed {
     type Item = Bytes;
 
@@ -370,7 +370,7 @@ mod tests {
             .sum();
         assert_eq!(room.get(), rows + copied as u64);
         drop(listed);
-        // Whoever leaves no room is refused, and takes nothing meanwhile.
+        // A client that leaves no room is refused, and holds nothing while it is served.
         for (left, is_for_rows) in [(rows / 2 - 1, false), (rows - 1, false), (rows + 10, true)] {
             let _others = room.take(MAX_SNAPSHOT_BYTES - left).unwrap();
             for limit in [None, Some(10)] {
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     fn each_batch_names_the_cgroups_of_its_flows_whichever_batch_of_the_snapshot_did() {
         let batches = (0..40).map(|index: u32| {
-            // Each has cgroups of its own, and one that all have.
+            // Each has its own cgroup, and one that all share.
             let cgroup = |id: u64| Cgroup {
                 id,
                 unit: format!("{id}.service"),

@@ -1,4 +1,4 @@
-//! Binds the agent's listeners, and accepts Unix and TCP connections in one stream.
+//! Binds the agent's listeners, and accepts Unix and TCP connections as one stream.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,16 +26,16 @@ use super::{
 
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Bound listeners that are not served yet, so connections wait. Dropping it removes its socket files and
-/// their locks.
+/// Bound listeners that are not served yet, so connections wait in their backlogs. Dropping this removes the socket
+/// files and their locks.
 pub struct Listeners {
     all: Vec<Listener>,
     socket_files: Vec<SocketFile>,
-    /// What those on TCP speak, if they speak TLS.
+    /// TLS for the TCP listeners, if it is configured.
     tls: Option<InForce>,
 }
 
-/// Where somebody may connect.
+/// A listener as the status shows it.
 pub struct Listening {
     address: String,
     tls: Option<InForce>,
@@ -64,7 +64,7 @@ enum Listener {
 }
 
 impl Listeners {
-    /// Binds all addresses or none, except those on which the service manager listens for this process.
+    /// Binds all addresses or none, except those that the service manager has opened for this process.
     pub async fn bind(
         addresses: &[ListenAddr],
         passed: PassedSockets,
@@ -109,7 +109,7 @@ impl Listeners {
         Ok(bound)
     }
 
-    /// Those on TCP speak TLS. Clients on Unix sockets are known by their users.
+    /// Makes the TCP listeners speak TLS. Clients on Unix sockets are identified by their users.
     #[must_use]
     pub fn with_tls(self, tls: Option<InForce>) -> Self {
         Self { tls, ..self }
@@ -124,7 +124,7 @@ impl Listeners {
         tcp.collect()
     }
 
-    /// What is told of each.
+    /// The listeners as the status shows them.
     pub fn told(&self) -> Vec<Listening> {
         let tell = |listener: &Listener| Listening {
             address: listener.address(),
@@ -133,7 +133,7 @@ impl Listeners {
         self.all.iter().map(tell).collect()
     }
 
-    /// Whether every client over TCP has a certificate.
+    /// Whether every client over TCP needs a certificate.
     pub fn asks_for_certificates(&self) -> bool {
         let tls = self.tls.as_ref();
         tls.is_some_and(|tls| tls.told().asks_for_certificates)
@@ -143,7 +143,7 @@ impl Listeners {
         self.tls.clone()
     }
 
-    /// How many there are.
+    /// The number of listeners.
     #[expect(
         clippy::len_without_is_empty,
         reason = "a server without listeners is not started"
@@ -152,7 +152,7 @@ impl Listeners {
         self.all.len()
     }
 
-    /// The accepted connections. The stream never fails: if the process has no file left, it waits.
+    /// The accepted connections. The stream never fails: if the process is out of file descriptors, it waits.
     pub fn into_connections(
         self,
         doors: &Arc<Doors>,
@@ -179,7 +179,7 @@ impl Listeners {
     }
 }
 
-/// A listener and the places for its connections.
+/// A listener and the places of its connections.
 struct Gate {
     listener: Listener,
     tls: Option<InForce>,
@@ -190,8 +190,8 @@ struct Gate {
 }
 
 impl Gate {
-    /// The next connection that gets a place, for which one without an open request may have to give way. Others are told that
-    /// there is none.
+    /// The next connection that gets a place. A connection without an open request may have to give way to it.
+    /// Connections without a place are turned away.
     async fn next(&mut self) -> Guarded {
         loop {
             let connection = tokio::select! {
@@ -247,7 +247,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens, as a setting says it.
+    /// The address in the form of the setting.
     fn address(&self) -> String {
         match self {
             Self::Unix(listener) => {
@@ -262,7 +262,7 @@ impl Listener {
         }
     }
 
-    /// What it speaks of the TLS that is set.
+    /// The configured TLS, if this listener uses it.
     fn tls(&self, tls: Option<&InForce>) -> Option<InForce> {
         match self {
             Self::Unix(_) => None,

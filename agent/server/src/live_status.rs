@@ -1,4 +1,4 @@
-//! The status at the moment when somebody asks: that of the last scan, and what the server knows itself.
+//! The current status: that of the last scan, completed by what only the server knows.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct LiveStatus {
 }
 
 impl LiveStatus {
-    /// The agent starts now.
+    /// Call when the agent starts; the uptime counts from here.
     pub fn new(
         hub: Hub,
         outputs: Outputs,
@@ -56,7 +56,7 @@ impl LiveStatus {
     }
 }
 
-/// What the listeners let in, and what is held for those who are in.
+/// Figures of the listeners, and the memory held for clients.
 pub fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
     let fate = hub.fate();
     ServerStatus {

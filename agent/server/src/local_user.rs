@@ -1,4 +1,5 @@
-//! Which user of this host is at the other end of a TCP connection, as the kernel knows it (`sock_diag`, `inet_diag.h`).
+//! Looks up which user of this host owns the other end of a TCP connection, with the kernel's `sock_diag`
+//! (`inet_diag.h`).
 
 use std::{
     io,
@@ -15,19 +16,19 @@ const AF_INET6: u8 = 10;
 const NLMSG_HEADER_BYTES: usize = 16;
 /// `struct inet_diag_req_v2`.
 const REQUEST_BYTES: usize = 56;
-/// Where `struct inet_diag_msg` has what is read of it.
+/// Offsets of the fields read from `struct inet_diag_msg`.
 const STATE_AT: usize = 1;
 const PORTS_AT: [usize; 2] = [4, 6];
 const ADDRESSES_AT: [usize; 2] = [8, 24];
 const UID_AT: usize = 64;
-/// `TCP_ESTABLISHED`. A socket that was closed belongs to nobody, and the kernel names root.
+/// `TCP_ESTABLISHED`. A closed socket belongs to nobody, but the kernel reports root.
 const ESTABLISHED: u8 = 1;
 /// `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: [u8; 8] = [0xff; 8];
 
-/// The user whose socket is at `peer` and connected to `own`, if it is a socket of this network namespace.
+/// The user that owns the socket at `peer` connected to `own`, if that socket is in this network namespace.
 pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
-    // A kernel without it is one that knows nobody.
+    // A kernel without sock_diag identifies nobody.
     asked(peer, own).ok().flatten()
 }
 
@@ -43,8 +44,8 @@ fn asked(peer: SocketAddr, own: SocketAddr) -> io::Result<Option<u32>> {
     Ok(socket.and_then(|socket| user(socket, [peer, own])))
 }
 
-/// The user of a socket, a `struct inet_diag_msg`, if it is connected and has these ends. Where there is none, the kernel answers
-/// with a listener at `peer`'s port (`__inet_lookup`).
+/// The user in a `struct inet_diag_msg`, if its socket is connected and has these ends. If there is none, the kernel
+/// answers with a listener at `peer`'s port (`__inet_lookup`).
 fn user(socket: &[u8], ends: [SocketAddr; 2]) -> Option<u32> {
     let is_end = |number: usize| {
         let port = socket.get(PORTS_AT[number]..)?.first_chunk().copied()?;
@@ -75,9 +76,9 @@ fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
     request.extend((len as u32).to_ne_bytes());
     request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
     request.extend(NLM_F_REQUEST.to_ne_bytes());
-    // The number of the request, and whose it is, which the kernel fills in.
+    // The request's number, and the sender, which the kernel fills in.
     request.extend([0; 8]);
-    // No extensions, and any state.
+    // No extensions; any state.
     request.extend([family, IPPROTO_TCP, 0, 0]);
     request.extend(u32::MAX.to_ne_bytes());
     request.extend(peer.port().to_be_bytes());
@@ -90,7 +91,7 @@ fn request(peer: SocketAddr, own: SocketAddr) -> Vec<u8> {
         }
         request.extend(bytes);
     }
-    // At any interface.
+    // Any interface.
     request.extend([0; 4]);
     request.extend(ANY_COOKIE);
     request
@@ -118,7 +119,7 @@ mod tests {
             other.set_ip("192.0.2.1".parse().unwrap());
             assert_eq!(of(other, own), None, "{address}");
             drop(client);
-            // Not root's, to whom the kernel counts it while the connection is being closed.
+            // Must not be root's, although the kernel reports root while the connection is closing.
             assert_eq!(of(peer, own), None, "{address}");
         }
     }

@@ -1,9 +1,9 @@
-//! The agent's metrics for Prometheus, made of its status when somebody asks, and whether it lives and counts, for
-//! probes; both over HTTP.
+//! The agent's metrics for Prometheus, generated from its status on request, and its liveness and readiness for probes,
+//! over HTTP.
 //!
-//! Names end in their unit, and counters in `_total`. Series are bounded: a handful for each hook, and one for each
-//! reason of the account. Consumers have none of their own, since they choose their names. Units and containers of the host have some for 500 of
-//! them.
+//! Names end in their unit, counters in `_total`. The number of series is bounded: a handful for each hook, and one for
+//! each reason of the account. Consumers choose their own names, so they have no series. At most 500 units and
+//! containers have series.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -37,7 +37,7 @@ pub use http::MetricsListener;
 use programs::Sampled;
 pub use programs::{Runs, TimePrograms, Window};
 
-/// The text of all metrics.
+/// All metrics as text.
 fn text(
     status: AgentStatus,
     cpu_ns: u64,
@@ -69,7 +69,7 @@ fn encoded(shown: impl Collector, format: Format) -> Result<String, fmt::Error> 
 #[derive(Debug)]
 struct Shown {
     status: AgentStatus,
-    /// Of the process.
+    /// CPU time of the process.
     cpu_ns: u64,
     sampled: Sampled,
     format: Format,
@@ -101,7 +101,7 @@ impl Collector for Shown {
     }
 }
 
-/// Of none, if units are not named.
+/// No series if units are not named.
 fn units(units: &[UnitTraffic], families: &mut Families<'_>) -> fmt::Result {
     if units.is_empty() {
         return Ok(());
@@ -401,7 +401,7 @@ impl Shown {
         consumers(families, self.status.consumers.len(), &server)
     }
 
-    /// Of the TCP listeners, which show the same one.
+    /// The certificate that all TCP listeners share.
     fn certificate(&self, families: &mut Families<'_>) -> fmt::Result {
         let listeners = self.status.server.iter();
         let mut listeners = listeners.flat_map(|server| &server.listeners);
@@ -444,7 +444,7 @@ impl Shown {
     }
 }
 
-/// What Prometheus' own libraries tell of a process.
+/// The process metrics of Prometheus' own client libraries.
 fn process(
     families: &mut Families<'_>,
     resident_bytes: u64,
@@ -473,7 +473,7 @@ fn process(
     )
 }
 
-/// What listeners let in and turned away, and what consumers got.
+/// Figures of listeners and consumers: connections accepted and refused, batches delivered.
 fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatus) -> fmt::Result {
     families.gauges([
         (

@@ -8,10 +8,10 @@ use rustix::net::sockopt;
 
 use super::address::{ListenAddr, ListenError};
 
-/// The number of the first one, as the service manager passes them.
+/// The first descriptor that the service manager passes.
 const FIRST: usize = 3;
 
-/// Sockets on which this process listens, beside those that it binds itself.
+/// Listening sockets passed to this process, in addition to those that it binds itself.
 #[derive(Debug, Default)]
 pub struct PassedSockets(Vec<PassedSocket>);
 
@@ -22,7 +22,7 @@ pub(super) enum PassedSocket {
 }
 
 impl PassedSockets {
-    /// Takes them, and removes the variables of the environment that tell of them. The process must have no other
+    /// Takes the sockets, and removes the environment variables that describe them. The process must have no other
     /// thread yet.
     pub fn take() -> Result<Self> {
         let mut passed = ListenFd::from_env();
@@ -30,7 +30,7 @@ impl PassedSockets {
         Ok(Self(sockets.collect::<Result<_>>()?))
     }
 
-    /// Fails if other hosts may reach one of them; see [`ListenAddr::refuse_open`].
+    /// Fails if other hosts can reach one of them; see [`ListenAddr::refuse_open`].
     pub fn refuse_open(&self) -> Result<(), ListenError> {
         for socket in &self.0 {
             let address = socket.address().map_err(ListenError::Passed)?;
@@ -66,7 +66,7 @@ impl PassedSocket {
         Ok(socket)
     }
 
-    /// `None` if it is a Unix socket without a file.
+    /// `None` for a Unix socket without a file.
     pub(super) fn address(&self) -> io::Result<Option<ListenAddr>> {
         Ok(match self {
             Self::Unix(listener) => {

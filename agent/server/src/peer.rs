@@ -1,11 +1,11 @@
-//! Who is at the other end of a connection.
+//! Identifies the peer of a connection.
 
 use std::{fmt, net::SocketAddr};
 
 use rustix::process::geteuid;
 use tls::source::Source;
 
-/// What the kernel says of the other end.
+/// What the kernel reports about the peer.
 #[derive(Debug, Clone)]
 pub enum Peer {
     Unix { pid: Option<i32>, uid: u32 },
@@ -14,7 +14,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Whether it is root or the agent's own user, on the same machine.
+    /// Whether the peer is root or the agent's own user, on the same machine.
     pub fn runs_the_agent(&self) -> bool {
         match self {
             Self::Unix { uid, .. } => runs_this_process(*uid),
@@ -30,18 +30,18 @@ impl Peer {
         }
     }
 
-    /// Whether the rights of a file let it in, so that it may see the filter rules.
+    /// Whether file permissions admitted the peer, so that it may see the filter rules.
     pub fn is_on_a_unix_socket(&self) -> bool {
         matches!(self, Self::Unix { .. })
     }
 }
 
-/// Whether it is root or the user of this process.
+/// Whether this user is root or the user of this process.
 pub fn runs_this_process(uid: u32) -> bool {
     runs(uid, geteuid().as_raw())
 }
 
-/// Whether this user runs an agent whose own user is `agent_uid`.
+/// Whether this user is root or `agent_uid`.
 fn runs(uid: u32, agent_uid: u32) -> bool {
     uid == 0 || uid == agent_uid
 }

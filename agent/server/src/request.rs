@@ -1,4 +1,4 @@
-//! Reads the messages of a request's body, limited in bytes, and where it is one, in time.
+//! Reads the messages of a request's body, within limits for bytes and, for single messages, time.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
         None => Ok(false),
         Some(encoding) if encoding == "identity" => Ok(false),
         Some(encoding) if encoding == "gzip" => Ok(true),
-        // A frame of Zstandard may ask for a window of 128 MiB, however short it is.
+        // A Zstandard frame may ask for a window of 128 MiB, however short it is.
         Some(_) => {
             let mut status =
                 Status::unimplemented("requests are taken without compression or with gzip");
@@ -44,7 +44,8 @@ pub fn may_be_gzip(headers: &HeaderMap) -> Result<bool, Status> {
     }
 }
 
-/// The bytes of the one message that a request has, decompressed and not decoded. The limit is for both.
+/// The bytes of a request's only message, decompressed but not decoded. The limit applies before and after
+/// decompression.
 pub async fn bytes(headers: &HeaderMap, body: Body, most_bytes: usize) -> Result<Bytes, Status> {
     let encoding = may_be_gzip(headers)?.then_some(CompressionEncoding::Gzip);
     let mut messages = Streaming::new_request(Whole, body, encoding, Some(most_bytes));
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A body with these bytes, as gRPC frames a message.
+    /// A body with these bytes in a gRPC frame.
     fn framed(message: &[u8]) -> Body {
         let len_bytes = (message.len() as u32).to_be_bytes();
         let framed = [&[0], &len_bytes[..], message].concat();
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(read.unwrap(), vec![0; 10_000]);
         let too_long = bytes(&encoded("gzip"), gzip(10_001), 10_000).await;
         assert_eq!(too_long.unwrap_err().code(), Code::ResourceExhausted);
-        // Small messages come as they are, whatever the header says.
+        // Clients send small messages uncompressed, whatever the header says.
         let plain = bytes(&encoded("gzip"), framed(b"abc"), 3).await;
         assert_eq!(plain.unwrap(), b"abc"[..]);
     }

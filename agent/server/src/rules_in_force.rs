@@ -1,4 +1,4 @@
-//! The filter rules in force, as the server shows and replaces them.
+//! The filter rules in force, for the server to show and replace.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -13,7 +13,7 @@ use thiserror::Error;
 #[error("the agent is about to stop")]
 pub struct Stopping;
 
-/// Who applies the rules to packets, and can replace them while the agent runs.
+/// Applies the rules to packets, and can replace them while the agent runs.
 pub trait Rules: Send + Sync {
     fn in_force(&self) -> Arc<InForce>;
 
@@ -21,7 +21,7 @@ pub trait Rules: Send + Sync {
     fn replace(&self, rules: Vec<Rule>, author: Author) -> Replacing<'_>;
 }
 
-/// A replacement that is under way.
+/// A replacement in progress.
 pub type Replacing<'a> = Pin<Box<dyn Future<Output = Result<Replaced, ReplaceError>> + Send + 'a>>;
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -37,11 +37,11 @@ pub enum ReplaceError {
 #[derive(Debug)]
 pub struct Replaced {
     pub in_force: Arc<InForce>,
-    /// What the rules' author may not have meant.
+    /// Rules whose effect may not be intended.
     pub warnings: Vec<String>,
 }
 
-/// Who set rules.
+/// The origin of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Author {
     Settings,
@@ -53,10 +53,10 @@ pub enum Author {
 pub struct InForce {
     pub rules: usize,
     pub author: Author,
-    /// All of them if one names an interface, else none.
+    /// All rules if one of them names an interface, otherwise none.
     pub by_interface: Vec<Rule>,
     pub generation: u64,
-    /// An encoded [`Filters`] without warnings, shared by all who ask for it.
+    /// An encoded [`Filters`] without warnings, shared by all clients.
     pub message: Bytes,
 }
 
@@ -94,7 +94,7 @@ impl InForce {
     }
 }
 
-/// Rules of a server without programs, which cannot be changed.
+/// Fixed rules, for a server without programs.
 pub struct FixedRules(Arc<InForce>);
 
 impl FixedRules {

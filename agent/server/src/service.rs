@@ -32,10 +32,10 @@ use crate::asks::{AskError, Asks};
 
 const CONSUMER_NAME_CHARS: usize = 64;
 
-/// Whoever asks for all flows keeps them in the agent's memory until they are read.
+/// How long an unread list of flows may stay in the agent's memory.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_mins(1);
 
-/// What it calls itself, and not for ever.
+/// The consumer's name for itself, limited in length.
 pub fn consumer_name(request: &ObserveRequest) -> String {
     request.consumer.chars().take(CONSUMER_NAME_CHARS).collect()
 }
@@ -47,7 +47,7 @@ fn refused(error: AskError) -> Status {
     }
 }
 
-/// What an agent answers from.
+/// The state that an agent answers from.
 pub struct AgentCalls {
     pub hub: Hub,
     pub asks: Asks,
@@ -139,7 +139,7 @@ impl AgentCalls {
         Ok(answer::list(listed, SNAPSHOT_PATIENCE, (open, place)))
     }
 
-    /// It costs a scan, so not everyone may ask for it who can read a loopback port.
+    /// A scan is costly, so not everyone who can reach a loopback port may ask for one.
     async fn scan_now(
         &self,
         request: Request<Body>,

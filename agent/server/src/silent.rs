@@ -1,5 +1,6 @@
-//! Connections that hold a place and ask for nothing. When places run out, one of them gives way: the oldest of the source that
-//! has most. So one source keeps nobody else out, and many sources keep nobody out who asks at once.
+//! Connections that hold a place without an open request. When places run out, one of them gives way: the oldest of the
+//! source that has the most. So one source cannot keep others out, and even many sources cannot keep out a client that
+//! sends a request at once.
 
 use std::{
     cmp::Reverse,
@@ -9,18 +10,18 @@ use std::{
 
 use tls::source::Source;
 
-/// Handles of silent connections, by which they are closed.
+/// Handles of silent connections, for closing them.
 pub(crate) struct Silent<H>(Mutex<Inner<H>>);
 
 struct Inner<H> {
     next: u64,
-    /// Of each source, the oldest first.
+    /// The handles of each source, the oldest first.
     all: HashMap<Source, BTreeMap<u64, H>>,
-    /// How many each source has, and its oldest. The last one is the next to give way.
+    /// Each source's number of connections, and its oldest one. The last entry gives way next.
     order: BTreeSet<(usize, Reverse<u64>, Source)>,
 }
 
-/// One of them.
+/// Identifies one of the connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seat {
     source: Source,
@@ -38,7 +39,7 @@ impl<H> Default for Silent<H> {
 }
 
 impl<H> Silent<H> {
-    /// Adds a connection. It may leave as soon as `handle` has returned.
+    /// Adds a connection. It may be removed as soon as `handle` has returned.
     pub(crate) fn enter(&self, source: Source, handle: impl FnOnce(Seat) -> H) -> Seat {
         let mut inner = self.inner();
         let seat = Seat {
@@ -51,13 +52,13 @@ impl<H> Silent<H> {
         seat
     }
 
-    /// Takes out a connection that asks for something, or ends.
+    /// Removes a connection that sends a request, or ends.
     pub(crate) fn leave(&self, seat: Seat) -> Option<H> {
         let mut inner = self.inner();
         inner.change(seat.source, |of_source| of_source.remove(&seat.number))
     }
 
-    /// Takes out the one that gives way.
+    /// Removes the connection that gives way.
     pub(crate) fn pop(&self) -> Option<H> {
         let mut inner = self.inner();
         let &(_, _, source) = inner.order.last()?;
@@ -66,7 +67,7 @@ impl<H> Silent<H> {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner<H>> {
-        // Nothing under the lock can fail halfway.
+        // No operation under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -105,7 +106,7 @@ mod tests {
         enter(1, "e");
         assert_eq!(silent.pop(), Some("b"));
         assert_eq!(silent.leave(seat), None);
-        // Both have two: the oldest of all.
+        // Both sources have two: the oldest of all goes.
         assert_eq!(silent.pop(), Some("a"));
         assert_eq!(silent.pop(), Some("c"));
         let seat = enter(3, "f");

@@ -1,8 +1,8 @@
-//! The file of a Unix socket and the lock beside it, which make sure that only one agent listens on a path.
+//! A Unix socket's file and the lock next to it, which ensure that only one agent listens on a path.
 //!
-//! A socket on which nobody answers is removed. Between the check and the removal another agent could bind its
-//! own. So only the agent that holds the lock (flock(2) on PATH.lock) checks, removes and binds, and it holds
-//! the lock for as long as it lives.
+//! A stale socket, which does not answer, is removed. Between that check and the removal another agent could bind its
+//! own socket. So only the agent that holds the lock (flock(2) on PATH.lock) checks, removes and binds, and it holds
+//! the lock until it ends.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -21,12 +21,11 @@ use super::address::{ListenAddr, ListenError};
 const SOCKET_MODE: u32 = 0o660;
 /// Only the owner may open the lock, since everyone who can open it, even for reading, can hold it.
 const LOCK_MODE: u32 = 0o600;
-/// How often to try again if the lock's file was removed between opening and locking it.
+/// How often to retry if the lock file was removed between opening and locking it.
 const LOCK_ATTEMPTS: usize = 100;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The file of a bound socket. Dropping it removes the file, unless another one has taken its place, and then
-/// the lock.
+/// The file of a bound socket. Dropping this removes the file, unless another file has replaced it, and then the lock.
 pub struct SocketFile {
     path: PathBuf,
     device_inode: (u64, u64),
@@ -76,8 +75,8 @@ fn make_directory(path: &Path) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// Removes the socket of an agent that is gone. The lock alone does not prove that: an agent that knows no lock
-/// may still answer.
+/// Removes the socket of an agent that has ended. Holding the lock does not prove that it ended: an agent that does not
+/// use the lock may still answer.
 async fn remove_stale(path: &Path) -> Result<(), ListenError> {
     let text = path.display().to_string();
     match fs::symlink_metadata(path) {
@@ -99,8 +98,8 @@ async fn remove_stale(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A lock that is held until it is dropped. Its file is removed before the lock is released, so whoever takes
-/// the lock must check that the file still has its name.
+/// A lock, held until it is dropped. Its file is removed before the lock is released, so a process that gets the lock
+/// must check that the file still has its name.
 struct LockFile {
     path: PathBuf,
     device_inode: (u64, u64),
@@ -149,8 +148,8 @@ fn beside(socket: &Path) -> PathBuf {
     PathBuf::from(path)
 }
 
-/// Creates the lock's file, or opens the one that an agent of the same user left behind. Any other file is
-/// refused: where others may write, one of them could hold a lock of their own, or link to any file of ours.
+/// Creates the lock file, or opens the one that an agent of the same user left behind. Refuses any other file: others
+/// who may write there could hold a lock of their own, or link to any of our files.
 fn open(path: &Path) -> Result<File, ListenError> {
     let foreign = |reason: String| ListenError::ForeignLock {
         path: path.display().to_string(),
@@ -162,7 +161,7 @@ fn open(path: &Path) -> Result<File, ListenError> {
         .create(true)
         .truncate(false)
         .mode(LOCK_MODE)
-        // std adds O_CLOEXEC. A FIFO that somebody left there must not block us.
+        // std adds O_CLOEXEC. A FIFO at this path must not block us.
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path);
     let found = match &opened {
@@ -229,7 +228,7 @@ mod tests {
         assert!(path.exists() && !lock.exists());
     }
 
-    /// Who opens a link opens the file of somebody else's choice.
+    /// Following a link would open a file that somebody else chose.
     #[tokio::test]
     async fn a_link_in_the_place_of_the_lock_is_not_followed() {
         let (directory, path) = socket();

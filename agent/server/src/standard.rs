@@ -1,6 +1,6 @@
-//! The services that gRPC's own tools expect of every server: reflection, which tells them the others, and health.
+//! The services that gRPC's own tools expect of every server: reflection, which lists the others, and health.
 //!
-//! A stream of theirs has a consumer's place, so that what they hold is bounded with what consumers do.
+//! Their streams take consumers' places, so that their memory is bounded together with the consumers'.
 
 use std::{convert::Infallible, future::Future, pin::Pin};
 
@@ -28,16 +28,16 @@ use super::{answer, request::MAX_REQUEST_BYTES};
 
 const HEALTH: &str = "grpc.health.v1.Health";
 const REFLECTION: &str = "grpc.reflection.v1.ServerReflection";
-/// What tools ask that are some years old.
+/// Used by tools that are some years old.
 const OLD_REFLECTION: &str = "grpc.reflection.v1alpha.ServerReflection";
 
 type Answered = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 pub struct StandardServices {
-    /// Those of flow.proto that the process serves.
+    /// The services of flow.proto that the process serves.
     ours: &'static [&'static str],
     reporter: HealthReporter,
-    /// Waits to say that the agent counts.
+    /// The task that reports the agent healthy once it counts.
     telling: AbortHandle,
     health: Call,
     reflection: Call,
@@ -51,13 +51,13 @@ type Call = Box<dyn Fn(Request<Body>) -> Answered + Send + Sync>;
 /// A request that one of these services answers.
 pub struct StandardCall<'a> {
     call: &'a Call,
-    /// Whether its answer has many messages, and no end of its own.
+    /// Whether it answers with a stream, which has no end of its own.
     pub is_stream: bool,
 }
 
 impl StandardServices {
-    /// They tell of these services of ours, and call them healthy when it counts. Their streams end when the sender of
-    /// `stopped` is dropped.
+    /// Serves reflection and health for the services `ours`, which become healthy once `counting` is true. Their
+    /// streams end when the sender of `stopped` is dropped.
     pub async fn new(
         ours: &'static [&'static str],
         mut counting: watch::Receiver<bool>,
@@ -88,7 +88,7 @@ impl StandardServices {
         })
     }
 
-    /// Calls the agent unhealthy from here on. Those who watch hear of it before their streams end.
+    /// Reports the agent as unhealthy from here on. Watchers get this before their streams end.
     pub async fn stop(&self) {
         self.telling.abort();
         set_all(&self.reporter, self.ours, ServingStatus::NotServing).await;
@@ -114,14 +114,14 @@ impl StandardServices {
     ) -> Response<Body> {
         let answer = (call.call)(request).await;
         if answer.is_end_stream() {
-            // An error, whose trailers came as the headers. Another body would not end with them.
+            // An error, with its trailers in the headers. Another body would not end with them.
             return answer;
         }
         answer.map(|body| until_stop(body, self.stopped.clone(), kept))
     }
 }
 
-/// The process as a whole has no name.
+/// The empty name stands for the whole process.
 async fn set_all(health: &HealthReporter, ours: &[&str], status: ServingStatus) {
     for service in ours.iter().chain([&""]) {
         health.set_service_status(*service, status).await;
@@ -155,13 +155,13 @@ where
     })
 }
 
-/// The body as it is, or cut off when the agent stops, so that nobody who only listens holds up the stop.
+/// The same body, cut off when the agent stops, so that watchers do not delay the stop.
 fn until_stop<T: Send + 'static>(body: Body, stopped: watch::Receiver<()>, kept: T) -> Body {
     let state = Some((body, stopped, kept));
     let frames = stream::unfold(state, |state| async {
         let (mut body, mut stopped, kept) = state?;
         tokio::select! {
-            // What was told before the stop comes before the end.
+            // Send what was reported before the stop.
             biased;
             frame = body.frame() => Some((frame?, Some((body, stopped, kept)))),
             _ = stopped.changed() => Some((Ok(Frame::trailers(stopping())), None)),

@@ -1,4 +1,4 @@
-//! An answer that ends when the token is withdrawn with which it was asked for.
+//! An answer that ends when the token of its request is withdrawn.
 
 use std::{
     future::Future,
@@ -18,12 +18,12 @@ pub fn status() -> Status {
 }
 
 struct Ended {
-    /// Absent once it is over.
+    /// `None` once it has ended.
     body: Option<Body>,
     withdrawn: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// The same answer, which ends with `UNAUTHENTICATED` once this token is withdrawn.
+/// The same answer, but it ends with `UNAUTHENTICATED` once this token is withdrawn.
 pub fn ended_with(answer: Response<Body>, tokens: InForce, shown: Shown) -> Response<Body> {
     answer.map(|body| {
         if body.is_end_stream() {
@@ -49,7 +49,7 @@ impl http_body::Body for Ended {
             return Poll::Ready(None);
         };
         if this.withdrawn.as_mut().poll(context).is_ready() {
-            // What answers ends with it.
+            // Dropping the body also ends the work behind it.
             this.body = None;
             return Poll::Ready(Some(Ok(Frame::trailers(trailers(Err(status()))))));
         }

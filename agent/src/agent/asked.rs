@@ -1,4 +1,5 @@
-//! Who waits for flows or for a scan, and when it is their turn: neither may keep the scanner busy.
+//! Keeps the requests for flows or a scan and decides when each gets its turn, so that neither kind keeps the scanner
+//! busy.
 
 use std::time::Duration;
 
@@ -9,23 +10,24 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// How long the scanner takes flows before it looks for a reason to scan.
+/// How long the scanner encodes flows before it checks whether a scan is due.
 pub(super) const STEP: Duration = Duration::from_millis(2);
-/// Snapshots take one part of the scanner's time in this many.
+/// Snapshots get at most one part in this many of the scanner's time.
 const SNAPSHOT_SHARE: u32 = 5;
 
-/// Between the end of a scan and the beginning of one that somebody asks for.
+/// Minimum time between the end of a scan and a scan on request.
 const BETWEEN_SCANS: Duration = Duration::from_secs(1);
-/// The same in multiples of the earlier scan's duration.
+/// The same minimum as a multiple of the previous scan's duration.
 const SCAN_SHARE: u32 = 10;
 
 pub(super) struct Asked {
-    /// They wait for a snapshot that has not begun. Scans may come before it, so they are not subscribed yet.
+    /// Requests that wait for a snapshot that has not begun. Scans may come first, so these clients are not subscribed
+    /// yet.
     waiting: Vec<WaitsForFlows>,
-    /// They wait for the snapshot that has begun. A scan completes it before it changes a flow.
+    /// Requests that wait for the snapshot in progress. A scan completes it before changing a flow.
     for_flows: Vec<Subscribed>,
     for_scans: Vec<oneshot::Sender<u64>>,
-    /// The time that the snapshot has taken so far.
+    /// The time that the snapshot in progress has taken so far.
     spent: Duration,
     flows_at: Instant,
     scan_at: Instant,
@@ -44,7 +46,7 @@ impl Asked {
         }
     }
 
-    /// To be called between two scans.
+    /// Call between two scans.
     pub(super) fn add(&mut self, ask: Ask, hub: &Hub) {
         match ask {
             Ask::Flows(waits) if self.for_flows.is_empty() => self.waiting.push(waits),
@@ -53,7 +55,7 @@ impl Asked {
         }
     }
 
-    /// To be called before each step. Where it is the first one, whoever waits gets every batch from here on.
+    /// Call before each step. The first step of a snapshot subscribes its clients, who get every batch from there on.
     pub(super) fn begin_step(&mut self, hub: &Hub) {
         if self.for_flows.is_empty() {
             let waiting = self.waiting.drain(..);
@@ -62,7 +64,7 @@ impl Asked {
         }
     }
 
-    /// Waits until the scanner has time for a step of a snapshot that somebody waits for.
+    /// Waits until the scanner has time for the next step of a requested snapshot.
     pub(super) async fn flows_due(&self) {
         due(
             !self.for_flows.is_empty() || !self.waiting.is_empty(),
@@ -71,12 +73,12 @@ impl Asked {
         .await;
     }
 
-    /// Waits until a scan is due that somebody waits for.
+    /// Waits until a requested scan is due.
     pub(super) async fn scan_due(&self) {
         due(!self.for_scans.is_empty(), self.scan_at).await;
     }
 
-    /// A step took this long, and completed the snapshot, or not.
+    /// Records how long a step took, and the snapshot if the step completed it.
     pub(super) fn step(&mut self, took: Duration, taken: Option<Result<Snapshot, AskError>>) {
         self.spent += took;
         if let Some(taken) = taken {
@@ -88,11 +90,11 @@ impl Asked {
         }
     }
 
-    /// A scan has ended.
+    /// Records the end of a scan.
     pub(super) fn scanned(&mut self, scan_id: u64, took: Duration) {
         self.scan_at = Instant::now() + BETWEEN_SCANS.max(SCAN_SHARE * took);
         for done in self.for_scans.drain(..) {
-            // Whoever asked may have left.
+            // The client may be gone.
             let _ = done.send(scan_id);
         }
     }
@@ -126,7 +128,7 @@ mod tests {
             asked.add(Ask::Flows(WaitsForFlows { consumer, done }), &hub);
             answers.push(answer);
         }
-        // A scan may come before the snapshot begins, and its batches have what the snapshot will have, too.
+        // A scan may come before the snapshot begins, and the snapshot would repeat what its batches have.
         assert_eq!(hub.status().len(), 0);
         asked.begin_step(&hub);
         assert_eq!(hub.status().len(), 1);

@@ -19,7 +19,7 @@ pub(super) struct Printing {
     written_bytes: Arc<AtomicU64>,
 }
 
-/// Counts what stdout takes.
+/// Counts the bytes that stdout accepts.
 struct Counted {
     stdout: io::Stdout,
     written_bytes: Arc<AtomicU64>,
@@ -54,8 +54,8 @@ impl Printing {
         }
     }
 
-    /// Waits, after the hub is closed, until everything is shown or stdout makes no progress: whoever reads
-    /// it may have stopped without closing it.
+    /// Call after the hub is closed. Waits until everything is printed or stdout makes no progress: its reader may have
+    /// stopped without closing it.
     pub(super) async fn end(mut self) -> Result<()> {
         loop {
             let before = self.written_bytes.load(Relaxed);
@@ -72,7 +72,7 @@ impl Printing {
     }
 }
 
-/// Runs until the hub closes or stdout fails. A failing stdout ends nothing but this task.
+/// Runs until the hub closes or stdout fails. A failing stdout ends only this task.
 async fn print(
     mut subscription: Subscription,
     mut printer: Printer<io::BufWriter<Counted>>,

@@ -1,5 +1,6 @@
-//! Publishes a status after each scan, and adds to it what the interfaces' qdiscs dropped, and where IPsec opens tunnels.
-//! Only netlink tells that, under a lock that another process may hold, so a task apart from the scanner asks.
+//! Publishes a status after each scan. Adds the drops of the interfaces' qdiscs and the namespaces where IPsec
+//! terminates tunnels. Only netlink has these, under a lock that another process may hold, so this task reads them, not
+//! the scanner.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,14 +20,14 @@ use tokio::{
 
 use crate::status;
 
-/// How long a status waits for the drops. It is published without them after this time.
+/// How long a status waits for the drops. After that it is published without them.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 type Drops = BTreeMap<InterfaceId, u64>;
 
-/// Reads how many packets the qdiscs have dropped since it was made, and where IPsec opens tunnels.
+/// Reads how many packets the qdiscs have dropped since this was created, and where IPsec terminates tunnels.
 pub(super) struct NetlinkReadings {
-    /// By the number of the network namespace.
+    /// Keyed by the number of the network namespace.
     links: Vec<(u32, LinkSocket)>,
     ipsec: Vec<(u32, Ipsec)>,
     before: Drops,
@@ -47,7 +48,7 @@ impl NetlinkReadings {
                 .collect(),
             before: Drops::new(),
         };
-        // If the drops cannot be read they are unknown, which the audit can handle.
+        // If the drops cannot be read they are unknown; the audit allows for that.
         let (drops, read) = drops.read();
         Ok(Self {
             before: read.drops.unwrap_or_default(),
@@ -63,7 +64,8 @@ impl NetlinkReadings {
         (self, read)
     }
 
-    /// Where it opens tunnels. Where that cannot be read, it is taken for none, as `check` does with a warning.
+    /// The namespaces where IPsec terminates tunnels. A namespace that cannot be read counts as having none; `check`
+    /// warns about it.
     fn ipsec(&mut self) -> BTreeSet<u32> {
         let opening = self
             .ipsec
@@ -83,10 +85,10 @@ impl NetlinkReadings {
     }
 }
 
-/// What was read.
+/// The result of one reading.
 struct Read {
     drops: Option<Drops>,
-    /// The network namespaces.
+    /// Network namespaces where IPsec terminates tunnels.
     ipsec: BTreeSet<u32>,
 }
 
@@ -117,8 +119,8 @@ impl Publisher {
         (Self { scanned }, published)
     }
 
-    /// Never waits. A status that is not complete when the next one comes may be skipped. The final one goes
-    /// without drops, since a thread that waits for the kernel would delay the end.
+    /// Never blocks. If a status is still incomplete when the next one comes, it may be skipped. The final one goes
+    /// without drops, since a thread blocked in the kernel would delay the end.
     pub(super) fn publish(&self, status: AgentStatus, is_final: bool) {
         let status = Arc::new(status);
         self.scanned.send_replace(Scanned { status, is_final });
@@ -132,7 +134,7 @@ async fn complete(
     netlink: NetlinkReadings,
 ) {
     let mut idle = Some(netlink);
-    // A reading that was begun for an earlier scan. Its result is too old for this one.
+    // A reading that was started for an earlier scan. Its result is too old for this one.
     let mut late: Option<JoinHandle<(NetlinkReadings, Read)>> = None;
     while scanned.changed().await.is_ok() {
         let Scanned { status, is_final } = scanned.borrow_and_update().clone();
@@ -142,7 +144,7 @@ async fn complete(
         }
         let mut status = AgentStatus::clone(&status);
         if let Some(reading) = late.take_if(|reading| reading.is_finished()) {
-            // If the thread panicked, the log says so, and no status has drops from then on.
+            // If the thread panicked, the log says so, and later statuses have no drops.
             idle = reading.await.ok().map(|(netlink, _)| netlink);
         }
         if let Some(netlink) = idle.take() {

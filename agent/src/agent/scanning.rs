@@ -1,4 +1,4 @@
-//! The agent's main loop. It owns the scanner and handles one request at a time.
+//! The agent's main loop. It owns the scanner and handles requests one at a time.
 
 use std::time::Duration;
 
@@ -24,30 +24,30 @@ use crate::{
     service_manager::Watchdog,
 };
 
-/// How long whoever selects other interfaces waits until that is done. Somebody else may hold the lock that each
-/// attachment takes.
+/// How long a client that changes the selection waits until the change is complete. Another process may hold the lock
+/// that each attachment takes.
 const SELECTION_PATIENCE: Duration = Duration::from_mins(1);
 
-/// The sources of requests.
+/// The main loop's inputs.
 pub(super) struct Scanning {
     pub requests: mpsc::Receiver<Request>,
     pub asks: mpsc::Receiver<Ask>,
     pub snapshot_bytes: SnapshotBytes,
     pub hub: Hub,
-    /// Those of the settings.
+    /// The times in the settings.
     pub times: Times,
-    /// Of which collectors may ask for less.
+    /// Collectors behind these may ask for fewer reports or a lower sample rate.
     pub outputs: Outputs,
     pub relief_log: ReliefLog,
     pub wakes: Wakes,
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
     pub watchdog: Watchdog,
-    /// Changes of the selection that are not in force yet, with who waits for them.
+    /// Selection changes in progress, each with the client that waits for it.
     pub selecting: JoinSet<oneshot::Sender<Result<()>>>,
 }
 
-/// A change that is made, or refused.
+/// A change that succeeded or was refused.
 struct Made {
     done: oneshot::Sender<Result<()>>,
     outcome: Result<()>,
@@ -55,21 +55,21 @@ struct Made {
 
 impl Made {
     fn tell(self) {
-        // Whoever asked may have left.
+        // The client may be gone.
         let _ = self.done.send(self.outcome);
     }
 }
 
-/// Tells when collectors ask for something else than the settings say.
+/// Logs when collectors start or stop asking for other values than the settings have.
 #[derive(Default)]
 pub(super) struct ReliefLog {
-    /// Beyond what the settings say.
+    /// What was last logged, beyond the settings.
     told: Relief,
     intervals: LogLimit,
     rates: LogLimit,
 }
 
-/// How many changes are to be told of now, this one among them.
+/// How many changes to log, including this one; `None` if the limit holds the line back.
 fn changes(log: &mut LogLimit, is_change: bool) -> Option<u64> {
     if is_change { log.event() } else { log.rest() }
 }
@@ -142,7 +142,7 @@ impl LateScans {
     }
 }
 
-/// Waits until a selection is in force, for a while. Returns who waits for it.
+/// Waits until a selection is in force, [`SELECTION_PATIENCE`] at most. Returns the client that waits for it.
 async fn in_force(
     patience: Duration,
     selecting: impl Future<Output = ()>,
@@ -158,9 +158,9 @@ async fn in_force(
 }
 
 impl Scanning {
-    /// Scans at every interval, and earlier if a page fills, until `shutdown` or until a hook cannot be
-    /// attached or interfaces cannot be followed. Then scans once more with the programs off. `tell` is called when all
-    /// of the first hooks are attached, and `end` with the scanner when all that it found is told.
+    /// Scans at every interval, and earlier if a page fills up, until `shutdown`, or until attaching a hook or
+    /// following the interfaces fails. Then scans once more with the programs off. Calls `tell` when all initial hooks
+    /// are attached, and `end` with the scanner once everything it found is published.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,
@@ -199,14 +199,14 @@ impl Scanning {
                 Some(selected) = self.selecting.join_next() => {
                     let done = selected.context("the task that waits for a selection")?;
                     selected_anew.push(Made { done, outcome: Ok(()) });
-                    // The status is to have the hooks of the new selection and no others.
+                    // The status has to show the hooks of the new selection and no others.
                     Wake::Departed
                 }
                 outcome = &mut self.reports.attached, if is_attaching => {
                     is_attaching = false;
                     match outcome.context("the thread that attaches").flatten() {
                         Ok(()) => {
-                            // Those that attach have loaded the programs.
+                            // The attaching threads have loaded their programs.
                             process_memory::give_back();
                             scanner.note_progress();
                             publish_status(&scanner, times, late.count, false);
@@ -240,7 +240,7 @@ impl Scanning {
             if is_final {
                 self.refuse_changes().await;
             } else {
-                // Not sooner, however often collectors change what they ask for.
+                // At a scan and not sooner, however often collectors change what they ask for.
                 times = self.relieve(&mut scanner);
             }
             let started = Instant::now();
@@ -251,7 +251,8 @@ impl Scanning {
                 end(scanner);
                 return outcome;
             }
-            // If scans follow each other without a pause, chance decides which branch above comes first.
+            // If scans follow each other without a pause, select picks a branch above at random, so the watchdog is fed
+            // here too.
             self.watchdog.feed();
             asked.step(Duration::ZERO, scanner.completed_snapshot());
             asked.scanned(scanner.stats.count, started.elapsed());
@@ -268,7 +269,7 @@ impl Scanning {
         }
     }
 
-    /// Takes flows for a short while, for those who ask for them.
+    /// Encodes flows for a snapshot for a short while.
     async fn take_flows(&self, asked: &mut Asked, mut scanner: Scanner) -> Result<Scanner> {
         asked.begin_step(&self.hub);
         let bytes = self.snapshot_bytes.clone();
@@ -283,8 +284,8 @@ impl Scanning {
         Ok(scanner)
     }
 
-    /// Makes a change between two scans. Returns the scanner, and the change unless it takes longer: interfaces are
-    /// attached to and detached from while scans go on.
+    /// Makes a change between two scans. Returns the scanner, and the change once it is done. A new selection is done
+    /// later: attaching and detaching go on while scans run.
     async fn make(
         &mut self,
         Request { change, done }: Request,
@@ -318,8 +319,8 @@ impl Scanning {
         Ok((scanner, Some(Made { done, outcome })))
     }
 
-    /// Reports flows that go on as seldom, and counts as few, as the settings say or a collector asks for. Returns the times in
-    /// force.
+    /// Applies the report interval and the sample rate of the settings or of a collector, whichever mean fewer records.
+    /// Returns the times in force.
     fn relieve(&mut self, scanner: &mut Scanner) -> Times {
         let own = Relief {
             report_interval: self.times.report_interval,
@@ -339,11 +340,11 @@ impl Scanning {
         }
     }
 
-    /// Answers everybody who asks for a change. The end waits for the thread that attaches, and that thread may
+    /// Closes the queue of changes and refuses what is in it. The end waits for the attaching thread, which may itself
     /// wait for rules that name an interface.
     async fn refuse_changes(&mut self) {
         self.requests.close();
-        // Waits for those who are about to ask.
+        // `recv` also waits for senders that hold a permit.
         while let Some(request) = self.requests.recv().await {
             drop(request);
         }

@@ -1,4 +1,4 @@
-//! Decides when to scan: when the interval has passed, or when the programs report that a page is filling.
+//! Decides when to scan: when the interval has passed, or when the programs report that a page is filling up.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,16 +10,16 @@ use tokio::{
     time::{Instant, Interval, MissedTickBehavior},
 };
 
-/// Why to scan.
+/// The reason for a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
-    /// It was due at this time.
+    /// The interval ended; the scan was due at this time.
     Interval(Instant),
-    /// The page in use passed its early-scan mark.
+    /// The active page passed its early-scan mark.
     Filled,
-    /// An interface waits until one that has left is drained.
+    /// An interface waits for a departed one to be drained.
     Departed,
-    /// Somebody asks for a scan.
+    /// A client asked for a scan.
     Asked,
     End,
 }
@@ -33,8 +33,8 @@ pub struct Wakes {
 }
 
 impl Wakes {
-    /// The first interval begins with this call. `departed` is notified when a scan should drain interfaces that
-    /// have left.
+    /// The first interval begins with this call. `departed` is notified when a scan should drain interfaces that have
+    /// left.
     pub fn new(interval: Duration, filled: FilledPages, departed: Arc<Notify>) -> Self {
         Self {
             interval,
@@ -45,7 +45,7 @@ impl Wakes {
         }
     }
 
-    /// If the interval changes, the first one of the new length begins with this call.
+    /// If the interval changes, the first interval of the new length begins with this call.
     pub fn set_interval(&mut self, interval: Duration) {
         if interval != self.interval {
             self.interval = interval;
@@ -53,7 +53,7 @@ impl Wakes {
         }
     }
 
-    /// Waits for the next reason to scan, which is never [`Wake::End`]. May be dropped before it resolves.
+    /// Waits for the next reason to scan, which is never [`Wake::End`]. Cancel safe.
     pub async fn next(&mut self, active_page: u32) -> Result<Wake> {
         tokio::select! {
             due = self.ticks.tick() => return Ok(Wake::Interval(due)),

@@ -14,19 +14,19 @@ pub enum Format {
     Json,
 }
 
-/// As [`Format::Json`], for a program or a person.
+/// JSON as [`Format::Json`] asks for it.
 pub fn json(answer: &impl Serialize) -> Result<String> {
     let json = serde_json::to_string_pretty(answer)?;
     Ok(harmless::json(&json).into_owned() + "\n")
 }
 
-/// [`print()`] beside a connection, which ends meanwhile: whoever reads stdout may take long.
+/// [`print()`] while a connection closes: the reader of stdout may be slow.
 pub async fn show(text: String) -> Result<()> {
     let shown = spawn_blocking(move || print(&text)).await;
     shown.context("write to stdout")?
 }
 
-/// Writes to stdout. It is no error if the reader stops early, as `head` does: it has what it wanted.
+/// Writes to stdout. A reader that stops early, as `head` does, is no error.
 pub fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if is_broken_pipe(&error) => Ok(()),

@@ -1,5 +1,5 @@
-//! `flow-agent audit`: compares the account of a running agent with each interface's own counters, and
-//! explains the differences.
+//! `flow-agent audit`: compares a running agent's account with each interface's own counters, and explains the
+//! differences.
 
 use std::process::ExitCode;
 
@@ -33,7 +33,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report {
     comparisons: Vec<Comparison>,
-    /// Interfaces that have left, which nothing can be compared with any more.
+    /// Interfaces that have left, so that their counters cannot be compared.
     departed_interfaces: u64,
 }
 

@@ -1,5 +1,4 @@
-//! `flow-agent check`: tells what works with this kernel and this user, what is missing, and what to do about
-//! it.
+//! `flow-agent check`: reports what works with this kernel and this user, what is missing, and how to fix it.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -143,7 +142,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let given = Selection {
         include: pattern::all(&interfaces),
         exclude: pattern::all(&exclude_interfaces),
-        // Names that are given here are those of a start by hand.
+        // Names given here are checked as for a start by hand, which does not wait for them.
         waits: interfaces.is_empty(),
     };
     let findings = findings(&Layers::of_the_environment(None), given)?;
@@ -159,14 +158,14 @@ pub fn run(args: Args) -> Result<ExitCode> {
     })
 }
 
-/// All that is said about a machine.
+/// Everything found on a machine.
 #[derive(Default)]
 struct Findings {
     checks: Vec<Check>,
     devices: Vec<Device>,
 }
 
-/// The given patterns, for interfaces to watch and to leave out, come before those of the settings.
+/// Patterns from the command line take precedence over the settings.
 fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
@@ -212,7 +211,7 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
     })
 }
 
-/// Checks of the interfaces that are selected, and the trees of all devices.
+/// Checks the selected interfaces, and builds the trees of all devices.
 fn interfaces(netns: &[Netns], selection: &Selection, config: Option<&Config>) -> Findings {
     let missing = |error: &anyhow::Error| {
         let remedy = "select interfaces with --interface and --exclude-interface";
@@ -249,7 +248,8 @@ fn interfaces(netns: &[Netns], selection: &Selection, config: Option<&Config>) -
     all
 }
 
-/// Two checks for each interface, and one for each that a service waits for. `room` is how many there may be, or 0.
+/// Two checks for each interface, and one for each interface that a service waits for. `room` is the most interfaces
+/// allowed; 0 for no limit.
 fn selected_interfaces(
     namespaces: &[Namespace],
     selection: &Selection,
@@ -261,7 +261,7 @@ fn selected_interfaces(
     let selected = if absent.is_empty() {
         select()?
     } else {
-        // The checks say what the log would, and nothing waits here.
+        // No log: the checks report the same, and nothing waits here.
         tracing::subscriber::with_default(NoSubscriber::default(), select)?
     };
     if room != 0 {
@@ -294,7 +294,7 @@ fn twice_across(pair: &Across<'_>) -> Check {
     )
 }
 
-/// The devices of the network namespace that the calling thread is in.
+/// The devices of the calling thread's network namespace.
 fn devices_in(
     namespace: &Namespace,
     selection: &Selection,
@@ -326,7 +326,7 @@ fn devices_in(
     })
 }
 
-/// A warning if IPsec opens tunnels here.
+/// A warning if IPsec terminates tunnels here.
 fn ipsec(namespace: &Namespace) -> Option<Check> {
     let remedy = "leave out one of the two, as by the filter rule 'exclude proto esp', or give IPsec a device of its own (ip link \
                   add type xfrm)";
@@ -390,7 +390,7 @@ fn text(findings: &Findings) -> String {
             format!("the agent cannot run here with its defaults: {count} things are missing")
         }
     });
-    // A check may take several lines. An interface's name cannot add more, since it has no line breaks.
+    // A check may take several lines. Interface names cannot add more, since they contain no line breaks.
     harmless::lines(lines.iter().flat_map(|line| line.lines()))
 }
 
@@ -409,7 +409,7 @@ fn line(check: &Check, name_width: usize) -> String {
     let remedy = remedy
         .as_ref()
         .map_or_else(String::new, |remedy| format!("; {remedy}"));
-    // A fault in a rule draws its place on lines of their own.
+    // A fault in a rule draws its place on lines of its own.
     let (detail, drawing) = detail.split_once('\n').unwrap_or((detail, ""));
     let first = format!("{status:<7}  {name:<name_width$}  {detail}{remedy}");
     let indent = " ".repeat(name_width + 11);
@@ -417,10 +417,10 @@ fn line(check: &Check, name_width: usize) -> String {
     std::iter::once(first).chain(drawing).collect()
 }
 
-/// A line for each check and for each device.
+/// One line for each check and for each device.
 fn json_lines(findings: &Findings) -> Result<String> {
     let checks = findings.checks.iter().map(serde_json::to_string);
-    // A device that stands under several comes several times in the tree.
+    // A device on top of several others appears several times in the tree.
     let devices = findings.devices.iter().filter(|device| !device.is_repeated);
     let mut lines = String::new();
     for line in checks.chain(devices.map(serde_json::to_string)) {

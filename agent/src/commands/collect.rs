@@ -1,4 +1,4 @@
-//! `flow-agent collect`: stores what agents send, until a signal ends it.
+//! `flow-agent collect`: stores the flows that agents send, until a signal ends it.
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -26,14 +26,14 @@ use super::{
 
 const DEFAULT_MAX_AGENTS: u32 = 1000;
 const DEFAULT_PAIRS_MAX_FLOWS: u32 = 100_000;
-/// For consumers, and for those who come back before their old connection is known to be gone.
+/// For consumers, and for agents that reconnect before their old connection is known to be gone.
 const MORE_CONNECTIONS: u32 = 256;
 
 // The headings of `--help`.
 const AGENTS: &str = "Agents and consumers";
 const STORES: &str = "Stores";
 
-/// What a flow may wait for at most, here or at an agent.
+/// The longest time that a flow may wait, here or at an agent.
 const MOST_TIME: Duration = Duration::from_hours(1);
 
 /// Parses how long flows wait.
@@ -143,7 +143,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Fails, whatever the machine, if no collector can start with these.
+    /// Builds the configuration. Fails if no collector can start with these options on any machine.
     fn config(self) -> Result<Config> {
         let listening = Listening {
             addresses: &self.listen,

@@ -1,4 +1,4 @@
-//! `flow-agent config`: shows the settings and checks files of settings.
+//! `flow-agent config`: shows the settings and checks settings files.
 
 use std::{
     path::{Path, PathBuf},
@@ -89,7 +89,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How many settings there are, and where.
+/// The number of settings, and their file.
 fn checked(settings: &Settings) -> String {
     let count = |is_one: fn(&Source) -> bool| {
         let sources = settings.values.iter().map(|setting| &setting.source);

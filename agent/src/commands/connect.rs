@@ -1,4 +1,4 @@
-//! The options that say which agent a command asks, and whom it trusts.
+//! Options for the agent's address and for the credentials to use there.
 
 use std::path::PathBuf;
 
@@ -58,7 +58,7 @@ pub struct Connect {
 const TLS: &str = "For https://";
 
 impl Connect {
-    /// The agent. Fails if something is said of TLS and the address has none, since what is sent there could be read.
+    /// The agent's address. Fails if TLS options are given for an address without TLS: the traffic could be read.
     pub fn target(&self) -> Result<Target> {
         let files = ClientFiles {
             ca: self.tls_ca.clone(),

@@ -1,4 +1,4 @@
-//! `flow-agent filter`: shows or replaces the rules in force, one per line, as in a file of rules.
+//! `flow-agent filter`: shows or replaces the rules in force, one per line, as in a rules file.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -58,7 +58,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Command::Clear => patiently(connect, client::set_filters(connect, Vec::new())).await?,
     };
     for warning in &filters.warnings {
-        // The rules are in force, even if nobody reads this.
+        // The rules are in force even if nobody reads this.
         notice(&format!("warning: {warning}"));
     }
     answer::show(text(&filters)).await?;

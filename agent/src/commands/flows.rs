@@ -83,7 +83,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         limit,
     };
     let listed = async {
-        // Whoever may not ask for a scan gets the flows of the last one.
+        // Clients that may not request a scan get the flows of the last one.
         if let Err(error @ ClientError::NoAnswer { .. }) = client::scan_now(target).await {
             return Err(error);
         }
@@ -105,7 +105,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         }
         Ok(())
     };
-    // The connection ends meanwhile: whoever reads stdout may take long.
+    // The connection closes meanwhile: the reader of stdout may be slow.
     let printed: io::Result<()> = spawn_blocking(print).await.context("write to stdout")?;
     printed.context("write to stdout")?;
     Ok(ExitCode::SUCCESS)

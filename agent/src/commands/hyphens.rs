@@ -1,5 +1,5 @@
-//! Values that begin with a hyphen: an option takes them and says what is wrong with them, as with `--max-flows -1s`. What
-//! follows an option is not its value if it is an option itself.
+//! Values that begin with a hyphen: an option takes them and reports what is wrong with them, as with `--max-flows
+//! -1s`. An argument that is itself an option is never taken as a value.
 
 use std::ffi::OsString;
 
@@ -17,7 +17,7 @@ pub fn taken_by(command: Command) -> Command {
     command.mut_subcommands(taken_by)
 }
 
-/// Fails where an option stands in the place of a value. `command` is built, so that it has all options.
+/// Fails if an option stands where a value is expected. `command` must be built, so that it has all options.
 pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Result<(), Error> {
     let mut command = command;
     let mut arguments = arguments.iter().map(|argument| argument.to_string_lossy());
@@ -41,7 +41,7 @@ pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Re
             let mut error = Error::new(ErrorKind::InvalidValue).with_cmd(command);
             let option = ContextValue::String(option.to_string());
             error.insert(ContextKind::InvalidArg, option);
-            // clap's own way to say that there is none.
+            // clap's own form of a missing value.
             error.insert(
                 ContextKind::InvalidValue,
                 ContextValue::String(String::new()),
@@ -52,7 +52,7 @@ pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Re
     Ok(())
 }
 
-/// Whether the argument behind this option is its value.
+/// Whether the argument after this option is its value.
 fn takes_the_next(arg: &Arg) -> bool {
     arg.get_long().is_some() && arg.get_action().takes_values() && !arg.is_require_equals_set()
 }

@@ -26,7 +26,7 @@ pub mod token;
 pub mod top;
 pub mod watch;
 
-/// The longest time that a setting may have: the clocks can add it to any point in time.
+/// The longest duration that a setting may have: adding it to any point in time must not overflow the clocks.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 
 /// Parses a setting such as `10s` or `2m`.
@@ -39,7 +39,7 @@ fn time(text: &str) -> Result<Duration, String> {
     Ok(time)
 }
 
-/// A parser of numbers, which says what it takes.
+/// A parser for numbers whose error names the range.
 fn number(range: RangeInclusive<u32>) -> impl Fn(&str) -> Result<u32, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
@@ -48,10 +48,10 @@ fn number(range: RangeInclusive<u32>) -> impl Fn(&str) -> Result<u32, String> + 
     }
 }
 
-/// How long people wait without a message.
+/// How long to stay silent before telling the user that we wait.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Waits for an answer, and says so if it takes long.
+/// Waits for an answer. Prints a notice if it takes long.
 async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
     tokio::pin!(answer);
     tokio::select! {
@@ -63,7 +63,7 @@ async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
     answer.await
 }
 
-/// Writes a message to stderr, since stdout is for answers. If stderr is closed, there is nobody to tell.
+/// Writes a message to stderr, since stdout is for answers. Ignores a closed stderr.
 fn notice(text: &str) {
     let _ = writeln!(io::stderr(), "flow-agent: {}", harmless(text));
 }

@@ -1,4 +1,4 @@
-//! `flow-agent query`: adds up what Parquet files of flows and spools have, without a server.
+//! `flow-agent query`: adds up flows from Parquet files and spools, without a server.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -15,7 +15,7 @@ use super::notice;
 
 mod show;
 
-/// How often to say how far it is.
+/// How often to print the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 
 /// Add up the flows that Parquet files or a spool have.
@@ -95,7 +95,7 @@ pub enum Form {
     Csv,
 }
 
-/// A time before now, or one of UTC.
+/// A time before now, or a UTC time.
 fn moment(text: &str) -> Result<SystemTime, String> {
     if let Ok(before) = super::time(text) {
         let then = SystemTime::now().checked_sub(before);
@@ -156,7 +156,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says on a terminal how far a long query is.
+/// Prints the progress of a long query on a terminal.
 struct Progress {
     is_terminal: bool,
     last: Instant,
@@ -177,7 +177,7 @@ impl Progress {
             return;
         }
         (self.last, self.is_shown) = (Instant::now(), true);
-        // If stderr is closed, there is nobody to tell.
+        // If stderr is closed, the progress is not needed.
         let _ = write!(io::stderr(), "\rflow-agent: read {read} of {all} files");
     }
 

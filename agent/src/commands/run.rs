@@ -1,5 +1,4 @@
-//! `flow-agent run`: runs an agent with the given options and variables until a signal or `--duration` ends
-//! it.
+//! `flow-agent run`: runs an agent with the given settings until a signal or `--duration` ends it.
 
 use std::{error::Error, fmt, process::ExitCode};
 
@@ -20,8 +19,8 @@ pub use misfit::Misfit;
 pub use reload::TAKEN_OVER;
 use reload::{Reload, Running};
 
-/// Settings that no start can take until somebody changes them. The exit status is that of a refused option,
-/// so a service manager need not try again.
+/// Settings that cannot work until somebody changes them. The exit status is that of a refused option, so that a
+/// service manager does not retry.
 #[derive(Debug)]
 pub struct RefusedSettings(pub anyhow::Error);
 
@@ -37,7 +36,7 @@ impl fmt::Display for RefusedSettings {
 
 impl Error for RefusedSettings {}
 
-/// Runs with `settings`, which were read from `layers`. `log` changes what the process logs.
+/// Runs with `settings`, which were read from `layers`. `log` changes the log filter.
 pub async fn run(
     layers: Layers,
     settings: Settings,

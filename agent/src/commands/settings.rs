@@ -1,8 +1,8 @@
-//! The settings of `flow-agent run`. Options come before environment variables, these before the file, and
-//! this before the defaults.
+//! The settings of `flow-agent run`. Options take precedence over environment variables, variables over the file, and
+//! the file over the defaults.
 //!
-//! The options of [`super::run::Args`] are the only declaration. A [`file::File`] gives clap other defaults,
-//! so clap decides which value is in force, and says where it came from.
+//! The options of [`super::run::Args`] are the only declaration. A [`file::File`] replaces clap's defaults, so clap
+//! decides which value is in force, and where it came from.
 
 use std::{
     ffi::OsString,
@@ -34,7 +34,7 @@ pub mod variables;
 use declared::{Declared, Refusal};
 pub use file::File;
 
-/// The file that is read if none is named. It need not exist.
+/// The file to read if none is named. It need not exist.
 pub const DEFAULT_FILE: &str = "/etc/flow-agent/config.toml";
 
 /// Where a value came from.
@@ -43,9 +43,9 @@ pub enum Source {
     Default,
     File {
         path: PathBuf,
-        /// From 1.
+        /// Counted from 1.
         line: usize,
-        /// In characters, from 1.
+        /// In characters, counted from 1.
         column: usize,
     },
     Variable(String),
@@ -68,9 +68,9 @@ impl fmt::Display for Source {
 /// A setting that is in force.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// As in a file.
+    /// Its name in a file.
     pub name: String,
-    /// Null if it has none.
+    /// Null if the setting has no value.
     pub value: Value,
     pub source: Source,
 }
@@ -86,7 +86,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The agent's configuration. Fails, whatever the machine, if no agent can start with these settings.
+    /// The agent's configuration. Fails if no agent can start with these settings on any machine.
     pub fn config(&self) -> Result<Config> {
         let made = self.args.clone().config();
         made.map_err(|error| match error.downcast::<Misfit>() {
@@ -95,7 +95,7 @@ impl Settings {
         })
     }
 
-    /// Where the values came from that do not fit, if not all are from the command line.
+    /// The sources of the values that do not fit, unless all are from the command line.
     fn sources(&self, misfit: &Misfit) -> String {
         let named = self.values.iter();
         let named = named.filter(|setting| misfit.settings.contains(&&*setting.name));
@@ -125,8 +125,8 @@ impl Settings {
     }
 }
 
-/// Parses options and variables. The options have been parsed before, by the program's own command line, so
-/// what cannot be parsed here is a variable.
+/// Parses options and variables. The program's own command line has already parsed the options, so an error here is
+/// about a variable.
 fn parsed(mut command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
     command
         .try_get_matches_from_mut(arguments)
@@ -171,7 +171,7 @@ fn in_force(setting: &Declared<'_>, matches: &ArgMatches, file: Option<&File>) -
     }
 }
 
-/// Where settings are read from.
+/// The sources of settings.
 pub struct Layers {
     /// The options and their values, without the names of the program and the command.
     arguments: Vec<OsString>,
@@ -180,12 +180,12 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// The arguments of this process, whose first is `run`.
+    /// The arguments of this process; the first is `run`.
     pub fn of_this_process() -> Self {
         Self::of(std::env::args_os().skip(2).collect())
     }
 
-    /// What `run` takes from the environment and the file. `path` names the file like `--config`.
+    /// The environment and the file that `run` would read. `path` names the file like `--config`.
     pub fn of_the_environment(path: Option<&Path>) -> Self {
         let option = path.map(|path| ["--config".into(), path.into()]);
         Self::of(option.into_iter().flatten().collect())
@@ -208,7 +208,7 @@ impl Layers {
         }
     }
 
-    /// Reads the file, if there is one, and decides which values are in force.
+    /// Reads the file, if there is one, and resolves the values in force.
     pub fn read(&self) -> Result<Settings> {
         if self.has_variables {
             let names = std::env::vars_os().map(|(name, _)| name);
@@ -222,7 +222,7 @@ impl Layers {
         Settings::read(&self.command, &self.arguments, file.as_ref())
     }
 
-    /// The file that an option or a variable names.
+    /// The file named by an option or a variable.
     pub fn named_file(&self) -> Result<Option<PathBuf>> {
         let matches = parsed(self.command.clone(), &self.arguments)?;
         Ok(Args::from_arg_matches(&matches)?.config)

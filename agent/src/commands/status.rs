@@ -1,4 +1,4 @@
-//! `flow-agent status`: shows what a running agent reports about itself.
+//! `flow-agent status`: shows the status of a running agent or collector.
 
 use std::{
     cmp::Reverse,
@@ -41,7 +41,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let status = match super::patiently(&target, client::status(&target)).await {
         Err(unknown @ ClientError::TooOld { .. }) => {
             let status = client::collector_status(&target).await;
-            // What knows neither is no collector.
+            // A server that implements neither call is no collector.
             let status = status.map_err(|error| {
                 let is_neither = matches!(error, ClientError::TooOld { .. });
                 if is_neither { unknown } else { error }
@@ -133,7 +133,7 @@ fn settings_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     ));
 }
 
-/// The hooks by network namespace, with a line for each that has a name.
+/// The hooks by network namespace, with a heading for each namespace that has a name.
 fn hooks_lines(hooks: &[HookStatus], lines: &mut Vec<String>) {
     let mut by_netns = BTreeMap::<u32, Vec<&HookStatus>>::new();
     for hook in hooks {
@@ -209,7 +209,7 @@ fn interfaces_lines(interfaces: &InterfacesStatus, lines: &mut Vec<String>) {
     lines.extend(absent_line(interfaces));
 }
 
-/// The first of these names, and how many more there are.
+/// The first of these names, and the number of the others.
 fn absent_line(interfaces: &InterfacesStatus) -> Option<String> {
     let named = interfaces.absent_names.join(", ");
     let named_len = interfaces.absent_names.len() as u64;
@@ -306,13 +306,13 @@ fn output_tls_lines(tls: &OutputTlsStatus, lines: &mut Vec<String>) {
     lines.extend(not_in_force(&tls.reload_error));
 }
 
-/// When a certificate ends to be valid.
+/// When a certificate expires.
 fn expiry(not_after_unix_ns: u64) -> impl Display {
     let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(not_after_unix_ns);
     humantime::format_rfc3339_seconds(end)
 }
 
-/// What is wrong with files of TLS that have changed, if anything is.
+/// The error, if changed TLS files could not be loaded.
 fn not_in_force(reload_error: &str) -> Option<String> {
     (!reload_error.is_empty())
         .then(|| format!("  its files have changed and are not in force: {reload_error}"))
@@ -328,7 +328,7 @@ fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
         }
         "draining" => "waits until one that has left is drained".to_owned(),
         "refused" => one.detail.clone(),
-        // An agent of a later version.
+        // From an agent of a later version.
         other => format!("{other} {}", one.detail),
     };
     format!(
@@ -405,7 +405,7 @@ fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
     }
 }
 
-/// Those of which there were any, as in `noerror 3, nxdomain 1`.
+/// The counts that are not zero, as in `noerror 3, nxdomain 1`.
 fn listed<'a>(counts: impl IntoIterator<Item = (impl Display, &'a u64)>) -> String {
     let counts = counts.into_iter().filter(|(_, count)| **count != 0);
     let counts = counts.map(|(what, count)| format!("{what} {count}"));
@@ -567,7 +567,7 @@ fn duration(ns: u64) -> String {
     human::duration(Duration::from_nanos(ns))
 }
 
-/// Milliseconds with one decimal, precise enough for a scan's figures.
+/// Milliseconds with one decimal, which suits the times of a scan.
 fn fine(ns: u64) -> String {
     format!("{:.1}ms", ns as f64 / 1e6)
 }

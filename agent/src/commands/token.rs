@@ -1,4 +1,4 @@
-//! `flow-agent token`: makes the tokens by which a collector knows who calls.
+//! `flow-agent token`: creates the tokens that identify callers to a collector.
 
 use std::{
     fs::OpenOptions,
@@ -17,7 +17,7 @@ use tls::{
 
 use super::answer;
 
-/// Whoever reads the file has no token, so every user may, and the collector among them.
+/// The file has hashes but no tokens, so every user may read it, including the collector's.
 const MODE: u32 = 0o644;
 
 /// Make the tokens by which a collector knows who calls.
@@ -73,7 +73,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// In one piece, so that several may do it at the same time.
+/// Appends the line in one write, so that several processes may append at the same time.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.append(true).create(true).mode(MODE);

@@ -168,7 +168,7 @@ fn names_of(sorts: &[Sort]) -> String {
     names.join(", ")
 }
 
-/// Returns at a signal to end, so that the terminal is left as it was, and an agent of ours is told.
+/// Returns on a signal to end, so that the terminal is restored and our own agent is stopped.
 async fn interrupted() {
     let kinds = [
         SignalKind::interrupt(),
@@ -176,7 +176,7 @@ async fn interrupted() {
         SignalKind::hangup(),
         SignalKind::quit(),
     ];
-    // Where one cannot be waited for, the kernel ends the process.
+    // If a signal cannot be waited for, the kernel ends the process.
     let mut signals: Vec<_> = kinds
         .into_iter()
         .filter_map(|kind| signal(kind).ok())
@@ -199,7 +199,7 @@ fn request(filter: String) -> ObserveRequest {
     }
 }
 
-/// Refuses the batches of a collector, whose streams are those of many agents.
+/// Adds a batch. Refuses batches from a collector, which mix the streams of many agents.
 fn take(picture: &mut Picture, batch: &FlowBatch) -> Result<bool> {
     ensure!(
         batch.stream_id == 0,
@@ -208,12 +208,12 @@ fn take(picture: &mut Picture, batch: &FlowBatch) -> Result<bool> {
     Ok(picture.take(batch))
 }
 
-/// Whether scans are asked for.
+/// Whether to request scans.
 fn asks(target: &Target, every: Duration) -> bool {
     !every.is_zero() && matches!(target, Target::Unix(_))
 }
 
-/// Asks for scans, one after another. Returns, with the reason, if the agent does not take such requests.
+/// Requests scans, one after another. Returns the reason if the agent does not accept such requests.
 async fn ask_for_scans(target: &Target, every: Duration) -> String {
     if !asks(target, every) {
         return "at the agent's own scans".to_owned();
@@ -222,7 +222,7 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         pace.tick().await;
-        // What else is wrong the stream tells, and when it is over.
+        // The stream reports all other errors, including the end of the agent.
         let asked = client::scan_now(target).await;
         if let Err(
             error @ (ClientError::Refused { .. }
@@ -239,7 +239,7 @@ async fn once(args: &Args, target: &Target) -> Result<()> {
     let observer = Observer::connect_with(target.clone(), request(rules::text(&args.filter)));
     let mut observer = patiently(target, observer).await?;
     let mut picture = Picture::default();
-    // The first scan that is asked for may end a window that has just begun.
+    // The first requested scan may end a window that has just begun.
     let windows = if asks(target, args.every) { 2 } else { 1 };
     let scan = async {
         let why = ask_for_scans(target, args.every).await;

@@ -18,7 +18,7 @@ use view::client::{self, ClientError, Event, Observer, Target};
 
 use super::{connect::Connect, notice, patiently};
 
-/// How long the write of a batch may still take after the command was told to end.
+/// How long the write of a batch may take after the command was told to end.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// Show the flows that a running agent sees.
@@ -81,7 +81,7 @@ enum Progress {
     Showing,
 }
 
-/// Tells, after the duration, why stdout is empty, so that nobody takes it for an interface without flows.
+/// After the duration, explains an empty stdout, so that nobody takes it for an interface without flows.
 fn say_what_was_missing(args: &Args, target: Target, progress: Progress) -> Result<()> {
     let after = args.duration.unwrap_or_default();
     match progress {
@@ -98,8 +98,7 @@ fn say_what_was_missing(args: &Args, target: Target, progress: Progress) -> Resu
     Ok(())
 }
 
-/// Stdout, written by another thread. So the command can end even if whoever reads stdout has stopped
-/// reading.
+/// Stdout, written by another thread. So the command can end even if the reader of stdout has stopped reading.
 struct Screen(Arc<Mutex<Printer<io::BufWriter<io::Stdout>>>>);
 
 impl Screen {
@@ -117,14 +116,14 @@ impl Screen {
         .context("write to stdout")
     }
 
-    /// Waits for the batch that is being written, but not if nobody reads it.
+    /// Waits for the batch that is being written, unless stdout is not read.
     async fn finish(self) {
         let last = spawn_blocking(move || drop(self.0.lock()));
         let _ = timeout(LAST_WRITE, last).await;
     }
 }
 
-/// Shows batches until nobody reads stdout.
+/// Shows batches until stdout is closed.
 async fn watch(
     args: &Args,
     target: &Target,
@@ -142,8 +141,8 @@ async fn watch(
     progress.set(Progress::Observing);
     let scan = async {
         if args.output == Format::Table {
-            // People see what is known at once, and then what has come since the last scan. Whoever may not ask for a
-            // scan waits for the next one.
+            // A scan on request: the table starts with the known flows, then shows the packets since the last scan.
+            // Clients that may not request one wait for the next scan.
             let _ = client::scan_now(target).await;
         }
         std::future::pending::<Infallible>().await

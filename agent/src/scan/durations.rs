@@ -1,8 +1,8 @@
-//! Counts how long something took, by how often, for a histogram.
+//! Counts durations in buckets, for a histogram.
 
 use std::time::Duration;
 
-/// The upper bounds of what is counted together.
+/// Upper bounds of the buckets.
 const BOUNDS: [Duration; 15] = [
     Duration::from_millis(1),
     Duration::from_micros(2_500),
@@ -23,7 +23,7 @@ const BOUNDS: [Duration; 15] = [
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
-    /// The last one has no bound.
+    /// The last bucket has no upper bound.
     counts: [u64; BOUNDS.len() + 1],
     sum: Duration,
 }
@@ -38,7 +38,8 @@ impl Durations {
         &BOUNDS
     }
 
-    /// How often the time was above the bound before and not above this one; one more than there are bounds.
+    /// How many durations fell into each bucket: above the previous bound, up to this one. One more than there are
+    /// bounds.
     pub fn counts(&self) -> &[u64] {
         &self.counts
     }

@@ -1,5 +1,5 @@
-//! Follows the watched interfaces from scan to scan: their names, their counters around the flip, and which
-//! of them have left their network namespace.
+//! Follows the watched interfaces from scan to scan: their names, their counters around the flip, and whether they have
+//! left their network namespace.
 
 use std::{
     borrow::Cow,
@@ -22,18 +22,18 @@ use sys::log_limit::LogLimit;
 
 /// The watched interfaces, by slot.
 pub struct Interfaces {
-    /// By number.
+    /// Keyed by namespace number.
     namespaces: BTreeMap<u32, Asked>,
     watched: BTreeMap<usize, Watched>,
     gone: LogLimit,
     deselected: LogLimit,
     given_up: LogLimit,
     messages: Arc<[proto::Interface]>,
-    /// The counters of one of them have not been read yet.
+    /// Set if the counters of some interface have not been read yet.
     is_new: bool,
 }
 
-/// What is asked in one network namespace.
+/// The state of one network namespace.
 struct Asked {
     /// What `--netns` calls it.
     name: String,
@@ -41,11 +41,11 @@ struct Asked {
     statistics: Statistics,
     before: Snapshot,
     after: Snapshot,
-    /// What `after` was at the scan before.
+    /// `after` of the previous scan.
     last: Snapshot,
 }
 
-/// By the names that interfaces had then.
+/// Counters, by the names that the interfaces had when they were read.
 type Readings<'a> = HashMap<Cow<'a, str>, Counters>;
 
 /// One interface as the last scan found it.
@@ -54,7 +54,7 @@ pub struct Watched {
     pub id: InterfaceId,
     pub name: String,
     pub is_bare_ip: bool,
-    /// It is forgotten after the next scan.
+    /// The interface has left; it is forgotten after the next scan.
     pub is_gone: bool,
     pub before_flip: Counters,
     pub after_flip: Counters,
@@ -70,7 +70,7 @@ impl Watched {
         }
     }
 
-    /// Takes in the readings around a flip, which are by name, and says whether the name has changed.
+    /// Updates from the readings around a flip, which are keyed by name. Returns whether the name has changed.
     fn update(
         &mut self,
         name: Option<String>,
@@ -82,8 +82,8 @@ impl Watched {
             return false;
         };
         let is_renamed = name != self.name;
-        // A reading before the flip may belong to another interface that had the name then, so it is not used
-        // after a renaming. The last scan's reading was before this flip as well.
+        // After a rename, the reading before the flip may belong to another interface that had the name then, so it is
+        // not used. The last scan's reading was taken before this flip as well.
         self.before_flip = match before.get(&*name) {
             Some(counters) if !is_renamed => *counters,
             _ => self.after_flip,
@@ -100,7 +100,7 @@ impl Watched {
 }
 
 impl Interfaces {
-    /// Watches no interface of these network namespaces yet.
+    /// Opens these network namespaces without watching any interface.
     pub fn open(namespaces: &[Namespace]) -> Result<Self> {
         let ask = |namespace: &Namespace| {
             let asked = namespace.enter(|| {
@@ -126,7 +126,7 @@ impl Interfaces {
         })
     }
 
-    /// Watches the interface of a hook, if it does not already.
+    /// Watches the interface of a hook unless it is watched already.
     pub fn watch(&mut self, hook: &Hook) {
         let slot = hook.slot();
         if self.watched.contains_key(&slot) {
@@ -185,7 +185,7 @@ impl Interfaces {
             mem::swap(&mut asked.last, &mut asked.after);
             asked.statistics.read(&mut asked.after)?;
             let are_quiet = asked.are_quiet() && !self.is_new;
-            // Without readings they keep those that they have.
+            // No counter changed, so the interfaces keep the readings that they have.
             let (before, after) = if are_quiet {
                 Default::default()
             } else {
@@ -194,14 +194,14 @@ impl Interfaces {
             let here = self.watched.values_mut();
             let here = here.filter(|watched| watched.id.netns == netns && !watched.is_gone);
             for watched in here {
-                // The index of an interface that left may belong to another one by then.
+                // The index of an interface that left may have been reused.
                 let name = if left.contains(&watched.id) {
                     None
                 } else {
                     watched.name_by(asked.names.of(watched.id.ifindex))
                 };
                 is_renamed |= watched.update(name, &before, &after);
-                // It had another name when the counters were read.
+                // The interface had another name when the counters were read.
                 is_unread |= !are_quiet && !watched.is_gone && !after.contains_key(&*watched.name);
             }
         }
@@ -225,7 +225,7 @@ impl Interfaces {
         }
     }
 
-    /// The same for any interface of these network namespaces.
+    /// The same for any interface of these network namespaces, watched or not.
     pub fn named(&self, id: InterfaceId, name: &str) -> proto::Interface {
         let InterfaceId { netns, ifindex } = id;
         let asked = self.namespaces.get(&netns);
@@ -249,12 +249,12 @@ impl Interfaces {
 }
 
 impl Asked {
-    /// Whether nothing has come or gone at any interface since the scan before.
+    /// Whether no interface has sent or received anything since the previous scan.
     fn are_quiet(&self) -> bool {
         self.before.is_like(&self.last) && self.after.is_like(&self.last)
     }
 
-    /// For the log.
+    /// The namespace's label in log lines.
     fn label(&self) -> Option<&str> {
         (!self.name.is_empty()).then_some(self.name.as_str())
     }

@@ -1,4 +1,4 @@
-//! Encodes all flows of the replica as they are between two scans, in steps, so that no scan waits for long.
+//! Encodes all flows of the replica between two scans, in steps, so that no scan waits long.
 
 use std::{sync::Arc, time::Instant};
 
@@ -10,17 +10,17 @@ use sys::clock::ScanClock;
 
 use super::Scanner;
 
-/// Flows between two looks at the clock: some tens of microseconds.
+/// Flows encoded between two looks at the clock: some tens of microseconds.
 const FLOWS_AT_ONCE: u32 = 256;
 
-/// A snapshot of which a part is taken.
+/// A snapshot in progress.
 pub(super) struct Taking {
     encoder: BatchEncoder,
     clock: ScanClock,
     account: HookAccount,
     occupancy: u64,
     tracked: u64,
-    /// The slot of the replica that comes next.
+    /// The next slot of the replica.
     next: u32,
     bytes: SnapshotBytes,
     taken: Result<Vec<Batch>, AskError>,
@@ -55,7 +55,7 @@ impl Scanner {
         self.end_snapshot()
     }
 
-    /// Completes a snapshot that was begun, before what is drained changes the flows.
+    /// Completes the snapshot in progress, before draining changes the flows.
     pub(super) fn complete_snapshot(&mut self) {
         while self.go_on_with_snapshot() == Some(true) {}
         self.completed = self.end_snapshot();
@@ -88,7 +88,7 @@ impl Scanner {
         }
     }
 
-    /// Takes some flows. Returns whether there are more, or nothing if no snapshot was begun.
+    /// Encodes some flows. Returns whether there are more, or `None` if no snapshot is in progress.
     fn go_on_with_snapshot(&mut self) -> Option<bool> {
         let taking = self.taking.as_mut()?;
         let Taking {

@@ -1,7 +1,7 @@
 //! Sums what scans drain by interface, direction and protocol.
 //!
-//! Entries of the flow table are counted as they are drained, not as records report them: a record may wait for the report
-//! interval, and the sum is to be that of the account after each scan.
+//! Entries of the flow table are counted when they are drained, not when records report them: a record may wait for the
+//! report interval, and the sum has to match the account after each scan.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use proto::protocols::Class;
 
 use super::HookState;
 
-/// Packets of flows, by protocol.
+/// Packets and bytes of flows, by protocol.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct ByProtocol([Pair; Class::COUNT]);
 
@@ -27,17 +27,17 @@ impl ByProtocol {
     }
 }
 
-/// What one scan drained, by interface and direction: 0 is ingress.
+/// What one scan drained, by interface and direction; index 0 is ingress.
 #[derive(Default)]
 pub(super) struct Drained {
     interfaces: HashMap<InterfaceId, usize, RandomState>,
     counts: Vec<[ByProtocol; 2]>,
-    /// The interface of the last entry, since most hosts have few of them.
+    /// The interface of the previous entry: most hosts have few, so the next entry probably has the same.
     last: Option<(InterfaceId, usize)>,
 }
 
 impl Drained {
-    /// Adds some entries. Returns their sum.
+    /// Adds entries. Returns their sum.
     pub(super) fn add(&mut self, keys: &[FlowKey], counters: &[FlowCounters]) -> Pair {
         let mut sum = Pair::default();
         for (key, counters) in keys.iter().zip(counters) {
@@ -70,8 +70,8 @@ impl Drained {
         }
     }
 
-    /// Adds it to the sums of all interfaces and to those of the hooks, and begins anew. If an index has just gone from
-    /// one interface to another, both have hooks, and the later one gets all.
+    /// Adds the sums to those of all interfaces and of the hooks, then resets them. While an index moves from one
+    /// interface to another, both have hooks, and the later one gets everything.
     pub(super) fn merge_into(&mut self, all: &mut [ByProtocol; 2], hooks: &mut [HookState]) {
         let by_hook = hooks.iter_mut();
         let by_hook = by_hook.map(|state| ((state.hook.id, state.hook.direction), state));

@@ -1,5 +1,5 @@
-//! The side that connects: trusts the system's CAs or those of a file, shows a certificate if it has one, and says what
-//! failed in words that help.
+//! The connecting side: trusts the system's CAs or those of a file, sends a client certificate if it has one, and
+//! explains failures in words that help.
 
 use std::{
     env, io,
@@ -31,23 +31,23 @@ use super::{
 };
 use crate::in_force::Stamps;
 
-/// Where settings say that the files are.
+/// The files that the settings name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientFiles {
-    /// The CAs that are trusted; without it those that the system trusts.
+    /// The trusted CAs; without it the system's.
     pub ca: Option<PathBuf>,
-    /// What is shown to servers that ask for it, and its key: both or neither.
+    /// The client certificate and its key: both or neither.
     pub certificate: Option<PathBuf>,
     pub key: Option<PathBuf>,
 }
 
 impl ClientFiles {
-    /// Reads them. `alpn` is what may be spoken inside, the first choice first.
+    /// Reads the files. `alpn` lists the protocols to offer, the preferred one first. Fails if a file cannot be used.
     pub fn read(&self, alpn: &[&[u8]]) -> Result<ClientConfig, FileFault> {
         self.read_all(alpn).map(|(config, _)| config)
     }
 
-    /// The same, and what is to be known of the certificate that is shown.
+    /// The same, and the facts about the client certificate.
     pub(super) fn read_all(
         &self,
         alpn: &[&[u8]],
@@ -85,7 +85,7 @@ impl ClientFiles {
         *self == Self::default()
     }
 
-    /// Of the files, and without one of CAs of where the system has its own.
+    /// The stamps of the files. Without a CA file, the stamps of the system's CAs.
     pub(super) fn stamps(&self) -> Stamps {
         let cas = match &self.ca {
             Some(path) => vec![path.clone()],
@@ -95,14 +95,14 @@ impl ClientFiles {
     }
 }
 
-/// What is known of a certificate that is shown to servers.
+/// Facts about the client certificate.
 #[derive(Debug, Clone)]
 pub(super) struct Shown {
     pub validity: Validity,
     pub warnings: Vec<String>,
 }
 
-/// Where [`of_the_system`] finds CAs.
+/// The places where [`of_the_system`] finds CAs.
 fn places_of_the_system() -> Vec<PathBuf> {
     let probed = openssl_probe::probe();
     let mut places = probed.cert_dir;
@@ -113,7 +113,7 @@ fn places_of_the_system() -> Vec<PathBuf> {
     places
 }
 
-/// Those that can be read: one that is broken is left out, as other programs do.
+/// The system's CAs. A broken one is skipped, as other programs do.
 fn of_the_system() -> Result<RootCertStore, FileFault> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -127,7 +127,7 @@ fn of_the_system() -> Result<RootCertStore, FileFault> {
     Ok(roots)
 }
 
-/// Why there is no connection.
+/// Why a connection could not be made.
 #[derive(Debug, Error)]
 pub enum ConnectError {
     #[error("the address {0} has no host")]
@@ -141,10 +141,10 @@ pub enum ConnectError {
     Tcp(#[source] io::Error),
     #[error("its certificate is of no CA that is trusted here")]
     Untrusted,
-    /// The words say all.
+    /// The message explains it.
     #[error("{0}")]
     Handshake(String),
-    /// Perhaps it has no room.
+    /// The server closed the connection. It may have no room.
     #[error("it ended the handshake")]
     Ended,
 }
@@ -156,8 +156,8 @@ pub struct Connector {
     last_words: LastWords,
 }
 
-/// Why the last connection ended after its handshake, if the server said so. Whoever waits for an answer may hear of the end
-/// alone.
+/// Why the last connection ended after its handshake, if the server said so. A caller that waits for a response may
+/// only see that the connection ended.
 #[derive(Clone, Debug, Default)]
 pub struct LastWords(Arc<Mutex<Option<String>>>);
 
@@ -180,7 +180,7 @@ impl Connector {
         }
     }
 
-    /// Of the connections that this connector and its clones make.
+    /// The reasons for all connections of this connector and its clones.
     pub fn last_words(&self) -> LastWords {
         self.last_words.clone()
     }
@@ -189,7 +189,7 @@ impl Connector {
         let (Some(host), port) = (uri.host(), uri.port_u16().unwrap_or(443)) else {
             return Err(ConnectError::NoHost(uri));
         };
-        // An IPv6 address stands in brackets.
+        // A URI has an IPv6 address in brackets.
         let host = host.trim_matches(['[', ']']);
         let tcp = TcpStream::connect((host, port)).await;
         let tcp = tcp.map_err(ConnectError::Tcp)?;
@@ -197,13 +197,13 @@ impl Connector {
         self.over(tcp, host).await.map(TokioIo::new)
     }
 
-    /// Makes a handshake on a connection to this host, a name or an address.
+    /// Performs the handshake on a connection to this host, a name or an address.
     pub async fn over(&self, tcp: TcpStream, host: &str) -> Result<Stream, ConnectError> {
         let name = server_name(host)?;
         let connected = self.tls.connect(name, tcp).await;
         let stream = connected.map_err(|error| match of_tls(&error) {
             Some(TlsError::AlertReceived(AlertDescription::InternalError)) => ConnectError::Ended,
-            // The second one is of a CA that has the name of one that is trusted.
+            // A bad signature means that another CA has the name of a trusted one.
             Some(TlsError::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             )) => ConnectError::Untrusted,
@@ -220,7 +220,7 @@ impl Connector {
     }
 }
 
-/// As a certificate has it.
+/// The host as a certificate would name it.
 fn server_name(host: &str) -> Result<ServerName<'static>, ConnectError> {
     let name = ServerName::try_from(host.to_owned());
     name.map_err(|source| ConnectError::BadName {
@@ -248,7 +248,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// What it says of an error, for somebody who can do something about it.
+/// Explains an error to somebody who can fix it.
 fn words(error: &TlsError) -> String {
     if let TlsError::InvalidCertificate(error) = error {
         format!("its certificate is refused: {}", unfit(error))
@@ -261,7 +261,7 @@ fn words(error: &TlsError) -> String {
     }
 }
 
-/// Why a server's certificate does not do, and what would.
+/// Why a server's certificate is refused, and how to fix it.
 fn unfit(error: &CertificateError) -> String {
     let shown = |time: UnixTime| pem::shown(SystemTime::UNIX_EPOCH + since_epoch(time));
     if let CertificateError::ExpiredContext { not_after, .. } = error {
@@ -312,18 +312,18 @@ fn refused_by(alert: AlertDescription) -> String {
 #[error("{0}")]
 pub struct BrokenOff(pub String);
 
-/// A connection. With TLS 1.3 a server refuses a client's certificate only after the handshake; whoever reads or writes
-/// then hears why.
+/// A connection. With TLS 1.3 a server refuses a client's certificate only after the handshake. Reads and writes then
+/// return the reason.
 pub struct Stream {
     tls: TlsStream<TcpStream>,
-    /// A write failed with it, and what the server said before is still to be read.
+    /// The error of a failed write, while the server's reason is still to be read.
     broken: Option<io::Error>,
     last_words: LastWords,
 }
 
 impl Stream {
-    /// The error of a write. A server that refuses the client says why and closes the connection, and a write hears of
-    /// the closing alone.
+    /// The error to return for a failed write. A server that refuses the client sends the reason and closes the
+    /// connection, but the write only reports the closing.
     fn poll_why(&mut self, context: &mut Context<'_>, broken: io::Error) -> Poll<io::Error> {
         let mut bytes = [0; 1024];
         loop {
@@ -332,7 +332,7 @@ impl Stream {
                 Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
                 Poll::Ready(Err(told)) if is_broken_off(&told) => return Poll::Ready(told),
                 Poll::Ready(_) => return Poll::Ready(broken),
-                // It comes: the kernel has the end already.
+                // The kernel already has the end of the stream, so the read completes.
                 Poll::Pending => {
                     self.broken = Some(broken);
                     return Poll::Pending;

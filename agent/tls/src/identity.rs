@@ -1,4 +1,4 @@
-//! Who calls a collector, and what that caller may do there.
+//! The identity of a collector's caller, and its roles there.
 
 use std::{fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
 
@@ -6,23 +6,23 @@ use clap::ValueEnum;
 
 use crate::source;
 
-/// A caller as the collector itself knows it, whatever it says of itself.
+/// A caller as the collector itself identifies it, whatever it claims.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Identity {
     /// The name of a token or of a client certificate, in lower case.
     Named(Arc<str>),
-    /// A user of this host, as the kernel says.
+    /// A user of this host, as reported by the kernel.
     User(u32),
-    /// An address, where no credential is asked for.
+    /// An address, if no credential is required.
     Address(IpAddr),
 }
 
-/// A DNS name has no more.
+/// The longest DNS name.
 const MOST_NAME_BYTES: usize = 253;
 
 impl Identity {
-    /// The identity of a credential with this name: a host's name, or another of letters, digits and `.`, `-` and `_`. No such
-    /// name looks like one of the other identities.
+    /// The identity of a credential with this name: a host's name, or another one of letters, digits and `.`, `-` and
+    /// `_`. No such name can be confused with one of the other identities.
     pub fn named(name: &str) -> Option<Self> {
         let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         let name = name.strip_suffix('.').unwrap_or(name);
@@ -32,7 +32,7 @@ impl Identity {
         is_name.then(|| Self::Named(name.to_ascii_lowercase().into()))
     }
 
-    /// Reads what [`Display`](fmt::Display) has written.
+    /// Parses the output of [`Display`](fmt::Display).
     pub fn read(text: &str) -> Option<Self> {
         match text.split_once(':') {
             Some(("uid", uid)) => uid.parse().ok().map(Self::User),
@@ -42,7 +42,7 @@ impl Identity {
         }
     }
 
-    /// All identities that a host with this one may have: without a credential, those of an IPv6 /64.
+    /// All identities that the host with this one may have: without a credential, a whole IPv6 /64.
     pub fn of_host(&self) -> RangeInclusive<Self> {
         match self {
             Self::Address(address) => {
@@ -53,8 +53,8 @@ impl Identity {
         }
     }
 
-    /// Whether an agent that calls itself so may have this identity: with a credential, its host has the credential's name, of
-    /// which either may be without the domain. Without one, a name is only a claim.
+    /// Whether an agent that claims this hostname may have this identity. A credential must have the host's name;
+    /// either of the two names may lack the domain. Without a credential, a name is only a claim.
     pub fn may_be_host(&self, hostname: &str) -> bool {
         let Self::Named(name) = self else {
             return true;
@@ -95,7 +95,7 @@ pub enum Role {
 impl Role {
     pub const ALL: [Self; 4] = [Self::Send, Self::Observe, Self::Status, Self::Relay];
 
-    /// As in a file of tokens.
+    /// The name in a file of tokens.
     pub fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -122,7 +122,7 @@ impl Roles {
         self.0 & role.bit() != 0
     }
 
-    /// Reads names of roles with commas between them. `None` if one of them is unknown or there is none.
+    /// Parses comma-separated role names. `None` if one of them is unknown or there is none.
     pub fn read(text: &str) -> Option<Self> {
         let role = |name: &str| Role::ALL.into_iter().find(|role| role.name() == name);
         text.split(',').map(role).collect()
@@ -136,7 +136,7 @@ impl FromIterator<Role> for Roles {
     }
 }
 
-/// As [`Roles::read`] takes them.
+/// The format that [`Roles::read`] parses.
 impl fmt::Display for Roles {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<_> = Role::ALL
@@ -148,7 +148,7 @@ impl fmt::Display for Roles {
     }
 }
 
-/// What a collector knows of a caller.
+/// A caller's identity and roles, as a collector knows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     pub identity: Identity,
@@ -156,12 +156,12 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Whether it brings nothing but the batches of other collectors.
+    /// Whether it only brings the batches of other collectors.
     pub fn is_relay(&self) -> bool {
         self.roles.has(Role::Relay) && !self.roles.has(Role::Send)
     }
 
-    /// Whether it is the credential of one host or reader, which can be given a share of its own.
+    /// Whether it is the credential of one host or reader, which can have a share of its own.
     pub fn has_share(&self) -> bool {
         matches!(self.identity, Identity::Named(_)) && !self.is_relay()
     }

@@ -1,5 +1,5 @@
-//! What was read from files and is in force: read again when they change, and kept while those that are there cannot be
-//! used.
+//! Configuration from files that are read again when they change. If the changed files cannot be used, the previous
+//! contents stay in use.
 
 use std::{
     convert::Infallible, fmt, fs, future::pending, os::unix::fs::MetadataExt as _, path::PathBuf,
@@ -8,19 +8,19 @@ use std::{
 
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
-/// How often the files are looked at. One that has changed is read when it has stayed the same until the next look, so
-/// that whoever writes several is done.
+/// How often the files are checked. A changed file is read once it is the same in two checks, so that a program that
+/// writes several files can finish.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What was read from files at one time.
+/// The contents of a set of files at one time.
 pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
     /// Why files cannot be used.
     type Fault: fmt::Display;
 
-    /// Of the files as they were when they were read.
+    /// The stamps of the files when they were read.
     fn stamps(&self) -> &Stamps;
 
-    /// Of the same files now.
+    /// The stamps of the same files now.
     fn stamps_now(&self) -> Stamps;
 
     /// Reads the same files again.
@@ -28,29 +28,29 @@ pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
 
     fn is_of_the_same_files(&self, other: &Self) -> bool;
 
-    /// Why what was in force `before` stays although this could be read.
+    /// Why `before` stays in use although these files could be read.
     fn yields_to(&self, before: &Self) -> Option<String>;
 
-    /// Tells what is in force from the start on.
+    /// Logs the contents that are in use at the start.
     fn tell_first(&self);
 
-    /// Tells that it was read again.
+    /// Logs that the files were read again.
     fn tell_again(&self);
 
-    /// Tells that it stays although the files have changed.
+    /// Logs that the contents stay in use although the files have changed.
     fn tell_kept(&self, fault: &str);
 }
 
-/// What is in force. Clones share it. Connections that are open keep what they began with.
+/// The contents in use. Clones share them. Open connections keep the contents they started with.
 #[derive(Debug, Clone)]
 pub struct InForce<T>(watch::Sender<State<T>>);
 
 #[derive(Debug)]
 pub(crate) struct State<T> {
     pub(crate) held: T,
-    /// The files that were read last, or could not be.
+    /// The stamps of the files at the last attempt to read them.
     judged: Stamps,
-    /// Why those of now are not in force.
+    /// Why the present files are not in use.
     pub(crate) fault: Option<String>,
 }
 
@@ -68,13 +68,13 @@ impl<T: FromFiles> InForce<T> {
         self.0.borrow()
     }
 
-    /// Tells of each change.
+    /// Notifies of each change.
     pub(crate) fn changes(&self) -> watch::Receiver<State<T>> {
         self.0.subscribe()
     }
 
-    /// Takes over what was read at a reload of the settings. Does nothing if the settings name other files: these take
-    /// a restart.
+    /// Takes over contents that a reload of the settings has read. Does nothing if the settings name other files, which
+    /// need a restart.
     pub fn replace(&self, held: T) {
         let state = self.state();
         let is_same = state.held.is_of_the_same_files(&held);
@@ -85,13 +85,13 @@ impl<T: FromFiles> InForce<T> {
         }
     }
 
-    /// Looks at the files for ever.
+    /// Checks the files for ever.
     pub async fn follow(self) -> Infallible {
         let mut last = self.judged();
         loop {
             sleep(LOOK_INTERVAL).await;
             let (this, before) = (self.clone(), last.clone());
-            // An error means that the process is ending.
+            // The join fails only while the process is ending.
             if let Ok(seen) = spawn_blocking(move || this.look(&before)).await {
                 last = seen;
             }
@@ -102,7 +102,8 @@ impl<T: FromFiles> InForce<T> {
         self.state().judged.clone()
     }
 
-    /// Reads the files if they have changed, and not since the `last` look. Returns what was seen.
+    /// Reads the files if they have changed since they were read, but not since the `last` check. Returns the present
+    /// stamps.
     pub(crate) fn look(&self, last: &Stamps) -> Stamps {
         let state = self.state();
         let (held, judged) = (state.held.clone(), state.judged.clone());
@@ -115,7 +116,7 @@ impl<T: FromFiles> InForce<T> {
         stamps
     }
 
-    /// Puts what was read in force, or says once why it stays as it was.
+    /// Puts the contents in use, or logs why the previous ones stay.
     fn judge(&self, judged: Stamps, read: Result<T, String>) {
         let read = read.and_then(|held| match held.yields_to(&self.state().held) {
             Some(fault) => Err(fault),
@@ -138,7 +139,7 @@ impl<T: FromFiles> InForce<T> {
     }
 }
 
-/// Looks at the files for ever, if there are any.
+/// Checks the files for ever, if there are any.
 pub async fn followed<T: FromFiles>(in_force: Option<InForce<T>>) -> Infallible {
     match in_force {
         Some(in_force) => in_force.follow().await,
@@ -146,11 +147,11 @@ pub async fn followed<T: FromFiles>(in_force: Option<InForce<T>>) -> Infallible 
     }
 }
 
-/// What tells one state of a file from another. Certificates are often links to files that replace each other.
+/// Identifies the state of files. Certificates are often links to files that replace each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stamps(Vec<Option<Stamp>>);
 
-/// Device, inode, length, and the times of the last writing and change.
+/// Device, inode, length, modification time and change time.
 type Stamp = (u64, u64, u64, (i64, i64), (i64, i64));
 
 impl Stamps {

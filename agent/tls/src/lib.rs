@@ -23,21 +23,21 @@ pub mod server;
 pub mod source;
 pub mod token;
 
-/// What gRPC's protocol is called in a handshake (RFC 7540, 3.3).
+/// The name of gRPC's protocol in a handshake (RFC 7540, 3.3).
 pub const ALPN_H2: &[u8] = b"h2";
 
-/// The same of HTTP/1.1 (RFC 7301, 6).
+/// The name of HTTP/1.1 (RFC 7301, 6).
 pub const ALPN_HTTP1: &[u8] = b"http/1.1";
 
-/// Both ends choose the latest that both know.
+/// Both ends use the latest version that both support.
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&TLS13, &TLS12];
 
-/// What rustls says of an error of a connection, if it is one of TLS.
+/// The rustls error inside a connection's error, if it is a TLS error.
 pub fn of_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Whether what is sent to this host, by name or address, is seen by nobody on the way.
+/// Whether traffic to this host, a name or an address, never leaves this machine.
 pub fn stays_here(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();
     address.map_or(host == "localhost", |address: IpAddr| {

@@ -1,4 +1,4 @@
-//! An output's side: what it trusts and shows, read from files and read again when these change.
+//! An output's side: CAs and client certificate, read from files and read again when these change.
 
 use std::{fmt, sync::Arc};
 
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::in_force::{self, FromFiles, Stamps};
 
-/// What was read from the files at one time.
+/// The contents of the files at one time.
 #[derive(Clone)]
 pub struct OutputTls {
     /// The output's name, for logs.
     name: Arc<str>,
     files: ClientFiles,
-    /// What is spoken inside, if that has a name.
+    /// The protocol inside TLS, empty if it has no name.
     alpn: &'static [u8],
     stamps: Stamps,
     connector: Connector,
@@ -30,9 +30,9 @@ impl fmt::Debug for OutputTls {
 }
 
 impl OutputTls {
-    /// Reads them all. Fails, and names the file, if nobody could be connected to with them.
+    /// Reads all files. Fails, and names the file, if one cannot be used.
     pub fn read(files: ClientFiles, alpn: &'static [u8]) -> Result<Self, FileFault> {
-        // Before they are read: what is written meanwhile is then seen at the next look.
+        // Take the stamps first, so that the next check notices a write during the read.
         let stamps = files.stamps();
         let spoken = Some(alpn).filter(|alpn| !alpn.is_empty());
         let (config, shown) = files.read_all(spoken.as_slice())?;
@@ -46,7 +46,7 @@ impl OutputTls {
         })
     }
 
-    /// For the output of this name.
+    /// Sets the name of the output.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl OutputTls {
         }
     }
 
-    /// What may be meant so, and is worth a look.
+    /// Facts about the files that may be intended, but deserve a look.
     pub fn warnings(&self) -> &[String] {
         self.shown.as_ref().map_or(&[], |shown| &shown.warnings)
     }
@@ -73,13 +73,13 @@ impl OutputTls {
     }
 }
 
-/// What is in force for the connections of an output.
+/// The TLS configuration of an output's connections.
 pub type InForce = in_force::InForce<OutputTls>;
 
-/// What is told of it.
+/// The status of that configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// Of the certificate that is shown to servers, if there is one.
+    /// The validity of the client certificate, if there is one.
     pub validity: Option<Validity>,
     pub fault: Option<String>,
 }

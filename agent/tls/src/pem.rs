@@ -1,4 +1,4 @@
-//! Reads certificates and keys from PEM files (RFC 7468), and says what is wrong with a file.
+//! Reads certificates and keys from PEM files (RFC 7468), and explains a file's faults.
 
 use std::{
     path::Path,
@@ -16,10 +16,10 @@ use sys::regular_file;
 use thiserror::Error;
 use webpki::{EndEntityCert, KeyUsage};
 
-/// A file of every CA that there is has some 200 KB.
+/// A file of all public CAs has some 200 KB.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     Certificate,
@@ -44,7 +44,7 @@ impl FileFault {
     }
 }
 
-/// When a certificate holds.
+/// The validity period of a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
     /// Since the Unix epoch.
@@ -57,7 +57,7 @@ impl Validity {
         self.end() < now
     }
 
-    /// What is wrong with it now.
+    /// Why the certificate is not valid at `now`.
     fn fault(&self, now: SystemTime) -> Option<String> {
         let begin = time(self.not_before);
         if self.has_ended(now) {
@@ -78,12 +78,12 @@ impl Validity {
     }
 }
 
-/// A certificate may hold until the year 9999.
+/// Cannot overflow: a certificate ends in the year 9999 at the latest.
 fn time(since_epoch: Duration) -> SystemTime {
     SystemTime::UNIX_EPOCH + since_epoch
 }
 
-/// What is wrong with a certificate that has expired in the place of one that has not, if there was one.
+/// The fault of an expired certificate, if it would replace a valid one or none.
 pub fn expired_instead(
     path: &Path,
     validity: Validity,
@@ -97,22 +97,22 @@ pub fn expired_instead(
     })
 }
 
-/// As in RFC 3339.
+/// Formats a time by RFC 3339.
 pub fn shown(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// A certificate with those that lead to its CA, and its key.
+/// A certificate with its chain to the CA, and its key.
 #[derive(Debug)]
 pub struct Identity {
     pub key: Arc<CertifiedKey>,
     pub validity: Validity,
-    /// What may be meant so, and is worth a look.
+    /// Facts that may be intended, but deserve a look.
     pub warnings: Vec<String>,
 }
 
 impl Identity {
-    /// Fails unless the key is that of the first certificate.
+    /// Fails unless the key belongs to the first certificate.
     pub fn read(
         certificate: &Path,
         key: &Path,
@@ -164,7 +164,7 @@ pub fn roots(path: &Path) -> Result<RootCertStore, FileFault> {
     Ok(roots)
 }
 
-/// At least one.
+/// The certificates of a file, at least one.
 fn certificates(path: &Path, of: Use) -> Result<Vec<CertificateDer<'static>>, FileFault> {
     let (text, _) = read(path, of)?;
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
@@ -214,7 +214,7 @@ fn read(path: &Path, of: Use) -> Result<(Vec<u8>, u32), FileFault> {
         .map_err(|error| FileFault::new(of, format!("{}: {error}", path.display())))
 }
 
-/// webpki tells when a certificate begins and ends only where it does not hold.
+/// webpki reveals the start and the end of a certificate's validity only in the errors outside that period.
 fn validity(certificate: &CertificateDer<'_>) -> Result<Validity, webpki::Error> {
     let parsed = EndEntityCert::try_from(certificate)?;
     let at = |time: Duration| {

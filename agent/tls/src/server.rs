@@ -1,4 +1,4 @@
-//! The listeners' side: what they show and ask for, read from files and read again when these change.
+//! The listeners' side: certificate, key and client CAs, read from files and read again when these change.
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -21,17 +21,17 @@ use crate::{
     in_force::{self, FromFiles, Stamps},
 };
 
-/// Where the settings say that they are.
+/// The files that the settings name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerFiles {
-    /// The certificate, and behind it those that lead to its CA.
+    /// The certificate, followed by its chain to the CA.
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// Clients need a certificate of one of these CAs.
+    /// Clients must have a certificate from one of these CAs.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What was read from the files at one time.
+/// The contents of the files at one time.
 #[derive(Clone)]
 pub struct ServerTls {
     files: ServerFiles,
@@ -53,9 +53,9 @@ impl ServerFiles {
         Stamps::of(paths.into_iter().chain(&self.client_ca))
     }
 
-    /// Reads them all. Fails, and names the file, if clients could not be served with them.
+    /// Reads all files. Fails, and names the file, if one cannot be used.
     pub fn read(self) -> Result<ServerTls, FileFault> {
-        // Before they are read: what is written meanwhile is then seen at the next look.
+        // Take the stamps first, so that the next check notices a write during the read.
         let stamps = self.stamps();
         let provider = provider();
         let identity = Identity::read(&self.certificate, &self.key, &provider)?;
@@ -77,7 +77,7 @@ impl ServerFiles {
         let resolver = SingleCertAndKey::from(Arc::unwrap_or_clone(identity.key));
         let mut config = builder.with_cert_resolver(Arc::new(resolver));
         config.alpn_protocols = vec![ALPN_H2.to_vec()];
-        // Connections last, and one that were resumed would skip the look at the client's certificate.
+        // Connections last long, and a resumed one would skip the check of the client's certificate.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(ServerTls {
@@ -90,8 +90,8 @@ impl ServerFiles {
     }
 }
 
-/// Who a client is whose certificate was verified: the first DNS name among its subject alternative names that can be that of a
-/// host. The common name counts for nothing (RFC 9525, 2).
+/// The identity of a client whose certificate was verified: the first DNS name in its subject alternative names that
+/// can be a host's. The common name is ignored (RFC 9525, 2).
 pub fn name_of_client(connection: &ServerConnection) -> Option<identity::Identity> {
     let certificate = connection.peer_certificates()?.first()?;
     let certificate = EndEntityCert::try_from(certificate).ok()?;
@@ -100,10 +100,10 @@ pub fn name_of_client(connection: &ServerConnection) -> Option<identity::Identit
         .find_map(identity::Identity::named)
 }
 
-/// What is in force on all TCP listeners.
+/// The TLS configuration of all TCP listeners.
 pub type InForce = in_force::InForce<ServerTls>;
 
-/// What is told of it.
+/// The status of that configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     pub validity: Validity,

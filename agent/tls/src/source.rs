@@ -1,4 +1,4 @@
-//! Where a peer comes from, as far as it cannot choose that itself. What one source may take is counted by it.
+//! The source of a connection, as far as the peer cannot choose it. Limits are counted per source.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -8,7 +8,7 @@ use std::{
 /// A source of connections. Clients that share an address (NAT, a proxy) are one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// An IPv4 address, or the first 64 bits of an IPv6 address: any host has all addresses of such a network.
+    /// An IPv4 address, or the first 64 bits of an IPv6 address: a host can use every address of such a network.
     Ip(IpAddr),
     /// A user of this host, on a Unix socket.
     User(u32),
@@ -21,7 +21,7 @@ impl Source {
     }
 }
 
-/// All addresses that the host with this one may use: an IPv4 address alone, or an IPv6 /64.
+/// All addresses that the host with this one may use: one IPv4 address, or an IPv6 /64.
 pub fn of_host(address: IpAddr) -> RangeInclusive<IpAddr> {
     const INTERFACE: u128 = u64::MAX as u128;
     match address.to_canonical() {

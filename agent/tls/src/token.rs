@@ -1,8 +1,8 @@
-//! Tokens by which a collector knows who calls: over TCP a call shows one, in the way of RFC 6750 (`authorization: Bearer
+//! Tokens that identify callers to a collector. A call over TCP sends one as in RFC 6750 (`authorization: Bearer
 //! TOKEN`).
 //!
-//! Whoever calls has a file with the token ([`TokenFile`]). The collector has a file of [`known`] tokens, which says whose each
-//! is and what it is good for, but not what it is.
+//! The caller has a file with the token ([`TokenFile`]). The collector has a file of [`known`] tokens, with the owner,
+//! the roles and the hash of each token, but not the token itself.
 
 use std::{
     fmt::{self, Write as _},
@@ -21,14 +21,14 @@ pub mod known;
 pub use known::{InForce, Known};
 
 const MOST_FILE_BYTES: u64 = 128 << 10;
-/// 64 bits of chance in hexadecimal digits.
+/// 64 random bits in hexadecimal digits.
 const LEAST_LEN: usize = 16;
 const MOST_LEN: usize = 1024;
-/// Of chance, in a token that we make.
+/// Random bytes in a token that `made` returns.
 const MADE_BYTES: usize = 32;
 const SCHEME: &str = "Bearer";
 
-/// Why a file has no token to show. None of them has a token in it.
+/// Why a file has no usable token. No message contains a token.
 #[derive(Debug, Error)]
 pub enum TokenFault {
     #[error("{0}: {1}")]
@@ -42,7 +42,7 @@ pub enum TokenFault {
     NoToken { file: String, line: usize },
 }
 
-/// A file of which the first token is shown. It is read for each connection, so that another one needs no restart.
+/// A file whose first token is sent. It is read for each connection, so another token needs no restart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenFile(PathBuf);
 
@@ -51,15 +51,15 @@ impl TokenFile {
         Self(path.into())
     }
 
-    /// What is worth a look, as the file is now.
+    /// A warning about the file's present mode.
     pub fn warning(&self) -> Option<String> {
         regular_file::open_to_all_now(&self.0, "the token")
     }
 
-    /// What a call shows.
+    /// The header that a call sends.
     pub async fn header(&self) -> Result<HeaderValue, TokenFault> {
         let path = self.0.clone();
-        // A file may be slow.
+        // Reading a file may block.
         let read = spawn_blocking(move || first_of(&path)).await;
         let token = read.expect("reading does not panic")?;
         let mut value = HeaderValue::from_str(&format!("{SCHEME} {token}"))
@@ -75,7 +75,7 @@ impl fmt::Display for TokenFile {
     }
 }
 
-/// A token that nobody can guess, in hexadecimal digits.
+/// A random token in hexadecimal digits.
 pub fn made() -> Result<String, GetRandomFailed> {
     let mut bytes = [0; MADE_BYTES];
     ring::default_provider().secure_random.fill(&mut bytes)?;
@@ -85,13 +85,13 @@ pub fn made() -> Result<String, GetRandomFailed> {
 fn hexadecimal(bytes: &[u8]) -> String {
     let mut digits = String::with_capacity(2 * bytes.len());
     for byte in bytes {
-        // A string takes all.
+        // Writing to a `String` cannot fail.
         let _ = write!(digits, "{byte:02x}");
     }
     digits
 }
 
-/// The first token of a file. Empty lines and those that begin with `#` say nothing.
+/// The first token of a file. Empty lines and lines that begin with `#` are skipped.
 fn first_of(path: &Path) -> Result<String, TokenFault> {
     let file = || path.display().to_string();
     let unread = |error| TokenFault::Unread(file(), error);
@@ -102,7 +102,7 @@ fn first_of(path: &Path) -> Result<String, TokenFault> {
     Ok(token.to_owned())
 }
 
-/// The lines that say something, with their numbers.
+/// The other lines, with their numbers.
 fn said(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = (1..).zip(text.split(|&byte| byte == b'\n'));
     lines
@@ -110,7 +110,7 @@ fn said(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         .filter(|(_, line)| !line.is_empty() && !line.starts_with(b"#"))
 }
 
-/// What RFC 6750 (2.1) takes for a token.
+/// The line as a token of RFC 6750 (2.1), if it is one of an accepted length.
 fn token(line: &[u8]) -> Option<&str> {
     let text = str::from_utf8(line).ok()?;
     let body = text.trim_end_matches('=');

@@ -1,5 +1,5 @@
-//! The client side: asks an agent for its status and filter rules, and observes its batches across its
-//! restarts.
+//! The client side: asks an agent for its status and filter rules, and observes its batches across restarts of the
+//! agent.
 
 use std::{collections::VecDeque, error::Error as StdError, fmt, io, str::FromStr, time::Duration};
 
@@ -30,21 +30,21 @@ use channel::AgentChannel;
 pub const DEFAULT_TARGET: &str = "unix:/run/flow-agent/flow-agent.sock";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A large table takes seconds to scan, and there is time between two such scans.
+/// A large table takes seconds to scan, and scans on request are spaced out.
 const LIST_TIMEOUT: Duration = Duration::from_mins(2);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// Generous: a set of a million networks takes some seconds of CPU on a thread that yields to all others.
+/// Generous: compiling a million networks takes seconds of CPU on a thread that yields to all others.
 const CONTROL_TIMEOUT: Duration = Duration::from_mins(5);
-/// How often an agent that is silent is asked whether it is still there, and how long it may take to say so.
+/// How often to ping a silent agent, and how long it may take to reply.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MOST: Duration = Duration::from_secs(5);
 
-/// Some thousand streams have some kilobytes each.
+/// A few thousand streams take a few kilobytes each.
 const MAX_STATUS_BYTES: usize = 128 << 20;
 
-/// How much the agent may send before the consumer reads: a few full batches.
+/// How much the agent may send ahead of the consumer: a few full batches.
 const WINDOW_BYTES: u32 = 2 << 20;
 
 /// `unix:PATH`, `HOST:PORT` or `https://HOST:PORT`.
@@ -53,10 +53,10 @@ pub enum Target {
     Unix(String),
     Tcp {
         address: String,
-        /// What is shown to a collector.
+        /// The token to show to a collector.
         token: Option<TokenFile>,
     },
-    /// The files are read for each connection.
+    /// The files are read again for each connection.
     Tls {
         address: String,
         files: Box<ClientFiles>,
@@ -180,7 +180,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether it may pass, for example when the agent restarts.
+    /// Whether retrying may help, for example because the agent is restarting.
     fn may_pass(&self) -> bool {
         match self {
             Self::NobodyListens { .. }
@@ -259,7 +259,7 @@ impl ClientError {
                 after: KEEPALIVE_TIMEOUT,
             }
         } else if code == Code::Cancelled {
-            // hyper drops a request whose connection ends first, and with it the reason for the end.
+            // If the connection ends first, hyper drops the request together with the reason for the end.
             Self::Unheard { target }
         } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
         {
@@ -276,8 +276,8 @@ impl ClientError {
     }
 }
 
-/// The agent's message: in the last cause if the connection was turned away, in the status if the call was
-/// refused.
+/// The agent's message. If the connection was turned away, it is in the last cause; if the call was refused, in the
+/// status.
 fn no_room(status: &Status) -> String {
     let last = Chain::new(status).skip(1).last();
     last.map_or_else(|| status.message().to_owned(), ToString::to_string)
@@ -347,8 +347,8 @@ async fn channel(target: &Target) -> Result<AgentChannel, ClientError> {
         .map_err(|error| ClientError::from_connect(target, error))
 }
 
-/// Gives up if the agent takes longer. A timeout is needed because the kernel accepts connections even for a
-/// stopped process.
+/// Fails if the agent takes longer than `timeout`. The kernel accepts connections even for a stopped process, so
+/// connecting proves nothing.
 async fn within<T>(
     after: Duration,
     target: &Target,
@@ -363,9 +363,9 @@ async fn within<T>(
     })
 }
 
-/// Asks again if the connection ended before it was answered: hyper drops a request that it has not sent yet,
-/// and with it the words of an agent that turned the connection away. Whether it was sent is not known for
-/// sure, so only what may be done twice is asked so: reading, and replacing all rules by the same.
+/// Retries if the connection ended before it answered: hyper drops a request that it has not sent yet, together with
+/// the message of an agent that turned the connection away. It is not certain that the request was not sent, so use
+/// this only for idempotent calls: reading, and replacing all rules with the same set.
 async fn heard<T>(ask: impl AsyncFn() -> Result<T, ClientError>) -> Result<T, ClientError> {
     const ATTEMPTS: usize = 5;
     const PAUSE: Duration = Duration::from_millis(50);
@@ -378,7 +378,7 @@ async fn heard<T>(ask: impl AsyncFn() -> Result<T, ClientError>) -> Result<T, Cl
     ask().await
 }
 
-/// Asks the agent once.
+/// Asks an agent once.
 pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
     within(STATUS_TIMEOUT, target, async || {
         let mut client = connect(target).await?;
@@ -405,7 +405,7 @@ pub async fn collector_status(target: &Target) -> Result<CollectorStatus, Client
     .await
 }
 
-/// The flows that the agent tracks, batch by batch.
+/// The flows that the agent tracks, in batches.
 pub async fn list_flows(
     target: &Target,
     request: ListFlowsRequest,
@@ -424,7 +424,7 @@ pub async fn list_flows(
     .await
 }
 
-/// Scans before the interval is over. Returns the number of the scan.
+/// Requests a scan before the interval is over. Returns its number.
 pub async fn scan_now(target: &Target) -> Result<u64, ClientError> {
     let ask = async |mut control: Control| control.scan_now(ScanNowRequest {}).await;
     let answer = controlled(LIST_TIMEOUT, target, "FlowControl/ScanNow", ask);
@@ -443,7 +443,7 @@ pub async fn settings(target: &Target) -> Result<SettingsInForce, ClientError> {
     controlled(STATUS_TIMEOUT, target, "FlowControl/GetSettings", ask).await
 }
 
-/// Replaces the filter rules and returns those that are then in force. An empty list removes all rules.
+/// Replaces the filter rules. Returns the rules in force afterwards. An empty list removes all rules.
 pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters, ClientError> {
     let request = SetFiltersRequest { rules };
     if request.encoded_len() > MAX_MESSAGE_BYTES {
@@ -455,7 +455,7 @@ pub async fn set_filters(target: &Target, rules: Vec<String>) -> Result<Filters,
 
 type Control = FlowControlClient<AgentChannel>;
 
-/// Makes a call on a connection of its own.
+/// Makes a call on its own connection.
 async fn controlled<T>(
     after: Duration,
     target: &Target,
@@ -477,7 +477,7 @@ async fn control(target: &Target) -> Result<Control, ClientError> {
         .max_encoding_message_size(MAX_MESSAGE_BYTES))
 }
 
-/// What happens on a stream that continues across restarts of the agent.
+/// An event on a stream that continues across restarts of the agent.
 #[derive(Debug)]
 pub enum Event {
     Batch(Box<FlowBatch>),
@@ -485,14 +485,14 @@ pub enum Event {
     Gap {
         batches: u64,
     },
-    /// The stream ended; the observer tries again until it is told to stop.
+    /// The stream ended; the observer keeps retrying.
     Disconnected {
         reason: String,
     },
     Reconnected {
-        /// Another process answers, so totals and scan numbers start again.
+        /// Another process answers, so totals and scan numbers start over.
         restarted: bool,
-        /// Scans of the same process that were missed meanwhile.
+        /// Scans of the same process that were missed in between.
         missed_scans: u64,
     },
 }
@@ -502,9 +502,9 @@ pub struct Observer {
     target: Target,
     request: ObserveRequest,
     stream: Option<Streaming<FlowBatch>>,
-    /// The position of the last batch, over all streams.
+    /// The position of the last batch, across all streams.
     last: Option<Position>,
-    /// The number of this stream's last batch; 0 before the first.
+    /// This stream's number for its last batch; 0 before the first.
     stream_seq: u64,
     reconnecting: bool,
     pending: VecDeque<Event>,
@@ -516,7 +516,7 @@ struct Position {
 }
 
 impl Observer {
-    /// Fails if no agent can be reached. Only a stream that has once begun is waited for.
+    /// Fails if no agent can be reached. Retries start only after a stream has begun.
     pub async fn connect(target: Target, consumer: &str) -> Result<Self, ClientError> {
         let request = ObserveRequest {
             consumer: consumer.to_owned(),
@@ -525,7 +525,7 @@ impl Observer {
         Self::connect_with(target, request).await
     }
 
-    /// The same with other requests, after a reconnection, too.
+    /// The same with this request, which is also used after a reconnection.
     pub async fn connect_with(
         target: Target,
         request: ObserveRequest,
@@ -543,7 +543,7 @@ impl Observer {
         Ok(observer)
     }
 
-    /// The next event. The stream never ends by itself; this fails only if waiting cannot help.
+    /// The next event. The stream never ends by itself; fails only if retrying cannot help.
     pub async fn next(&mut self) -> Result<Event, ClientError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -598,7 +598,7 @@ impl Observer {
         }
     }
 
-    /// Queues the batch, and before it the events that it reveals about the stream.
+    /// Queues the batch, preceded by the events that it implies.
     fn accept(&mut self, batch: FlowBatch) {
         let instance_id = batch.agent.as_ref().map(|agent| agent.instance_id.clone());
         if std::mem::take(&mut self.reconnecting) {
@@ -630,7 +630,7 @@ impl Observer {
     }
 }
 
-/// An error with its causes, in one line.
+/// An error with its causes, on one line.
 fn describe(error: &(dyn StdError + 'static)) -> String {
     let causes: Vec<String> = Chain::new(error).map(ToString::to_string).collect();
     causes.join(": ")

@@ -1,4 +1,4 @@
-//! Adds up the flow records of Parquet files, of those that are still in the making, and of spools, over a time.
+//! Adds up the flow records of a time range from Parquet files, complete or unfinished, and from spools.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -27,9 +27,9 @@ use group::Groups;
 use once::{Once, Stream};
 use row::Row;
 
-/// What is asked.
+/// The query.
 pub struct Question {
-    /// Of the ends of scan windows, Unix time in microseconds: after the first, up to the second.
+    /// Which scan windows, by the Unix time of their end in microseconds: after `start`, up to and including `end`.
     pub time_us: Range<i64>,
     pub rules: Vec<Rule>,
     pub by: Vec<By>,
@@ -51,39 +51,39 @@ pub enum Order {
 
 #[derive(Debug, Default)]
 pub struct Answer {
-    /// Those with the most, in order.
+    /// The first groups in the order asked for.
     pub groups: Vec<Group>,
-    /// How many there are.
+    /// The number of all groups.
     pub all_groups: usize,
-    /// Of everything that was counted.
+    /// The sum of all records.
     pub total: Sums,
-    /// From the beginning of the first window that was counted to the end of the last one, Unix time in microseconds.
+    /// From the start of the first window to the end of the last, Unix time in microseconds.
     pub windows_us: Option<Range<i64>>,
     pub files: usize,
-    /// Records of batches that came again.
+    /// Records of batches that were read before.
     pub repeated_records: u64,
-    /// What is not in the files, as the streams say that were counted.
+    /// Losses that the streams of these records report.
     pub missing: Told,
-    /// One in so many flows was counted, where that is not every one.
+    /// Sample rates of records, if flows were sampled.
     pub sample_rates: BTreeSet<u32>,
-    /// Whether there are records of every flow, too.
+    /// Whether some records are unsampled.
     pub has_whole: bool,
-    /// Files that cannot be read to their end, and the bytes there.
+    /// Files that end in damage, and the unreadable bytes.
     pub damaged: Vec<(PathBuf, u64)>,
-    /// Left out, since no agent would have sent them. A file of an earlier collector may have such.
+    /// Records left out because no agent would have sent them. A file of an earlier collector may have some.
     pub unsound_records: u64,
     /// Files that were removed before they could be read.
     pub gone_files: usize,
-    /// Files of spools of which is not known what was acknowledged.
+    /// Spool files without a known acknowledged position.
     pub unmarked_files: usize,
 }
 
-/// What a stream says since it began.
+/// What a stream reports since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// Did not get into the files.
+    /// Never written to the files.
     pub lost: Missing,
-    /// Was left out by the settings of an agent's output.
+    /// Left out by the settings of an agent's output.
     pub left_out: Missing,
 }
 
@@ -113,7 +113,7 @@ impl Told {
     }
 }
 
-/// What was counted so far.
+/// The sums so far.
 struct Sum<'a> {
     answer: Answer,
     groups: Groups<'a>,
@@ -122,7 +122,7 @@ struct Sum<'a> {
 }
 
 impl Sum<'_> {
-    /// Counts a row if it is asked for. Fails if there are too many groups.
+    /// Adds a row if it matches the query. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
         if !is_in(&question.time_us, row.window_us.end)
             || !passes(&question.rules, row.facts, row.interface)
@@ -144,7 +144,7 @@ impl Sum<'_> {
         self.groups.add(row)
     }
 
-    /// Notes what is missing on a stream, of which the greatest counts, since it grows.
+    /// Records what a stream reports as missing. The counts only grow, so the largest one is kept.
     fn note_told(&mut self, stream: Stream, told: Told) {
         let known = self.told.entry(stream).or_default();
         *known = known.with(told, u64::max);
@@ -155,7 +155,8 @@ fn is_in(time_us: &Range<i64>, window_end_us: i64) -> bool {
     time_us.start < window_end_us && window_end_us <= time_us.end
 }
 
-/// Reads files, or those of folders. Calls `progress` after each with how many were read, and how many there are.
+/// Runs a query over files and the files of folders. After each file, calls `progress` with the number read so far and
+/// the total.
 pub fn answer(
     paths: &[PathBuf],
     question: &Question,
@@ -173,21 +174,21 @@ pub fn answer(
         match found.open()? {
             Some(file) => {
                 let (path, kind) = (found.path.clone(), found.kind);
-                // The library panics at some damage.
+                // The Parquet library panics on some damaged files.
                 let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
                 let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
                 let advice = match kind {
                     Kind::Parquet | Kind::InTheMaking => {
                         "name the other files, or move this one out of the folder"
                     }
-                    // Flows wait in it, so it stays where it is.
+                    // The spool holds undelivered flows, so do not suggest moving it.
                     Kind::Segment(_) => "name the other files of the spool",
                 };
                 read.with_context(|| format!("read {}", path.display()))
                     .context(advice)?;
                 sum.answer.files += 1;
             }
-            // A collector has it.
+            // A collector has acknowledged it.
             None if matches!(found.kind, Kind::Segment(_)) => {}
             None => sum.answer.gone_files += 1,
         }

@@ -1,7 +1,7 @@
-//! What `flow-agent top` shows: the flows of a stream added up, and the screen that they are on.
+//! The view of `flow-agent top`: sums of the flows of a stream, and the screen that shows them.
 //!
-//! Batches go into a [`picture::Picture`], whose rows [`rows`] makes cells of. A [`screen::Screen`] knows what the person has
-//! chosen, and [`draw`] paints it. `--once` prints the same rows ([`mod@print`]).
+//! Batches go into a [`picture::Picture`], and [`rows`] formats its rows. A [`screen::Screen`] holds the user's
+//! choices, and [`draw`] draws it. `--once` prints the same rows ([`mod@print`]).
 
 use clap::ValueEnum;
 
@@ -71,7 +71,7 @@ impl View {
         }
     }
 
-    /// A group's name, or what the one of all flows is called that have none.
+    /// The name to show for a group, also for the group of flows without one.
     pub fn shown(self, name: &str) -> &str {
         if name.is_empty() {
             self.unnamed()

@@ -1,4 +1,4 @@
-//! All of user space after the drain: update, encode, end of the scan.
+//! Everything user space does after the drain: update, encode, end of the scan.
 
 use benches::{profile::PROFILES, user_space::UserSpace};
 use criterion::{Criterion, Throughput};

@@ -1,5 +1,5 @@
-//! The kernel's table: filled, flipped, and drained by the agent's own code. Filling and the grace
-//! period are not part of the time.
+//! Fills and flips the kernel's table, and drains it with the agent's own code. Only the drain is timed, not the
+//! filling or the grace period.
 
 use std::{
     hint::black_box,

@@ -1,4 +1,4 @@
-//! The encoder: the records of a scan become batches.
+//! The encoder: turns a scan's records into batches.
 
 use benches::{profile::PROFILES, user_space::UserSpace};
 use criterion::{Criterion, Throughput};

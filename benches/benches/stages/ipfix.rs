@@ -1,4 +1,4 @@
-//! The output as IPFIX: batches are decoded, and their flows become messages.
+//! The IPFIX output: decodes batches and turns their flows into messages.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ pub fn decode(batch: &Batch) -> FlowBatch {
     batch::read(&batch.body).expect("we encoded it ourselves")
 }
 
-/// Returns how many bytes it takes.
+/// Returns the number of bytes encoded.
 pub fn send(encoder: &mut impl Encoder, batch: &FlowBatch) -> usize {
     let mut flows = &batch.records[..];
     let mut len_bytes = 0;

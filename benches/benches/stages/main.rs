@@ -1,4 +1,4 @@
-//! The stages of the flow path by criterion, each in a group of its name.
+//! Measures the stages of the flow path with criterion, one benchmark group per stage.
 
 mod cycle;
 mod drain;

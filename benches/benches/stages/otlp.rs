@@ -1,4 +1,4 @@
-//! The output as OTLP: flows of decoded batches become requests, packed and not.
+//! The OTLP output: turns the flows of decoded batches into requests, packed and unpacked.
 
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};

@@ -1,4 +1,4 @@
-//! The output as Parquet: flows are appended to what waits, and that is made a file.
+//! The Parquet output: buffers flows and writes the buffer to a file.
 
 use std::{
     fs::File,

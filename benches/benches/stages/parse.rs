@@ -1,4 +1,4 @@
-//! The parser on the host: one frame of each kind, and a mix as it comes from many flows.
+//! The parser on the host: one frame of each kind, and a mix of frames from many flows.
 
 use std::hint::black_box;
 
@@ -6,7 +6,7 @@ use agent_common::Packet;
 use benches::{frames, profile};
 use criterion::{Criterion, Throughput};
 
-/// The packet is looked at where it lies: copying it out would cost as much as parsing.
+/// Inspects the packet in place: copying it out would cost as much as parsing it.
 fn parse_frame(frame: &[u8]) {
     let mut packet = Packet::default();
     let parsed = frames::read(frame, &mut packet);

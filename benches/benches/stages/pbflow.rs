@@ -1,4 +1,4 @@
-//! The output as netobserv's records: the flows of batches become messages. Decoding is in [`super::ipfix`].
+//! The netobserv output: turns the flows of batches into messages. [`super::ipfix`] measures the decoding.
 
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};

@@ -1,5 +1,4 @@
-//! The replica: drained entries of known flows, of flows that it sees for the first time, and the
-//! end of a scan.
+//! The replica: inserts drained entries of known flows, inserts entries of new flows, and ends a scan.
 
 use benches::{
     profile::{PROFILES, Profile},

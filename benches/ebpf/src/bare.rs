@@ -18,7 +18,7 @@ static SHORT_KEYS: HashMap<u64, FlowCounters, 1> = HashMap::new();
 pub const BPF_ANY: u64 = 0;
 pub const BPF_NOEXIST: u64 = 1;
 
-/// What differs between the variants.
+/// How one variant differs from another.
 pub struct Settings<N, A> {
     pub now: N,
     pub add: A,
@@ -40,7 +40,7 @@ pub fn linear(ctx: &TcContext) -> (Linear, u32) {
 /// Settings whose type can be named as a return type.
 pub type FixedSettings = Settings<fn() -> u64, fn(*mut u64, u64)>;
 
-/// The parse alone, with which every variant begins.
+/// Only the parse, the first step of every variant.
 #[inline(always)]
 pub fn parse_only(ctx: &TcContext) {
     let mut packet = Packet::default();
@@ -61,7 +61,7 @@ pub fn count<N: FnOnce() -> u64, A: Fn(*mut u64, u64)>(
     }
 }
 
-/// Names the flow by eight bytes, so that there is less to hash and to compare.
+/// Uses an eight-byte flow key, which is cheaper to hash and compare.
 #[inline(always)]
 pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     let mut packet = Packet::default();
@@ -72,7 +72,7 @@ pub fn count_by_short_key(linear: &Linear, len_bytes: u32) {
     }
 }
 
-/// The usual variant, but with the tick counter instead of a clock.
+/// The usual variant, with the tick counter instead of a clock.
 pub fn timeless() -> FixedSettings {
     Settings {
         now: clock::jiffies,
@@ -81,14 +81,14 @@ pub fn timeless() -> FixedSettings {
     }
 }
 
-/// `counter` is in an entry that this program run has looked up.
+/// `counter` must be in an entry that this program run has looked up.
 #[inline(always)]
 pub fn atomic_add(counter: *mut u64, value: u64) {
     // SAFETY: the only callers are below, and they pass a live entry.
     unsafe { atomic::add(counter, value) }
 }
 
-/// Loses counts if another CPU adds at the same time.
+/// Loses counts if another CPU adds to the same counter at the same time.
 #[inline(always)]
 pub fn plain_add(counter: *mut u64, value: u64) {
     // SAFETY: as above.
@@ -125,6 +125,6 @@ pub fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64), const FLAGS: usize>(
     };
     first.packets[direction] = 1;
     first.bytes[direction] = u64::from(len_bytes);
-    // A full table would be the bench's own mistake, since it sets the size.
+    // The bench sets the size, so a full table would be its own bug.
     let _ = table.insert(key, &first, settings.insert_flags);
 }

@@ -1,7 +1,7 @@
-//! Programs that the benches compare ours with, on the same hooks. One does nothing. The bare one does the
-//! least that a flow table needs: the same parser, one clock read, a look-up in a hash map and an add. It
-//! has no pages, no account, no time of the first packet and no flags. The others are parts and variants of
-//! it.
+//! Programs that the benches compare the agent's with, on the same hooks. The empty program does nothing. The bare
+//! program does the least that a flow table needs: the same parser, one clock read, a hash-map lookup and an add. It
+//! has no pages, no account, no time of the first packet and no flags. The others are parts and variants of the bare
+//! program.
 
 #![no_std]
 #![no_main]
@@ -55,14 +55,14 @@ pub fn empty_xdp(_: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// Stands for what a kernel does between two packets of a program: it takes the caches.
+/// Evicts the CPU caches, as the kernel's other work does between two runs of a program.
 #[classifier]
 pub fn walk_tc(_: TcContext) -> i32 {
     walk::walk();
     TC_ACT_UNSPEC
 }
 
-/// One part of the bare program alone, like the programs that follow.
+/// One part of the bare program alone, as are the programs below.
 #[classifier]
 pub fn clock_tc(_: TcContext) -> i32 {
     black_box(clock::boot_ns());
@@ -82,7 +82,7 @@ pub fn parse_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// Puts the endpoints into canonical order once more than the parser does.
+/// Puts the endpoints into canonical order a second time, after the parser has done so.
 #[classifier]
 pub fn order_tc(ctx: TcContext) -> i32 {
     let mut packet = Packet::default();
@@ -129,7 +129,7 @@ pub fn bare_tc(ctx: TcContext) -> i32 {
     TC_ACT_UNSPEC
 }
 
-/// The bare program, with an insert that refuses a key that is already there.
+/// The bare program with `BPF_NOEXIST` inserts, which fail if the key is already there.
 #[classifier]
 pub fn noexist_tc(ctx: TcContext) -> i32 {
     let (linear, len_bytes) = linear(&ctx);

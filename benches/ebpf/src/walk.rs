@@ -1,9 +1,9 @@
-//! A walk over memory.
+//! Reads through a block of memory to evict the CPU caches.
 
 use aya_ebpf::{Global, btf_maps::Array, macros::btf_map};
 
 const LINES_OF_PAGE: usize = 64;
-/// A bound for the verifier: 4 MiB.
+/// 4 MiB, the bound that the verifier needs for the loop.
 const MOST_PAGES: u32 = 1024;
 
 /// A cache line.

@@ -1,10 +1,11 @@
-//! What a collector costs: streams of agents send flows as fast as they are acknowledged, by the agent's own output.
+//! Measures a collector: several agents send flows through the agent's own output, as fast as the collector
+//! acknowledges.
 //!
 //!     cargo run --release -p benches --bin collect-bench -- target/release/flow-agent --output jsonl=/var/tmp/flows.jsonl
 //!
-//! With `--beside`, goflow2 takes the same flows in turn, as IPFIX over UDP, and writes them to a file, as protobuf: its JSON
-//! takes eight times the CPU. Nothing slows a sender down there, so both get the flows at the same pace (`--interval`), and
-//! what goflow2 lost is part of its figures.
+//! With `--beside`, goflow2 takes turns with the collector. It receives the same flows as IPFIX over UDP and writes
+//! them to a file as protobuf, since its JSON costs eight times the CPU. UDP has no back-pressure, so both get the
+//! flows at the same pace (`--interval`), and the figures include goflow2's losses.
 
 #![expect(clippy::print_stdout, reason = "the figures are what it is for")]
 
@@ -71,10 +72,10 @@ impl Arguments {
     }
 }
 
-/// A process that takes flows.
+/// A process that receives flows.
 struct Receiver {
     process: Child,
-    /// What an agent's output gets to send there.
+    /// The agent's output setting that sends to this process.
     output: String,
 }
 
@@ -103,7 +104,7 @@ impl Receiver {
                 _ => eprintln!("{line}"),
             }
         };
-        // It may say more, and must not wait for somebody to read it.
+        // Keep reading: a full pipe would block the process.
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 eprintln!("{line}");
@@ -133,7 +134,7 @@ impl Receiver {
                 let output = json!({
                     "kind": "ipfix",
                     "address": format!("udp://127.0.0.1:{port}"),
-                    // A record for each direction: goflow2 reads no counts of the other one.
+                    // One record per direction: goflow2 ignores the reverse counters.
                     "uniflow": true,
                 });
                 let output = output.to_string();
@@ -144,10 +145,10 @@ impl Receiver {
         bail!("goflow2 does not listen after ten seconds");
     }
 
-    /// In user space and in the kernel, since it started, to 10 ms.
+    /// User and kernel time since the process started, in steps of 10 ms.
     fn cpu(&self) -> Result<Duration> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
-        // Behind the name, which may have anything in it.
+        // Skip the name, which may contain any character.
         let (_, rest) = stat.rsplit_once(')').context("/proc tells the name")?;
         let ticks = rest.split_whitespace().skip(11).take(2);
         let ticks = ticks.map(str::parse::<u64>).sum::<Result<u64, _>>()?;
@@ -164,7 +165,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -193,7 +194,7 @@ impl<'a> Agents<'a> {
         })
     }
 
-    /// Before compression.
+    /// Uncompressed bytes.
     fn bytes_per_flow(&self) -> f64 {
         let batches = self.agents.iter().flat_map(|(_, _, scan)| scan);
         let bytes: usize = batches.map(|batch| batch.body.len()).sum();
@@ -206,7 +207,7 @@ impl<'a> Agents<'a> {
         for number in 1..=self.arguments.scans {
             let next = Instant::now() + self.arguments.interval;
             for (hub, outputs, scan) in &self.agents {
-                // The queue has a bound.
+                // The queue is bounded.
                 while outputs.status()[0].queued.unwrap_or_default().records > 0 {
                     sleep(Duration::from_millis(1)).await;
                 }
@@ -265,7 +266,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Also returns the CPU time for a flow, in nanoseconds.
+/// Also returns the CPU time per flow, in nanoseconds.
 async fn ours(arguments: &Arguments) -> Result<(Value, f64)> {
     let receiver = Receiver::ours(arguments)?;
     let agents = Agents::start(arguments, &receiver.output)?;
@@ -289,7 +290,7 @@ async fn ours(arguments: &Arguments) -> Result<(Value, f64)> {
     Ok((figures, each))
 }
 
-/// The same of goflow2, for a flow that it wrote, and how many of a hundred it lost.
+/// Returns the same for goflow2, per flow that it wrote, and the percentage of flows that it lost.
 async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64, f64)> {
     let folder = tempfile::tempdir_in("/var/tmp").context("make a folder")?;
     let file = folder.path().join("flows");
@@ -298,7 +299,7 @@ async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64, f
     let (begin, cpu) = (Instant::now(), receiver.cpu()?);
     agents.send().await?;
     let took = begin.elapsed();
-    // It says nothing, so it is done when it writes no more.
+    // goflow2 does not report when it is done, so wait until it stops writing.
     let mut written = 0;
     loop {
         sleep(Duration::from_secs(1)).await;
@@ -311,7 +312,7 @@ async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64, f
     let cpu = receiver.cpu()?.saturating_sub(cpu);
     let all = arguments.all();
     let records = messages(&fs::read(&file)?)?;
-    // Each flow has answers, and so two records.
+    // Each flow has traffic in both directions, and so two records.
     let stored = records as f64 / 2.0;
     let each = cpu.as_nanos() as f64 / stored.max(1.0);
     let lost = 100.0 * (1.0 - stored / all.max(1) as f64);
@@ -330,7 +331,7 @@ async fn goflow2(arguments: &Arguments, program: &Path) -> Result<(Value, f64, f
     Ok((figures, each, lost))
 }
 
-/// How many messages of protobuf are there, each behind its length.
+/// Counts the length-prefixed protobuf messages in `bytes`.
 fn messages(mut bytes: &[u8]) -> Result<u64> {
     let mut count = 0;
     while !bytes.is_empty() {
@@ -341,7 +342,7 @@ fn messages(mut bytes: &[u8]) -> Result<u64> {
     Ok(count)
 }
 
-/// The batches of one scan of an agent.
+/// One agent's batches for one scan.
 fn scan(number: usize, flows: u32) -> Vec<Batch> {
     let identity = Identity {
         agent_id: format!("agent-{number}"),
@@ -351,7 +352,7 @@ fn scan(number: usize, flows: u32) -> Vec<Batch> {
         ..Identity::default()
     };
     let mut encoder = BatchEncoder::new(Arc::new(identity));
-    // A collector takes no others.
+    // A collector refuses a batch whose window is far from its own clock.
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let begin = now.unwrap_or_default().as_nanos() as u64;
     let header = ScanHeader {
@@ -377,7 +378,7 @@ fn scan(number: usize, flows: u32) -> Vec<Batch> {
     batches
 }
 
-/// A connection of a client to one of some servers, with answers.
+/// A connection between a client and one of several servers, with packets in both directions.
 fn record(flow: u32, begin: u64) -> Record {
     let mut key = FlowKey {
         port_a: 1024 + (flow % 60_000) as u16,

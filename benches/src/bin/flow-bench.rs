@@ -1,8 +1,7 @@
-//! Measures what a flow costs in user space and in the kernel's table: prints a table, or JSON for
-//! programs.
+//! Measures the cost per flow in user space and in the kernel's table. Prints a table, or JSON for other programs.
 //!
-//! Every sample is a process of its own, so that memory is counted from a fresh start, and the cases
-//! take turns, so that a disturbance of the machine does not fall on one of them alone.
+//! Each sample runs in its own process, so that memory starts from zero. The cases alternate, so that a disturbance on
+//! the machine does not hit only one of them.
 
 #![expect(
     clippy::print_stdout,

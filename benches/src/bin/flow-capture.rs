@@ -1,5 +1,5 @@
-//! A flow counter by packet capture, to hold the agent against. It writes a line of JSON
-//! to stdout after every interval and at the end.
+//! Counts flows by packet capture, for comparison with the agent. Writes a line of JSON to stdout after each interval
+//! and at the end.
 
 #![expect(
     clippy::print_stdout,
@@ -22,7 +22,7 @@ use benches::{
 };
 use clap::Parser;
 
-/// How soon a signal is heard.
+/// Bounds how long a signal goes unnoticed.
 const SLICE: Duration = Duration::from_millis(100);
 
 /// Counts the flows of an interface from an `AF_PACKET` ring
@@ -63,7 +63,7 @@ fn run(cli: &Cli) -> Result<()> {
         ..Settings::default()
     };
     let mut capture = Capture::open(&cli.interface, settings)?;
-    // Says that it counts from here on.
+    // Tells the reader that counting has begun.
     print(&Account {
         ring_bytes: settings.ring_bytes as u64,
         ..Account::default()

@@ -1,4 +1,4 @@
-//! The live benches on the command line. Progress goes to stderr, results go to a file and to stdout.
+//! The command line of the live benches. Progress goes to stderr, results go to a file and to stdout.
 
 #![expect(clippy::print_stdout, reason = "figures are what this program is for")]
 
@@ -106,7 +106,7 @@ enum Bench {
 }
 
 impl Bench {
-    /// The others send a number of packets, or search.
+    /// The other benches send a fixed number of packets, or search for a rate.
     fn measures_over_a_time(&self) -> bool {
         matches!(
             self,
@@ -210,7 +210,7 @@ fn live(cli: &Cli, benches: &[&Bench]) -> Result<()> {
     Ok(())
 }
 
-/// A program of its own measures this one, since its allocator counts.
+/// Runs `flow-bench`, a separate binary because it installs the counting allocator.
 fn userspace(cli: &Cli) -> Result<()> {
     let program = std::env::current_exe()
         .context("find this program")?

@@ -1,10 +1,10 @@
-//! The frames in a block of a `TPACKET_V3` ring, whose layout is that of `include/uapi/linux/if_packet.h`.
+//! The frames in a block of a `TPACKET_V3` ring. `include/uapi/linux/if_packet.h` defines the layout.
 
 use std::mem::offset_of;
 
 use libc::{tpacket_block_desc, tpacket_hdr_v1, tpacket_hdr_variant1, tpacket3_hdr};
 
-/// Where the kernel and user space hand a block to each other.
+/// The status word with which the kernel and user space hand a block to each other.
 pub const STATUS_OFFSET_BYTES: usize = HEADER + offset_of!(tpacket_hdr_v1, block_status);
 
 const HEADER: usize = offset_of!(tpacket_block_desc, hdr);
@@ -22,20 +22,20 @@ const TCI: usize = offset_of!(tpacket3_hdr, hv1) + offset_of!(tpacket_hdr_varian
 
 const VLAN_TAG_LEN_BYTES: u64 = 4;
 
-/// A frame as the kernel has put it into the ring.
+/// A frame as the kernel wrote it to the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Captured<'a> {
-    /// From the Ethernet header on, cut where the socket's filter cuts.
+    /// From the Ethernet header on, cut by the socket's filter.
     pub bytes: &'a [u8],
-    /// Before the cut.
+    /// The length before the cut.
     pub len_bytes: u32,
     pub unix_ns: u64,
-    /// The tag that the driver had taken out.
+    /// The tag, if the driver removed it from the frame.
     pub vlan_tci: Option<u16>,
 }
 
 impl Captured<'_> {
-    /// Includes the tag that was taken out.
+    /// Includes a tag that the driver removed.
     pub fn wire_len_bytes(&self) -> u64 {
         let tag = if self.vlan_tci.is_some() {
             VLAN_TAG_LEN_BYTES
@@ -46,8 +46,7 @@ impl Captured<'_> {
     }
 }
 
-/// The frames of a block that was handed to user space. Ends early where the block contradicts
-/// itself.
+/// The frames of a block that belongs to user space. Stops at the first inconsistent frame header.
 pub fn frames(block: &[u8]) -> impl Iterator<Item = Captured<'_>> {
     let mut left = u32_at(block, FRAMES).unwrap_or(0);
     let mut offset = u32_at(block, FIRST).unwrap_or(0) as usize;
@@ -96,7 +95,7 @@ mod tests {
         block[offset..offset + N].copy_from_slice(&field);
     }
 
-    /// A block with frames of one byte, the frame's number, out of 1,024.
+    /// A block of one-byte frames: each holds its number and was 1,024 bytes long on the wire.
     fn block(count: u32) -> Vec<u8> {
         let mut block = vec![0; FIRST_FRAME + count as usize * SLOT_LEN];
         set(&mut block, FRAMES, count.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! An `AF_PACKET` socket with a `TPACKET_V3` ring, which captures the frames of an interface and counts those that it
+//! An `AF_PACKET` socket with a `TPACKET_V3` ring. It captures the frames of an interface and counts the ones it
 //! dropped (`packet(7)`, `Documentation/networking/packet_mmap.rst`).
 
 use std::{
@@ -21,13 +21,13 @@ use rustix::{
 
 use super::block::{self, Captured, STATUS_OFFSET_BYTES};
 
-/// A block that is not full goes to user space after this time.
+/// After this time the kernel hands over a block even if it is not full.
 pub const RETIRE_AFTER: Duration = Duration::from_millis(50);
 
 const BLOCK_LEN_BYTES: usize = 1 << 20;
-/// Only a bound in version 3, whose frames lie as close as they can.
+/// Only an upper bound: version 3 packs frames as closely as it can.
 const FRAME_LEN_BYTES: usize = 2048;
-/// As much of a frame as the parser may want: Ethernet, two tags, IPv6 with extensions, TCP.
+/// As much of a frame as the parser may read: Ethernet, two tags, IPv6 with extensions, TCP.
 const CUT_LEN_BYTES: u32 = 192;
 
 pub struct Ring {
@@ -37,11 +37,11 @@ pub struct Ring {
     next: usize,
 }
 
-// SAFETY: the mapping is reached through this value alone, and from any thread alike.
+// SAFETY: only this value refers to the mapping, and any thread may access it.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Captures what arrives at and leaves the interface, from here on.
+    /// Captures what arrives at and leaves the interface, starting with this call.
     pub fn open(interface: &str, len_bytes: usize) -> Result<Self> {
         let blocks = len_bytes / BLOCK_LEN_BYTES;
         ensure!(blocks > 0, "a ring has at least {BLOCK_LEN_BYTES} bytes");
@@ -69,7 +69,8 @@ impl Ring {
         self.blocks * BLOCK_LEN_BYTES
     }
 
-    /// Takes the frames of the next block and gives it back; false where there is none yet.
+    /// Passes the frames of the next block to `sink` and returns the block to the kernel. Returns false if no block is
+    /// ready.
     pub fn take(&mut self, mut sink: impl FnMut(Captured)) -> bool {
         let offset = self.next * BLOCK_LEN_BYTES;
         // SAFETY: `next` is a block of the mapping.
@@ -92,7 +93,7 @@ impl Ring {
         true
     }
 
-    /// Waits until there is a block to take, at most so long.
+    /// Waits until a block is ready, for at most `timeout`.
     pub fn wait(&self, timeout: Duration) -> Result<()> {
         let mut block = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::ERR)];
         let timeout = Timespec::try_from(timeout).context("a time that the kernel can wait")?;
@@ -102,9 +103,9 @@ impl Ring {
         }
     }
 
-    /// Packets that found the ring full, since the last call.
+    /// Packets dropped since the last call because the ring was full.
     pub fn take_dropped(&self) -> Result<u64> {
-        // SAFETY: all zeros is a value of it.
+        // SAFETY: the all-zero bit pattern is a valid value.
         let mut statistics: libc::tpacket_stats_v3 = unsafe { zeroed() };
         let mut len = size_of::<libc::tpacket_stats_v3>() as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes into the statistics, which outlive the call.
@@ -200,7 +201,7 @@ fn map(socket: &OwnedFd, blocks: usize) -> io::Result<NonNull<u8>> {
 
 fn bind(socket: &OwnedFd, interface: &str) -> Result<()> {
     let ifindex = name_to_index(socket, interface).context("find the interface")?;
-    // SAFETY: all zeros is an address without interface.
+    // SAFETY: all zeros is a valid address, with no interface set.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;
     address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();

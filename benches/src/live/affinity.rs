@@ -1,4 +1,4 @@
-//! Where and how urgently threads run: the sender has a CPU to itself, what is measured the others.
+//! CPU affinity and priority of threads: the sender gets a CPU to itself, and whatever is measured runs on the others.
 
 use std::{fs, io};
 
@@ -9,15 +9,15 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
-/// The calling thread runs on this CPU only.
+/// Restricts the calling thread to this CPU.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("pin a thread to CPU {cpu}"))
 }
 
-/// While it lives, the calling thread, and what it starts, go before others: what else the machine
-/// does would starve the capture of CPU and the sender of its rate.
+/// Raises the priority of the calling thread, and of whatever it starts, until dropped. Otherwise other work on the
+/// machine would take CPU from the capture and slow the sender down.
 pub struct Hurry {
     nice_before: i32,
 }
@@ -39,8 +39,8 @@ impl Drop for Hurry {
     }
 }
 
-/// While it lives, the calling thread, and what it starts, go before all that is not of real time, as the interrupts of a
-/// network card do: no weight among services and no nice value holds them up.
+/// Gives the calling thread, and whatever it starts, real-time priority until dropped. Like a network card's
+/// interrupts, it then preempts every thread that is not real-time, whatever its `CPUWeight=` or nice value.
 pub struct RealTime;
 
 impl RealTime {
@@ -57,26 +57,26 @@ impl Drop for RealTime {
     }
 }
 
-/// Of the calling thread.
+/// Sets the scheduling policy of the calling thread.
 fn set_policy(policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param {
         sched_priority: priority,
     };
-    // SAFETY: the kernel only reads the parameters, which live until it has.
+    // SAFETY: the kernel only reads the parameters, which outlive the call.
     match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// All threads of the process, and those that they will start, run on any CPU but this.
+/// Keeps all threads of the process, and the threads that they start later, off this CPU.
 fn keep_off(pid: u32, cpu: usize) -> Result<()> {
     let others = others(cpu);
     each_thread(pid, |thread| sched_setaffinity(Some(thread), &others))
         .with_context(|| format!("keep process {pid} off CPU {cpu}"))
 }
 
-/// All threads of the process, and those that they will start, have this nice value.
+/// Sets the nice value of all threads of the process, which threads that they start later inherit.
 pub fn set_nice(pid: u32, nice: i32) -> Result<()> {
     each_thread(pid, |thread| setpriority_process(Some(thread), nice))
         .with_context(|| format!("give process {pid} the nice value {nice}"))
@@ -91,7 +91,7 @@ fn each_thread(pid: u32, act: impl Fn(Pid) -> rustix::io::Result<()>) -> Result<
             continue;
         };
         match act(thread) {
-            // The thread has ended meanwhile.
+            // The thread has ended in the meantime.
             Err(Errno::SRCH) => {}
             result => result.with_context(|| format!("thread {thread:?}"))?,
         }
@@ -99,18 +99,18 @@ fn each_thread(pid: u32, act: impl Fn(Pid) -> rustix::io::Result<()>) -> Result<
     Ok(())
 }
 
-/// The CPU that sends: the last one, where there are two, since the first ones take interrupts.
+/// The CPU for the sender: the last one if there are several, since interrupts mostly go to the first ones.
 pub fn sender_cpu() -> Option<usize> {
     let cpus = cpus();
     (cpus > 1).then(|| cpus - 1)
 }
 
-/// Keeps the process from the CPU that sends.
+/// Keeps the process off the sender's CPU.
 pub fn keep_off_sender(pid: u32) -> Result<()> {
     sender_cpu().map_or(Ok(()), |cpu| keep_off(pid, cpu))
 }
 
-/// The same for the calling thread, and what it starts.
+/// The same for the calling thread and the threads that it starts.
 pub fn keep_this_thread_off_sender() -> Result<()> {
     sender_cpu().map_or(Ok(()), |cpu| {
         sched_setaffinity(None, &others(cpu)).context("keep a thread off the sender's CPU")

@@ -1,6 +1,6 @@
-//! What every live bench has in common. A bench holds arms against each other, such as no program, an empty one
-//! and the agent. All of them get the same loads, and each arm is measured under each load at a station of its
-//! own, in rounds that [`super::rounds::run`] plays.
+//! The interface of a live bench. A bench compares arms, such as no program, an empty one and the agent. Every arm gets
+//! the same loads. [`super::rounds::run`] measures each arm under each load, at a station of its own, in several
+//! rounds.
 
 use std::{collections::BTreeMap, fmt::Display, path::PathBuf, time::Duration};
 
@@ -8,29 +8,29 @@ use anyhow::Result;
 
 use super::{host::Host, interrupt::Interrupt};
 
-/// What all arms of a comparison have in common, such as `hook: tc`, `frame_bytes: 64`.
+/// The labels that all arms of a comparison share, such as `hook: tc`, `frame_bytes: 64`.
 pub type Labels = BTreeMap<String, String>;
 
-/// Values by what was measured. The names end in the unit, as `program_ns_per_packet`, `resident_bytes`.
+/// Values by measure. Each name ends in the unit, such as `program_ns_per_packet`, `resident_bytes`.
 pub type Measures = Vec<(&'static str, f64)>;
 
-/// A live bench; its value holds the arguments that only it has.
+/// A live bench. The value holds its own arguments.
 pub trait Bench {
-    /// What the command line and the result file call it.
+    /// The name on the command line and in the result file.
     const NAME: &'static str;
 
-    /// Raises the priority of the bench and of what it starts, where a neighbour would starve the sender of its
-    /// rate.
+    /// Whether to raise the priority of the bench and of whatever it starts, for benches in which the sender must not
+    /// lose CPU to other work.
     const IS_URGENT: bool = false;
 
     type Load;
 
-    /// How often each arm is measured unless the user says.
+    /// How often each arm is measured by default.
     fn rounds(is_quick: bool) -> u32 {
         if is_quick { 3 } else { 5 }
     }
 
-    /// The only parts of the bench that the user wants; empty for all.
+    /// The sections to measure; empty for all.
     fn sections(&self) -> Vec<String> {
         Vec::new()
     }
@@ -39,10 +39,10 @@ pub trait Bench {
 
     fn labels(load: &Self::Load) -> Labels;
 
-    /// Makes all that the arm needs to be measured under the load, which goes away with the station.
+    /// Sets up everything that the arm needs under this load. Dropping the station removes it.
     fn station(&self, arm: &str, load: &Self::Load, setup: &Setup) -> Result<Box<dyn Station>>;
 
-    /// What follows from the turns of several arms in one round, as an arm's share of another: the arm, the
+    /// Figures derived from the turns of several arms in one round, such as one arm's share of another: the arm, the
     /// measure and its value.
     fn derive(_turns: &Turns, _host: &Host) -> Vec<(String, &'static str, f64)> {
         Vec::new()
@@ -54,7 +54,7 @@ pub trait Station {
     /// One turn.
     fn measure(&mut self, setup: &Setup) -> Result<Measures>;
 
-    /// What can only be told some time after a turn. Called before the station's next turn and after its last.
+    /// Measures that take some time to become final. Called before the station's next turn and after its last.
     fn settle(&mut self, _setup: &Setup) -> Result<Measures> {
         Ok(Measures::new())
     }
@@ -66,12 +66,12 @@ impl<F: FnMut(&Setup) -> Result<Measures>> Station for F {
     }
 }
 
-/// A station that consists of its turn.
+/// A station that needs no setup: `measure` is its turn.
 pub fn station(measure: impl FnMut(&Setup) -> Result<Measures> + 'static) -> Box<dyn Station> {
     Box::new(measure)
 }
 
-/// What the user asked for, whichever bench it is.
+/// The options that all benches share.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The agent that is measured.
@@ -84,7 +84,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// How long a measurement takes, `usual` being for a run that is not quick.
+    /// How long a measurement takes. `usual` applies to a run that is not quick.
     pub fn window(&self, usual: Duration) -> Duration {
         self.duration.unwrap_or(if self.is_quick {
             Duration::from_secs(2)
@@ -94,15 +94,15 @@ impl Setup {
     }
 }
 
-/// All that a bench measures.
+/// Everything that a bench measures.
 pub struct Plan<L> {
-    /// One after the other.
+    /// Measured one after the other.
     pub groups: Vec<Group<L>>,
-    /// What a reader of the results has to know, a sentence each.
+    /// Notes for the reader of the results, a sentence each.
     pub notes: Vec<String>,
 }
 
-/// Arms with their loads that are measured by turns.
+/// Arms and loads that take turns.
 pub struct Group<L> {
     pub places: Vec<Place<L>>,
     pub stations: Lifetime,
@@ -123,7 +123,7 @@ pub enum Lifetime {
 }
 
 impl<L: Clone> Group<L> {
-    /// Some arms under one load.
+    /// Several arms under one load.
     pub fn new<A: Into<String>>(
         stations: Lifetime,
         arms: impl IntoIterator<Item = A>,
@@ -140,7 +140,7 @@ impl<L: Clone> Group<L> {
     }
 }
 
-/// What the arms of one load showed in one round.
+/// The measures of all arms under one load in one round.
 #[derive(Default)]
 pub struct Turns(BTreeMap<String, Measures>);
 
@@ -149,14 +149,14 @@ impl Turns {
         self.0.insert(arm.to_owned(), measures);
     }
 
-    /// `None` where the arm had no turn, or no such measure.
+    /// `None` if the arm had no turn or lacks the measure.
     pub fn get(&self, arm: &str, measure: &str) -> Option<f64> {
         let measures = self.0.get(arm)?;
         let (_, value) = measures.iter().find(|(name, _)| *name == measure)?;
         Some(*value)
     }
 
-    /// A measure of all arms that have it.
+    /// The arms that have this measure, with its value.
     pub fn of<'a>(&'a self, measure: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         let arms = self.0.keys().map(String::as_str);
         arms.filter_map(move |arm| Some((arm, self.get(arm, measure)?)))
@@ -174,7 +174,7 @@ pub fn notes(notes: &[&str]) -> Vec<String> {
     notes.iter().map(|note| (*note).to_owned()).collect()
 }
 
-/// The sections as the command line names them, in the order of their names.
+/// The sections by their names on the command line, sorted.
 pub fn names<T: clap::ValueEnum>(sections: &[T]) -> Vec<String> {
     let names: std::collections::BTreeSet<String> = sections
         .iter()

@@ -1,4 +1,4 @@
-//! Another agent beside ours, and nothing: what the processes, the programs and the traffic cost.
+//! Compares our agent with another one and with no agent: the cost of the processes, the programs and the traffic.
 
 use std::{
     collections::BTreeSet,
@@ -177,7 +177,7 @@ impl Bench for Compare {
     }
 }
 
-/// A wire, and who watches it.
+/// A wire and the contender that watches it.
 struct Watched {
     contender: Contender,
     programs: BTreeSet<u32>,
@@ -185,7 +185,7 @@ struct Watched {
     window: Duration,
     count: Option<String>,
     count_within: Duration,
-    /// Packets of this turn.
+    /// Packets that arrived in this turn.
     arrived: u64,
     reported_before: u64,
     _walk: Option<Walk>,
@@ -193,7 +193,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Packets that the contender has exported, if it can be told.
+    /// Packets that the contender has exported, or `None` if it offers no way to find out.
     fn reported(&self) -> Result<Option<u64>> {
         match (&self.contender, &self.count) {
             (Contender::Ours(agent), _) => Ok(Some(agent.status()?.account.flows.packets)),
@@ -237,7 +237,7 @@ impl Station for Watched {
         Ok(measures)
     }
 
-    /// Waits for what is exported late.
+    /// Waits for late exports.
     fn settle(&mut self, setup: &Setup) -> Result<Measures> {
         let started = Instant::now();
         loop {
@@ -273,7 +273,7 @@ const NOTES: [&str; 4] = [
 ];
 
 impl Compare {
-    /// Returns when it has had its time to come up.
+    /// Starts the other agent and waits until it is ready.
     fn other(&self, host: &Host, setup: &Setup) -> Result<Contender> {
         let mut words = self
             .command
@@ -297,7 +297,7 @@ impl Compare {
     }
 }
 
-/// Who watches a wire.
+/// The agent, if any, that watches a wire.
 enum Contender {
     Nothing,
     Empty { _program: Occupant },
@@ -347,8 +347,7 @@ impl Drop for Contender {
             return;
         };
         let group = Pid::from_child(process.child());
-        // It is asked to stop, as by an operator, and killed where it does not listen, with all processes that it
-        // left behind.
+        // Ask it to stop, as an operator would. Kill it if it does not, along with any processes that it left behind.
         let _ = process.terminate(PATIENCE);
         let _ = kill_process_group(group, Signal::KILL);
     }

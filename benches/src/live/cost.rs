@@ -1,4 +1,4 @@
-//! What processes and BPF programs cost in CPU time.
+//! The CPU time of processes and BPF programs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,11 +9,11 @@ use std::{
 use anyhow::{Context as _, Result};
 use aya::{programs::loaded_programs, sys::Stats};
 
-/// CPU time of a process with all threads, those that have ended too: nanoseconds, not ticks
+/// CPU time of a process with all its threads, including threads that have ended, in nanoseconds rather than ticks
 /// (`clock_getcpuclockid(3)`).
 pub fn process_cpu_ns(pid: u32) -> Result<u64> {
     let mut clock = 0;
-    // SAFETY: the id of the clock outlives the call, which writes it.
+    // SAFETY: the kernel writes the clock id, which outlives the call.
     let error = unsafe { libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) };
     if error != 0 {
         return Err(io::Error::from_raw_os_error(error))
@@ -23,7 +23,7 @@ pub fn process_cpu_ns(pid: u32) -> Result<u64> {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: the time outlives the call, which writes it.
+    // SAFETY: the kernel writes the time, which outlives the call.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error())
             .with_context(|| format!("read the CPU clock of process {pid}"));
@@ -31,21 +31,20 @@ pub fn process_cpu_ns(pid: u32) -> Result<u64> {
     Ok(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
-/// CPU time of all these processes together; one that has ended takes its share away.
+/// The sum of the CPU times of these processes. A process that has ended counts as zero.
 pub fn cpu_ns(pids: &BTreeSet<u32>) -> u64 {
     let of = |pid: &u32| process_cpu_ns(*pid).unwrap_or_default();
     pids.iter().map(of).sum()
 }
 
-/// CPU time of all processes that this one started and has seen the end of, with those that they have seen the end of in
-/// turn.
+/// CPU time of all child processes that this process has waited for, and of descendants that those have waited for.
 pub fn ended_children_cpu_ns() -> Result<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::uninit();
-    // SAFETY: the usage outlives the call, which writes it.
+    // SAFETY: the kernel writes the usage, which outlives the call.
     if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error()).context("ask for the CPU time of ended processes");
     }
-    // SAFETY: the call that succeeded has written all of it.
+    // SAFETY: the successful call has initialised the whole structure.
     let usage = unsafe { usage.assume_init() };
     let ns = |time: libc::timeval| {
         time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_usec.unsigned_abs() * 1_000
@@ -58,7 +57,7 @@ pub fn cpu_percent(cpu_ns: u64, window: Duration) -> f64 {
     100.0 * cpu_ns as f64 / window.as_nanos() as f64
 }
 
-/// The CPU that processes take from its start on.
+/// Measures the CPU time of processes from its start on.
 pub struct CpuMeter {
     started: Instant,
     before_ns: BTreeMap<u32, u64>,
@@ -74,7 +73,7 @@ impl CpuMeter {
         })
     }
 
-    /// What all processes that it was started with took, in percent of one core.
+    /// CPU time of all processes that it was started with, in percent of one core.
     pub fn percent(&self) -> Result<f64> {
         let mut sum_ns = 0;
         for (&pid, before_ns) in &self.before_ns {
@@ -83,8 +82,8 @@ impl CpuMeter {
         Ok(cpu_percent(sum_ns, self.started.elapsed()))
     }
 
-    /// What the processes took that there are in the end, those that came meanwhile too; what ended
-    /// meanwhile is left out.
+    /// CPU time of `pids`, in percent of one core. Processes that started in the meantime count in full; ones that have
+    /// ended count as zero.
     pub fn percent_of(&self, pids: &BTreeSet<u32>) -> f64 {
         let of = |pid| {
             let before_ns = self.before_ns.get(pid).copied().unwrap_or_default();
@@ -94,7 +93,7 @@ impl CpuMeter {
     }
 }
 
-/// A process and all its descendants, as `/proc` shows them at the moment.
+/// A process and all its current descendants, from `/proc`.
 pub fn process_tree(root: u32) -> Result<BTreeSet<u32>> {
     let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     for entry in fs::read_dir("/proc").context("read /proc")? {
@@ -119,7 +118,7 @@ pub fn process_tree(root: u32) -> Result<BTreeSet<u32>> {
     Ok(tree)
 }
 
-/// Whether a process waits for something (`S` in `proc_pid_stat(5)`), or has ended.
+/// Whether a process sleeps (`S` in `proc_pid_stat(5)`) or has ended.
 pub fn is_asleep(pid: u32) -> bool {
     stat_of(pid).is_none_or(|stat| stat.starts_with('S'))
 }
@@ -128,15 +127,15 @@ fn parent_of(pid: u32) -> Option<u32> {
     stat_of(pid)?.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// What `/proc/PID/stat` has behind the name: the state, the parent and so on.
+/// The fields of `/proc/PID/stat` after the name: the state, the parent and so on.
 fn stat_of(pid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may contain anything.
+    // The name, in parentheses, may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;
     Some(rest.trim_start().to_owned())
 }
 
-/// What programs took in a stretch of time.
+/// The run time and the number of runs of some programs during a period.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramCost {
     pub run_time_ns: u64,
@@ -145,7 +144,7 @@ pub struct ProgramCost {
 }
 
 impl ProgramCost {
-    /// `None` where nothing ran.
+    /// `None` if nothing ran.
     pub fn ns_per_run(self) -> Option<f64> {
         (self.runs != 0).then(|| self.run_time_ns as f64 / self.runs as f64)
     }
@@ -156,10 +155,10 @@ impl ProgramCost {
     }
 }
 
-/// What the programs took while `work` ran, with its answer.
+/// Measures the programs while `work` runs, and returns its result too.
 ///
-/// The kernel counts only for this time (`BPF_ENABLE_STATS`, 5.8): reading the clock twice costs every run of
-/// every program some tens of nanoseconds meanwhile.
+/// Enables the kernel's statistics (`BPF_ENABLE_STATS`, 5.8) only for this period: they read the clock twice per run of
+/// every program, which costs some tens of nanoseconds.
 pub fn programs_during<T>(
     ids: &BTreeSet<u32>,
     work: impl FnOnce() -> Result<T>,
@@ -170,7 +169,7 @@ pub fn programs_during<T>(
     let answer = work()?;
     let after = run_time_and_runs(ids)?;
     let cost = ProgramCost {
-        // A program that was unloaded meanwhile takes its share away.
+        // The counts of a program that was unloaded in the meantime are lost.
         run_time_ns: after.0.saturating_sub(before.0),
         runs: after.1.saturating_sub(before.1),
         elapsed: started.elapsed(),
@@ -185,7 +184,7 @@ pub fn program_ids() -> Result<BTreeSet<u32>> {
         .collect()
 }
 
-/// Nanoseconds and runs, the sum over the given programs that are still there.
+/// Total nanoseconds and runs of the given programs that are still loaded.
 fn run_time_and_runs(ids: &BTreeSet<u32>) -> Result<(u64, u64)> {
     let mut sum = (0, 0);
     for program in loaded_programs() {

@@ -1,4 +1,4 @@
-//! What became better or worse between two runs of one bench.
+//! Shows what improved or got worse between two runs of one bench.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -13,22 +13,22 @@ use super::{
 enum Verdict {
     Better,
     Worse,
-    /// The rounds of both overlap.
+    /// The ranges of the two runs overlap.
     Same,
-    /// It is neither good nor bad.
+    /// The measure is neither good nor bad.
     Neutral,
 }
 
-/// How a measure is to be read.
+/// How to read a measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Goes with the machine's speed.
+    /// Becomes longer on a slower machine.
     Time,
-    /// Goes against it.
+    /// Becomes lower on a slower machine.
     Rate,
-    /// Bytes, and packets that were lost.
+    /// Bytes and lost packets: less is better, at any speed of the machine.
     Amount,
-    /// What was sent and seen.
+    /// Packets sent and seen.
     Neutral,
 }
 
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// What a figure would have been at a speed `slowness` times as low.
+    /// Scales a figure to a machine that is slower by the factor `slowness`.
     fn at(self, slowness: f64, figure: Figure) -> Figure {
         let factor = match self {
             Self::Time => slowness,
@@ -72,10 +72,10 @@ impl Kind {
     }
 }
 
-/// A line for each row that one of both has, and how many became worse.
+/// One line for each row that is in either run, and the number of rows that got worse.
 ///
-/// Times and rates of the earlier run are brought to the speed that the machine had in the later one,
-/// as the reference of each scenario tells.
+/// Scales times and rates of the earlier run to the machine's speed in the later one, as measured by each scenario's
+/// reference.
 pub fn text(before: &Run, after: &Run) -> Result<String> {
     ensure!(
         before.bench == after.bench,
@@ -122,7 +122,7 @@ pub fn text(before: &Run, after: &Run) -> Result<String> {
             line(&mut out, "gone", "", row, "not in the later run");
         }
     }
-    // A string takes everything.
+    // Writing to a String cannot fail.
     let _ = writeln!(
         out,
         "{compared} compared, {worse} worse; times and rates of the earlier run are at the speed of the \
@@ -135,7 +135,7 @@ fn measured(run: &Run) -> impl Iterator<Item = &Row> {
     run.rows.iter().filter(|row| row.arm != "reference")
 }
 
-/// How much slower the machine was in the later run; 1 where there is no reference.
+/// The factor by which the machine was slower in the later run; 1 if there is no reference.
 fn slowness(before: &Run, after: &Run, scenario: &BTreeMap<String, String>) -> f64 {
     let step_ns = |run: &Run| {
         let row = run.row(scenario, "reference", "step_ns")?;
@@ -165,7 +165,7 @@ fn line(out: &mut String, mark: &str, change: &str, row: &Row, figures: &str) {
     );
 }
 
-/// A change counts where no round of the one lies among those of the other.
+/// A change counts only if the values of the two runs do not overlap.
 fn verdict(kind: Kind, earlier: Figure, now: Figure) -> Verdict {
     if kind == Kind::Neutral {
         Verdict::Neutral

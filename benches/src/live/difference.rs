@@ -1,8 +1,8 @@
-//! What one arm has over another, round by round, with its confidence interval.
+//! The difference between two arms, round by round, with its confidence interval.
 
 use super::result::{Figure, Row};
 
-/// What an interval shall cover, where there are rounds enough: six.
+/// The coverage to aim for. It takes at least six rounds.
 const COVERAGE: f64 = 0.95;
 
 /// The median of the rounds' differences, with a confidence interval.
@@ -11,17 +11,16 @@ pub struct Difference {
     pub median: f64,
     pub low: f64,
     pub high: f64,
-    /// How many of a hundred such intervals have the true median in them.
+    /// The percentage of such intervals that contain the true median.
     pub coverage_percent: f64,
 }
 
 impl Difference {
-    /// `None` for fewer than three rounds, which say nothing of chance.
+    /// `None` for fewer than three rounds, which are too few to rule out chance.
     ///
-    /// Each round's two values were taken one after the other, so their difference is what counts.
-    /// The interval is that of the sign test, from the k-th lowest to the k-th highest difference: it
-    /// supposes nothing about how they are distributed. Fewer than six rounds do not reach 95 %: five
-    /// cover 94 %, three 75 %.
+    /// The two values of a round were measured one after the other, so their difference is what counts. The interval is
+    /// that of the sign test, from the k-th lowest to the k-th highest difference. It assumes nothing about their
+    /// distribution. Fewer than six rounds do not reach 95 %: five cover 94 %, three 75 %.
     pub fn of(ours: &[f64], theirs: &[f64]) -> Option<Self> {
         let rounds = ours.iter().zip(theirs);
         let mut sorted: Vec<f64> = rounds.map(|(ours, theirs)| ours - theirs).collect();
@@ -41,19 +40,19 @@ impl Difference {
         })
     }
 
-    /// What one row has over another, round by round.
+    /// The differences between two rows, round by round.
     pub fn between(ours: &Row, theirs: &Row) -> Option<Self> {
         Self::of(&ours.values, &theirs.values)
     }
 
-    /// Whether the interval leaves zero out.
+    /// Whether the interval excludes zero.
     pub fn is_significant(self) -> bool {
         self.low > 0.0 || self.high < 0.0
     }
 }
 
-/// The coverage of the interval that leaves out so many values at each end: the true median is outside where that
-/// many or fewer of the values lie on one side of it.
+/// The coverage of the interval that leaves out `left_out` values at each end. It misses the true median if at most
+/// `left_out` values lie on one side of the median.
 fn coverage(values: usize, left_out: usize) -> f64 {
     let mut ways = 1.0;
     let mut outside = ways;

@@ -1,4 +1,4 @@
-//! What `/proc/PID/fdinfo` says about the BPF programs and maps behind a process's descriptors.
+//! Reads `/proc/PID/fdinfo` for the BPF programs and maps behind a process's descriptors.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Programs that a process holds by descriptor, directly or by a link.
+/// Programs that a process holds by descriptor, directly or through a link.
 pub fn program_ids(pid: u32) -> Result<BTreeSet<u32>> {
     let infos = infos(pid)?;
     Ok(infos
@@ -26,8 +26,8 @@ pub fn map_ids(pid: u32) -> Result<BTreeSet<u32>> {
         .collect())
 }
 
-/// Kernel memory of the maps that a process holds by descriptor, each map once; maps inside maps are counted
-/// where the process holds them too.
+/// Kernel memory of the maps that a process holds by descriptor. Counts each map once. An inner map counts only if the
+/// process holds it too.
 pub fn map_memory_bytes(pid: u32) -> Result<u64> {
     let infos = infos(pid)?;
     let maps: BTreeMap<u32, u64> = infos
@@ -37,7 +37,7 @@ pub fn map_memory_bytes(pid: u32) -> Result<u64> {
     Ok(maps.values().sum())
 }
 
-/// What the kernel charges for a map of this process.
+/// The memory that the kernel charges for a map of this process.
 pub fn memory_bytes(map: BorrowedFd<'_>) -> Result<u64> {
     let bytes = kernel::memory::memory_bytes(map);
     ensure!(bytes > 0, "the kernel does not say what a map takes");
@@ -48,7 +48,7 @@ fn infos(pid: u32) -> Result<Vec<String>> {
     let folder = format!("/proc/{pid}/fdinfo");
     let mut infos = Vec::new();
     for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
-        // A descriptor may be closed meanwhile.
+        // The descriptor may have been closed in the meantime.
         infos.extend(fs::read_to_string(entry?.path()));
     }
     Ok(infos)

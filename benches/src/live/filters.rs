@@ -1,4 +1,4 @@
-//! What filter rules cost a packet: an agent without rules, and agents with more and more networks.
+//! The cost of filter rules per packet: an agent without rules, and agents with more and more networks.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs};
 
@@ -12,8 +12,8 @@ use super::{
     wire::Flood,
 };
 
-/// Networks, and `--sample`. Every packet goes on to the table with each of them, so that the rules are all that
-/// differs; but for the last arm, which keeps most packets from it.
+/// Networks, and `--sample`. In all arms but the last every packet still reaches the table, so only the rules differ.
+/// The last arm samples most packets away.
 const ARMS: [(&str, u32, &str); 5] = [
     ("no rules", 0, "1"),
     ("1 network", 1, "1"),
@@ -91,15 +91,15 @@ fn agent(arm: &str, host: &Host, hook: Hook, setup: &Setup) -> Result<(Occupant,
         .to_str()
         .context("the path of a temporary file")?;
     let settings = ["--sample", sample, "--filter-file", path];
-    // It has read the rules when it has started.
+    // A started agent has read its rules.
     Occupant::agent(host, hook, MAX_FLOWS, &settings, setup)
 }
 
-/// The generator's sources differ in their first two bytes.
+/// The generator varies the first two bytes of the source address.
 fn rules(networks: u32) -> String {
     let mut rules = String::new();
     for number in 0..networks {
-        // A String takes everything.
+        // Writing to a String cannot fail.
         let _ = writeln!(
             rules,
             "include net {}.{}.0.0/16",

@@ -1,4 +1,4 @@
-//! Programs on a wire of their own that is flooded: the station of the benches that ask what a packet costs.
+//! Programs on a flooded wire of their own: the station of the benches that measure the cost per packet.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::{
     wire::{Flood, Wire},
 };
 
-/// `P` is what keeps the programs where they are.
+/// `P` owns the programs and keeps them attached.
 pub struct Flooded<P> {
     pub programs: P,
     ids: BTreeSet<u32>,
@@ -23,7 +23,7 @@ pub struct Flooded<P> {
 }
 
 impl<P> Flooded<P> {
-    /// `hang` puts the programs on the host's interface and returns their ids.
+    /// `hang` attaches the programs to the host's interface and returns their ids.
     pub fn new(
         flood: Flood,
         hang: impl FnOnce(&Host) -> Result<(P, BTreeSet<u32>)>,
@@ -39,27 +39,27 @@ impl<P> Flooded<P> {
         })
     }
 
-    /// Puts the flows into the programs' table, where there are some; returns how many packets arrived.
+    /// Fills the programs' table if the flood has more than one flow. Returns the number of packets that arrived.
     pub fn warm_up(&self, interrupt: &Interrupt) -> Result<u64> {
         if self.flood.flows <= 1 {
             return Ok(0);
         }
         let flood = Flood {
-            // Nearly every flow has one.
+            // Enough for nearly every flow to send a packet.
             packets: self.flood.flows.saturating_mul(5),
             ..self.flood
         };
         Ok(self.wire.flood(flood, interrupt)?.packets)
     }
 
-    /// From now on, between two packets something walks over so much memory.
+    /// Has a program walk over this much memory before each further packet.
     pub fn cool(&mut self, bytes: u32) -> Result<()> {
         self.walk = Some(Walk::over(bytes, &self.wire.lab.agent)?);
         Ok(())
     }
 
-    /// Nanoseconds that a program takes for a packet, `None` where there is no program, and the number of packets
-    /// that arrived.
+    /// Nanoseconds per packet that the program takes (`None` without a program), and the number of packets that
+    /// arrived.
     pub fn program_ns(&self, interrupt: &Interrupt) -> Result<(Option<f64>, u64)> {
         let flood = || self.wire.flood(self.flood, interrupt);
         let (cost, passage) = programs_during(&self.ids, flood)?;
@@ -73,8 +73,8 @@ impl<P> Flooded<P> {
     }
 }
 
-/// Floods twice: with the kernel's statistics for the nanoseconds, and without them for the rate, which says nothing where
-/// something else takes most of the time.
+/// Floods twice: with the kernel's statistics for the nanoseconds, and without them for the rate. Skips the rate during
+/// a walk over memory, which takes most of the time.
 impl Station for Flooded<Occupant> {
     fn measure(&mut self, setup: &Setup) -> Result<Measures> {
         let (ns, _) = self.program_ns(&setup.interrupt)?;

@@ -1,5 +1,5 @@
-//! The host's fingerprint: what figures depend on, so that those of two hosts are not mixed up. No
-//! name and no address is in it.
+//! The host's fingerprint: everything that figures depend on, so that results of different hosts are not mixed up. It
+//! contains no names and no addresses.
 
 use std::{fs, path::Path, process::Command};
 
@@ -12,21 +12,21 @@ pub struct Host {
     pub cpu: String,
     pub cpus: usize,
     pub memory_bytes: u64,
-    /// What `/sys/hypervisor` or the CPU flags say: `none` for bare metal.
+    /// From `/sys/hypervisor` or the CPU flags: `none` for bare metal.
     pub virtualization: String,
-    /// `n/a` where the kernel does not scale the frequency.
+    /// `n/a` if the kernel does not scale the frequency.
     pub governor: String,
     pub bpf_jit: String,
-    /// Spectre v2 mitigation, which decides what an indirect call costs.
+    /// The Spectre v2 mitigation, which determines the cost of an indirect call.
     pub spectre_v2: String,
-    /// What reading the time costs depends on it.
+    /// Determines the cost of reading the time.
     #[serde(default)]
     pub clocksource: String,
-    /// `CONFIG_IRQ_TIME_ACCOUNTING`: `y`, `n`, or `n/a` where the kernel's configuration is not to be
-    /// read. With it the time of soft interrupts is nobody's CPU time.
+    /// `CONFIG_IRQ_TIME_ACCOUNTING`: `y`, `n`, or `n/a` if the kernel's configuration cannot be read. With it no
+    /// process is charged for the time of soft interrupts.
     #[serde(default)]
     pub irq_time_accounting: String,
-    /// The average over the last minute before the run.
+    /// The one-minute load average before the run.
     #[serde(default)]
     pub load: String,
 }
@@ -58,7 +58,7 @@ impl Host {
         })
     }
 
-    /// The same hardware and kernel, whatever else it does.
+    /// Compares hardware and kernel, but not the load.
     pub fn is_like(&self, other: &Self) -> bool {
         let without_load = |host: &Self| Self {
             load: String::new(),
@@ -83,7 +83,7 @@ impl Host {
     }
 }
 
-/// Reads the configuration that the kernel itself or its package brings along.
+/// Reads the configuration from the kernel itself or from its package.
 fn irq_time_accounting() -> String {
     let release = line("/proc/sys/kernel/osrelease");
     let packed = Command::new("gzip")

@@ -1,6 +1,6 @@
-//! What users of a service notice of the agent on its host: HTTP requests at a steady rate, each
-//! answered after a constant time, and how long they take with nothing, with the agent, with one that finds out all
-//! that it can, and with one that gets no CPU. And what the programs cost meanwhile.
+//! The effect of the agent on the users of a service: HTTP requests at a steady rate, each answered after a constant
+//! time. Measures their latency without an agent, with the agent, with every enrichment, and with an agent that gets no
+//! CPU, and the cost of the programs.
 
 use std::{path::PathBuf, rc::Rc, time::Duration};
 
@@ -44,12 +44,12 @@ pub struct Http {
     beside: Option<PathBuf>,
 }
 
-/// Requests at one service, for which the agent comes and goes with its arm.
+/// Requests to one service. Each arm starts and stops its agent beside it.
 #[derive(Clone)]
 pub struct Load {
     service: Rc<Service>,
     requests: Requests,
-    /// While an agent is stopped.
+    /// For the arms with a stopped agent.
     long_requests: Requests,
     beside: Option<PathBuf>,
 }
@@ -64,7 +64,7 @@ impl Bench for Http {
         only.into_iter().collect()
     }
 
-    /// Fewer than six do not give an interval that covers 95 %.
+    /// It takes six rounds for an interval that covers 95 %.
     fn rounds(is_quick: bool) -> u32 {
         if is_quick { 3 } else { 6 }
     }
@@ -144,7 +144,7 @@ impl Bench for Http {
                 long_requests,
                 beside,
             } = &load;
-            // What the arm before left to the kernel, such as the memory of its maps, is gone by then.
+            // Let the kernel finish cleaning up after the previous arm, such as freeing the memory of its maps.
             setup.interrupt.sleep(Duration::from_millis(500))?;
             match arm.as_str() {
                 "agent" => service.with_agent(&[], requests, setup),
@@ -163,13 +163,13 @@ impl Bench for Http {
     }
 }
 
-/// An agent that finds out about flows all that it can.
+/// An agent with every enrichment.
 const ENRICHED: &str = "enriched";
 
-/// The other one.
+/// The agent of `--beside`.
 const BESIDE: &str = "beside";
 
-/// What is held against the stopped agent: nothing, for as long.
+/// The control for the stopped agent: no agent, for the same time.
 const AS_LONG: &str = "nothing as long";
 
 const NOTES: [&str; 6] = [
@@ -186,7 +186,7 @@ const NOTES: [&str; 6] = [
      all have here: on a veth those that arrive bring the sender's. Connections live for many scans of a second each.",
 ];
 
-/// What each arm adds to the latency without an agent.
+/// The latency that each arm adds, compared with no agent.
 pub fn differences(run: &Run) -> Vec<(&Row, Difference)> {
     let control = |arm: &str| match arm {
         "agent" | "quota" | ENRICHED | BESIDE => Some("nothing"),

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like, heard between two steps of a bench, so that what was made is also taken away.
+//! Ctrl-C and similar signals. A bench checks for them between steps, so that it can clean up.
 
 use std::{
     sync::{
@@ -11,12 +11,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Set by Ctrl-C, SIGTERM and a terminal that goes away.
+/// Set by Ctrl-C, SIGTERM or a hangup of the terminal.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// The process no longer ends by itself at these signals.
+    /// From this call on, these signals set the flag instead of ending the process.
     pub fn install() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -32,7 +32,7 @@ impl Interrupt {
         Ok(())
     }
 
-    /// Sleeps, or fails as soon as the interrupt comes.
+    /// Sleeps. Fails as soon as the flag is set.
     pub fn sleep(&self, duration: Duration) -> Result<()> {
         const SLICE: Duration = Duration::from_millis(20);
         let end = Instant::now() + duration;

@@ -1,16 +1,16 @@
-//! What packets cost in the kernel where no process is charged for them: what an arm adds to the CPU time of the sending
-//! thread, in whose soft interrupts the programs run and packet sockets take their copies.
+//! The kernel's cost per packet that no counting process is charged for: the CPU time that an arm adds to the sending
+//! thread. The programs run, and packet sockets copy packets, in that thread's soft interrupts.
 
 use super::{bench::Turns, host::Host};
 
 const SENDER_NS: &str = "sender_ns_per_packet";
-/// What a station has measured itself, beside a wire on which nothing counts.
+/// Measured by a station that compares its wire with one on which nothing counts.
 pub const ADDED_NS: &str = "sender_added_ns_per_packet";
 
-/// For the arms that have `process_cpu_percent`, `sent_packets_per_second` and [`ADDED_NS`] or, over the arm `nothing` of the
-/// same round, `sender_ns_per_packet`.
+/// For arms that have `process_cpu_percent` and `sent_packets_per_second`. The added time is [`ADDED_NS`] or, without
+/// it, the difference in `sender_ns_per_packet` from the arm `nothing` in the same round.
 pub fn beside_processes(turns: &Turns, host: &Host) -> Vec<(String, &'static str, f64)> {
-    // The sender's time then lacks the soft interrupts in which the kernel counts.
+    // The sender's CPU time then excludes the soft interrupts in which the kernel counts.
     if host.irq_time_accounting == "y" {
         return Vec::new();
     }

@@ -1,5 +1,4 @@
-//! What each thing that the agent is asked to do adds: steps that build on each other, each with an
-//! agent and a wire of its own.
+//! The cost that each feature of the agent adds: steps that build on each other, each with its own agent and wire.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +20,7 @@ use super::{
 #[derive(clap::Args)]
 pub struct Ladder;
 
-/// What a step adds to the one before. A capability with a cost of its own adds a line to [`STEPS`].
+/// A step, which adds a feature to the previous step. Add a line to [`STEPS`] for each feature with a cost of its own.
 struct Step {
     name: &'static str,
     arguments: &'static [&'static str],
@@ -29,10 +28,10 @@ struct Step {
     consumers: usize,
 }
 
-/// Without an agent: what the traffic is by itself.
+/// Only the traffic, without an agent.
 const CONTROL: &str = "nothing";
 
-/// Later settings win, so that a step can change what an earlier one set.
+/// Later settings override earlier ones, so a step can change a setting of an earlier step.
 const STEPS: &[Step] = &[
     Step {
         name: "attached",
@@ -64,21 +63,21 @@ const STEPS: &[Step] = &[
         environment: &[],
         consumers: 0,
     },
-    // The traffic has no tunnels: this is what it costs to look for them.
+    // The traffic has no tunnels, so this is the cost of looking for them.
     Step {
         name: "decapsulation",
         arguments: &[],
         environment: &[("FLOW_AGENT_DECAPSULATE", "true")],
         consumers: 0,
     },
-    // The traffic has no sockets: this is what it costs to look for them.
+    // The traffic has no sockets, so this is the cost of looking for them.
     Step {
         name: "units, processes, tcp, rtt",
         arguments: &["--enrich", "unit,process,tcp,rtt"],
         environment: &[],
         consumers: 0,
     },
-    // It has none of the DNS and no ICMP errors either, and the kernel drops all of it, since it is for nobody here.
+    // The traffic has no DNS and no ICMP errors, and the kernel drops all of it, since nothing here is addressed.
     Step {
         name: "names, icmp, drops",
         arguments: &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"],
@@ -99,7 +98,7 @@ const STEPS: &[Step] = &[
     },
 ];
 
-/// None of them matches.
+/// Rules that match none of the traffic.
 const FILTER: &str = "exclude net 198.18.0.0/15; exclude net 2001:db8::/32; exclude port 9; \
                       exclude src port 7; exclude proto gre; exclude proto tcp dst port 1024-65535; \
                       exclude egress net 198.51.100.0/24; exclude net 203.0.113.0/24; \
@@ -144,7 +143,7 @@ const NOTES: [&str; 2] = [
      its own since the statistics cost time themselves.",
 ];
 
-/// An agent that does all that its step and those before ask of it.
+/// An agent with the features of its step and of all steps before it.
 struct Climber {
     consumers: Vec<Process>,
     agent: Agent,
@@ -152,7 +151,7 @@ struct Climber {
 }
 
 impl Climber {
-    /// `steps` are its own, the last one, and all before it.
+    /// `steps` ends with the agent's own step, preceded by all earlier ones.
     fn new(wire: &Wire, steps: &[Step], setup: &Setup) -> Result<Self> {
         let arguments: Vec<&str> = last_of_each(steps.iter().flat_map(|step| step.arguments));
         let environment: Vec<(&str, &str)> = steps
@@ -195,7 +194,7 @@ impl Climber {
     }
 }
 
-/// Options with their values; of an option that stands there twice, the last one.
+/// Removes repeated options and keeps the last value of each.
 fn last_of_each<'a>(arguments: impl Iterator<Item = &'a &'static str>) -> Vec<&'static str> {
     let words: Vec<&str> = arguments.copied().collect();
     let pairs: BTreeMap<&str, &str> = words

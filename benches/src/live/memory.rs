@@ -1,4 +1,4 @@
-//! Memory of some processes: what they hold, and what the kernel holds for them.
+//! The memory of processes, and of the kernel on their behalf.
 
 use std::{fs, ops::AddAssign};
 
@@ -8,24 +8,24 @@ use super::fdinfo::map_memory_bytes;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Without what the kernel holds for them, even where they have mapped it.
+    /// Excludes kernel memory that the processes have mapped.
     pub resident_bytes: u64,
     /// Rings of packet sockets, and BPF maps.
     pub kernel_bytes: u64,
 }
 
 impl Memory {
-    /// All that one process has resident, also what it shares with others.
+    /// Everything that one process has resident, including pages that it shares with others.
     pub fn of(pid: u32) -> Result<Self> {
         read(pid, "Rss:")
     }
 
-    /// What processes of one program have together. A page that they share counts once, and one that they share with others
-    /// in part.
+    /// Total for several processes of one program. A page that they share with each other counts once; a page shared
+    /// with other processes counts in proportion (PSS).
     pub fn of_all<'a>(pids: impl IntoIterator<Item = &'a u32>) -> Self {
         let mut sum = Self::default();
         for pid in pids {
-            // A process may end meanwhile.
+            // A process may have ended in the meantime.
             if let Ok(memory) = read(*pid, "Pss:") {
                 sum += memory;
             }
@@ -49,8 +49,8 @@ fn read(pid: u32, field: &str) -> Result<Memory> {
     Ok(memory)
 }
 
-/// The sum of this field of `proc_pid_smaps(5)`, without BPF maps, since the kernel says what they take as a whole.
-/// They are mapped as `anon_inode:bpf-map`, the ring of a packet socket as `socket:[INODE]`.
+/// Sums this field of `proc_pid_smaps(5)`. Leaves out BPF maps, for which the kernel reports the total itself. A map
+/// appears as `anon_inode:bpf-map`, the ring of a packet socket as `socket:[INODE]`.
 fn mapped(smaps: &str, field: &str) -> Memory {
     let mut memory = Memory::default();
     let mut path = "";

@@ -1,5 +1,5 @@
-//! How many new flows a second the table takes before it loses the first one: with and without early
-//! scans, by the table's size and the scan interval.
+//! The rate of new flows at which the table loses the first one: with and without early scans, by table size and scan
+//! interval.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ mod inside;
 mod search;
 mod table;
 
-/// Off, and the agent's default.
+/// Early scans off, and the agent's default mark.
 const ARMS: [(&str, u32); 2] = [("interval", 0), ("early", 50)];
 const TABLES: [u32; 2] = [65_536, 500_000];
 
@@ -24,7 +24,7 @@ pub struct NewFlows;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Its size in flows.
+    /// The size of the table in flows.
     table: u32,
     interval: Duration,
 }
@@ -36,7 +36,7 @@ impl Bench for NewFlows {
 
     type Load = Load;
 
-    /// One takes some minutes.
+    /// A round takes several minutes.
     fn rounds(_: bool) -> u32 {
         1
     }

@@ -1,5 +1,5 @@
-//! What each output adds to the agent's CPU time for a flow, and how many bytes it makes of one: an agent with half a
-//! million flows that all report at every scan, by where its reports go.
+//! The CPU time that each output adds per flow, and the bytes that it produces per flow: an agent with half a million
+//! flows, each reported in every scan, for different destinations of the reports.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ use super::{
 
 const FLOWS: u32 = 500_000;
 const INTERVAL: Duration = Duration::from_secs(2);
-/// Every flow once an interval.
+/// Each flow sends one packet per interval.
 const PACKETS_PER_SECOND: u64 = FLOWS as u64 / INTERVAL.as_secs();
 const FRAME_LEN_BYTES: usize = 64;
 const PACE: Pace = Pace {
@@ -38,17 +38,17 @@ const PACE: Pace = Pace {
 };
 const PORT: u16 = 4739;
 
-/// Where an arm's reports go.
+/// The destination of an arm's reports.
 #[derive(Clone, Copy)]
 enum To {
     Nowhere,
-    /// A consumer of our own stream.
+    /// A consumer of the agent's own stream.
     Consumer,
-    /// A table of settings without its address, and the file's name.
+    /// The output's settings table without its address, and the name of the file.
     File(&'static str, &'static str),
-    /// What comes before the address, and who listens there.
+    /// The scheme before the address, and the server to start.
     Server(&'static str, fn(&Lab, u16) -> Result<Sink>),
-    /// The same, and connections are taken, and nothing else.
+    /// As `Server`, but with a server that accepts connections and does nothing else.
     Silence(&'static str),
 }
 
@@ -116,7 +116,7 @@ impl Bench for Outputs {
         Ok(station(move |setup| counted.measure(setup)))
     }
 
-    /// What each output adds.
+    /// The CPU time that each output adds.
     fn derive(turns: &Turns, _: &Host) -> Vec<(String, &'static str, f64)> {
         let Some(control_ns) = turns.get(CONTROL, CPU_NS) else {
             return Vec::new();
@@ -146,7 +146,7 @@ const NOTES: [&str; 6] = [
     "Requests of otlp are compressed by gzip, as they are unless a setting says otherwise; those of pbflow are not.",
 ];
 
-/// An agent with one output, on a wire of its own.
+/// An agent with one output, on its own wire.
 struct Counted {
     agent: Agent,
     sender: Sender,
@@ -252,7 +252,7 @@ impl Counted {
         Ok(measures)
     }
 
-    /// What all packets of a turn became.
+    /// Bytes per record of everything that this output has sent, once the packets have been reported.
     fn bytes_of(&mut self, packets: u64) -> Result<Option<f64>> {
         let is_counted = match self.to {
             To::Nowhere | To::Consumer | To::Silence(_) => return Ok(None),
@@ -282,13 +282,13 @@ impl Counted {
     }
 }
 
-/// Waits until a scan has reported every flow once, so that none is new in the window.
+/// Waits until a scan has reported every flow, so that the window has no new flows.
 fn until_steady(agent: &Agent, interrupt: &Interrupt) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let status = agent.status()?;
         if status.replica.tracked >= FLOWS.into() {
-            // Away from the scan that brought the last of them.
+            // Stay clear of the scan that reported the last flows.
             return interrupt.sleep(INTERVAL / 2);
         }
         ensure!(Instant::now() < deadline, "not every flow is tracked");
@@ -296,7 +296,7 @@ fn until_steady(agent: &Agent, interrupt: &Interrupt) -> Result<()> {
     }
 }
 
-/// What a window took.
+/// CPU time and packets in a window.
 struct Spent {
     cpu_ns: u64,
     packets: u64,
@@ -317,7 +317,7 @@ fn whole_intervals(time: Duration) -> Duration {
     INTERVAL * u32::try_from(time.as_nanos().div_ceil(INTERVAL.as_nanos())).unwrap_or(u32::MAX)
 }
 
-/// All files below a folder, also those that are not complete yet.
+/// The size of all files below a folder, including incomplete ones.
 fn bytes_in(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {

@@ -1,4 +1,4 @@
-//! What a packet costs on a hook: nothing, an empty program, the least that a flow table needs, and the agent.
+//! The cost per packet on a hook: no program, an empty program, the least that a flow table needs, and the agent.
 
 use std::{collections::BTreeSet, time::Instant};
 
@@ -19,16 +19,16 @@ use super::{
 };
 
 const ARMS: &[&str] = &["nothing", "empty", "bare", "agent"];
-/// `noexist` is the bare program with an insert that refuses what is there.
+/// `noexist` is the bare program with inserts that fail if the key exists.
 const TC_INSERT_ARMS: &[&str] = &["nothing", "empty", "bare", "noexist", "agent"];
 const TCP_ARMS: &[&str] = &["nothing", "empty", "agent"];
 /// Room for every new flow of a load, so that no packet is refused.
 const NEW_FLOWS: u32 = 1_000_000;
 /// The agent's default for `--min-flows`.
 const LEAST_FLOWS: u32 = 6144;
-/// The bare program in its parts, and the agent beside them. `timeless` is all of it but the clock;
-/// `order` is `parse` with the canonical order found once more; `plain_adds` and `short_key` are
-/// `timeless` with adds that are not atomic, and with a key of eight bytes.
+/// The parts of the bare program, and the agent for comparison. `timeless` is the bare program without its clock.
+/// `order` is `parse` and a second search for the canonical order. `plain_adds` and `short_key` are `timeless` with
+/// non-atomic adds and with an eight-byte key.
 const PARTS: &[&str] = &[
     "empty",
     "clock",
@@ -41,14 +41,14 @@ const PARTS: &[&str] = &[
     "bare",
     "agent",
 ];
-/// Length of the frames in bytes, and flows.
+/// Frame length in bytes, and number of flows.
 const HITS: [(usize, u32); 4] = [(64, 1), (1500, 1), (64, 10_000), (64, 500_000)];
 
-/// What is walked over between two packets: more than a CPU's first cache has, and as much as its second one.
+/// Memory to walk over between two packets: more than the L1 cache of a CPU holds, and as much as its L2 cache.
 const COLD_BYTES: [u32; 2] = [64 << 10, 512 << 10];
 const COLD_ARMS: &[&str] = &["empty", "bare", "agent"];
 const ENRICHED_ARMS: &[&str] = &["empty", "agent", "enriched"];
-/// As in [`HITS`], all of 64 bytes.
+/// Numbers of flows, with frames of 64 bytes.
 const COLD_FLOWS: [u32; 4] = [1, 10_000, 100_000, 500_000];
 
 #[derive(Default, clap::Args)]
@@ -80,7 +80,7 @@ pub enum Load {
         path: &'static str,
         hook: Hook,
         flood: Flood,
-        /// Between two packets; 0 for none.
+        /// Memory to walk over between two packets; 0 for none.
         walk_bytes: u32,
     },
     TcpStream {
@@ -111,7 +111,7 @@ impl Bench for Overhead {
                 is_tcp: false,
             };
             let stations = match flows {
-                // Whose tables are empty.
+                // Every turn needs an empty table.
                 0 => Lifetime::Turn,
                 _ => Lifetime::Rounds,
             };
@@ -207,7 +207,7 @@ impl Bench for Overhead {
         }
     }
 
-    /// What each program takes over the empty one.
+    /// The cost of each program in excess of the empty one.
     fn derive(turns: &Turns, _: &Host) -> Vec<(String, &'static str, f64)> {
         const NS: &str = "program_ns_per_packet";
         let Some(empty_ns) = turns.get("empty", NS) else {
@@ -241,7 +241,7 @@ const NOTES: [&str; 7] = [
      --min-flows; where every packet begins a flow, for a million.",
 ];
 
-/// See the notes.
+/// The table's size for this many flows; the notes give the reasons.
 fn table_for(flows: u32) -> u32 {
     match flows {
         0 => NEW_FLOWS,
@@ -255,7 +255,7 @@ impl Overhead {
     }
 }
 
-/// Frames of flows that are in the table, with a walk over memory between two of them.
+/// Frames of flows that are in the table, with a walk over memory between two frames.
 fn cold(walk_bytes: u32, flows: u32, packets: u32) -> Group<Load> {
     let load = Load::Frames {
         path: "cold",
@@ -271,7 +271,7 @@ fn cold(walk_bytes: u32, flows: u32, packets: u32) -> Group<Load> {
     Group::new(Lifetime::Rounds, COLD_ARMS.iter().copied(), &load)
 }
 
-/// Segments of flows that are in the table, or of new ones, which an agent is asked all about.
+/// Segments of flows that are in the table, or of new ones, for an agent with every enrichment.
 fn enriched(flows: u32, walk_bytes: u32, packets: u32) -> Group<Load> {
     let load = Load::Frames {
         path: match (walk_bytes, flows) {
@@ -295,7 +295,7 @@ fn enriched(flows: u32, walk_bytes: u32, packets: u32) -> Group<Load> {
     Group::new(stations, ENRICHED_ARMS.iter().copied(), &load)
 }
 
-/// Real sockets over a wire with offloads, the agent on both directions as by default.
+/// Real sockets over a wire with offloads. The agent watches both directions, as by default.
 fn tcp_stream(arm: &str, bytes: u64, setup: &Setup) -> Result<Box<dyn Station>> {
     let lab = Lab::new(LabOptions {
         addresses: true,

@@ -1,4 +1,4 @@
-//! A steady pace: how many packets of a rate are due by now.
+//! Keeps a steady pace: computes how many packets are due.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -6,19 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How a sender keeps to a rate.
+/// How a sender paces itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Packets a turn, so that an end is heard soon.
+    /// The most packets per call, so that the sender soon notices a stop.
     pub most_at_once: usize,
-    /// Sleep while nothing is due.
+    /// How long to sleep while nothing is due.
     pub pause: Duration,
-    /// What a longer stall leaves behind is not made up for: it would be a burst at full speed.
+    /// Packets that became due in a stall longer than this are skipped; sending them would cause a burst at full speed.
     pub longest_stall: Duration,
 }
 
 impl Pace {
-    /// For packets of which each is a flow of its own.
+    /// For traffic in which each packet is a new flow.
     pub const NEW_FLOWS: Self = Self {
         most_at_once: 128,
         pause: Duration::from_micros(500),
@@ -31,12 +31,12 @@ pub struct Pacer<'a> {
     pace: Pace,
     started: Instant,
     stop: &'a AtomicBool,
-    /// Packets that were handed out or given up.
+    /// Packets that were handed out or skipped.
     done: u64,
 }
 
 impl<'a> Pacer<'a> {
-    /// The clock starts now, and the pacer ends with `stop`.
+    /// Starts the clock. The pacer ends once `stop` is set.
     pub fn start(packets_per_second: u64, pace: Pace, stop: &'a AtomicBool) -> Self {
         Self {
             packets_per_second,
@@ -57,7 +57,7 @@ impl<'a> Pacer<'a> {
     }
 }
 
-/// Waits until something is due; each item is a number of packets to send now, at least one.
+/// Blocks until packets are due. Each item is the number of packets to send, at least one.
 impl Iterator for Pacer<'_> {
     type Item = usize;
 

@@ -1,5 +1,5 @@
-//! Flow exporters of Debian beside ours: what softflowd and pmacct cost at the same traffic, and what each of them lost
-//! of it, from a thousand flows to a million.
+//! Compares the agent with the flow exporters in Debian: the cost and the losses of softflowd and pmacct for the same
+//! traffic, with a thousand to a million flows.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -18,7 +18,7 @@ mod peer;
 mod station;
 mod table;
 
-/// As [`super::wire::Steady::USUAL`] has them. No contender copies more than the first 128 bytes.
+/// The frame length of [`super::wire::Steady::USUAL`]. No contender copies more than the first 128 bytes.
 const FRAME_LEN_BYTES: usize = 512;
 const ARMS: [&str; 4] = ["nothing", "agent", "softflowd", "pmacct"];
 
@@ -30,13 +30,14 @@ pub struct Peers {
     /// Flows that take turns in the traffic, each number for a measurement of its own
     #[arg(long, value_name = "FLOWS", value_delimiter = ',', default_values_t = [1_000, 100_000, 1_000_000])]
     flows: Vec<u32>,
-    // A million flows have come after five seconds, a quarter of the usual window, and a sender needs half of a CPU for it.
+    // At this rate a million flows all appear within five seconds, a quarter of the usual window, and the sender uses
+    // half of a CPU.
     /// Packets a second of all flows together
     #[arg(long, value_name = "PACKETS", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..))]
     packets_per_second: u32,
 }
 
-/// UDP frames of so many flows at a steady rate.
+/// UDP frames of `flows` flows at a steady rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     flows: u32,
@@ -44,7 +45,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// How long each turn measures: two scans of the agent, and twice as long as it takes until every flow was there.
+    /// How long a turn measures: by default two scans of the agent, but at least twice the time for every flow to
+    /// appear.
     fn window(self, setup: &Setup) -> Duration {
         let all_flows = Duration::from_secs(self.flows.into()) / self.packets_per_second;
         setup.window(Duration::from_secs(20)).max(2 * all_flows)
@@ -88,7 +90,7 @@ impl Bench for Peers {
         Ok(Box::new(Counted::new(arm, load, &packages, setup)?))
     }
 
-    /// What each arm adds to the sender's time.
+    /// The CPU time that each arm adds to the sender.
     fn derive(turns: &Turns, host: &Host) -> Vec<(String, &'static str, f64)> {
         kernel_time::beside_processes(turns, host)
     }

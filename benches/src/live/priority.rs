@@ -1,5 +1,6 @@
-//! How much of a busy machine's CPUs a service must be given, so that its scans come before a page is full: what
-//! the table refuses beside services that take all they get, by the agent's weight among them and its nice value.
+//! The CPU share that a service needs on a busy machine so that it scans a page before it is full. Measures the packets
+//! that the table refuses beside services that use all the CPU they can get, for several CPU weights and nice values of
+//! the agent.
 
 use std::{
     process::Command,
@@ -21,14 +22,14 @@ use super::{
     status::{Account, sum},
 };
 
-/// As `CPUWeight=` and `Nice=` of a unit.
+/// A unit's `CPUWeight=` and `Nice=`.
 struct Arm {
     name: &'static str,
     weight: u32,
     nice: i32,
 }
 
-/// What a service has unless its unit says more, and alternatives.
+/// A service's default, and alternatives.
 const ARMS: [Arm; 4] = [
     Arm::new("weight 100", 100, 0),
     Arm::new("weight 200", 200, 0),
@@ -36,7 +37,7 @@ const ARMS: [Arm; 4] = [
     Arm::new("nice -10", 100, -10),
 ];
 const BUSY_SERVICES: [usize; 3] = [1, 4, 16];
-/// All of them new. The page is full after a third of a second, and its scan begins after a sixth.
+/// All of them new. A page is full after a third of a second, and its early scan begins after half of that.
 const FLOWS_PER_SECOND: u64 = 200_000;
 const MAX_FLOWS: u32 = 65_536;
 const FRAME_LEN_BYTES: usize = 64;
@@ -101,7 +102,7 @@ const NOTES: [&str; 3] = [
 struct Machine {
     sender: Sender,
     agent: Agent,
-    // Ends before their groups, which wait for them.
+    // Dropped before the groups, which wait for their processes to end.
     _busy: Vec<Process>,
     _groups: Vec<ControlGroup>,
     _lab: Lab,
@@ -178,11 +179,11 @@ impl Machine {
     }
 }
 
-/// A control group with a weight as `CPUWeight=` gives it.
+/// A control group with the weight that `CPUWeight=` would set.
 fn service(weight: u32) -> Result<ControlGroup> {
     let group = ControlGroup::of("cpu", weight_file)?;
     let value = match group.version() {
-        // 1024 is what a group has unless somebody says more.
+        // The default of `cpu.shares` is 1024.
         Version::One => weight * 1024 / 100,
         Version::Two => weight,
     };

@@ -1,4 +1,4 @@
-//! What is on a hook: nothing, a program to hold ours against, or the agent itself.
+//! The occupant of a hook: nothing, a program for comparison, or the agent.
 
 use std::{
     collections::BTreeSet,
@@ -19,16 +19,16 @@ use super::{affinity, bench::Setup, fdinfo, status::Status};
 pub(super) static OBJECT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf-bench"));
 
-/// The size of the table that only one flow is counted in.
+/// The size of a table for a single flow.
 const FEW_FLOWS: u32 = 1024;
 
-/// What makes an agent find out all that it can at the hook.
+/// Turns on every enrichment at the hook.
 pub const ENRICH: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns,icmp"];
 
-/// How long a process may take to start or to stop, on a machine that does much else.
+/// How long a process may take to start or stop, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Where packets are counted on their way in.
+/// The hook that counts arriving packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Tc,
@@ -37,7 +37,7 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// What makes an agent count there. The peer's offloads are off, which it cannot see.
+    /// The settings that make an agent count at this hook. The agent cannot see that the peer's offloads are off.
     fn settings(self) -> &'static [&'static str] {
         match self {
             Self::Tc => &["--ingress-hook", "tc"],
@@ -53,7 +53,7 @@ impl Hook {
     }
 }
 
-/// What is on the hook; dropping it takes it off.
+/// The program on the hook. Dropping it detaches it.
 pub enum Occupant {
     Nothing,
     Reference { _programs: Box<Ebpf> },
@@ -61,8 +61,8 @@ pub enum Occupant {
 }
 
 impl Occupant {
-    /// One of the programs that the agent's are held against, as `empty` or `bare`, and its id; `max_flows` is the
-    /// size of its table.
+    /// One of the programs that the agent's are compared with, such as `empty` or `bare`, and its id. `max_flows` is
+    /// the size of its table.
     pub fn reference(
         host: &Host,
         hook: Hook,
@@ -81,8 +81,8 @@ impl Occupant {
         Ok((programs, BTreeSet::from([id])))
     }
 
-    /// An agent for arriving packets, with more settings, and the ids of its programs. No scan falls into a
-    /// measurement: what is measured is the program.
+    /// An agent that counts arriving packets, with additional settings, and the ids of its programs. No scan runs
+    /// during a measurement, which is to measure only the program.
     pub fn agent(
         host: &Host,
         hook: Hook,
@@ -96,12 +96,12 @@ impl Occupant {
             "ingress",
             "--max-flows",
             &max_flows,
-            // They have their full size from the start.
+            // Start the pages at their full size.
             "--min-flows",
             &max_flows,
             "--scan-interval",
             "1h",
-            // New flows are counted, and never so many that a scan comes early.
+            // New flows are counted, but never enough to start an early scan.
             "--early-scan",
             "99",
         ];
@@ -113,8 +113,8 @@ impl Occupant {
     }
 }
 
-/// A program that walks over memory at each packet on TC, whatever else is there, so that the next program finds the caches
-/// as after work of the kernel. Dropping it ends that.
+/// A program at TC that walks over memory at each packet, beside any other program there, so that the next one finds
+/// the caches as after other kernel work. Dropping it detaches it.
 pub struct Walk {
     _program: Box<Ebpf>,
 }
@@ -122,7 +122,7 @@ pub struct Walk {
 impl Walk {
     const PAGE_BYTES: u32 = 4096;
 
-    /// Over so much memory, in pages of 4 KiB.
+    /// Walks over this much memory, rounded down to pages of 4 KiB.
     pub fn over(bytes: u32, host: &Host) -> Result<Self> {
         let pages = bytes / Self::PAGE_BYTES;
         let mut ebpf = EbpfLoader::new()
@@ -145,7 +145,7 @@ impl From<Agent> for Occupant {
     }
 }
 
-/// Loads a program and hangs it on the hook for arriving packets; returns its id.
+/// Loads a program, attaches it to the hook for arriving packets and returns its id.
 pub fn attach(ebpf: &mut Ebpf, name: &str, host: &Host, hook: Hook) -> Result<u32> {
     let program = ebpf
         .program_mut(name)
@@ -172,7 +172,7 @@ pub fn attach(ebpf: &mut Ebpf, name: &str, host: &Host, hook: Hook) -> Result<u3
         .with_context(|| format!("attach {name} to {}", host.interface))
 }
 
-/// The version that an agent's binary says.
+/// The version that an agent's binary reports.
 pub fn version_of(agent: &Path) -> Result<String> {
     let output = Command::new(agent)
         .arg("--version")
@@ -183,19 +183,19 @@ pub fn version_of(agent: &Path) -> Result<String> {
     Ok(version.context("the agent says no version")?.to_owned())
 }
 
-/// A running agent that ends with the value.
+/// A running agent. Dropping it ends it.
 pub struct Agent {
     agent: lab::Agent,
     binary: PathBuf,
 }
 
 impl Agent {
-    /// Returns when it has attached its programs. Settings are those of `flow-agent run`.
+    /// Returns once the agent has attached its programs. `settings` are options of `flow-agent run`.
     pub fn start(host: &Host, settings: &[&str], setup: &Setup) -> Result<Self> {
         Self::start_in(host, settings, &[], setup)
     }
 
-    /// The same with environment variables.
+    /// The same with additional environment variables.
     pub fn start_in(
         host: &Host,
         settings: &[&str],
@@ -212,7 +212,7 @@ impl Agent {
         })
     }
 
-    /// Leaves the CPU that sends to the sender.
+    /// Keeps the agent off the sender's CPU.
     pub fn keep_off_sender(&mut self) -> Result<()> {
         affinity::keep_off_sender(self.pid())
     }
@@ -221,7 +221,7 @@ impl Agent {
         self.agent.pid()
     }
 
-    /// Ends it as an operator would.
+    /// Stops the agent as an operator would.
     pub fn stop(self) -> Result<()> {
         self.agent.stop(PATIENCE)
     }
@@ -230,7 +230,7 @@ impl Agent {
         &mut self.agent.process
     }
 
-    /// The programs that it holds by descriptor.
+    /// The ids of the programs that it holds by descriptor.
     pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
         let ids = fdinfo::program_ids(self.pid())?;
         ensure!(!ids.is_empty(), "flow-agent holds no program");
@@ -251,7 +251,7 @@ impl Agent {
         serde_json::from_slice(&output.stdout).context("parse the agent's status")
     }
 
-    /// A consumer that reads everything and shows it to nobody.
+    /// A consumer that reads everything and discards it.
     pub fn watch(&self) -> Result<Process> {
         Process::spawn(
             self.client("watch")

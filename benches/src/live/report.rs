@@ -19,11 +19,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::result::Run;
 
-/// In the README, around the table that is made here.
+/// The markers in the README around the generated table.
 const TABLE_START: &str = "<!-- overhead: made by cargo xtask report -->";
 const TABLE_END: &str = "<!-- overhead: end -->";
 
-/// Reads all result files of `folder`, writes its pages and plots, and the table in `readme`.
+/// Reads all result files in `folder`, writes the pages and plots there, and updates the table in `readme`.
 pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
     let files = files(folder, readme)?;
     for (path, text) in &files {
@@ -32,7 +32,7 @@ pub fn write(folder: &Path, readme: &Path) -> Result<Vec<PathBuf>> {
     Ok(files.into_keys().collect())
 }
 
-/// What is to be written, by path.
+/// The content of each file to write, by path.
 fn files(folder: &Path, readme: &Path) -> Result<BTreeMap<PathBuf, String>> {
     let runs = latest(folder)?;
     ensure!(
@@ -51,7 +51,7 @@ fn files(folder: &Path, readme: &Path) -> Result<BTreeMap<PathBuf, String>> {
     Ok(files)
 }
 
-/// The newest run of each bench on each host; a partial or a quick one only where there is no other.
+/// The newest run of each bench on each host. A partial or quick run counts only if there is no other.
 fn latest(folder: &Path) -> Result<Vec<Run>> {
     let mut newest: BTreeMap<(String, String), Run> = BTreeMap::new();
     for entry in fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))? {
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(between_marks("no marks", "x"), None);
     }
 
-    /// Of the repository.
+    /// The results folder and README of the repository.
     fn committed() -> (PathBuf, PathBuf) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         (root.join("docs/overhead"), root.join("README.md"))
@@ -138,7 +138,7 @@ mod tests {
             !page.contains("not all measured"),
             "an answer lacks a figure"
         );
-        // No bytes are known where nothing is sent or nobody takes it.
+        // Arms that send nothing, or whose data nobody reads, have no bytes.
         let lacks_some = |line: &&str| {
             let without_bytes = [
                 "| no output |",

@@ -1,4 +1,4 @@
-//! The results of a run, and the JSON file that the report and the comparison read them from.
+//! The results of a run, and the JSON file from which the report and the comparison read them.
 
 use std::{
     fs,
@@ -12,46 +12,45 @@ use serde::{Deserialize, Serialize};
 
 use super::{bench::Labels, host::Host};
 
-/// Grows by one where a field changes its meaning or goes away.
+/// Increment it when a field is removed or changes its meaning.
 const FORMAT: u32 = 1;
 
 /// One run of one bench.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Run {
     pub format: u32,
-    /// What the command line calls it, such as `overhead`.
+    /// The bench's name on the command line, such as `overhead`.
     pub bench: String,
-    /// UTC, as `2026-01-31T12:00:00Z`.
+    /// UTC, such as `2026-01-31T12:00:00Z`.
     pub started: String,
-    /// What the measured agent says of itself with `--version`.
+    /// The measured agent's output of `--version`.
     pub agent_version: String,
-    /// What the source tree was at that the bench was started in, `n/a` outside of one.
+    /// The commit of the source tree in which the bench was started; `n/a` outside a tree.
     #[serde(default)]
     pub commit: String,
     pub host: Host,
     pub quick: bool,
-    /// The only sections that were measured; empty for all.
+    /// The sections that were measured; empty for all.
     #[serde(default)]
     pub sections: Vec<String>,
     pub rounds: u32,
     pub rows: Vec<Row>,
-    /// What a reader has to know of this run, a sentence each.
+    /// Notes for the reader of this run, a sentence each.
     pub notes: Vec<String>,
 }
 
-/// One measure of one arm in one scenario, a value for each round.
+/// One measure of one arm in one scenario, with a value for each round.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub scenario: Labels,
     pub arm: String,
-    /// The name ends in the unit, as `program_ns_per_packet`, `packets_per_second`, `resident_bytes`.
+    /// The name ends in the unit, such as `program_ns_per_packet`, `packets_per_second`, `resident_bytes`.
     pub measure: String,
-    /// One a round, in their order, so that values of two arms can be held against each other round by
-    /// round.
+    /// One value per round, in order, so that two arms can be compared round by round.
     pub values: Vec<f64>,
 }
 
-/// A figure over the rounds.
+/// The median and the extremes over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figure {
     pub median: f64,
@@ -60,7 +59,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// `None` for no values.
+    /// `None` if there are no values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
@@ -80,7 +79,7 @@ impl Row {
         Figure::of(&self.values)
     }
 
-    /// Its values over another's, round by round.
+    /// Divides its values by another row's, round by round.
     pub fn ratio_to(&self, other: &Self) -> Option<Figure> {
         let rounds = self.values.iter().zip(&other.values);
         let ratios: Vec<f64> = rounds.map(|(over, under)| over / under).collect();
@@ -105,7 +104,7 @@ impl Run {
         })
     }
 
-    /// Adds a round's value to the row, which is made where it is not there.
+    /// Adds a round's value to the row. Creates the row if it does not exist.
     pub fn add(&mut self, scenario: &Labels, arm: &str, measure: &str, value: f64) {
         let same =
             |row: &&mut Row| row.scenario == *scenario && row.arm == arm && row.measure == measure;
@@ -127,7 +126,7 @@ impl Run {
             .find(|row| row.scenario == *scenario && row.arm == arm && row.measure == measure)
     }
 
-    /// Brings the rows of a scenario together, and within it those of an arm, in the order of their first ones.
+    /// Groups the rows by scenario, and within it by arm, in the order in which each first appeared.
     pub fn arrange(&mut self) {
         let mut scenarios = Vec::new();
         let mut arms = Vec::new();
@@ -147,8 +146,7 @@ impl Run {
         });
     }
 
-    /// Writes `FOLDER/DATE-TIME-HOST-BENCH.json` and returns its path; an older file is never
-    /// overwritten.
+    /// Writes `FOLDER/DATE-TIME-HOST-BENCH.json` and returns its path. Never overwrites an existing file.
     pub fn save(&self, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("make {}", folder.display()))?;
         let path = folder.join(self.file_name());
@@ -171,8 +169,7 @@ impl Run {
         format!("{time}-{}-{}{parts}.json", self.host.slug(), self.bench)
     }
 
-    /// How much it says, for choosing among several: all sections before some, full before quick, then
-    /// the later one.
+    /// Orders runs by how much they cover: all sections before some, full before quick, then the later one first.
     pub fn worth(&self) -> (bool, bool, &str) {
         (self.sections.is_empty(), !self.quick, &self.started)
     }
@@ -183,7 +180,7 @@ impl Run {
     }
 }
 
-/// `-dirty` where the tree has changes that are in no commit.
+/// Ends in `-dirty` if the tree has uncommitted changes.
 fn commit() -> String {
     Command::new("git")
         .args(["describe", "--always", "--dirty", "--exclude", "*"])

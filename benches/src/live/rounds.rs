@@ -1,5 +1,5 @@
-//! The rounds of a bench: each arm is measured once a round, and another arm begins in every round, so that a
-//! machine whose speed swings slows them all alike.
+//! Runs the rounds of a bench. Each arm is measured once per round, and a different arm goes first in each round, so
+//! that changes in the machine's speed affect all arms equally.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use super::{
     result::Run,
 };
 
-/// Measures all that the bench plans.
+/// Measures everything in the bench's plan.
 pub fn run<B: Bench>(bench: &B, setup: &Setup) -> Result<Run> {
     let rounds = setup.rounds.unwrap_or_else(|| B::rounds(setup.is_quick));
     let hurry = B::IS_URGENT.then(affinity::Hurry::begin);
@@ -82,7 +82,7 @@ impl<B: Bench> Player<'_, B> {
         Ok(())
     }
 
-    /// At the station of all rounds, or at one that is made for this turn.
+    /// Measures at the station for all rounds, or at one created for this turn.
     fn turn(
         &mut self,
         place: &Place<B::Load>,
@@ -143,7 +143,7 @@ fn describe<B: Bench>(place: &Place<B::Load>) -> String {
     format!("{} ({})", place.arm, text(&labels::<B>(place)))
 }
 
-/// Labels in one line.
+/// Formats labels on one line.
 pub fn text(labels: &Labels) -> String {
     let words: Vec<String> = labels
         .iter()
@@ -152,12 +152,12 @@ pub fn text(labels: &Labels) -> String {
     words.join(", ")
 }
 
-/// The arms' indices, another one first in every round.
+/// The indices of the arms, starting with a different one in each round.
 fn order(arms: usize, round: u32) -> impl Iterator<Item = usize> {
     (0..arms).map(move |index| (index + round as usize) % arms)
 }
 
-/// What is going on, on stderr: one line that is overwritten on a terminal, a line a step elsewhere.
+/// Shows the current step on stderr: on a terminal in one line that is overwritten, elsewhere in a line per step.
 #[derive(Debug)]
 struct Progress {
     steps: usize,
@@ -174,7 +174,7 @@ impl Progress {
         }
     }
 
-    /// A step begins.
+    /// Begins a step.
     fn step(&mut self, what: &str) {
         self.done += 1;
         let elapsed = self.started.elapsed().as_secs();
@@ -190,10 +190,10 @@ impl Drop for Progress {
     }
 }
 
-/// Shows a line of progress in place of the one before.
+/// Replaces the previous line of progress.
 pub fn say(line: &str) {
     let mut stderr = io::stderr();
-    // Progress that cannot be shown is no reason to stop.
+    // A failure to show progress is no reason to stop.
     let _ = if stderr.is_terminal() {
         write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush())
     } else {
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
     use crate::live::{bench::labels as labelled, host::Host, interrupt::Interrupt};
 
-    /// A bench that writes down what is done with its stations.
+    /// A bench that records how its stations are used.
     #[derive(Default)]
     struct Diary(Rc<RefCell<Vec<String>>>);
 
@@ -319,7 +319,7 @@ mod tests {
             "ccc more_ns [2.0, 2.0]",
             "ccc ns [3.0, 3.0]",
         ];
-        // The stations of all rounds and those of a turn have the same.
+        // Both lifetimes of stations produce the same rows.
         rows.sort();
         rows.dedup();
         assert_eq!(rows, expected);

@@ -1,4 +1,4 @@
-//! Frames whose flows take turns, at a steady rate and none lost, for as long as something is measured.
+//! Sends frames at a steady rate without losing any, cycling through a number of flows, while something is measured.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -18,18 +18,18 @@ use super::{
 const SOURCE_OFFSET_BYTES: usize = 14 + 12;
 const PORT_OFFSET_BYTES: usize = 14 + 20;
 
-/// The header's checksums are left as they are: the parser does not look at them, and the receiver's stack drops
-/// the frames for them.
+/// The checksums in the header are not updated: the parser ignores them, and because of them the receiver's stack drops
+/// the frames.
 pub struct Sender {
     socket: FrameSocket,
     pace: Pace,
     batch: Vec<Vec<u8>>,
-    /// `None` where no flow comes twice.
+    /// `None` if no flow repeats.
     flows: Option<u32>,
     next: u64,
 }
 
-/// What a sender has done so far.
+/// A sender's progress so far.
 #[derive(Debug, Default)]
 pub struct Sent {
     packets: AtomicU64,
@@ -37,14 +37,14 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Packets, and CPU time with what the kernel did in the sender's context.
+    /// Packets sent, and the sender's CPU time, including kernel work in its context.
     pub fn so_far(&self) -> (u64, u64) {
         let packets = self.packets.load(Ordering::Relaxed);
         (packets, self.cpu_ns.load(Ordering::Relaxed))
     }
 }
 
-/// What a sender did until it was told to stop.
+/// A sender's totals when it stopped.
 #[derive(Clone, Copy, Debug)]
 pub struct Sending {
     pub packets: u64,
@@ -59,7 +59,7 @@ impl Sending {
 }
 
 impl Sender {
-    /// UDP frames from the lab's peer to its agent.
+    /// Sends UDP frames from the lab's peer to its agent.
     pub fn new(lab: &Lab, frame_len_bytes: usize, flows: Option<u32>, pace: Pace) -> Result<Self> {
         const HEADERS_LEN_BYTES: usize = 14 + 20 + 8;
         let payload = vec![0; frame_len_bytes - HEADERS_LEN_BYTES];
@@ -73,13 +73,13 @@ impl Sender {
         })
     }
 
-    /// Sends while `work` runs, from a CPU of its own where there are two.
+    /// Sends while `work` runs, from a dedicated CPU if there are two.
     pub fn during<T>(
         &mut self,
         packets_per_second: u64,
         work: impl FnOnce(&Sent) -> Result<T>,
     ) -> Result<(T, Sending)> {
-        /// Also where `work` fails or panics.
+        /// Stops the sender even if `work` fails or panics.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -102,7 +102,7 @@ impl Sender {
         })
     }
 
-    /// Sends until `stop`; returns how long that was.
+    /// Sends until `stop` is set and returns the elapsed time.
     fn run(&mut self, packets_per_second: u64, sent: &Sent, stop: &AtomicBool) -> Result<Duration> {
         if let Some(cpu) = sender_cpu() {
             affinity::pin(cpu)?;
@@ -136,7 +136,7 @@ impl Sender {
     }
 }
 
-/// In 11.0.0.0/8, away from the lab's own addresses, with another port for each 2^24 flows.
+/// An address in 11.0.0.0/8, outside the lab's own addresses, and a port that changes every 2^24 flows.
 fn endpoint(number: u64) -> ([u8; 4], [u8; 2]) {
     let [.., high, low, a, b, c] = number.to_be_bytes();
     ([11, a, b, c], [high, low])

@@ -1,4 +1,4 @@
-//! Receivers for outputs, which count the bytes that come and keep nothing.
+//! Receivers for outputs. They count the received bytes and discard them.
 
 use std::{
     io::{ErrorKind, Read as _},
@@ -19,20 +19,20 @@ use tokio::{net::TcpStream, time::timeout};
 
 use super::affinity;
 
-/// How often a thread that waits looks whether it should end.
+/// How often a waiting thread checks whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
-/// So large that no sender waits for it, as collectors set it that expect much.
+/// Large enough that no sender waits for it, and typical for collectors that expect much data.
 const WINDOW_BYTES: u32 = 8 << 20;
-/// A gRPC message of no bytes that is not compressed: what every answer without a field looks like.
+/// An empty, uncompressed gRPC message: the answer of any service whose response has no fields set.
 const EMPTY_MESSAGE: Bytes = Bytes::from_static(&[0; 5]);
 
-/// Its thread ends with it.
+/// A receiver. Dropping it ends its thread.
 pub struct Sink {
     received: Received,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a sink's thread shares with its owner.
+/// State that a sink's thread shares with its owner.
 #[derive(Clone, Default)]
 struct Received {
     bytes: Arc<AtomicU64>,
@@ -59,7 +59,7 @@ impl Sink {
         Ok(Self::run(move |received| {
             let mut datagram = vec![0; 1 << 16];
             while !received.has_ended() {
-                // A time without datagrams is an error that says so.
+                // A read timeout is an error too.
                 if let Ok(len) = socket.recv(&mut datagram) {
                     received.add(len);
                 }
@@ -67,7 +67,7 @@ impl Sink {
         }))
     }
 
-    /// One connection after the other.
+    /// Accepts one connection after the other.
     pub fn stream(lab: &Lab, port: u16) -> Result<Self> {
         let listener = listen(lab, port)?;
         Ok(Self::run(move |received| {
@@ -93,7 +93,7 @@ impl Sink {
         }))
     }
 
-    /// Takes connections, and never reads or writes.
+    /// Accepts connections and never reads or writes.
     pub fn silence(lab: &Lab, port: u16) -> Result<Self> {
         let listener = listen(lab, port)?;
         Ok(Self::run(move |received| {
@@ -105,7 +105,7 @@ impl Sink {
         }))
     }
 
-    /// Answers each gRPC call with an empty message, whatever its service.
+    /// Answers each gRPC call, of any service, with an empty message.
     pub fn calls(lab: &Lab, port: u16) -> Result<Self> {
         let listener = listen(lab, port)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -125,7 +125,7 @@ impl Sink {
         }))
     }
 
-    /// What has come so far.
+    /// The bytes received so far.
     pub fn bytes(&self) -> u64 {
         self.received.bytes.load(Ordering::Relaxed)
     }
@@ -148,7 +148,7 @@ impl Drop for Sink {
     fn drop(&mut self) {
         self.received.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // If it panicked, its message is on stderr, and the flows that it did not take fail the bench.
+            // A panic has printed its message on stderr, and the bench fails because of the missing flows.
             let _ = thread.join();
         }
     }

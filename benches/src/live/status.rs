@@ -1,4 +1,4 @@
-//! What an agent says of itself with `flow-agent status --output json`, as far as the benches ask for it.
+//! The parts of `flow-agent status --output json` that the benches use.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,7 +16,7 @@ pub struct Status {
     pub table: Table,
 }
 
-/// Packets from the agent's attach to its last scan.
+/// Packets between the agent's attach and its last scan.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Account {
     pub seen: Count,
@@ -25,7 +25,7 @@ pub struct Account {
     #[serde(default)]
     pub sampled_out: Count,
     pub unparsed: BTreeMap<String, Count>,
-    /// Refused by the table.
+    /// Packets that the table refused, by reason.
     pub not_inserted: BTreeMap<String, Count>,
     pub beside: BTreeMap<String, Count>,
 }
@@ -40,7 +40,7 @@ pub struct Consumer {
     pub lost_records: u64,
 }
 
-/// What became of an output's reports.
+/// An output's account of its reports.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Output {
     pub sent: Reports,
@@ -55,7 +55,7 @@ pub struct Reports {
 
 #[derive(Clone, Debug, Deserialize)]
 pub struct Replica {
-    /// Flows.
+    /// Flows in the replica.
     pub tracked: u64,
 }
 
@@ -68,7 +68,7 @@ pub struct Scans {
     pub lateness: Durations,
 }
 
-/// Of all scans since the agent's start.
+/// The durations of all scans since the agent started.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Durations {
     counts: Vec<u64>,
@@ -76,7 +76,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// The mean of those that these have and the earlier ones have not.
+    /// The mean duration of the scans since `earlier`. Fails if there are none.
     pub fn mean_since(&self, earlier: &Self) -> Result<Duration> {
         let count = |durations: &Self| durations.counts.iter().sum::<u64>();
         let scans = count(self) - count(earlier);
@@ -91,12 +91,12 @@ pub struct Table {
     pub occupancy: u64,
 }
 
-/// Packets for all reasons together.
+/// Packets for all reasons.
 pub fn sum(reasons: &BTreeMap<String, Count>) -> u64 {
     reasons.values().map(|count| count.packets).sum()
 }
 
-/// Packets for one reason. The agent names all reasons, also those that had no packet.
+/// Packets for one reason. Fails for an unknown reason: the agent lists every reason, even those without packets.
 pub fn packets(reasons: &BTreeMap<String, Count>, reason: &str) -> Result<u64> {
     let count = reasons.get(reason);
     let count = count.with_context(|| format!("the agent's account has no {reason}"))?;

@@ -1,5 +1,5 @@
-//! Skydive's experiment: one flow to a million at a fixed rate, and what counting them costs the
-//! agent and a packet capture; then the table's size against the scan interval.
+//! Skydive's experiment: the cost to the agent and to a packet capture of one flow to a million, at a fixed packet
+//! rate; then table size against scan interval.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub enum Section {
     Table,
 }
 
-/// Frames of so many flows, and the agent's settings for them.
+/// Frames of `flows` flows, and the agent's settings for them.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     section: &'static str,
@@ -47,7 +47,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// More than a quarter of the agent's table is in use.
+    /// Whether the flows take more than a quarter of the agent's table.
     fn fills_table(self) -> bool {
         u64::from(self.flows) * 4 > u64::from(self.table)
     }
@@ -117,7 +117,7 @@ fn groups_of_flows(is_quick: bool) -> impl Iterator<Item = Group<Load>> {
     })
 }
 
-/// Nothing and the capture have no table whose size is set: they come once an interval, beside the usual one.
+/// The arm `nothing` and the capture have no table size to set, so they run once per interval, beside the usual table.
 fn tables_by_turns(is_quick: bool) -> Group<Load> {
     let intervals: &[u64] = if is_quick { &[1] } else { &[1, 10] };
     let mut places = Vec::new();

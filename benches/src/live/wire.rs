@@ -1,4 +1,4 @@
-//! A wire between two namespaces, and frames that a program sends over it: as fast as it can, or at a steady rate.
+//! A wire between two namespaces, and frames that a program sends over it, as fast as it can or at a steady rate.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +11,22 @@ use super::{
     interrupt::Interrupt,
 };
 
-/// Frames that one call sends: short enough for an interrupt to be heard.
+/// Frames per call, few enough that an interrupt is noticed soon.
 const CHUNK: u32 = 200_000;
 
-/// A lab whose agent's end polls, so that it takes what the generator sends.
+/// A lab whose agent-side end polls, so that it receives the generator's frames.
 pub struct Wire {
     pub lab: Lab,
 }
 
-/// Frames over IPv4, as fast as one CPU can send them.
+/// IPv4 frames, as fast as one CPU can send them.
 #[derive(Clone, Copy, Debug)]
 pub struct Flood {
     pub frame_len_bytes: usize,
-    /// Their sources are chosen at random out of so many; 0 where every packet is a flow of its own.
+    /// The number of source addresses to pick from at random; 0 makes every packet a flow of its own.
     pub flows: u32,
     pub packets: u32,
-    /// Segments of TCP with data. Else UDP.
+    /// TCP segments with data instead of UDP.
     pub is_tcp: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Steady {
 }
 
 impl Steady {
-    /// What an agent and its neighbours are compared under.
+    /// The load under which the agent and other agents are compared.
     pub const USUAL: Self = Self {
         frame_len_bytes: 512,
         flows: 10_000,
@@ -55,7 +55,7 @@ impl Steady {
     }
 }
 
-/// Frames that arrived, in how much time.
+/// Frames that arrived, and the elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
     pub packets: u64,
@@ -90,7 +90,7 @@ impl Wire {
         })
     }
 
-    /// Each call of the generator sends what is due, since starting one takes the kernel milliseconds.
+    /// Each call of the generator sends all frames that are due, since a call costs the kernel milliseconds.
     pub fn pace(
         &self,
         steady: Steady,
@@ -137,7 +137,7 @@ impl Wire {
         Ok(Passage { packets, elapsed })
     }
 
-    /// To a port of which the agent reads nothing, whatever it is asked to find out.
+    /// A frame to a port that no enrichment of the agent parses.
     fn frame(&self, len_bytes: usize, is_tcp: bool) -> Result<Vec<u8>> {
         const PORTS: (u16, u16) = (1000, 4000);
         const ACK: u8 = 0x10;
@@ -154,7 +154,7 @@ impl Wire {
         }
     }
 
-    /// Waits for the frames in the ring. The clock stops where the counter last moved.
+    /// Waits until the ring is empty. The elapsed time ends when the counter last changed.
     fn settle(&self, started: Instant) -> Result<(Counters, Duration)> {
         let mut last = self.lab.agent.counters()?;
         let mut moved = started.elapsed();

@@ -1,4 +1,4 @@
-// Observes an agent: adds up what its flows report, and says what this stream lost.
+// Observes an agent: adds up the counts of its flows, and reports what this stream lost.
 //
 //	go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
 //	go install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.5.1
@@ -35,7 +35,7 @@ func main() {
 	// The stream ends when the agent stops.
 	for batch, err := stream.Recv(); err != io.EOF; batch, err = stream.Recv() {
 		must(err)
-		// Batches that the agent dropped because this consumer was slow are in `lost_...`, and leave no gap here.
+		// Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
 		if batch.StreamSeq != last.StreamSeq+1 {
 			log.Fatalf("batch %d came after %d: some are missing", batch.StreamSeq, last.StreamSeq)
 		}

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from confluent_kafka import Consumer
 from flow.v1 import flow_pb2
 
-# A batch comes again soon after the first time, or not at all. This many are remembered.
+# If a batch is repeated, then soon after the first time. Remember this many.
 MOST_REMEMBERED = 1_000_000
 
 broker, topic = sys.argv[1:3]
@@ -22,8 +22,8 @@ seen = OrderedDict()
 
 def add(message):
     batch = flow_pb2.FlowBatch.FromString(message.value())
-    # The name of the batch, for ever: the sender as the collector knows it, and the sender's own numbers. Machines that were
-    # cloned with a spool share the stream.
+    # Identifies the batch permanently: the sender's identity at the collector, and the sender's own numbers. The stream
+    # alone is not enough, since machines that were cloned with a spool share it.
     name = batch.agent.identity, batch.agent.instance_id, batch.stream_id, batch.stream_seq
     if name in seen:
         sums["repeated"] += 1
@@ -42,7 +42,7 @@ settings = {
     "bootstrap.servers": broker,
     "group.id": "example",
     "auto.offset.reset": "earliest",
-    # Sums begin anew with each start, and so does this.
+    # Start from the beginning each time, as the sums do.
     "enable.auto.commit": False,
 }
 consumer = Consumer(settings)

@@ -25,11 +25,11 @@ with grpc.insecure_channel(target) as channel:
     agent = flow_pb2_grpc.FlowAgentStub(channel)
     # The stream ends when the agent stops.
     for batch in agent.Observe(flow_pb2.ObserveRequest(consumer="example in Python")):
-        # Batches that the agent dropped because this consumer was slow are in `lost_...`, and leave no gap here.
+        # Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
         if batch.stream_seq != seq + 1:
             sys.exit(f"batch {batch.stream_seq} came after {seq}: some are missing")
         seq = batch.stream_seq
-        # They count since the stream began.
+        # Totals since the stream began.
         lost_records = batch.lost_records
         lost_packets, lost_bytes = batch.lost_packets, batch.lost_bytes
         for record in batch.records:

@@ -4,8 +4,8 @@ use agent_common::{Packet, Reason, parse, parse_all};
 
 use crate::{Difference, Entry, Parsed, RawFrame, peer};
 
-/// Has both parsers read `frame`. Gives `None` if they agree, and the difference if they do not but the
-/// frame explains it. Otherwise it fails, and the error has the frame as an entry for the corpus.
+/// Parses `frame` with both parsers. Returns `None` if they agree, or the known difference that explains a
+/// disagreement. Otherwise fails with an error that contains the frame as an entry for the corpus.
 pub fn check(frame: &RawFrame) -> Result<Option<Difference>, String> {
     let ours = frame.parse();
     both_entries_agree(frame)?;
@@ -26,7 +26,7 @@ pub fn check(frame: &RawFrame) -> Result<Option<Difference>, String> {
     })
 }
 
-/// The programs ask the first entry of our parser first: it must read the frame like the second one, or leave it to that.
+/// The programs try the first entry of our parser first. It must agree with the second entry, or leave the frame to it.
 fn both_entries_agree(frame: &RawFrame) -> Result<(), String> {
     let mut packet = Packet::default();
     let first = parse(frame, frame.link_type, frame.tag, &mut packet).map(|()| packet);
@@ -41,7 +41,7 @@ fn both_entries_agree(frame: &RawFrame) -> Result<(), String> {
     ))
 }
 
-/// Whether both read the outermost packet alike, whatever it carries.
+/// Whether both parsers agree on the outermost packet, whatever it carries.
 fn agree_on_the_outermost(frame: &RawFrame) -> bool {
     let unopened = RawFrame {
         decapsulate: false,
@@ -50,8 +50,7 @@ fn agree_on_the_outermost(frame: &RawFrame) -> bool {
     unopened.parse() == peer::parse(&unopened).parsed
 }
 
-/// A frame that a test found, as an entry that expects what `parsed` says. A person has to judge that
-/// before the entry is kept.
+/// A frame found by a test, as an entry that expects the result `parsed`. Review it before keeping the entry.
 pub fn found(frame: &RawFrame, parsed: &Parsed) -> Entry {
     Entry {
         name: "found".to_owned(),

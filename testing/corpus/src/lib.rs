@@ -1,8 +1,7 @@
-//! Frames with their expected meaning, for every test of the parser.
+//! Frames and their expected meaning, for every test of the parser.
 //!
-//! [`read`] turns the files into entries, and [`mod@write`] turns an entry into text again. [`peer`] is the
-//! second parser, [`check`] compares ours with it, and [`mutation`] makes more frames from those in the
-//! files.
+//! [`read`] parses the files into entries, and [`mod@write`] turns an entry back into text. [`peer`] is the second
+//! parser, [`check`] compares ours with it, and [`mutation`] derives more frames from those in the files.
 
 use std::{fs, path::Path};
 
@@ -21,28 +20,26 @@ mod write;
 
 pub use peer::Difference;
 
-/// What a hook sees: bytes, the kind of header with which they begin, and the tag (TCI) that the driver took
-/// out.
+/// The input of a hook: bytes, the kind of their first header, and the tag (TCI) if the driver removed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawFrame {
     pub link_type: LinkType,
     pub tag: Option<u16>,
-    /// Whether the agent is told to open tunnels.
+    /// Whether the agent is configured to open tunnels.
     pub decapsulate: bool,
-    /// Whether the frame stands for many on the wire (GSO, GRO).
+    /// Whether the frame stands for several frames on the wire (GSO, GRO).
     pub is_super_frame: bool,
     pub bytes: Vec<u8>,
 }
 
 impl RawFrame {
-    /// What our parser says on the host. It leaves out the identification of a whole datagram, which nobody
-    /// reads, and the place of a tunnel's payload, which the inner packet shows. An IP packet ends with the frame at the
-    /// latest.
+    /// The result of our parser on the host. Leaves out the identification of a whole datagram, which is not used, and
+    /// the place of a tunnel's payload, which the inner packet implies. Limits an IP packet to the end of the frame.
     pub fn parse(&self) -> Parsed {
         self.parse_by(self)
     }
 
-    /// The same, with another reader of the bytes.
+    /// The same with another reader of the bytes.
     pub fn parse_by<F: Frame>(&self, frame: &F) -> Parsed {
         let mut packet = Packet::default();
         parse_all(frame, self.link_type, self.tag, &mut packet)?;
@@ -89,7 +86,7 @@ impl Frame for RawFrame {
     }
 }
 
-/// What a frame means: a packet, whose key has no interface and no namespace, and how it was reached.
+/// The meaning of a frame: a packet, whose key has no interface and no namespace, and how the parser reached it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Meaning {
     pub packet: Packet,
@@ -99,7 +96,7 @@ pub struct Meaning {
     pub outcome: u32,
 }
 
-/// What a frame means, or the reason why there is no packet in it.
+/// The meaning of a frame, or the reason why it contains no packet.
 pub type Parsed = Result<Meaning, Reason>;
 
 /// A frame of the corpus.
@@ -111,7 +108,7 @@ pub struct Entry {
     pub expected: Parsed,
 }
 
-/// The whole corpus, in the order of the files' names.
+/// The whole corpus, sorted by file name.
 pub fn entries() -> Result<Vec<Entry>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("frames");
     let mut paths = fs::read_dir(&folder)
@@ -141,7 +138,7 @@ pub fn entries() -> Result<Vec<Entry>> {
 /// The names of [`agent_common::L4Kind`], by its numbers.
 const KINDS: [&str; 5] = ["none", "ports", "icmp", "icmp_query", "fragment"];
 
-/// Removes from a key the hash that stands for a missing tunnel number, since no RFC says what it is.
+/// Clears a key's hash that replaces a missing tunnel number, since no RFC defines it.
 pub fn unnamed(key: &mut FlowKey) {
     if Encapsulation::from_u8(key.encapsulation).is_some_and(Encapsulation::is_unnumbered_tunnel) {
         key.tunnel_id = 0;
@@ -160,5 +157,5 @@ const ENCAPSULATIONS: [&str; 8] = [
     "gre_without_key",
 ];
 
-/// The names of those bits of [`outcome`] that do not follow from `outer`.
+/// The names of the bits of [`outcome`] that do not follow from `outer`.
 const OUTCOMES: [(&str, u32); 2] = [("unopened", outcome::UNOPENED), ("deeper", outcome::DEEPER)];

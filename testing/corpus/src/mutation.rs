@@ -1,13 +1,13 @@
-//! Makes more frames from those of the corpus, with the damage that a fault, an attacker or chance may do.
-//! They are proptest strategies, so a frame that fails is shrunk.
+//! Derives frames from those of the corpus, with damage such as faults, attackers or chance cause. These are proptest
+//! strategies, so a failing frame is shrunk.
 
 use agent_common::LinkType;
 use proptest::{collection::vec, prelude::*, sample::Index};
 
 use crate::{Entry, RawFrame};
 
-/// Byte values with a meaning in some header: versions with header lengths, protocols, extension headers,
-/// halves of EtherTypes, limits.
+/// Byte values that mean something in some header: IP version and header length, protocols, extension headers, halves
+/// of EtherTypes, limits.
 const TELLING_BYTES: &[u8] = &[
     0, 1, 2, 4, 5, 6, 7, 8, 14, 17, 20, 33, 40, 43, 44, 47, 50, 51, 58, 59, 60, 0x40, 0x44, 0x45,
     0x4f, 0x50, 0x60, 0x65, 0x7f, 0x80, 0x81, 0x86, 0x88, 0x91, 0xa8, 0xdd, 0xe5, 128, 132, 135,
@@ -21,7 +21,7 @@ enum Mutation {
     Cut(Index),
     Remove(Index, usize),
     Insert(Index, Vec<u8>),
-    /// Repeats the bytes at that place, as stacked headers do.
+    /// Repeats the bytes at that place, as with stacked headers.
     Repeat(Index, usize),
     Append(Vec<u8>),
     /// Continues with the rest of another frame.
@@ -45,7 +45,7 @@ fn mutation() -> impl Strategy<Value = Mutation> {
 
 fn apply(mutation: Mutation, bytes: &mut Vec<u8>, entries: &[Entry]) {
     let len = bytes.len();
-    // Includes the place behind the last byte.
+    // Includes the position after the last byte.
     let place = |at: Index| at.index(len + 1);
     match mutation {
         Mutation::Set(at, byte) if len > 0 => bytes[at.index(len)] = byte,
@@ -93,7 +93,7 @@ pub fn mutated(entries: &[Entry]) -> impl Strategy<Value = RawFrame> {
     })
 }
 
-/// Arbitrary bytes. Half of the time the Ethernet header before them leads to a part of the parser.
+/// Arbitrary bytes. For half of the frames the Ethernet header leads to a part of the parser.
 pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
     let ether_type = prop_oneof![
         prop::sample::select(
@@ -115,7 +115,7 @@ pub fn arbitrary() -> impl Strategy<Value = RawFrame> {
     let bytes = prop_oneof![2 => headed, 1 => any_bytes()];
     let flags = (any::<bool>(), any::<bool>());
     (link_type, bytes, flags).prop_map(|(link_type, bytes, (decapsulate, is_super_frame))| {
-        // Without a link header the same bytes begin with IP.
+        // Without a link header the frame begins with the IP header.
         let skipped = if link_type == LinkType::Ip {
             bytes.len().min(14)
         } else {

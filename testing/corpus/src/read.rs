@@ -1,4 +1,4 @@
-//! Reads the files of the corpus. README.md has the format.
+//! Reads the files of the corpus. README.md describes the format.
 
 use std::{net::IpAddr, str::FromStr};
 
@@ -28,7 +28,7 @@ pub fn entries(text: &str) -> Result<Vec<Entry>> {
     drafts.into_iter().map(Draft::finish).collect()
 }
 
-/// The first word of a line, and what follows it.
+/// Splits a line into its first word and the rest.
 fn first_word(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     if line.is_empty() {
@@ -40,7 +40,7 @@ fn first_word(line: &str) -> Option<(&str, &str)> {
     })
 }
 
-/// An entry of which some lines have been read.
+/// A partially read entry.
 struct Draft {
     name: String,
     why: Vec<String>,
@@ -225,7 +225,7 @@ fn vlans(rest: &str, into: &mut [u16; 2]) -> Result<()> {
     Ok(())
 }
 
-/// A tunnel's endpoints, in the order of the packet's a and b.
+/// Parses a tunnel's endpoints, in the order of the packet's a and b.
 fn outer(rest: &str) -> Result<Outer> {
     let (a, b) = rest.split_once(' ').context("two addresses")?;
     let (ip_version, addr_a, _) = address(a)?;
@@ -256,7 +256,7 @@ fn endpoint(rest: &str) -> Result<u8> {
     }
 }
 
-/// IP version, address as a key has it, port.
+/// Parses an address and port into the IP version, the address as in a key, and the port.
 fn address(rest: &str) -> Result<(u8, [u8; 16], u16)> {
     let (address, port) = rest.split_once(' ').unwrap_or((rest, "0"));
     let mut bytes = [0; 16];

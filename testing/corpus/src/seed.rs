@@ -1,8 +1,8 @@
-//! Turns a fuzzer's bytes into frames, and frames into bytes.
+//! Converts a fuzzer's bytes to frames, and frames to bytes.
 //!
-//! Four bits of the first byte say what the frame is like: bit 0 is the link type (1 is bare IP), bit 1
-//! whether two bytes of tag (TCI, big-endian) follow, bit 2 whether tunnels are opened, and bit 3 whether it
-//! is a super-frame. The rest is the frame.
+//! Four bits of the first byte describe the frame: bit 0 is the link type (1 for bare IP), bit 1 says whether two bytes
+//! of tag (TCI, big-endian) follow, bit 2 whether tunnels are opened, and bit 3 whether it is a super-frame. The rest
+//! is the frame.
 
 use agent_common::LinkType;
 
@@ -13,7 +13,7 @@ const TAGGED: u8 = 2;
 const DECAPSULATE: u8 = 4;
 const SUPER_FRAME: u8 = 8;
 
-/// `None` if there are too few bytes for the first byte and the tag.
+/// `None` if there are too few bytes.
 pub fn frame(seed: &[u8]) -> Option<RawFrame> {
     let (&kind, mut bytes) = seed.split_first()?;
     let link_type = if kind & BARE_IP == 0 {
@@ -36,7 +36,7 @@ pub fn frame(seed: &[u8]) -> Option<RawFrame> {
     })
 }
 
-/// The bytes from which [`frame`] makes this frame.
+/// The bytes that [`frame`] converts to this frame.
 pub fn seed(frame: &RawFrame) -> Vec<u8> {
     let link = match frame.link_type {
         LinkType::Ethernet => 0,

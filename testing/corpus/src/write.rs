@@ -1,4 +1,4 @@
-//! Writes a frame that a test found as an entry in the format of the corpus.
+//! Writes a frame found by a test as an entry in the format of the corpus.
 
 use std::{
     fmt::{Display, Formatter, Result},

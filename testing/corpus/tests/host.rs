@@ -1,4 +1,4 @@
-//! Holds our parser, on the host, against the corpus and against the second parser.
+//! Tests our parser on the host against the corpus and against the second parser.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use proptest::{
     test_runner::{Config, RngSeed, TestCaseError, TestRunner},
 };
 
-/// The frames of the corpus that the two parsers read differently. [`Difference::reason`] says why.
+/// The frames of the corpus on which the two parsers differ. [`Difference::reason`] says why.
 const DIFFERENCES: &[(Difference, &[&str])] = &[
     (
         Difference::VersionAgainstEtherType,
@@ -97,7 +97,7 @@ fn the_second_parser_reads_every_frame_alike_or_for_a_reason_otherwise() {
     assert_eq!(differences, stated);
 }
 
-/// The programs call `parse` first, and `parse_all` if that finds no IP.
+/// The programs call `parse` first, and `parse_all` if `parse` finds no IP.
 #[test]
 fn only_rare_headers_are_left_to_the_second_entry_of_the_parser() {
     let mut left = 0;
@@ -133,7 +133,7 @@ fn only_rare_headers_are_left_to_the_second_entry_of_the_parser() {
     assert!(left > 100, "{left}");
 }
 
-/// Whether an extension header follows the IPv6 header, behind an Ethernet header with tags or none.
+/// Whether an extension header follows the IPv6 header, after an Ethernet header with or without tags.
 fn has_extension(frame: &RawFrame) -> bool {
     let mut ip = 0;
     if frame.link_type == LinkType::Ethernet {
@@ -161,13 +161,13 @@ fn every_reason_is_shown_by_a_frame() {
         .into_iter()
         .filter_map(|entry| entry.expected.err())
         .collect();
-    // That reason does not come from a frame.
+    // A frame cannot cause that reason.
     let is_the_parsers = |reason: &Reason| *reason != Reason::UnknownInterface;
     let parsers = Reason::UNPARSED.iter().copied().filter(is_the_parsers);
     assert_eq!(shown, parsers.collect());
 }
 
-/// Makes the same frames in every run, unless `PROPTEST_CASES` or `PROPTEST_RNG_SEED` is set.
+/// Generates the same frames in every run unless `PROPTEST_CASES` or `PROPTEST_RNG_SEED` is set.
 fn runner(cases: u32) -> TestRunner {
     let asked = Config::default();
     let is_asked = |name| std::env::var_os(name).is_some();

@@ -1,5 +1,5 @@
-//! Fuzzes the loaded programs (`BPF_PROG_TEST_RUN`): for any frame, the page and the account must have what
-//! our parser says on the host. Needs root.
+//! Fuzzes the loaded programs (`BPF_PROG_TEST_RUN`): for any frame, the page and the account must match the result of
+//! our parser on the host. Needs root.
 
 #![no_main]
 #![expect(
@@ -20,7 +20,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use programs::{LONGEST_BUFFER, PAGE, PROGRAMS, Programs};
 
 thread_local! {
-    /// The programs twice: without and with opening tunnels.
+    /// The programs, loaded without and with opening tunnels.
     static LOADED: RefCell<[Programs; 2]> = RefCell::new([false, true].map(Programs::load));
 }
 
@@ -28,7 +28,7 @@ fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
-    // The call cannot pass a tag. How it handles buffers of this size depends on the kernel's configuration.
+    // The call cannot pass a tag, and its handling of buffers of this size depends on the kernel's configuration.
     if frame.tag.is_some() || (LONGEST_BUFFER..PAGE).contains(&frame.bytes.len()) {
         return Corpus::Reject;
     }
@@ -36,7 +36,7 @@ fuzz_target!(init: begin(), |input: &[u8]| -> Corpus {
     Corpus::Keep
 });
 
-/// Loads the programs before the first input: the verifier may take longer than the time for one input.
+/// Loads the programs before the first input, because the verifier may take longer than the timeout of one input.
 fn begin() {
     traced::write_seeds();
     LOADED.with(|_| ());

@@ -1,5 +1,4 @@
-//! Fuzzes our parser and the second one: for any frame neither panics, and they agree or differ for a known
-//! reason.
+//! Fuzzes our parser and the second one: for any frame, neither panics, and they agree or differ for a known reason.
 
 #![no_main]
 
@@ -14,7 +13,7 @@ fuzz_target!(init: traced::write_seeds(), |input: &[u8]| -> Corpus {
     let Some(frame) = seed::frame(input) else {
         return Corpus::Reject;
     };
-    // Run for its coverage only. `black_box` keeps the compiler from dropping the unused result.
+    // Run only for its coverage. `black_box` keeps the compiler from removing the unused result.
     let _parsed = black_box(traced::traced(&frame));
     match check::check(&frame) {
         Ok(_) => Corpus::Keep,

@@ -1,14 +1,14 @@
-//! The parser, compiled once more as part of the fuzz target, for its coverage.
+//! Compiles the parser a second time, as part of the fuzz target, for its coverage.
 //!
-//! Only a target's own crate is compiled with coverage, so that all other crates are those of the tests. The
-//! parser is generic over the frame: with a type of frame that only the target has, it is compiled here.
+//! Only the target's own crate is instrumented, so that the tests and the fuzzer share all other crates. The parser is
+//! generic over the frame, so a frame type that exists only in the target makes the compiler build the parser here.
 
 use std::{env, fs, path::PathBuf};
 
 use agent_common::Frame;
 use corpus::{Parsed, RawFrame, seed};
 
-/// The argument with the folder for the corpus as seeds. libFuzzer ignores arguments that begin with two
+/// The argument with the folder to which to write the corpus as seeds. libFuzzer ignores arguments that begin with two
 /// dashes.
 const SEEDS: &str = "--seeds=";
 
@@ -37,12 +37,12 @@ impl Frame for Traced<'_> {
     }
 }
 
-/// What our parser says, with coverage.
+/// The result of our parser, with coverage.
 pub fn traced(frame: &RawFrame) -> Parsed {
     frame.parse_by(&Traced(frame))
 }
 
-/// Writes the corpus to where the fuzzer will read it.
+/// Writes the corpus to the folder from which the fuzzer reads its seeds.
 pub fn write_seeds() {
     let folder = env::args().find_map(|argument| Some(argument.strip_prefix(SEEDS)?.into()));
     let Some(folder): Option<PathBuf> = folder else {

@@ -1,5 +1,4 @@
-//! A running `flow-agent`. Its socket, its log and what it prints are in a folder of its own. It ends when
-//! the value is dropped.
+//! A running `flow-agent`, with its socket, its log and its output in a temporary folder. Dropping it ends the process.
 
 use std::{
     env,
@@ -15,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::Process;
 
-/// How the agent's log line begins once every hook is attached.
+/// The beginning of the agent's log line once every hook is attached.
 const COUNTING: &str = "counting max_flows=";
 
 pub struct Agent {
@@ -24,9 +23,9 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts `run` with these settings and does not wait; `command` names the binary. An empty interface leaves
-    /// the choice to the settings. The agent listens on a
-    /// Unix socket of its own and takes no settings from this process's environment or from the machine.
+    /// Starts `run` with these settings without waiting for it; `command` names the binary. With an empty interface,
+    /// the settings choose. The agent listens on its own Unix socket and ignores the settings of this process's
+    /// environment and of the machine.
     pub fn begin(mut command: Command, interface: &str, settings: &[&str]) -> Result<Self> {
         let folder = TempDir::with_prefix("flow-agent-").context("make a folder for an agent")?;
         let file = |name: &str| {
@@ -59,7 +58,7 @@ impl Agent {
         })
     }
 
-    /// Returns when every hook is attached; see [`Agent::wait_until_logged`].
+    /// Returns once every hook is attached; see [`Agent::wait_until_logged`].
     pub fn wait_until_counting(
         &mut self,
         patience: Duration,
@@ -68,8 +67,8 @@ impl Agent {
         self.wait_until_logged(COUNTING, patience, check)
     }
 
-    /// Returns when the log contains the text. Fails, with the log, if the agent ends. `check` is called
-    /// meanwhile and may end the wait.
+    /// Returns once the log contains the text. If the agent ends first, fails with the log. Calls `check` repeatedly,
+    /// whose error ends the wait.
     pub fn wait_until_logged(
         &mut self,
         text: &str,
@@ -79,7 +78,7 @@ impl Agent {
         let deadline = Instant::now() + patience;
         loop {
             check()?;
-            // Asked before the log is read, so that the log of an agent that has ended is complete.
+            // Before reading the log, so that the log of an agent that has ended is complete.
             let status = self.process.exited()?;
             let log = self.log()?;
             if log.contains(text) {
@@ -97,7 +96,7 @@ impl Agent {
         }
     }
 
-    /// The address in the form that `--connect` takes.
+    /// The address for `--connect`.
     pub fn address(&self) -> String {
         address(&self.folder)
     }
@@ -106,17 +105,17 @@ impl Agent {
         self.process.child().id()
     }
 
-    /// What it has written to stderr so far.
+    /// The agent's stderr so far.
     pub fn log(&self) -> Result<String> {
         self.written("stderr")
     }
 
-    /// What it has written to stdout so far.
+    /// The agent's stdout so far.
     pub fn stdout(&self) -> Result<String> {
         self.written("stdout")
     }
 
-    /// Ends it as an operator would.
+    /// Stops the agent as an operator would.
     pub fn stop(mut self, patience: Duration) -> Result<()> {
         let status = self.process.terminate(patience)?;
         let log = self.log()?;

@@ -1,4 +1,4 @@
-//! Does something at the end even if something panics, so that nobody waits for it for ever.
+//! Runs a closure on drop, even during a panic, so that no thread waits forever.
 
 pub struct AtEnd<F: FnMut()>(pub F);
 

@@ -1,5 +1,5 @@
-//! Brokers of Kafka, Apache's own, in a network namespace. What one stores outlives its process, so that it can be killed and
-//! started again.
+//! Apache Kafka brokers in a network namespace. A broker's storage outlives its process, so a test can kill and restart
+//! the broker.
 
 use std::{
     collections::BTreeMap,
@@ -16,11 +16,11 @@ use tempfile::TempDir;
 use crate::{Namespace, Process, run};
 
 const CONTROLLER: &str = "127.0.0.1:9093";
-/// Any text of 16 bytes in base64.
+/// An arbitrary 16 bytes in base64.
 const CLUSTER_ID: &str = "4L6g3nShT-eMCtK--X86sw";
-/// For a test's few messages. The second one spares the time of the better compiler.
+/// Suited to a test's few messages. The second option skips the optimizing compiler, which saves startup time.
 const JAVA: [&str; 3] = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"];
-/// The log has warnings, and says when it is ready.
+/// Logs warnings, and the line that says that the broker is ready.
 const LOG: [&str; 2] = [
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
     "-Dorg.slf4j.simpleLogger.log.kafka.server.KafkaRaftServer=info",
@@ -36,19 +36,19 @@ pub struct Broker<'a> {
     patience: Duration,
 }
 
-/// What a broker is to be like.
+/// The configuration of a broker.
 #[derive(Clone, Debug, Default)]
 pub struct BrokerOptions {
-    /// Its number in the cluster. The first one leads the cluster, and has 0 or 1.
+    /// The broker's id in the cluster. The first broker, 0 or 1, leads the cluster.
     pub node: u16,
-    /// Beside those, or instead of those, that every broker here has. Clients come to the listener `CLIENT`.
+    /// Added to the default settings, or replacing them. Clients use the listener `CLIENT`.
     pub settings: Vec<(String, String)>,
-    /// As `SCRAM-SHA-256=[name=me,password=secret]`.
+    /// Such as `SCRAM-SHA-256=[name=me,password=secret]`.
     pub scram: Vec<String>,
 }
 
 impl<'a> Broker<'a> {
-    /// Makes its storage, starts it, and waits until it is ready. `jars` is the folder with Kafka.
+    /// Creates its storage, starts it, and waits until it is ready. `jars` is the folder that contains Kafka.
     pub fn start(
         namespace: &'a Namespace,
         jars: &Path,
@@ -78,17 +78,17 @@ impl<'a> Broker<'a> {
         Ok(broker)
     }
 
-    /// Where clients in its namespace connect.
+    /// The address for clients in its namespace.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port() + 2)
     }
 
-    /// Where clients connect that are to have no login and no TLS, whatever the settings.
+    /// The address for clients without login and TLS, whatever the settings.
     pub fn plain_address(&self) -> String {
         format!("127.0.0.1:{}", self.port() + 1)
     }
 
-    /// The first one has 9091 to 9093.
+    /// The first broker uses ports 9091 to 9093.
     fn port(&self) -> u16 {
         9080 + 10 * self.node
     }
@@ -100,13 +100,13 @@ impl<'a> Broker<'a> {
         run(command.args(arguments)).map(drop)
     }
 
-    /// Starts it with what it has stored, and waits until it is ready.
+    /// Restarts it with its storage, and waits until it is ready.
     pub fn start_again(&mut self) -> Result<()> {
         self.begin_again()?;
         self.wait_until_ready()
     }
 
-    /// Starts it with what it has stored.
+    /// Restarts it with its storage, without waiting.
     pub fn begin_again(&mut self) -> Result<()> {
         let log = File::create(self.path("log")).context("make a broker's log")?;
         let mut command = self.java("kafka.Kafka");
@@ -140,20 +140,20 @@ impl<'a> Broker<'a> {
         }
     }
 
-    /// Ends it with SIGKILL.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         self.signal(libc::SIGKILL)?;
         let mut process = self.process.take().context("the broker is not started")?;
         process.wait(self.patience).map(drop)
     }
 
-    /// Sends it a signal, as SIGSTOP.
+    /// Sends it a signal, such as SIGSTOP.
     pub fn signal(&self, signal: i32) -> Result<()> {
         let process = self.process.as_ref().context("the broker is not started")?;
         process.signal(signal)
     }
 
-    /// What it has written since it started last.
+    /// Its log since the last start.
     pub fn log(&self) -> Result<String> {
         fs::read_to_string(self.path("log")).context("read a broker's log")
     }

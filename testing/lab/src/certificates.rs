@@ -1,4 +1,4 @@
-//! Certificates for tests of TLS: a CA, and what it issues, as files in a folder of its own.
+//! Certificates for TLS tests: a CA and the certificates that it issues, as files in a temporary folder.
 
 use std::{
     fs,
@@ -45,12 +45,13 @@ impl Ca {
         self.path("ca.pem")
     }
 
-    /// A file in its folder.
+    /// The path of a file in its folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Issues for a host (a name or an address) and for now. Its files have `name`, and replace those that have it.
+    /// Issues a certificate for a host (a name or an address), valid at present. Its files are called `name` and
+    /// replace existing ones.
     pub fn issue(&self, name: &str, host: &str) -> Result<Issued> {
         let now = SystemTime::now();
         self.issue_for(name, host, [now - HOUR, now + 24 * HOUR])
@@ -73,7 +74,7 @@ impl Ca {
     }
 }
 
-/// Puts a file in the place of another, as programs do that renew certificates. Only its owner can read it.
+/// Replaces a file atomically, as programs do that renew certificates. Only its owner can read it.
 pub fn replace(path: &Path, text: &str) -> Result<()> {
     let new = path.with_extension("new");
     let failed = || format!("write {}", path.display());
@@ -82,7 +83,7 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
     fs::rename(&new, path).with_context(failed)
 }
 
-/// As RFC 7468 writes it.
+/// PEM as in RFC 7468.
 pub fn pem(label: &str, der: &[u8]) -> String {
     let text = BASE64_STANDARD.encode(der);
     let mut lines = vec![format!("-----BEGIN {label}-----")];

@@ -1,4 +1,4 @@
-//! Checksums for messages that are built as bytes, with a zero in the checksum field.
+//! Checksums for messages built as bytes. The checksum field must be zero.
 
 use std::net::Ipv6Addr;
 
@@ -12,7 +12,7 @@ pub(crate) fn icmpv4_checksum(message: &[u8]) -> u16 {
         .to_be()
 }
 
-/// `ICMPv6`, which includes a pseudo-header (RFC 4443, 2.3).
+/// `ICMPv6`, including a pseudo-header (RFC 4443, 2.3).
 pub(crate) fn icmpv6_checksum(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> u16 {
     let length_be = (message.len() as u32).to_be_bytes();
     Sum16BitWords::new()
@@ -25,7 +25,7 @@ pub(crate) fn icmpv6_checksum(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> u
         .to_be()
 }
 
-/// SCTP's CRC-32C (RFC 9260, appendix A), reflected, as it stands in the header in little-endian order.
+/// SCTP's CRC-32C (RFC 9260, appendix A), reflected. The header stores it in little-endian order.
 pub(crate) fn crc32c(packet: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0x82F6_3B78;
     !packet.iter().fold(u32::MAX, |crc, &byte| {

@@ -10,9 +10,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// How the names of our groups begin.
+/// The prefix of our groups' names.
 const PREFIX: &str = "flow-agent-lab-";
-/// How long the kernel may take to let go of ended processes.
+/// How long the kernel may take to release ended processes.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -22,19 +22,19 @@ pub enum Version {
     Two,
 }
 
-/// An empty group. When it is dropped, processes in it are killed (version 2) or waited for (version 1), and it
-/// is removed with the groups in it.
+/// An empty group. Dropping it kills its processes (version 2) or waits for them (version 1), and removes it with the
+/// groups below it.
 #[derive(Debug)]
 pub struct ControlGroup {
     path: PathBuf,
     version: Version,
-    /// Says that its run is alive. Process ids would not: runs may be in PID namespaces of their own.
+    /// Shows that its run is alive. A process id would not: runs may be in different PID namespaces.
     _lock: File,
 }
 
 impl ControlGroup {
-    /// A group under the hierarchy that has a controller, such as `memory`. `limit` gives the file of the
-    /// controller that has to be there in each version.
+    /// Creates a group under the hierarchy of a controller, such as `memory`. `limit` names the controller's file that
+    /// must exist in each version.
     pub fn of(controller: &str, limit: impl Fn(Version) -> &'static str) -> Result<Self> {
         let (hierarchy, version) = hierarchy_of(controller, &mounts()?).with_context(|| {
             format!("no control group hierarchy has the controller {controller}")
@@ -46,19 +46,19 @@ impl ControlGroup {
         Ok(group)
     }
 
-    /// A group for groups that look like systemd's, in the hierarchy of version 2: a slice by its name.
+    /// A group whose subgroups look like systemd's, in the hierarchy of version 2. Its name is that of a slice.
     pub fn slice() -> Result<Self> {
         Self::in_unified(".slice")
     }
 
-    /// Makes a group in this one, and has `sh` become a process of that, as [`run_by`](Self::run_by) does.
+    /// Creates a group below this one, and makes `sh` join it, as [`run_by`](Self::run_by) does.
     pub fn run_below<'a>(&self, name: &str, sh: &'a mut Command) -> Result<&'a mut Command> {
         let below = self.path.join(name);
         fs::create_dir_all(&below).with_context(|| format!("make {}", below.display()))?;
         Ok(entering(&below, sh))
     }
 
-    /// A group for processes alone, in the hierarchy of version 2.
+    /// A group that only holds processes, in the hierarchy of version 2.
     pub fn unified() -> Result<Self> {
         Self::in_unified("")
     }
@@ -77,7 +77,7 @@ impl ControlGroup {
             let made = name.prefix(PREFIX).suffix(suffix).tempdir_in(hierarchy);
             let made = made.with_context(|| format!("make a group in {}", hierarchy.display()))?;
             let path = made.keep();
-            // Another run may have taken it for an orphan before it was locked.
+            // Before we locked it, another run may have removed it as an orphan.
             if let Some(lock) = locked(&path).filter(|_| path.exists()) {
                 return Ok(Self {
                     path,
@@ -96,8 +96,7 @@ impl ControlGroup {
         self.version
     }
 
-    /// Has `sh`, a command of the shell, become a process of the group and then the program that the next
-    /// arguments name.
+    /// Makes `sh`, a shell command, join the group and then execute the program that the following arguments name.
     pub fn run_by<'a>(&self, sh: &'a mut Command) -> &'a mut Command {
         entering(&self.path, sh)
     }
@@ -130,7 +129,7 @@ fn entering<'a>(group: &Path, sh: &'a mut Command) -> &'a mut Command {
         .arg(group.join("cgroup.procs"))
 }
 
-/// Removes what killed runs left. A group with processes stays.
+/// Removes the groups of killed runs. A group with processes stays.
 fn remove_orphans(hierarchy: &Path) {
     let entries = fs::read_dir(hierarchy).into_iter().flatten().flatten();
     for entry in entries {
@@ -148,7 +147,7 @@ fn locked(group: &Path) -> Option<File> {
     folder.try_lock().ok().map(|()| folder)
 }
 
-/// Removes a group and those in it. Returns whether it is gone.
+/// Removes a group and the groups below it. Returns whether it is gone.
 fn remove(group: &Path) -> bool {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -163,14 +162,14 @@ fn mounts() -> Result<String> {
     fs::read_to_string("/proc/self/mounts").context("read /proc/self/mounts")
 }
 
-/// Where a controller is. Version 1 has it for itself, if any.
+/// The hierarchy of a controller. Prefers version 1, in which a controller has its own hierarchy.
 fn hierarchy_of(controller: &str, mounts: &str) -> Option<(PathBuf, Version)> {
     find(mounts, "cgroup", Some(controller))
         .map(|folder| (folder, Version::One))
         .or_else(|| find(mounts, "cgroup2", None).map(|folder| (folder, Version::Two)))
 }
 
-/// The first mount of a kind, with an option if there has to be one.
+/// The first mount of a file system type, with this option if one is given.
 fn find(mounts: &str, kind: &str, option: Option<&str>) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);

@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result};
 
 use crate::Namespace;
 
-/// What the kernel has counted for an interface since it was made.
+/// The kernel's counts for an interface since its creation.
 ///
-/// A veth counts `rx_bytes` like the sender's `tx_bytes`, with one exception: an end that polls (`gro`
-/// on, or a native XDP program) counts frames that came as skbs without their 14 bytes of Ethernet
-/// header (`veth_xdp_rcv_skb`, seen on 6.18).
+/// A veth counts `rx_bytes` like the sender's `tx_bytes`, with one exception: an end that polls (`gro` on, or a native
+/// XDP program) counts frames that arrived as skbs without their 14-byte Ethernet header (`veth_xdp_rcv_skb`, seen on
+/// 6.18).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub rx_packets: u64,
@@ -24,7 +24,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Asks `ip` for `rtnl_link_stats64`.
+    /// Reads `rtnl_link_stats64` through `ip`.
     pub fn read(namespace: &Namespace, interface: &str) -> Result<Self> {
         let output = namespace.ip(&["-s", "-j", "link", "show", "dev", interface])?;
         let links: serde_json::Value =
@@ -50,7 +50,7 @@ impl Counters {
 impl Sub for Counters {
     type Output = Self;
 
-    /// What was counted since `earlier`.
+    /// The counts since `earlier`.
     fn sub(self, earlier: Self) -> Self {
         Self {
             rx_packets: self.rx_packets - earlier.rx_packets,

@@ -1,4 +1,4 @@
-//! A disk that can be made to fail: `zram` with a limit of its memory.
+//! A disk that can be made to fail: `zram` with a memory limit.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use crate::run;
 
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// A disk with a file system (ext4 without a journal), which is mounted until the value is dropped.
+/// A disk with a file system (ext4 without a journal), mounted until it is dropped.
 #[derive(Debug)]
 pub struct Disk {
     number: u32,
@@ -20,7 +20,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Fails where the kernel has no `zram`.
+    /// Fails if the kernel has no `zram`.
     pub fn new() -> Result<Self> {
         let folder = tempfile::tempdir().context("make a folder to mount on")?;
         let number = fs::read_to_string(Path::new(CONTROL).join("hot_add"));
@@ -34,12 +34,12 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// From here on it takes nothing that it has no room for, and that is no room at all for what does not compress.
+    /// From here on, writes of incompressible data fail.
     pub fn fail(&self) -> Result<()> {
         self.set("mem_limit", "4K")
     }
@@ -48,7 +48,7 @@ impl Disk {
         self.set("mem_limit", "0")
     }
 
-    /// Takes from memory what the disk does not have. Nobody may use it.
+    /// Drops the cached data that the disk has not stored. No file on the disk may be open.
     pub fn remount(&self) -> Result<()> {
         run(Command::new("umount").arg(self.folder()))?;
         self.mount()

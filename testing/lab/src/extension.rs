@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 
-/// An IPv6 extension header. Lengths are those of the whole header: multiples of 8, for
-/// [`Extension::Authentication`] of 4 from 12 up.
+/// An IPv6 extension header. Lengths include the whole header and are multiples of 8; [`Extension::Authentication`]
+/// takes multiples of 4, at least 12.
 #[derive(Clone, Copy, Debug)]
 pub enum Extension {
     HopByHop {
@@ -37,18 +37,18 @@ impl Extension {
         }
     }
 
-    /// Appends it, announcing `next`.
+    /// Appends the header, which announces `next`.
     pub(crate) fn write(&self, next: u8, out: &mut Vec<u8>) -> Result<()> {
         match *self {
             Self::HopByHop { length_bytes } | Self::DestinationOptions { length_bytes } => {
                 let units = units_after_first(length_bytes, 8)?;
-                // One PadN option fills what two bytes of header leave (RFC 8200, 4.2).
+                // One PadN option fills the space after the first two bytes (RFC 8200, 4.2).
                 let pad_len = u8::try_from(length_bytes - 4).context("one PadN holds 255 bytes")?;
                 out.extend([next, units, 1, pad_len]);
                 out.resize(out.len() + usize::from(pad_len), 0);
             }
             Self::Routing { length_bytes } => {
-                // Type 253, for experiments, with no segments left: every node skips it.
+                // The experimental type 253 with no segments left, which every node skips.
                 out.extend([next, units_after_first(length_bytes, 8)?, 253, 0]);
                 out.resize(out.len() + length_bytes - 4, 0);
             }
@@ -70,7 +70,7 @@ impl Extension {
                     length_bytes >= 12,
                     "an authentication header has 12 bytes at least"
                 );
-                // Counted in units of four bytes, minus two (RFC 4302, 2.2).
+                // The length field counts units of four bytes, minus two (RFC 4302, 2.2).
                 out.extend([next, units_after_first(length_bytes, 4)? - 1, 0, 0]);
                 out.resize(out.len() + length_bytes - 4, 0);
             }

@@ -1,6 +1,6 @@
-//! Synthetic frames with right lengths and checksums.
+//! Synthetic frames with correct lengths and checksums.
 //!
-//! `etherparse` writes the headers, so that our parser is tested against code that is not ours.
+//! `etherparse` writes the headers, so that our parser is tested against independent code.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,18 +25,18 @@ const ETHER_TYPE_PROVIDER_VLAN: u16 = 0x88A8;
 pub struct Frame {
     /// Source and destination; `None` for an interface without an Ethernet header.
     macs: Option<([u8; 6], [u8; 6])>,
-    /// Tag protocol and VLAN id, outermost first.
+    /// EtherType and VLAN id of each tag, outermost first.
     tags: Vec<(u16, u16)>,
     src: IpAddr,
     dst: IpAddr,
     dscp: u8,
     hop_limit: u8,
     ipv4_options: Vec<u8>,
-    /// Identification, offset in bytes, more fragments; IPv4.
+    /// Identification, offset in bytes, more fragments. The identification has 16 bits, as in IPv4.
     fragment: Option<(u16, u16, bool)>,
     extensions: Vec<Extension>,
     tcp_options: Vec<u8>,
-    /// Sequence and acknowledgment.
+    /// Sequence and acknowledgment numbers.
     tcp_numbers: (u32, u32),
     min_len_bytes: usize,
 }
@@ -73,14 +73,14 @@ impl Frame {
         }
     }
 
-    /// The same frame from other addresses.
+    /// The same frame with other addresses.
     #[must_use]
     pub fn between(mut self, src: impl Into<IpAddr>, dst: impl Into<IpAddr>) -> Self {
         (self.src, self.dst) = (src.into(), dst.into());
         self
     }
 
-    /// Adds an 802.1Q tag, inside those that are there.
+    /// Adds an 802.1Q tag inside any existing tags.
     #[must_use]
     pub fn vlan(mut self, id: u16) -> Self {
         self.tags.push((ETHER_TYPE_VLAN, id));
@@ -109,16 +109,15 @@ impl Frame {
         self
     }
 
-    /// Raw IPv4 options, a multiple of four bytes.
+    /// Sets raw IPv4 options; their length must be a multiple of four.
     #[must_use]
     pub fn ipv4_options(mut self, options: &[u8]) -> Self {
         self.ipv4_options = options.to_vec();
         self
     }
 
-    /// Makes it a fragment: by the IPv4 header, or by an IPv6 fragment header after the extension
-    /// headers that are there. Only the first one, with offset 0, carries a transport header; end
-    /// the others with [`Frame::ip`].
+    /// Makes the frame a fragment, with the IPv4 header or with an IPv6 fragment header after any existing extension
+    /// headers. Only the first fragment, with offset 0, has a transport header; build the others with [`Frame::ip`].
     #[must_use]
     pub fn fragment(mut self, id: u16, offset_bytes: u16, more: bool) -> Self {
         if self.src.is_ipv4() {
@@ -133,28 +132,28 @@ impl Frame {
         }
     }
 
-    /// Adds an IPv6 extension header after those that are there.
+    /// Adds an IPv6 extension header after any existing ones.
     #[must_use]
     pub fn extension(mut self, extension: Extension) -> Self {
         self.extensions.push(extension);
         self
     }
 
-    /// Raw TCP options, a multiple of four bytes.
+    /// Sets raw TCP options; their length must be a multiple of four.
     #[must_use]
     pub fn tcp_options(mut self, options: &[u8]) -> Self {
         self.tcp_options = options.to_vec();
         self
     }
 
-    /// TCP's sequence and acknowledgment numbers, instead of 1 and 0.
+    /// Sets TCP's sequence and acknowledgment numbers; the defaults are 1 and 0.
     #[must_use]
     pub fn tcp_numbers(mut self, sequence: u32, acknowledgment: u32) -> Self {
         self.tcp_numbers = (sequence, acknowledgment);
         self
     }
 
-    /// Zero bytes behind the IP packet up to this frame length, as Ethernet pads to 60.
+    /// Adds zero bytes after the IP packet up to this frame length, as Ethernet pads to 60.
     #[must_use]
     pub fn pad_to(mut self, min_len_bytes: usize) -> Self {
         self.min_len_bytes = min_len_bytes;
@@ -182,7 +181,7 @@ impl Frame {
         self.ip(ip_number::UDP.0, &[&header.to_bytes(), payload].concat())
     }
 
-    /// `flags` are the bits of the TCP header's flag byte, FIN the lowest.
+    /// `flags` is the flag byte of the TCP header, with FIN as the lowest bit.
     pub fn tcp(&self, src_port: u16, dst_port: u16, flags: u8, payload: &[u8]) -> Result<Vec<u8>> {
         let (sequence, acknowledgment) = self.tcp_numbers;
         let mut header = TcpHeader::new(src_port, dst_port, sequence, u16::MAX);
@@ -209,7 +208,7 @@ impl Frame {
         self.ip(ip_number::TCP.0, &[&header.to_bytes(), payload].concat())
     }
 
-    /// An echo request, or the reply to one.
+    /// An echo request or reply.
     pub fn icmp_echo(
         &self,
         request: bool,
@@ -228,7 +227,7 @@ impl Frame {
         self.icmp(message_type, 0, [a, b, c, d], payload)
     }
 
-    /// ICMP or `ICMPv6`, by the addresses; `rest` is the second half of the header.
+    /// ICMP or `ICMPv6`, depending on the addresses. `rest` is the second half of the header.
     pub fn icmp(
         &self,
         message_type: u8,
@@ -245,7 +244,7 @@ impl Frame {
         self.ip(protocol.0, &message)
     }
 
-    /// An SCTP common header before `chunks`.
+    /// An SCTP common header followed by `chunks`.
     pub fn sctp(&self, src_port: u16, dst_port: u16, chunks: &[u8]) -> Result<Vec<u8>> {
         let ports = [src_port.to_be_bytes(), dst_port.to_be_bytes()].concat();
         let mut packet = [&ports[..], &[0, 0, 0, 1], &[0; 4], chunks].concat();
@@ -254,7 +253,7 @@ impl Frame {
         self.ip(ip_number::SCTP.0, &packet)
     }
 
-    /// A plain GRE header (RFC 2784) before a packet of the given `EtherType`.
+    /// A plain GRE header (RFC 2784) followed by a packet of the given `EtherType`.
     pub fn gre(&self, ether_type: u16, packet: &[u8]) -> Result<Vec<u8>> {
         self.ip(
             ip_number::GRE.0,
@@ -262,7 +261,7 @@ impl Frame {
         )
     }
 
-    /// Any IP protocol, with `payload` behind the IP headers as it is.
+    /// Any IP protocol. `payload` follows the IP headers unchanged.
     pub fn ip(&self, protocol: u8, payload: &[u8]) -> Result<Vec<u8>> {
         let (ether_type, header) = match self.addresses()? {
             Addresses::V4(src, dst) => (
@@ -277,7 +276,7 @@ impl Frame {
         self.ether_type(ether_type, &[&header, payload].concat())
     }
 
-    /// Any `EtherType`, with `payload` behind the Ethernet header and the tags as it is.
+    /// Any `EtherType`. `payload` follows the Ethernet header and the tags unchanged.
     pub fn ether_type(&self, ether_type: u16, payload: &[u8]) -> Result<Vec<u8>> {
         let mut frame = Vec::with_capacity(64 + payload.len());
         if let Some((source, destination)) = self.macs {

@@ -1,4 +1,4 @@
-//! A socket that sends whole frames out of an interface, in order.
+//! A socket that sends whole frames on an interface, in order.
 
 use std::{
     ffi::CString,
@@ -12,12 +12,12 @@ use anyhow::{Context as _, Result};
 
 use crate::Namespace;
 
-/// Frames in one system call.
+/// Frames per system call.
 const BATCH: usize = 256;
 
 /// An `AF_PACKET` socket bound to an interface. It receives nothing.
 ///
-/// The interface limits the length: at least 14 bytes, at most MTU plus header.
+/// The interface limits the frame length to between 14 bytes and MTU plus header.
 #[derive(Debug)]
 pub struct FrameSocket {
     fd: OwnedFd,
@@ -29,8 +29,8 @@ impl FrameSocket {
         Self::with_protocol(namespace, interface, 0)
     }
 
-    /// The same for frames that the kernel is told to be of a protocol (an EtherType), whatever they say themselves. With 0
-    /// it reads that from the frame.
+    /// The same, with the protocol (an EtherType) to pass to the kernel, whatever the frames contain. With 0 the kernel
+    /// reads it from the frame.
     pub fn with_protocol(namespace: &Namespace, interface: &str, protocol: u16) -> Result<Self> {
         let fd = open_packet_socket(namespace, interface, protocol)?;
         Ok(Self {
@@ -39,7 +39,7 @@ impl FrameSocket {
         })
     }
 
-    /// Makes all further frames bypass the queueing discipline, and with it the TC egress hook.
+    /// Makes later frames bypass the queueing discipline, and with it the TC egress hook.
     pub fn bypass_qdisc(&self) -> Result<()> {
         set_packet_option(&self.fd, libc::PACKET_QDISC_BYPASS).context("set PACKET_QDISC_BYPASS")
     }
@@ -49,9 +49,8 @@ impl FrameSocket {
         self.send_many([frame]).map(drop)
     }
 
-    /// Sends the frames in order and returns how many there were. If the receiving end has no room for a
-    /// frame, it is sent again, so none is lost. Such a frame passes a TC egress hook on this end once for
-    /// each attempt.
+    /// Sends the frames in order and returns their number. If the receiver has no room for a frame, sends it again, so
+    /// none is lost. Such a frame passes a TC egress hook on this end once per attempt.
     pub fn send_many<F: AsRef<[u8]>>(&self, frames: impl IntoIterator<Item = F>) -> Result<usize> {
         let mut frames = frames.into_iter();
         let mut sent = 0;
@@ -80,7 +79,7 @@ impl FrameSocket {
         }
     }
 
-    /// Sends frames in one call and returns how many, at least one.
+    /// Sends frames in one call and returns how many were sent, at least one.
     fn send_batch<F: AsRef<[u8]>>(&self, frames: &[F]) -> io::Result<usize> {
         let mut pieces: Vec<libc::iovec> = frames
             .iter()
@@ -95,7 +94,7 @@ impl FrameSocket {
         let mut messages: Vec<libc::mmsghdr> = pieces
             .iter_mut()
             .map(|piece| {
-                // SAFETY: all zeros is a message without address, data and control data.
+                // SAFETY: the all-zero message is valid: no address, no data and no control data.
                 let mut message: libc::mmsghdr = unsafe { zeroed() };
                 message.msg_hdr.msg_iov = piece;
                 message.msg_hdr.msg_iovlen = 1;
@@ -103,14 +102,14 @@ impl FrameSocket {
             })
             .collect();
         let count = messages.len() as libc::c_uint;
-        // SAFETY: `count` messages, each with one piece of a frame that outlives the call; the
-        // kernel only reads from the frames.
+        // SAFETY: there are `count` messages, each with one slice of a frame that outlives the call. The kernel only
+        // reads the frames.
         let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), count, 0) };
         usize::try_from(sent).map_err(|_| io::Error::last_os_error())
     }
 }
 
-/// A socket in the namespace that sends raw frames out of the interface. With protocol 0 it receives nothing.
+/// A socket in the namespace that sends raw frames on the interface. With protocol 0 it receives nothing.
 pub(crate) fn open_packet_socket(
     namespace: &Namespace,
     interface: &str,
@@ -122,11 +121,11 @@ pub(crate) fn open_packet_socket(
     })
 }
 
-/// Switches an option of packet sockets on.
+/// Turns on an option of a packet socket.
 pub(crate) fn set_packet_option(socket: &OwnedFd, option: libc::c_int) -> io::Result<()> {
     let on: libc::c_int = 1;
     let len = size_of_val(&on) as libc::socklen_t;
-    // SAFETY: the option's value is an int that outlives the call, and its length is given.
+    // SAFETY: the value is an int that outlives the call, and the length is its size.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -144,25 +143,25 @@ pub(crate) fn set_packet_option(socket: &OwnedFd, option: libc::c_int) -> io::Re
 }
 
 fn open_bound(interface: &CString, protocol: u16) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers are passed. Protocol 0 receives nothing.
+    // SAFETY: the call takes no pointers. Protocol 0 receives nothing.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open and nobody else's.
+    // SAFETY: the descriptor is open, and nothing else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: the name is a C string that outlives the call.
     let ifindex = unsafe { libc::if_nametoindex(interface.as_ptr()) };
     if ifindex == 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: all zeros is an address without interface.
+    // SAFETY: all zeros is a valid address, with no interface set.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as libc::c_ushort;
     address.sll_protocol = protocol.to_be();
     address.sll_ifindex = ifindex.cast_signed();
     let len = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: the address is a sockaddr_ll that outlives the call, and its length is given.
+    // SAFETY: the address is a sockaddr_ll that outlives the call, and the length is its size.
     match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) } {
         0 => Ok(fd),
         _ => Err(io::Error::last_os_error()),

@@ -1,7 +1,7 @@
-//! A full-speed sender: some millions of copies of a frame a second.
+//! A full-speed sender: millions of copies of a frame per second.
 //!
-//! The kernel itself makes the copies: `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES`
-//! (5.18) runs an XDP program that redirects each copy to the interface.
+//! The kernel makes the copies: `BPF_PROG_TEST_RUN` with `BPF_F_TEST_XDP_LIVE_FRAMES` (5.18) runs an XDP program that
+//! redirects each copy to the interface.
 
 use std::{
     ffi::c_long,
@@ -19,20 +19,20 @@ const BPF_PROG_TEST_RUN: c_long = 10;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_F_TEST_XDP_LIVE_FRAMES: u32 = 1 << 1;
 
-/// How the copies of a frame differ.
+/// The differences between the copies of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variety {
     Same,
-    /// Each copy of an untagged IPv4 frame has a random source address out of this many. The header's
-    /// checksum stays as it is. 0 stands for all 2^32.
+    /// Gives each copy of an untagged IPv4 frame a random source address out of this many; 0 stands for all 2^32. Does
+    /// not update the header's checksum.
     Sources(u32),
 }
 
-/// Sends out of one interface.
+/// Sends on one interface.
 ///
-/// On a veth the other end must poll: it needs a native XDP program, or `gro` on. Otherwise the kernel
-/// silently drops every frame. It also drops frames while the other end's ring is full, so only that end's
-/// [`crate::Counters`] say how many arrived. The frames pass no queueing discipline and no TC egress hook.
+/// On a veth the other end must poll: it needs a native XDP program, or `gro` on. Otherwise the kernel silently drops
+/// every frame. It also drops frames while the other end's ring is full, so only that end's [`crate::Counters`] show
+/// how many arrived. The frames pass no queueing discipline and no TC egress hook.
 #[derive(Debug)]
 pub struct Generator<'a> {
     namespace: &'a Namespace,
@@ -47,8 +47,8 @@ impl<'a> Generator<'a> {
         Ok(Self { namespace, program })
     }
 
-    /// Sends `count` copies, on the given CPU or on any, and returns when the last one is under way.
-    /// Several threads may send at once.
+    /// Sends `count` copies, on the given CPU or on any, and returns once the last one is on its way. Several threads
+    /// may send at the same time.
     pub fn send(&self, frame: &[u8], count: u32, cpu: Option<usize>) -> Result<()> {
         self.namespace.enter(|| {
             if let Some(cpu) = cpu {
@@ -63,7 +63,7 @@ impl<'a> Generator<'a> {
                 flags: BPF_F_TEST_XDP_LIVE_FRAMES,
                 ..TestRun::default()
             };
-            // SAFETY: the attributes have the layout of this command; the frame outlives the call.
+            // SAFETY: the attributes have this command's layout, and the frame outlives the call.
             unsafe { bpf(BPF_PROG_TEST_RUN, &run) }
                 .with_context(|| format!("send {count} frames of {} bytes", frame.len()))?;
             Ok(())
@@ -71,7 +71,7 @@ impl<'a> Generator<'a> {
     }
 }
 
-/// `union bpf_attr` for `BPF_PROG_TEST_RUN`, as in `include/uapi/linux/bpf.h`.
+/// `union bpf_attr` for `BPF_PROG_TEST_RUN`, from `include/uapi/linux/bpf.h`.
 #[repr(C)]
 #[derive(Default)]
 struct TestRun {
@@ -93,7 +93,7 @@ struct TestRun {
     reserved: u32,
 }
 
-/// The first fields of `union bpf_attr` for `BPF_PROG_LOAD`; the others may be left out.
+/// The first fields of `union bpf_attr` for `BPF_PROG_LOAD`. The kernel takes omitted fields as zero.
 #[repr(C)]
 struct ProgramLoad {
     program_type: u32,
@@ -102,8 +102,7 @@ struct ProgramLoad {
     license: u64,
 }
 
-/// One instruction, like `struct bpf_insn`: the two registers share a byte, with the destination in the low
-/// half.
+/// An instruction (`struct bpf_insn`). The two registers share a byte, with the destination in the low half.
 #[repr(C)]
 struct Instruction {
     code: u8,
@@ -112,7 +111,7 @@ struct Instruction {
     immediate: i32,
 }
 
-/// Writes a source address if the copies differ, then does `return bpf_redirect(ifindex, 0);`.
+/// Writes a source address if the copies are to differ, then does `return bpf_redirect(ifindex, 0);`.
 fn load_sender(ifindex: u32, variety: Variety) -> io::Result<OwnedFd> {
     const BPF_FUNC_REDIRECT: i32 = 23;
     let mut instructions = match variety {
@@ -131,9 +130,9 @@ fn load_sender(ifindex: u32, variety: Variety) -> io::Result<OwnedFd> {
         instructions: instructions.as_ptr() as u64,
         license: c"GPL".as_ptr() as u64,
     };
-    // SAFETY: the attributes have the layout of this command; what they point to outlives the call.
+    // SAFETY: the attributes have this command's layout, and their pointers are valid during the call.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &load) }?;
-    // SAFETY: the kernel has just opened it for us; a descriptor fits an int.
+    // SAFETY: the kernel has just opened the descriptor for us. A descriptor fits an int.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -156,7 +155,7 @@ const fn instruction(code: u8, registers: u8, offset: i16, immediate: i32) -> In
     }
 }
 
-/// Writes a random source address. A frame that ends before the address stays as it is.
+/// Writes a random source address. Leaves a frame alone that is too short for an address.
 fn random_source(sources: u32) -> Vec<Instruction> {
     const BPF_FUNC_GET_PRANDOM_U32: i32 = 7;
     const SOURCE_OFFSET_BYTES: i16 = 14 + 12;
@@ -188,7 +187,7 @@ fn random_source(sources: u32) -> Vec<Instruction> {
 ///
 /// `attributes` has the layout that the kernel expects of `command`, and its pointers are valid.
 unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<c_long> {
-    // SAFETY: promised by the caller; the kernel reads no more than the size given.
+    // SAFETY: the caller guarantees it. The kernel reads no more than the given size.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -204,7 +203,7 @@ unsafe fn bpf<T>(command: c_long, attributes: &T) -> io::Result<c_long> {
     }
 }
 
-/// Keeps the calling thread on one CPU from here on.
+/// Restricts the calling thread to one CPU.
 pub fn pin_to(cpu: usize) -> io::Result<()> {
     // SAFETY: all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { zeroed() };
@@ -213,7 +212,7 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
     }
     // SAFETY: the CPU was checked against the size of the set.
     unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the set outlives the call, and its size is given; 0 is the calling thread.
+    // SAFETY: the set outlives the call, and the size is its own; 0 means the calling thread.
     match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &raw const set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

@@ -1,5 +1,5 @@
-//! Two hosts and the wire between them: a veth pair with each end in a namespace of its own. Only packets
-//! that were sent on purpose move on it.
+//! Two hosts and the wire between them: a veth pair with each end in its own namespace. Only packets that a test sends
+//! move on it.
 
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
@@ -11,18 +11,18 @@ use anyhow::Result;
 
 use crate::{Counters, Frame, FrameSocket, Generator, Namespace, SuperFrameSocket, Variety, run};
 
-/// The features, as `ethtool -K` names them, that let an skb differ from the frames on the wire.
+/// The features, by their names in `ethtool -K`, that let an skb differ from the frames on the wire.
 const OFFLOADS: &[&str] = &["rx", "tx", "sg", "tso", "gso", "gro", "rxvlan", "txvlan"];
 
 #[derive(Clone, Copy, Debug)]
 pub struct LabOptions {
-    /// Gives both ends an IPv4 and an IPv6 address and each other's MAC as a fixed neighbour. If false,
-    /// IPv6 is off altogether.
+    /// Gives both ends an IPv4 and an IPv6 address, and each other's MAC as a permanent neighbour. If false, turns IPv6
+    /// off.
     pub addresses: bool,
-    /// Leaves checksum, segmentation and VLAN offloads on, as the kernel sets them on a veth.
+    /// Leaves checksum, segmentation and VLAN offloads at the kernel's defaults for a veth, which are on.
     pub offloads: bool,
     pub mtu_bytes: u32,
-    /// Queues for each end and direction. Native XDP wants one for each CPU that sends.
+    /// Queues per end and direction. Native XDP needs one for each sending CPU.
     pub queues: usize,
 }
 
@@ -46,13 +46,13 @@ pub struct Host {
     pub interface: String,
     pub ifindex: u32,
     pub mac: [u8; 6],
-    /// On the interface only with [`LabOptions::addresses`].
+    /// Set on the interface only with [`LabOptions::addresses`].
     pub ipv4: Ipv4Addr,
-    /// On the interface only with [`LabOptions::addresses`].
+    /// Set on the interface only with [`LabOptions::addresses`].
     pub ipv6: Ipv6Addr,
 }
 
-/// The agent's host and its peer. Dropping the lab removes both, with everything in them.
+/// The agent's host and its peer. Dropping the lab removes both, and everything in them.
 #[derive(Debug)]
 pub struct Lab {
     pub agent: Host,
@@ -118,7 +118,7 @@ impl Host {
         })
     }
 
-    /// Switches off what would send by itself, before there is an interface.
+    /// Turns off everything that would send on its own, before an interface exists.
     fn silence(&self, options: LabOptions) -> Result<()> {
         for scope in ["all", "default"] {
             let settings = [
@@ -138,7 +138,7 @@ impl Host {
 
     fn bring_up(&self, options: LabOptions, other: &Self) -> Result<()> {
         let set = ["link", "set", "dev", &self.interface];
-        // Without ARP the kernel joins no solicited-node group either, so it sends no report of one
+        // Without ARP the kernel does not join a solicited-node group, so it sends no multicast report for one
         // (addrconf_join_solict, 5.10 to 6.18).
         self.namespace
             .ip(&[&set[..], &["addrgenmode", "none", "arp", "off"]].concat())?;
@@ -171,7 +171,7 @@ impl Host {
         Ok(())
     }
 
-    /// Switches features by the names that `ethtool -K` takes.
+    /// Turns features on or off, by their names in `ethtool -K`.
     pub fn set_offloads(&self, features: &[&str], on: bool) -> Result<()> {
         let state = if on { "on" } else { "off" };
         let mut ethtool = self.namespace.command("ethtool");
@@ -190,17 +190,17 @@ impl Host {
         Counters::read(&self.namespace, &self.interface)
     }
 
-    /// A socket that sends whole frames out of this host's end.
+    /// A socket that sends whole frames on this host's end.
     pub fn frame_socket(&self) -> Result<FrameSocket> {
         FrameSocket::new(&self.namespace, &self.interface)
     }
 
-    /// A socket that sends super-frames out of this host's end.
+    /// A socket that sends super-frames on this host's end.
     pub fn super_frame_socket(&self) -> Result<SuperFrameSocket> {
         SuperFrameSocket::new(&self.namespace, &self.interface)
     }
 
-    /// A full-speed sender out of this host's end; see [`Generator`] for what the other end needs.
+    /// A full-speed sender on this host's end; see [`Generator`] for the requirements on the other end.
     pub fn generator(&self) -> Result<Generator<'_>> {
         Generator::new(&self.namespace, &self.interface, Variety::Same)
     }
@@ -210,7 +210,7 @@ impl Host {
         Generator::new(&self.namespace, &self.interface, variety)
     }
 
-    /// As `ip` takes it.
+    /// The MAC address in `ip`'s notation.
     pub fn mac_text(&self) -> String {
         self.mac.map(|byte| format!("{byte:02x}")).join(":")
     }
@@ -251,7 +251,7 @@ mod tests {
             },
         ] {
             let lab = Lab::new(options).unwrap();
-            // Address detection, router solicitations and reports would come within two seconds.
+            // Address detection, router solicitations and multicast reports would appear within two seconds.
             thread::sleep(Duration::from_millis(2500));
             for host in [&lab.agent, &lab.peer] {
                 assert_eq!(host.counters().unwrap(), Counters::default(), "{options:?}");

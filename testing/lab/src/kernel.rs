@@ -1,12 +1,12 @@
-//! The version and the speed of the kernel under a test, for tests that need a newer one, or that send
-//! fewer packets on a slow one.
+//! The version and the speed of the running kernel, for tests that need a newer one or send fewer packets on a slow
+//! one.
 
 use std::{env, fs};
 
-/// The variable that is set if an emulator runs the kernel, some thirty times slower than a CPU.
+/// The environment variable that is set if the kernel runs in an emulator, some thirty times slower than a CPU.
 pub const EMULATED: &str = "FLOW_AGENT_EMULATED";
 
-/// How many packets, bytes or rounds: `many`, or `few` in an emulator.
+/// The number of packets, bytes or rounds: `many`, or `few` in an emulator.
 pub fn packets(many: u64, few: u64) -> u64 {
     if env::var_os(EMULATED).is_some() {
         few

@@ -1,16 +1,15 @@
-//! A network laboratory: real interfaces on which exactly those packets move that a test sends.
+//! A network laboratory: real interfaces that carry exactly the packets that a test sends.
 //!
-//! Everything here needs root. A [`Lab`] is two [`Host`]s, each with a network namespace of its
-//! own. They are joined by a veth pair on which nothing moves by itself: no neighbour discovery, no
-//! multicast reports, no address detection. So a test can compare counts exactly, even with the
-//! interfaces' own [`Counters`].
+//! Everything here needs root. A [`Lab`] is two [`Host`]s, each with its own network namespace. A veth pair joins them,
+//! and nothing moves on it unprompted: no neighbour discovery, no multicast reports, no address detection. So a test
+//! can compare counts exactly, even with the interfaces' own [`Counters`].
 //!
 //! Traffic comes from [`Frame`]s sent through a [`FrameSocket`] (any bytes, in order, none lost), a
-//! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a
-//! second), a [`Tun`] (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running
-//! `flow-agent`. A [`Process`] is a program that does not outlive its test, and an
-//! [`AtEnd`] ends threads with it. A [`ControlGroup`] holds programs to a limit. A [`RtnlHold`] keeps the kernel from answering about interfaces, and
-//! [`tcx_programs`] asks it what is attached. A [`Disk`] fails when it is told to. TLS takes [`certificates`]. A [`Broker`] is Kafka's own.
+//! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a second), a [`Tun`]
+//! (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running `flow-agent`. A [`Process`] is a program
+//! that does not outlive its test, and an [`AtEnd`] ends threads when the test ends. A [`ControlGroup`] limits
+//! programs. A [`RtnlHold`] keeps the kernel from answering requests about interfaces, and [`tcx_programs`] counts the
+//! attached programs. A [`Disk`] fails on demand. TLS tests use [`certificates`]. A [`Broker`] is Apache Kafka's own.
 
 mod agent;
 mod at_end;

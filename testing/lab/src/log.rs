@@ -1,4 +1,4 @@
-//! What the log says while a test does something.
+//! Captures the log while a test does something.
 
 #![expect(clippy::unwrap_used, reason = "a test ends by a panic")]
 
@@ -10,8 +10,8 @@ use std::{
 use tempfile::NamedTempFile;
 use tracing::{Dispatch, subscriber};
 
-/// While there is only one subscriber in the process, an event that a thread without it reaches first is off for good
-/// (`Rebuilder::JustOne` in tracing-core). So there is always another one.
+/// A second subscriber. With only one in the process, an event that a thread without it reaches first is disabled for
+/// good (`Rebuilder::JustOne` in tracing-core).
 static ANOTHER: LazyLock<Dispatch> =
     LazyLock::new(|| Dispatch::new(tracing_subscriber::registry()));
 
@@ -19,7 +19,7 @@ pub fn logged(work: impl FnOnce()) -> String {
     log_of(|_| work())
 }
 
-/// The same if the test looks at the log meanwhile.
+/// The same, for a test that reads the log in the meantime.
 pub fn log_of(work: impl FnOnce(&dyn Fn() -> String)) -> String {
     LazyLock::force(&ANOTHER);
     let log = NamedTempFile::new().unwrap();

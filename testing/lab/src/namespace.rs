@@ -1,4 +1,4 @@
-//! A named network namespace that lives as long as the value.
+//! A named network namespace, removed when the value is dropped.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,13 +22,13 @@ use crate::{
     run,
 };
 
-/// Where `ip netns` keeps its names.
+/// The folder of `ip netns`.
 const NAMES: &str = "/run/netns";
 
-/// How each name begins. Our process id, a number and the label follow.
+/// The prefix of each name. Our process id, a number and the label follow.
 const PREFIX: &str = "fa";
 
-/// A network namespace under a name of its own, removed when dropped.
+/// A network namespace with a unique name, removed when dropped.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -36,7 +36,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Adds an empty namespace with `lo` up, named after this process and `label`.
+    /// Creates an empty namespace with `lo` up, named after this process and `label`.
     pub fn new(label: &str) -> Result<Self> {
         static SWEEP: Once = Once::new();
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -51,7 +51,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// The name for `ip netns`, and for `ip link` to move an interface here.
+    /// The name for `ip netns`, and for moving an interface here with `ip link`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,7 +60,7 @@ impl Namespace {
         Path::new(NAMES).join(&self.name)
     }
 
-    /// The number by which the kernel tells network namespaces apart.
+    /// The inode number that identifies the namespace.
     pub fn inode(&self) -> Result<u64> {
         Ok(self
             .file
@@ -69,9 +69,9 @@ impl Namespace {
             .ino())
     }
 
-    /// Runs `work` on a thread of its own in this namespace and waits for it.
+    /// Runs `work` on a separate thread in this namespace and waits for it.
     ///
-    /// Sockets opened there stay in the namespace; `/proc/sys/net` is the namespace's.
+    /// Sockets opened there stay in the namespace, and `/proc/sys/net` shows the namespace's settings.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let inside = || {
             set_network_namespace(&self.file)
@@ -82,11 +82,11 @@ impl Namespace {
             .unwrap_or_else(|panicked| panic::resume_unwind(panicked))
     }
 
-    /// A command that will run in this namespace, and that the kernel kills if the thread that started it ends first. Unlike
-    /// `ip netns exec` it leaves the mounts alone, so that a BPF file system stays visible.
+    /// A command that runs in this namespace. The kernel kills it if the thread that started it ends first. Unlike
+    /// `ip netns exec` it keeps the mounts, so that a BPF file system stays visible.
     ///
-    /// Other programs do both: with a closure in the child the process would be forked, and its page tables are large
-    /// (a sixth of the time of all tests).
+    /// Both are done by other programs rather than a closure in the child: with a closure the process would be forked,
+    /// and copying its large page tables took a sixth of the time of all tests.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(ENTER);
         let mut net = OsString::from("--net=");
@@ -100,8 +100,7 @@ impl Namespace {
         run(self.command("ip").args(arguments))
     }
 
-    /// Adds a veth pair with both ends here. They are up, and without addresses they send nothing by
-    /// themselves.
+    /// Adds a veth pair with both ends here. They are up, and without addresses they send nothing on their own.
     pub fn add_wire(&self, ends: [&str; 2]) -> Result<()> {
         let [near, far] = ends;
         self.ip(&["link", "add", near, "type", "veth", "peer", "name", far])?;
@@ -141,7 +140,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Moves the calling thread into the network namespace that `file` is.
+/// Moves the calling thread into the network namespace to which `file` refers.
 fn set_network_namespace(file: &File) -> io::Result<()> {
     // SAFETY: the descriptor is open; the call changes only the calling thread.
     match unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) } {
@@ -150,7 +149,7 @@ fn set_network_namespace(file: &File) -> io::Result<()> {
     }
 }
 
-/// Removes namespaces whose process was killed before it could drop them.
+/// Removes the namespaces of processes that were killed before they could do so.
 fn remove_orphans() {
     let names = fs::read_dir(NAMES).into_iter().flatten().flatten();
     for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {

@@ -1,14 +1,13 @@
-//! Finds out whether this process may build a laboratory, and records tests that are skipped because it may
-//! not.
+//! Checks whether this process may create a laboratory, and records tests that are skipped because it may not.
 
 use std::{env, fs::OpenOptions, io::Write as _};
 
 use crate::kernel;
 
-/// The variable with the file to which skipped tests add themselves, so that they never count as passed.
+/// The environment variable with the file in which skipped tests record themselves, so that they never count as passed.
 pub const SKIP_LOG: &str = "FLOW_AGENT_SKIP_LOG";
 
-/// True for root. Otherwise records the skip; the test then returns.
+/// Returns true for root. Otherwise records the skip, and the test must return.
 pub fn is_root_or_skip(test: &str) -> bool {
     let root = is_root();
     if !root {
@@ -17,8 +16,8 @@ pub fn is_root_or_skip(test: &str) -> bool {
     root
 }
 
-/// True in a virtual machine of `cargo xtask test-kernels`, for a test that does something to the whole machine.
-/// Otherwise records the skip; the test then returns.
+/// Returns true in a virtual machine of `cargo xtask test-kernels`, for tests that affect the whole machine. Otherwise
+/// records the skip, and the test must return.
 pub fn is_virtual_machine_or_skip(test: &str, does: &str) -> bool {
     let is_one = env::var_os(kernel::EMULATED).is_some();
     if !is_one {
@@ -35,7 +34,7 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Records that `test` did not run and why.
+/// Records that `test` did not run, and why.
 ///
 /// # Panics
 ///
@@ -48,7 +47,7 @@ pub fn skip(test: &str, reason: &str) {
             .create(true)
             .open(&path)
             .expect("the skip log opens");
-        // One write, so that lines of parallel tests do not mix.
+        // A single write, so that lines of parallel tests do not mix.
         log.write_all(format!("{test}: {reason}\n").as_bytes())
             .expect("the skip log is written");
     }

@@ -1,4 +1,4 @@
-//! A program that a test starts, and that does not outlive the value.
+//! A program that a test starts and that does not outlive the value.
 
 use std::{
     io,
@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result, bail};
 
 /// The program that enters a namespace.
 pub(crate) const ENTER: &str = "nsenter";
-/// The command that lets another one die with the thread that started it.
+/// A command that makes another one die with the thread that started it.
 pub(crate) const DYING_WITH_PARENT: [&str; 3] = ["setpriv", "--pdeathsig", "KILL"];
 
-/// A running program. It is killed when dropped. The kernel kills it if the thread that started it ends
-/// first (`PR_SET_PDEATHSIG`), so it does not outlive a killed test.
+/// A running program. Dropping it kills the program. The kernel kills it if the thread that started it ends first
+/// (`PR_SET_PDEATHSIG`), so it does not outlive a killed test.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -27,21 +27,21 @@ impl Process {
     pub fn spawn(command: &mut Command) -> Result<Self> {
         let dies_with_parent = command.get_args().any(|word| word == DYING_WITH_PARENT[1]);
         let name = if dies_with_parent {
-            // Behind nsenter's option and setpriv's.
+            // Skip the options of nsenter and setpriv.
             command.get_args().nth(1 + DYING_WITH_PARENT.len())
         } else {
             Some(command.get_program())
         };
         let name = name.unwrap_or_default().to_string_lossy().into_owned();
         if !dies_with_parent {
-            // SAFETY: between fork and exec it makes one system call and touches no memory.
+            // SAFETY: between fork and exec, the closure makes one system call and touches no memory.
             unsafe { command.pre_exec(die_with_parent) };
         }
         let child = command.spawn().with_context(|| format!("start {name}"))?;
         Ok(Self { child, name })
     }
 
-    /// For its process id and its pipes.
+    /// Gives access to its process id and pipes.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
@@ -53,7 +53,7 @@ impl Process {
     }
 
     pub fn signal(&self, signal: i32) -> Result<()> {
-        // SAFETY: no pointers; the id is our child's, which was not reaped while we hold it.
+        // SAFETY: no pointers. The id is our child's, which is not reaped while we hold it.
         let result = unsafe { libc::kill(self.child.id().cast_signed(), signal) };
         if result != 0 {
             return Err(io::Error::last_os_error())
@@ -69,7 +69,7 @@ impl Process {
             .with_context(|| format!("ask after {}", self.name))
     }
 
-    /// Waits until it has stopped by itself.
+    /// Waits until it exits on its own.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -85,7 +85,7 @@ impl Process {
 }
 
 fn die_with_parent() -> io::Result<()> {
-    // SAFETY: no pointers are passed.
+    // SAFETY: the call takes no pointers.
     match unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -94,7 +94,7 @@ fn die_with_parent() -> io::Result<()> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail harmlessly if it has already stopped.
+        // Both fail harmlessly if it has already exited.
         drop(self.child.kill());
         drop(self.child.wait());
     }

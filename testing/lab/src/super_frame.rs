@@ -22,9 +22,9 @@ const VIRTIO_NET_HDR_GSO_UDP_L4: u8 = 5;
 
 /// An `AF_PACKET` socket with `PACKET_VNET_HDR`.
 ///
-/// Its skbs have `gso_size` set and `gso_segs` 0, like those of virtio and tap
-/// (`virtio_net_hdr_to_skb`). An interface with `tso` (or, for UDP, `tx-udp-segmentation`) on passes
-/// them on whole. Otherwise they are cut behind the TC egress hook.
+/// Its skbs have `gso_size` set and `gso_segs` 0, as with virtio and tap (`virtio_net_hdr_to_skb`). An interface with
+/// `tso` (for UDP `tx-udp-segmentation`) on passes them on whole. Otherwise the kernel segments them after the TC
+/// egress hook.
 #[derive(Debug)]
 pub struct SuperFrameSocket {
     fd: OwnedFd,
@@ -41,14 +41,14 @@ impl SuperFrameSocket {
         })
     }
 
-    /// Sends an Ethernet frame with TCP or UDP whose payload is longer than `gso_size`. Each frame on the
-    /// wire gets that many bytes of payload.
+    /// Sends an Ethernet frame with TCP or UDP whose payload is longer than `gso_size`. Each frame on the wire gets
+    /// `gso_size` bytes of payload.
     pub fn send(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         self.send_with(virtio_header(frame, gso_size)?, frame)
     }
 
-    /// Sends an Ethernet frame with one UDP datagram that is longer than `gso_size`, a multiple of eight.
-    /// Each fragment on the wire gets that many bytes of the datagram, counting the UDP header.
+    /// Sends an Ethernet frame with one UDP datagram that is longer than `gso_size`, a multiple of eight. Each fragment
+    /// on the wire gets `gso_size` bytes of the datagram, including the UDP header.
     pub fn send_datagram(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         let mut header = virtio_header(frame, gso_size)?;
         header[1] = VIRTIO_NET_HDR_GSO_UDP;
@@ -57,7 +57,7 @@ impl SuperFrameSocket {
 
     fn send_with(&self, header: [u8; 10], frame: &[u8]) -> Result<()> {
         let message = [&header, frame].concat();
-        // SAFETY: the message outlives the call, and its length is given.
+        // SAFETY: the message outlives the call, and the length is its own.
         let sent = unsafe {
             libc::send(
                 self.fd.as_raw_fd(),

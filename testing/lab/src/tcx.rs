@@ -1,4 +1,4 @@
-//! How many programs the kernel runs at the TCX hooks of an interface, whoever attached them.
+//! Counts the programs at the TCX hooks of an interface, whoever attached them.
 
 use std::io;
 
@@ -10,7 +10,7 @@ const BPF_PROG_QUERY: libc::c_long = 16;
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
 
-/// Programs at ingress and at egress. Fails on a kernel without TCX (before 6.6).
+/// The number of programs at ingress and at egress. Fails on a kernel without TCX (before 6.6).
 pub fn tcx_programs(namespace: &Namespace, ifindex: u32) -> Result<[u32; 2]> {
     let query = |attach_type| namespace.enter(|| programs(ifindex, attach_type));
     Ok([query(TCX_INGRESS)?, query(TCX_EGRESS)?])
@@ -21,7 +21,7 @@ fn programs(ifindex: u32, attach_type: u32) -> Result<u32> {
     let mut query = [0_u32; 16];
     query[0] = ifindex;
     query[1] = attach_type;
-    // SAFETY: the kernel reads and writes no more than the size given, and is given no other pointer.
+    // SAFETY: the kernel accesses no more than the given size, and the structure contains no other pointer.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,

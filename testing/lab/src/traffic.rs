@@ -1,4 +1,4 @@
-//! Whole conversations over real sockets between the two hosts of an addressed lab.
+//! Complete conversations over real sockets between the two hosts of a lab with addresses.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,17 +12,17 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::Host;
 
-/// No answer on a veth takes this long.
+/// Longer than any answer on a veth takes.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Which of a host's two addresses.
+/// Selects one of a host's two addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpVersion {
     V4,
     V6,
 }
 
-/// The ends of a conversation that is over.
+/// The endpoints of a finished conversation.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversation {
     pub client: SocketAddr,
@@ -57,7 +57,7 @@ pub fn tcp(
                 .with_context(|| format!("connect to {server_address}"))?;
             stream.set_write_timeout(Some(TIMEOUT))?;
             stream.set_read_timeout(Some(TIMEOUT))?;
-            // No frame is longer than what is written at once: these fill BIG TCP's.
+            // A frame is at most as long as one write. This much fills a BIG TCP frame.
             let chunk = vec![0x5A; 1 << 20];
             let mut rest = bytes;
             while rest > 0 {
@@ -76,7 +76,7 @@ pub fn tcp(
             );
             Ok(stream.local_addr()?)
         });
-        // If the client failed, its error says why, and the server gives up by itself.
+        // If the client failed, return its error. The server gives up on its own.
         let client_address = client_address?;
         let received = reader
             .join()
@@ -92,8 +92,7 @@ pub fn tcp(
     })
 }
 
-/// The client sends datagrams of the given payload length. The server answers each with one of the same
-/// length.
+/// The client sends datagrams with the given payload length. The server answers each with one of the same length.
 pub fn udp(
     client: &Host,
     server: &Host,
@@ -159,7 +158,7 @@ pub fn ping(from: &Host, to: &Host, version: IpVersion, count: u32) -> Result<()
     Ok(())
 }
 
-/// The next stream, which must come soon: a client that failed must not leave us waiting.
+/// Accepts the next stream. It times out, so that a failed client does not block the test.
 fn accept(listener: &TcpListener) -> Result<TcpStream> {
     listener
         .set_nonblocking(true)
@@ -183,7 +182,7 @@ fn accept(listener: &TcpListener) -> Result<TcpStream> {
     }
 }
 
-/// Accepts one stream and counts the bytes to its end.
+/// Accepts one stream and counts its bytes to the end.
 fn read_to_end(listener: &TcpListener) -> Result<u64> {
     let mut stream = accept(listener)?;
     stream

@@ -1,4 +1,4 @@
-//! A tun device, on which the test lets bare IP packets arrive.
+//! A tun device, through which a test makes bare IP packets arrive.
 
 use std::{
     fs::{File, OpenOptions},
@@ -14,7 +14,7 @@ use crate::{Counters, Namespace, super_frame::virtio_header};
 // linux/if_tun.h.
 const TUNSETLINK: libc::Ioctl = 0x4004_54cd;
 
-/// A tun device in a namespace. It is up and has no addresses, and it goes away when dropped.
+/// A tun device in a namespace, up and without addresses. Dropping it removes it.
 #[derive(Debug)]
 pub struct Tun {
     file: File,
@@ -27,7 +27,7 @@ impl Tun {
         Self::of_kind(namespace, interface, libc::IFF_TUN)
     }
 
-    /// A tap like that of a virtual machine: it carries Ethernet frames and super-frames.
+    /// A tap device like a virtual machine's: it carries Ethernet frames and super-frames.
     pub fn tap(namespace: &Namespace, interface: &str) -> Result<Self> {
         Self::of_kind(namespace, interface, libc::IFF_TAP | libc::IFF_VNET_HDR)
     }
@@ -44,7 +44,7 @@ impl Tun {
         })
     }
 
-    /// Lets one IP packet arrive at the interface.
+    /// Makes one IP packet arrive at the interface.
     pub fn send(&self, packet: &[u8]) -> Result<()> {
         let written = (&self.file)
             .write(packet)
@@ -58,15 +58,14 @@ impl Tun {
         Ok(())
     }
 
-    /// Lets a super-frame of TCP or UDP arrive at a tap. The arguments are those of
-    /// [`SuperFrameSocket::send`].
+    /// Makes a super-frame of TCP or UDP arrive at a tap. Takes the arguments of [`SuperFrameSocket::send`].
     ///
     /// [`SuperFrameSocket::send`]: crate::SuperFrameSocket::send
     pub fn send_super_frame(&self, frame: &[u8], gso_size: u16) -> Result<()> {
         self.send(&[&virtio_header(frame, gso_size)?, frame].concat())
     }
 
-    /// The next packet that left by the interface, or `None` if there is none at the moment.
+    /// The next packet that left through the interface, or `None` if there is none yet.
     pub fn receive(&self) -> Result<Option<Vec<u8>>> {
         let mut packet = vec![0; 1 << 16];
         match (&self.file).read(&mut packet) {
@@ -79,7 +78,7 @@ impl Tun {
         }
     }
 
-    /// Changes the device's hardware type (`ARPHRD_*`), which says with what its frames begin. The device
+    /// Changes the device's hardware type (`ARPHRD_*`), which determines the first header of its frames. The device
     /// must be down.
     pub fn set_link_type(&self, hardware_type: libc::c_ulong) -> Result<()> {
         // SAFETY: TUNSETLINK takes a number and no pointer.
@@ -100,7 +99,7 @@ fn open(interface: &str, flags: libc::c_int) -> Result<File> {
         .custom_flags(libc::O_NONBLOCK)
         .open("/dev/net/tun")
         .context("open /dev/net/tun")?;
-    // SAFETY: all zeros is a request without name and flags.
+    // SAFETY: all zeros is a valid request, without name and flags.
     let mut request: libc::ifreq = unsafe { zeroed() };
     ensure!(
         interface.len() < request.ifr_name.len(),

@@ -1,5 +1,5 @@
-//! A `flow-agent` whose programs pause between their steps. A race that normally comes once in millions of
-//! packets happens here with every other one. Only tests start it.
+//! A `flow-agent` whose programs pause between their steps. A race that normally occurs once in millions of packets
+//! occurs here with every other packet. Only tests start it.
 
 use std::process::ExitCode;
 

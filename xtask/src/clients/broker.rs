@@ -1,5 +1,5 @@
-//! Installs a broker of Kafka, Apache's own programs, which Maven fetches with all that they need; and librdkafka, which reads
-//! what a collector stores there.
+//! Installs a Kafka broker (Apache's own, which Maven fetches with its dependencies) and librdkafka, which reads what a
+//! collector stores there.
 
 use std::{fs, process::Command};
 
@@ -11,9 +11,9 @@ use crate::{
     workspace::{has_command, run},
 };
 
-/// It needs Java 17.
+/// Needs Java 17.
 const KAFKA_VERSION: &str = "4.2.0";
-/// Of the logging that this Kafka asks for. Without it there would be no log.
+/// The logging library's version that this Kafka requires. Without it the broker does not log.
 const SLF4J_VERSION: &str = "1.7.36";
 const PLUGIN: &str = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies";
 

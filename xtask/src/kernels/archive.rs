@@ -1,4 +1,4 @@
-//! The file system in memory from which a guest starts: files of this machine in a cpio archive (`newc`,
+//! The initramfs of a guest: files of this machine in a cpio archive (`newc`,
 //! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::{
@@ -13,7 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 #[derive(Clone, Default)]
 pub struct Archive {
-    /// The entries by path without the leading slash. A folder sorts before what is in it.
+    /// Entries by path without the leading slash, sorted so that a folder comes before its contents.
     entries: BTreeMap<String, Entry>,
 }
 
@@ -24,12 +24,12 @@ enum Entry {
     CharacterDevice { major: u32, minor: u32 },
 }
 
-// The file types of `st_mode`, with permissions.
+// File types and permissions, as in `st_mode`.
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// A magic number and thirteen fields in hexadecimal.
+/// A magic number and thirteen hexadecimal fields.
 const HEADER_LEN_BYTES: usize = 6 + 13 * 8;
 
 impl Archive {
@@ -52,14 +52,14 @@ impl Archive {
         self.add(path, Entry::Program(bytes));
     }
 
-    /// A file of this machine under its own path.
+    /// Adds a file of this machine under its own path.
     pub fn copy(&mut self, path: &Path) -> Result<()> {
         let bytes = fs::read(path).with_context(|| format!("read {}", path.display()))?;
         self.file(&path.to_string_lossy(), bytes);
         Ok(())
     }
 
-    /// A program of this machine under its own path, with the libraries that it is linked to.
+    /// Adds a program of this machine under its own path, with the libraries it links to.
     pub fn program(&mut self, path: &Path) -> Result<()> {
         for library in libraries(path)? {
             if !self.entries.contains_key(key(&library.to_string_lossy())) {
@@ -142,7 +142,7 @@ fn write_entry(
     pad(out, bytes.len())
 }
 
-/// Pads to a multiple of four bytes, as the format asks for the header with the name, and for the content.
+/// Pads to a multiple of four bytes, as the format requires after the header with the name and after the content.
 fn pad(out: &mut impl Write, len_bytes: usize) -> io::Result<()> {
     out.write_all(&[0; 3][..len_bytes.next_multiple_of(4) - len_bytes])
 }
@@ -155,7 +155,7 @@ fn tempfile_beside(path: &Path) -> PathBuf {
     path.with_extension(format!("stripped-{}", std::process::id()))
 }
 
-/// The libraries and the loader that a program names. A statically linked one names none.
+/// The libraries and the loader of a program. A statically linked program has none.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)

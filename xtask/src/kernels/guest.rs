@@ -1,7 +1,7 @@
-//! Runs tests in a virtual machine, and returns the lines that they printed.
+//! Runs tests in a virtual machine and returns the lines that they print.
 //!
-//! QEMU emulates the machine in software on one host thread, so it runs anywhere and needs no privilege.
-//! The guest's first serial port has the kernel's messages, its second the tests' output.
+//! QEMU emulates the machine in software on one host thread, so it runs anywhere and needs no privileges. The kernel's
+//! messages go to the guest's first serial port, the tests' output to the second.
 
 use std::{
     collections::HashSet,
@@ -18,17 +18,17 @@ use lab::Process;
 
 use super::{archive::Archive, modules::Module, packages::KernelPackage};
 
-/// Begins the lines that the guest's script prints, to tell them from the tests' own.
+/// The prefix of lines that the guest's script prints, to distinguish them from the tests' output.
 pub const MARK: &str = "@@ ";
-/// The last line of a guest that came to its end.
+/// The last line of a guest that finished.
 pub const END: &str = "@@ end";
 
 const MEMORY: &str = "2G";
-/// With what QEMU itself takes.
+/// Includes QEMU's own memory.
 pub const MEMORY_KIB: u64 = (5 << 20) / 2;
 const CPUS: &str = "2";
 
-/// Tests of one module, and how long they may run on an idle machine.
+/// Tests of one module, and their time limit on an idle machine.
 #[derive(Clone)]
 pub struct Test {
     pub module: &'static str,
@@ -38,7 +38,7 @@ pub struct Test {
     pub timeout: Duration,
 }
 
-/// What a guest is to do.
+/// The work of one guest.
 pub struct Work<'a> {
     pub tests: &'a [Test],
     /// Arguments of the test program.
@@ -47,7 +47,7 @@ pub struct Work<'a> {
     pub parameters: &'a [String],
 }
 
-/// What a guest left behind.
+/// The output of a guest.
 pub struct Outcome {
     pub lines: Vec<String>,
     pub took: Duration,
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub logs: PathBuf,
 }
 
-/// Boots the kernel on the archive, with its modules added, and lets the tests run to their end.
+/// Boots the kernel on the archive and the modules, and runs the tests to the end.
 pub fn run(
     kernel: &KernelPackage,
     modules: Vec<Module>,
@@ -84,7 +84,7 @@ pub fn run(
 
     let serial = |name: &str| {
         let path = logs.join(name);
-        // An earlier guest may have left a file here.
+        // An earlier guest may have left this file.
         drop(fs::remove_file(&path));
         (format!("file:{}", path.display()), path)
     };
@@ -100,7 +100,8 @@ pub fn run(
         .arg(&initramfs)
         .arg("-append")
         .arg(format!(
-            // The emulator may get no CPU while the kernel checks whether its timer ticks.
+            // The kernel may find no timer ticks at boot if the emulator gets no CPU at that moment, so skip that
+            // check.
             "console=ttyS0 panic=-1 no_timer_check {}",
             work.parameters.join(" ")
         ))
@@ -124,8 +125,8 @@ pub fn run(
     })
 }
 
-/// Waits for the guest's end, as long as it keeps its own limits. The guest sets them, since they follow the
-/// machine's speed, which is not known here.
+/// Waits for the guest to finish, while it keeps within its own time limits. The guest sets them itself, because it
+/// measures the speed of the machine.
 fn wait(mut qemu: Process, output: &Path) -> Result<()> {
     /// The time to boot, or to prepare the next program and measure the machine's speed.
     const BETWEEN: Duration = Duration::from_mins(10);
@@ -147,13 +148,13 @@ fn wait(mut qemu: Process, output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The seconds of a whole line `@@ limit NAME SECONDS`.
+/// The seconds in a complete line `@@ limit NAME SECONDS`.
 fn limit(line: &str) -> Option<u64> {
     let (_, seconds) = line.strip_prefix("@@ limit ")?.trim_end().split_once(' ')?;
     seconds.strip_suffix(" s")?.parse().ok()
 }
 
-/// The script of the guest's first process. It prepares the machine, runs the tests and switches it off.
+/// The script for the guest's first process. It prepares the machine, runs the tests and powers it off.
 fn init(modules: &[String], tests: &[Test], arguments: &[String]) -> String {
     let ready = format!(
         "\
@@ -181,8 +182,8 @@ ip link set lo up
     let names: HashSet<&String> = tests.iter().flat_map(|test| &test.names).collect();
     let running = tests.iter().map(|test| {
         let name = test.module;
-        // Tests run by their whole names, which `test.names` has. With `--exact` a part of a name among
-        // the arguments matches nothing.
+        // `test.names` lists the full names of the tests to run. They need `--exact`, with which a partial name among
+        // the arguments would match nothing.
         let given = arguments
             .iter()
             .filter(|argument| *argument != "--exact" && !names.contains(argument));
@@ -227,8 +228,8 @@ poweroff -f
         .collect()
 }
 
-/// Sets `slowness`: how long a loop takes, in percent of its time on an idle machine, from 100 to 1,000. It
-/// depends on what else the machine does, so it is measured before every program.
+/// Sets `slowness`: the duration of a loop in percent of its duration on an idle machine, between 100 and 1,000. It
+/// varies with the machine's other work, so it is measured before every program.
 const MEASURE: &str = "\
 centiseconds() { read -r now rest </proc/uptime; now=${now%.*}${now#*.}; }
 measure() {
@@ -240,7 +241,7 @@ measure() {
   if [ $slowness -gt 1000 ]; then slowness=1000; fi
 }";
 
-/// Where `busybox` lies in the guest, wherever it is on this machine.
+/// The path of `busybox` in the guest, wherever it is on this machine.
 pub const BUSYBOX: &str = "/busybox/busybox";
 
 fn quoted(word: &str) -> String {
@@ -256,7 +257,7 @@ mod tests {
         for (line, expected) in [
             ("@@ limit exact 2700 s", Some(2700)),
             ("@@ limit exact 2700 s\r", Some(2700)),
-            // Half of a line that is being written.
+            // A line that is only half written.
             ("@@ limit exact 27", None),
             ("@@ limit exact 2700 ", None),
             ("@@ limit exact", None),
@@ -298,7 +299,7 @@ mod tests {
             let at = rest.find(line);
             let at =
                 at.unwrap_or_else(|| panic!("{line} is not behind the one before in:\n{script}"));
-            // The end of a line is the beginning of the next one, too.
+            // The newline at the end of a match also begins the next one.
             rest = &rest[at + line.trim_end().len()..];
         }
     }

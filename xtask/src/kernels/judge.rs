@@ -1,5 +1,5 @@
-//! Counts a guest's tests from the lines that it printed. If a program was killed, the tests that passed
-//! still count, and the one that hung has failed by its name.
+//! Counts a guest's tests from its output. If a program was killed, the tests that had passed still count, and the test
+//! that hung is reported as failed.
 
 #![expect(
     clippy::print_stdout,
@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::guest::{END, MARK, Outcome};
 use crate::count::Count;
 
-/// Begins the reason of a test in `agent/tests/agent/devices` that skips itself for want of a device.
+/// The prefix of the skip reason of a test in `agent/tests/agent/devices` whose device the kernel lacks.
 const NO_DEVICE: &str = "this kernel has no ";
 
-/// Adds up a guest's results, and prints its lines if something failed. `modules` should have run.
+/// Adds up a guest's results, and prints its output after a failure. `modules` are the ones that should have run.
 pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Count) {
     let failed_before = count.failed;
     let mut run: Option<Run> = None;
@@ -72,14 +72,14 @@ pub fn judge(outcome: &Outcome, modules: &[&str], release: &str, count: &mut Cou
     }
 }
 
-/// What the tests of one module said.
+/// The output of one module's tests.
 struct Run<'a> {
     name: &'a str,
-    /// Every test of the module with its result, in the order in which they begin.
+    /// Every test of the module with its result, in the order of their start.
     results: BTreeMap<&'a str, Option<&'a str>>,
     /// The tests that libtest reported as slow.
     slow: Vec<&'a str>,
-    /// The line with the numbers.
+    /// libtest's line of totals.
     total: Option<&'a str>,
 }
 
@@ -107,8 +107,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// `stop` has the program's exit status and when it began and ended. It is `None` if the program did not
-    /// end.
+    /// `stop` has the program's exit status and its start and end times, or is `None` if the program did not finish.
     fn end(self, stop: Option<&str>, release: &str, count: &mut Count) {
         let name = self.name;
         let mut words = stop.unwrap_or_default().split_whitespace().skip(1);
@@ -130,7 +129,7 @@ impl<'a> Run<'a> {
         count.failures.extend(named);
         if let Some(total) = self.total {
             count.add_result(total);
-            // A libtest program that counted its failures ends with 101.
+            // libtest exits with 101 if tests failed.
             if !matches!(status, Some("0" | "101")) {
                 count.fail(format_args!("{release}: {name} {ended}"));
             }
@@ -152,7 +151,7 @@ impl<'a> Run<'a> {
             eprintln!("error: {hung}");
             count.failures.push(hung);
         }
-        // At least one failure, even if it died before it had named its tests.
+        // Count at least one failure, even if the program died before it had listed its tests.
         count.failed += (hung.len() + failed().count()).max(1);
         let passed = self
             .results
@@ -203,7 +202,7 @@ mod tests {
     fn a_guest_that_does_not_come_to_its_end_has_failed() {
         assert_eq!(judged(&[START, RESULT, STOP, END]), (3, 0, 0));
         assert_eq!(judged(&[START, RESULT, STOP]), (3, 1, 0));
-        // A program that never ran is reported as well.
+        // A program that never ran is reported too.
         assert_eq!(judged(&[END]), (0, 1, 1));
         assert_eq!(judged(&[]), (0, 1, 1));
         assert_eq!(judged(&[START, END]), (0, 1, 0));
@@ -218,9 +217,9 @@ mod tests {
         let judged =
             |said: &[&str], stop: &[&str]| judged(&[&[START], &listed[..], said, stop].concat());
         let said = ["test b ... ok", "test a ... ok"];
-        // `c` was the next to begin, and nobody knows of `d`.
+        // `c` was next, and nothing is known about `d`.
         assert_eq!(judged(&said, &[killed, END]), (2, 1, 1));
-        // The guest itself was stopped.
+        // The guest itself was killed.
         assert_eq!(judged(&said, &[]), (2, 1, 1));
         let slow = "test d has been running for over 60 seconds";
         let said = ["test a ... ok", "test b ... FAILED", slow];

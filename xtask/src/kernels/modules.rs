@@ -1,5 +1,4 @@
-//! Finds the files of kernel modules and of all modules that they depend on, in the order in which they can
-//! be loaded.
+//! Finds the files of kernel modules and their dependencies, in the order in which to load them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +16,7 @@ pub struct Modules {
     built_in: BTreeSet<String>,
 }
 
-/// A module in the form that the kernel loads.
+/// A module, uncompressed for loading.
 pub struct Module {
     pub name: String,
     pub bytes: Vec<u8>,
@@ -50,7 +49,7 @@ impl Modules {
         Ok(Self { paths, built_in })
     }
 
-    /// Fails for a name that is neither a file nor built into the kernel.
+    /// Fails for a module that is neither a file nor built into the kernel.
     pub fn with_dependencies(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut found = Vec::new();
         let mut seen = BTreeSet::new();
@@ -80,7 +79,7 @@ impl Modules {
     }
 }
 
-/// File names may have `-` for the kernel's `_`.
+/// File names may use `-` where the kernel uses `_`.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -102,7 +101,7 @@ fn decompressed(path: &Path) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// The modules that a module depends on: `depends=a,b` between two zero bytes (`.modinfo`).
+/// The dependencies of a module, from its `.modinfo` section: `depends=a,b` between two zero bytes.
 fn dependencies(module: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = module.windows(KEY.len()).position(|window| window == KEY) else {

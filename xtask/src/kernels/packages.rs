@@ -1,7 +1,7 @@
-//! Fetches the newest kernel of another Debian release and unpacks it in the user's cache. Nothing is
-//! installed on this machine.
+//! Fetches the newest kernel of another Debian release and unpacks it in the user's cache, without installing anything
+//! on this machine.
 //!
-//! apt fetches it with package lists in that cache, from the mirrors that this machine's apt already uses.
+//! apt downloads it from the mirrors that it already uses, with package lists of its own in that cache.
 
 use std::{
     env, fs,
@@ -17,22 +17,22 @@ use crate::{
     workspace::run,
 };
 
-/// The kernel without drivers for hardware: a third of the size, and it has every virtual device.
+/// The kernel without hardware drivers: a third of the size, with every virtual device.
 const PACKAGE: &str = "linux-image-cloud-amd64";
-/// Begins the name of the kernel's own package, on which [`PACKAGE`] depends.
+/// The prefix of the kernel's own package, a dependency of [`PACKAGE`].
 const IMAGE: &str = "linux-image-";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A kernel that can be booted.
+/// A bootable kernel.
 pub struct KernelPackage {
-    /// The release that `uname -r` prints.
+    /// The release as `uname -r` prints it.
     pub release: String,
     pub image: PathBuf,
-    /// The folder under which its modules lie.
+    /// The folder that contains its modules.
     pub modules: PathBuf,
 }
 
-/// The kernel of a Debian release: the one in the cache, unless a newer one is asked for.
+/// The kernel of a Debian release, from the cache unless `renew` is set.
 pub fn kernel(suite: &str, renew: bool) -> Result<KernelPackage> {
     let cache = ebpf_toolchain::cache_root().context("neither HOME nor XDG_CACHE_HOME is set")?;
     let folder = cache.join("kernels").join(suite);
@@ -65,7 +65,7 @@ fn unpacked(root: &Path) -> Result<KernelPackage> {
         let release = entry.file_name().to_string_lossy().into_owned();
         let places = [
             root.join("boot").join(format!("vmlinuz-{release}")),
-            // Beside its modules from 7.3 on.
+            // In the modules' folder from 7.3 on.
             entry.path().join("vmlinuz"),
         ];
         let image = places.into_iter().find(|place| place.is_file());
@@ -79,7 +79,7 @@ fn unpacked(root: &Path) -> Result<KernelPackage> {
     bail!("{} has no kernel modules", root.display())
 }
 
-/// apt's lists of one release, beside this machine's own.
+/// The package lists of one release, separate from this machine's own.
 struct Lists {
     options: Vec<String>,
 }
@@ -104,7 +104,7 @@ impl Lists {
             format!("Dir::Cache::archives={state}/archives"),
             "Acquire::Languages=none".to_owned(),
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false".to_owned(),
-            // The folder is ours alone: apt's own user cannot write into it.
+            // apt's own user cannot write to the folder, which belongs to us.
             format!("APT::Sandbox::User={}", user()),
         ];
         let lists = Self {
@@ -114,7 +114,7 @@ impl Lists {
                 .collect(),
         };
         eprintln!("setup: fetching apt's package lists of {suite} (for its kernel)");
-        // Otherwise apt only warns about a mirror that fails.
+        // By default apt only warns about a failing mirror.
         run(lists
             .command("apt-get")
             .args(["update", "-qq", "--error-on=any"]))?;
@@ -130,8 +130,8 @@ impl Lists {
         package.with_context(|| format!("apt has no {PACKAGE} there"))
     }
 
-    /// The package, and those with the kernel, its modules and their list if it does not have them itself.
-    /// Debian splits them from 7.3 on.
+    /// The package, and the packages with the kernel, its modules and their list if it lacks them. Debian splits them
+    /// off from 7.3 on.
     fn parts(&self, package: String) -> Result<Vec<String>> {
         let release = package.strip_prefix(IMAGE).unwrap_or_default();
         let apart = ["base", "binary", "modules"].map(|part| format!("linux-{part}-{release}"));
@@ -161,7 +161,7 @@ impl Lists {
     }
 }
 
-/// The sources of a release, on the mirrors of this machine's own release.
+/// The sources of a release, from the mirrors of this machine's own release.
 pub fn sources_of(suite: &str) -> Result<String> {
     let own = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
     let own = own
@@ -171,7 +171,7 @@ pub fn sources_of(suite: &str) -> Result<String> {
         .trim_matches('"');
     let mut targets = own_sources()?;
     if targets.is_empty() {
-        // apt only shows lists that it has fetched.
+        // apt only knows the lists that it has fetched.
         let apt = Apt::find().context("there is no apt, or no way to be root for it")?;
         apt.update()?;
         targets = own_sources()?;
@@ -188,7 +188,7 @@ pub fn sources_of(suite: &str) -> Result<String> {
             .find(|(release, _)| *release == format!("{own}{suffix}"))?;
         Some(format!("deb {keys}{mirror} {suite}{suffix} main\n"))
     };
-    // Backports lie beside the release itself and have no security list of their own.
+    // Backports share the mirror of the release and have no security list.
     let lists: &[&str] = if suite.ends_with("-backports") {
         &[""]
     } else {
@@ -202,7 +202,7 @@ pub fn sources_of(suite: &str) -> Result<String> {
     Ok(sources)
 }
 
-/// A line for each of this machine's package lists: the release and the mirror.
+/// The release and mirror of each of this machine's package lists, one per line.
 fn own_sources() -> Result<String> {
     let targets = Command::new("apt-get")
         .args(["indextargets", "--format", "$(RELEASE) $(REPO_URI)"])

@@ -1,5 +1,4 @@
-//! Puts together what a guest runs: the tests that were asked for, and an archive with the built programs and
-//! all that they need.
+//! Assembles the input of a guest: the requested tests, and an archive with the built programs and their dependencies.
 
 use std::{
     env, iter,
@@ -16,19 +15,19 @@ use super::{
 };
 use crate::workspace::{built, cargo, root, tests_among};
 
-/// A module of the agent's tests in which something depends on the kernel.
+/// A module of the agent's tests that depends on the kernel.
 struct Module {
     name: &'static str,
-    /// How many seconds all of its tests may take in a guest on an idle machine. They leave room for work that begins beside
-    /// them after the guest has measured its speed.
+    /// Time limit in seconds for all of its tests, in a guest on an idle machine. It has room for work on the host that
+    /// starts after the guest has measured its speed.
     seconds: u64,
     without_all: Share,
 }
 
-/// Which tests of a module run unless all are asked for.
+/// The tests of a module that run by default.
 enum Share {
     Everything,
-    /// Those with such a part in their names. The first text says why the others are left out.
+    /// Tests whose names contain one of these parts. The first text says why the others are left out.
     Only(&'static str, &'static [&'static str]),
     Nothing(&'static str),
 }
@@ -43,15 +42,15 @@ const fn module(name: &'static str, seconds: u64, without_all: Share) -> Module 
     }
 }
 
-/// In the order in which a guest runs them. A kernel makes a difference by what it loads (`exact`, `corpus`, `hardened`,
-/// `lockdown`), by its hooks, devices, maps and clocks, and by the structures of its own that are read. What a program makes
-/// of a packet's bytes is the same on each kernel that loads it, and `cargo xtask test` tests that.
+/// In the order in which a guest runs them. They cover the differences between kernels: which programs load (`exact`,
+/// `corpus`, `hardened`, `lockdown`), the hooks, devices, maps and clocks, and the kernel structures that programs
+/// read. A program that loads parses a packet's bytes the same way on every kernel, and `cargo xtask test` covers that.
 const MODULES: &[Module] = &[
     module("exact", 2_700, Everything),
     module("accounts", 900, Everything),
     module("kinds", 900, Nothing("`corpus` has the same packets")),
     module("super_frames", 900, Everything),
-    // They load every program twice, with and without opened tunnels.
+    // They load every program twice, with and without decapsulation.
     module("corpus", 2_700, Everything),
     module(
         "closing",
@@ -132,7 +131,7 @@ const MODULES: &[Module] = &[
     module("looped_back", 900, Everything),
     module("link_headers", 900, Everything),
     module("hardened", 900, Everything),
-    // Locks the kernel down for good.
+    // Locks the kernel down until the guest ends.
     module("lockdown", 900, Everything),
 ];
 
@@ -146,7 +145,7 @@ impl Share {
     }
 }
 
-/// What runs with `--all` alone, for the help text.
+/// The modules that only run with `--all`, for the help text.
 pub fn left_out() -> String {
     let first = "What depends on no kernel (storage, outputs, settings, `query`, `top`, clients) is left to `cargo xtask \
                  test`. Without --all, --test and names of tests, so is:";
@@ -167,11 +166,11 @@ pub const COMMANDS: &[&str] = &[
     "ip", "tc", "ethtool", "ping", "ss", "wg", "prlimit", "dnsmasq", "unshare", "mount", "nft",
 ];
 
-/// Those with which a test starts any other.
+/// The commands with which tests start all others.
 const STARTING: [&str; 2] = ["nsenter", "setpriv"];
 
-/// The tests of the modules that were `asked` for, or of all modules. `arguments` are those of the test
-/// program, and may name tests. If nothing is asked for and not `all`, those that [`Share`] leaves out do not run.
+/// Builds the tests of the modules in `asked`, or of all modules. `arguments` are passed to the test program and may
+/// name tests. Tests that [`Share`] leaves out run only if `all` is set, or if modules or tests are named.
 pub fn build(
     all: bool,
     asked: &[String],
@@ -184,7 +183,7 @@ pub fn build(
         bail!("{unknown} is none of {}", names.join(", "));
     }
     let mut archive = Archive::default();
-    // The whole workspace, so that they are those that `cargo xtask test` has built.
+    // Build the whole workspace, so that cargo reuses the tests that `cargo xtask test` has built.
     let tests = ["test", "--workspace", "--no-run", "--test", "agent"];
     let built = built(cargo(&tests))?;
     for path in &built {
@@ -223,7 +222,7 @@ pub fn build(
         BUSYBOX,
         std::fs::read(&busybox).with_context(|| format!("read {}", busybox.display()))?,
     );
-    // Under the path that was compiled into the tests.
+    // Under the same path as on this machine, which is compiled into the tests.
     let frames = root().join("testing/corpus/frames");
     for file in std::fs::read_dir(&frames).with_context(|| format!("list {}", frames.display()))? {
         archive.copy(&file.context("list the corpus")?.path())?;
@@ -235,7 +234,7 @@ pub fn build(
     Ok((tests, archive))
 }
 
-/// The tests of one module that run.
+/// The tests of one module to run.
 fn chosen(module: &Module, names: &[String], is_whole: bool) -> Vec<String> {
     let prefix = format!("{}::", module.name);
     let names = names.iter().filter(|name| name.starts_with(&prefix));
@@ -243,7 +242,7 @@ fn chosen(module: &Module, names: &[String], is_whole: bool) -> Vec<String> {
     names.cloned().collect()
 }
 
-/// The tests that a test program would run with these arguments.
+/// The names of the tests that a test program would run with these arguments.
 fn names(program: &Path, arguments: &[String]) -> Result<Vec<String>> {
     let output = Command::new(program)
         .args(["--list", "--format", "terse"])

@@ -1,4 +1,4 @@
-//! The table of kept faults: each is one replacement in one file, with the test that must catch it.
+//! The table of faults: each is one replacement in one file, with the test that must catch it.
 
 mod collector;
 mod delivery;
@@ -21,17 +21,17 @@ pub struct Target {
     pub test: &'static str,
 }
 
-/// Which of a package's test programs has the test.
+/// The test program of a package that contains the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binary {
-    /// The library's own tests.
+    /// The library's unit tests.
     Lib,
     /// The program of this name in `tests/`.
     Test(&'static str),
 }
 
 impl Binary {
-    /// As arguments of `cargo test`.
+    /// The arguments for `cargo test`.
     pub fn arguments(self) -> Vec<&'static str> {
         match self {
             Self::Lib => vec!["--lib"],
@@ -50,14 +50,14 @@ impl fmt::Display for Target {
 pub struct Fault {
     pub name: &'static str,
     pub file: &'static str,
-    /// The text to replace. It must stand in the file exactly once.
+    /// The text to replace. It must occur exactly once in the file.
     pub from: &'static str,
     pub to: &'static str,
     pub target: Target,
 }
 
 impl Fault {
-    /// The file's text with the fault.
+    /// The file's text with the fault inserted.
     pub fn put_into(&self, text: &str) -> Result<String> {
         let times = text.matches(self.from).count();
         ensure!(
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The file in which a target's test is.
+    /// The file that contains a target's test.
     fn file(target: &Target) -> PathBuf {
         let package = ["", "agent", "testing"]
             .map(|folder| root().join(folder).join(target.package))
@@ -152,7 +152,7 @@ mod tests {
         match module {
             Some(module) => {
                 let file = folder.join(module.replace("::", "/")).with_extension("rs");
-                // A library's tests may be in the file that they test.
+                // A library's unit tests may be in the file that they test.
                 match module.strip_suffix("::tests") {
                     Some(tested) if !file.is_file() => {
                         folder.join(tested.replace("::", "/")).with_extension("rs")
@@ -180,10 +180,10 @@ mod tests {
         }
     }
 
-    /// How many tests of this name the source has that are not ignored.
+    /// The number of tests with this name in the source that are not ignored.
     fn runs(source: &str, name: &str) -> usize {
         let heads = ["", "async "].map(|kind| format!("{kind}fn {name}()"));
-        // A long head has its brace on the next line.
+        // A long function signature has its brace on the next line.
         let lines = source
             .lines()
             .map(|line| line.trim().trim_end_matches(" {"));

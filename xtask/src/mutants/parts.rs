@@ -1,4 +1,4 @@
-//! Which files cargo-mutants changes, and which tests have to notice.
+//! The files that cargo-mutants changes, and the tests that must notice.
 
 /// The files that cargo-mutants changes.
 pub const FILES: &[&str] = &[
@@ -22,18 +22,18 @@ pub const FILES: &[&str] = &[
     "agent/tls/src/**/*.rs",
 ];
 
-/// Files whose faults the same tests have to notice.
+/// Files whose faults are caught by the same tests.
 pub struct Part {
     pub name: &'static str,
-    /// How the paths of its files begin. A file belongs to the first part that fits.
+    /// The common prefix of its files' paths. A file belongs to the first part that matches.
     pub path: &'static str,
     pub package: &'static str,
-    /// The packages whose tests have to fail.
+    /// The packages with tests that must fail.
     pub tests_of: &'static [&'static str],
-    /// Their binaries with those tests, as arguments of `cargo test`. Behind `--` they would apply to the
-    /// test runs alone, and each fault would link every test of the package.
+    /// The test binaries to build, as arguments of `cargo test`. Behind `--` they would apply only to the test runs,
+    /// and each fault would link every test of the package.
     pub binaries: &'static [&'static str],
-    /// Parts of the names of the tests to run; if empty, all tests.
+    /// Parts of the names of the tests to run; empty for all tests.
     pub tests: &'static [&'static str],
     pub needs_root: bool,
     /// Further arguments of cargo-mutants.
@@ -52,7 +52,7 @@ pub const PARTS: [Part; 11] = [
         needs_root: false,
         arguments: &[],
     },
-    // A scan needs the kernel and real packets. These are as few tests as notice every fault.
+    // A scan needs the kernel and real packets. These are the fewest tests that notice every fault.
     Part {
         name: "scan",
         path: "agent/src/scan",
@@ -78,10 +78,10 @@ pub const PARTS: [Part; 11] = [
             "an_offload_that_is_switched_on_under_xdp_marks_the_account",
         ],
         needs_root: true,
-        // With a fault that stops all scans, a test waits until it is killed.
+        // A fault that stops all scans makes a test wait until it is killed.
         arguments: &["--timeout-multiplier=5"],
     },
-    // Consumers on real sockets. Most need neither privilege nor the kernel's programs; the others skip themselves
+    // Consumers on real sockets. Most need neither privileges nor the kernel programs; the others skip themselves
     // without root.
     Part {
         name: "server",
@@ -104,7 +104,7 @@ pub const PARTS: [Part; 11] = [
         needs_root: false,
         arguments: &[],
     },
-    // Agents' calls on real sockets, and disks that are full. Without root those skip themselves.
+    // Calls of agents on real sockets, and full disks. The tests with full disks skip themselves without root.
     Part {
         name: "collector",
         path: "agent/collector/",
@@ -162,7 +162,7 @@ pub const PARTS: [Part; 11] = [
     units("tls", "agent/tls/", &["tls", "exporters", "server", "collector"]),
 ];
 
-/// A crate whose faults unit tests notice.
+/// A crate whose faults are caught by unit tests.
 const fn units(
     package: &'static str,
     path: &'static str,
@@ -180,7 +180,7 @@ const fn units(
     }
 }
 
-/// Which part a file or a pattern belongs to.
+/// The part to which a file or a pattern belongs.
 pub fn part_of(file: &str) -> Option<&'static str> {
     let part = PARTS.iter().find(|part| file.starts_with(part.path));
     part.map(|part| part.name)
@@ -209,7 +209,7 @@ mod tests {
         text
     }
 
-    /// Where a package is.
+    /// The folder of a package.
     fn folder(package: &str) -> PathBuf {
         let places = ["", "agent", "testing"].map(|place| root().join(place).join(package));
         let mut places = places.into_iter();
@@ -217,7 +217,7 @@ mod tests {
         found.unwrap_or_else(|| panic!("no package {package}"))
     }
 
-    /// Whether a package with a part's tests has a file or a folder of that name, with tests or beside them.
+    /// Whether a package with a part's tests has a module of that name, as a file or a folder.
     fn is_module(part: &Part, name: &str) -> bool {
         let path = name.trim_end_matches("::").replace("::", "/");
         let places = part.tests_of.iter().flat_map(|package| {

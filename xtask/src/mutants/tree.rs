@@ -1,4 +1,4 @@
-//! Copies the project's sources to a folder where faults can be put into them.
+//! Copies the sources to a folder, in which faults can be inserted.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Copies the files. Those that are already the same are left alone, so that little is built again.
+    /// Copies the files. Leaves identical files alone, so that little is rebuilt.
     pub fn copy(to: &Path) -> Result<Self> {
         let output = Command::new("git")
             .args(["ls-files", "-z", "--cached", "--others"])
@@ -27,7 +27,7 @@ impl Tree {
         ensure!(output.status.success(), "git does not list the files here");
         for file in String::from_utf8_lossy(&output.stdout).split_terminator('\0') {
             let (from, to) = (root().join(file), to.join(file));
-            // A file that is deleted but still in git's index.
+            // The file is deleted but still in git's index.
             let Ok(bytes) = fs::read(&from) else { continue };
             write_changed(&to, &bytes)?;
         }
@@ -40,7 +40,7 @@ impl Tree {
         &self.root
     }
 
-    /// Puts the fault in. Dropping the result takes it out.
+    /// Inserts the fault. Dropping the result removes it.
     pub fn replace(&self, fault: &Fault) -> Result<PutBack> {
         let path = self.root.join(fault.file);
         let text = fs::read_to_string(&path).with_context(|| format!("read {}", fault.file))?;

@@ -1,4 +1,4 @@
-//! What must hold of the service, in the order of its life.
+//! The checks of the service, in the order of its life cycle.
 
 use std::{
     fs,
@@ -63,10 +63,10 @@ const SOCKET: &str = "/run/flow-agent/flow-agent.sock";
 const SETTINGS: &str = "/etc/flow-agent/config.toml";
 const RULES: &str = "/etc/flow-agent/filters";
 
-/// Its commands are those that are checked.
+/// The page whose commands the checks run.
 const SERVICE_PAGE: &str = include_str!("../../../docs/service.md");
 
-/// The commands in the first block behind a heading of a document.
+/// The commands in the first code block below a heading.
 fn commands<'a>(document: &'a str, heading: &str) -> Result<Vec<&'a str>> {
     let (_, section) = document
         .split_once(&format!("\n{heading}\n"))
@@ -81,14 +81,14 @@ fn commands<'a>(document: &'a str, heading: &str) -> Result<Vec<&'a str>> {
     Ok(commands)
 }
 
-/// Files of the whole machine, but for those that Debian's own tools write whatever is installed.
+/// Lists the files of the machine, except those that Debian's tools write for any package.
 const LIST_FILES: &str = "find / -xdev ! -type d ! -path '/var/log/*' ! -path '/var/lib/dpkg/*' \
     ! -path '/var/cache/*' ! -path '/var/lib/apt/*' ! -path '/etc/*-' ! -path '/etc/.pwd.lock' \
     ! -path '/var/lib/systemd/*' ; \
     find /etc/systemd /var/lib/systemd /run/flow-agent /etc/flow-agent /usr/share/doc/flow-agent \
     2>/dev/null | grep flow-agent ; true";
 
-/// The installed service, with a wire on which nothing moves but what a check sends.
+/// The installed service, with a wire that carries only the checks' packets.
 pub struct Service {
     machine: Machine,
     lab: Lab,
@@ -99,7 +99,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Puts what was built into /tmp of the machine.
+    /// Copies the built files to /tmp of the machine.
     pub fn new(machine: Machine, lab: Lab, built: &Path) -> Result<Self> {
         for folder in ["", "current", "next"] {
             let entries = fs::read_dir(built.join(folder));
@@ -127,9 +127,9 @@ impl Service {
             .output("journalctl --no-pager --lines 30 --unit flow-agent.service")
     }
 
-    /// The last line of its log that has this in it, if any.
+    /// The last line of its log that contains `part`, if any.
     fn said(&self, part: &str) -> Option<String> {
-        // The journal may not have read yet what a service wrote that has ended.
+        // The journal may lag behind the output of a service that has ended.
         let log = self.machine.output(&format!(
             "journalctl --sync; journalctl --no-pager --output cat --unit {UNIT} | grep -F '{part}' | tail -n 1"
         ));
@@ -141,7 +141,7 @@ impl Service {
         self.machine.output(&line)
     }
 
-    /// Sends this many packets to a port.
+    /// Sends `packets` packets to a port.
     fn send(&self, port: u16, packets: usize) -> Result<()> {
         let frame = self.frame.udp(4000, port, &[0; 18])?;
         let sent = self.peer.send_many(std::iter::repeat_n(&frame, packets))?;
@@ -149,12 +149,12 @@ impl Service {
         Ok(())
     }
 
-    /// The account and all else, as root sees it; `None` if the agent does not answer.
+    /// The agent's status as root sees it; `None` if the agent does not answer.
     fn status(&self) -> Option<Value> {
         serde_json::from_str(&self.machine.output("flow-agent status --output json")).ok()
     }
 
-    /// Waits until the account has this many packets in a counter. Fails if there are more.
+    /// Waits until the account's counter reaches this number of packets. Fails if it exceeds it.
     fn wait_for_packets(&self, counter: &str, packets: u64) -> Result<()> {
         let mut found = 0;
         let waited = wait_for("the packets are counted", || {
@@ -171,7 +171,7 @@ impl Service {
         Ok(())
     }
 
-    /// The service's process, which is 0 if it has none. `None` if systemd does not say.
+    /// The service's main process, 0 if it has none; `None` if systemd does not report it.
     fn process(&self) -> Option<u32> {
         self.show("MainPID").parse().ok()
     }
@@ -181,7 +181,7 @@ impl Service {
         process.context("the service has no process")
     }
 
-    /// Waits until another process is up, and returns which.
+    /// Waits until a different process runs, and returns its id.
     fn wait_for_another(&self, before: u32) -> Result<u32> {
         wait_for("another process is up", || {
             let other = self.process().filter(|&pid| pid != before && pid != 0);
@@ -189,12 +189,12 @@ impl Service {
         })
     }
 
-    /// Programs at ingress and egress of the watched interface.
+    /// The number of programs at ingress and egress of the watched interface.
     fn attached(&self) -> Result<[u32; 2]> {
         tcx_programs(&self.lab.agent.namespace, self.lab.agent.ifindex)
     }
 
-    /// Sends some packets and waits until exactly these are counted, at two hooks.
+    /// Sends some packets and waits until exactly those are counted, at two hooks.
     fn counts_from_zero(&self) -> Result<()> {
         self.send(53, 10)?;
         self.wait_for_packets("seen", 10)?;
@@ -216,12 +216,12 @@ fn packets_of(status: &Value, counter: &str) -> u64 {
 }
 
 fn starts(service: &mut Service) -> Result<String> {
-    // Used by the next start.
+    // Takes effect at the next start.
     service.machine.write(SETTINGS, settings("200ms"))?;
     service.machine.write(RULES, "# none yet\n")?;
     service.machine.run(&format!("systemctl stop {UNIT}"))?;
     service.machine.run(&format!("systemctl start {UNIT}"))?;
-    // The first packet comes when systemd has just said that the service is started.
+    // Send as soon as systemd reports the service as started.
     service.send(53, 1000)?;
     service.wait_for_packets("seen", 1000)?;
     let status = wait_for("a line for people", || {
@@ -257,7 +257,7 @@ fn observes(service: &mut Service) -> Result<String> {
         !refused.status.success() && error.contains("no permission to connect"),
         "{error}"
     );
-    // nsenter's end is not that of what it started.
+    // nsenter has exited, but the process that it started may still run.
     machine.run("pkill --signal KILL --uid member")?;
     wait_for("the users' processes are gone", || {
         let ended = machine.run("! pgrep --uid member,stranger");
@@ -341,7 +341,7 @@ fn refuses(service: &mut Service) -> Result<String> {
     machine.write(SETTINGS, "scan_intervall = \"1s\"\n")?;
     let restart = format!("systemctl restart {UNIT}");
     ensure!(machine.run(&restart).is_err(), "it starts");
-    // If it were tried again, it would be `activating`.
+    // If systemd retried, the state would be `activating`.
     let state = ["ActiveState", "ExecMainStatus", "NRestarts"].map(|name| service.show(name));
     ensure!(state == ["failed", "2", "0"], "{state:?}");
     let said = service
@@ -366,7 +366,7 @@ fn lacks(service: &mut Service) -> Result<String> {
     );
     machine.write(drop_in, unit)?;
     let restart = format!("systemctl daemon-reload && systemctl restart {UNIT}");
-    // The journal reads what the service says after the service has ended, as it may on a busy machine.
+    // Stop the journal, so that it reads the service's output only after the service has ended, as on a busy machine.
     let journal = "systemctl kill --signal";
     let unread = format!(
         "{journal} STOP systemd-journald; {restart}; code=$?; {journal} CONT systemd-journald; exit $code"
@@ -381,7 +381,7 @@ fn lacks(service: &mut Service) -> Result<String> {
 }
 
 fn killed(service: &mut Service) -> Result<String> {
-    // A check before may have taken so long that systemd started what it had broken once more.
+    // Compare with the count before: on a slow machine systemd may have restarted the service during an earlier check.
     let restarts = |service: &Service| -> Result<u32> {
         let told = service.show("NRestarts");
         told.parse().with_context(|| format!("NRestarts={told}"))
@@ -398,7 +398,7 @@ fn killed(service: &mut Service) -> Result<String> {
     ))
 }
 
-/// Holds the system call with which a scan begins, until the watchdog bites.
+/// Blocks the system call with which a scan begins until the watchdog fires.
 fn hangs(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
     let drop_in = "/run/systemd/system/flow-agent.service.d/watchdog.conf";
@@ -431,7 +431,7 @@ fn hangs(service: &mut Service) -> Result<String> {
         ));
         Ok((!said.is_empty()).then_some(said))
     })?;
-    // strace keeps even a killed process.
+    // strace keeps even a killed process from exiting.
     drop(strace);
     let after = service.wait_for_another(before)?;
     service.counts_from_zero()?;

@@ -1,5 +1,4 @@
-//! A Debian whose PID 1 is systemd, in namespaces of its own on this kernel. It ends with the value, and nothing of
-//! it is left.
+//! A Debian with systemd as PID 1, in its own namespaces on this kernel. Dropping it removes everything.
 
 use std::{
     fs,
@@ -13,22 +12,22 @@ use anyhow::{Context as _, Result, bail, ensure};
 use lab::{ControlGroup, Namespace, Process};
 use tempfile::TempDir;
 
-/// How long to wait for anything. Only a failure waits this long.
+/// The timeout of every wait. Only a failure takes this long.
 pub const PATIENCE: Duration = Duration::from_mins(5);
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub struct Machine {
-    /// `unshare`, with which PID 1 and all others end.
+    /// `unshare`. PID 1 and all other processes end with it.
     _process: Process,
-    /// Its PID 1, as this machine counts processes.
+    /// Its PID 1, by its process id on this machine.
     init: u32,
     group: ControlGroup,
-    /// What differs from the root file system that it was booted from.
+    /// The changes to the root file system that it was booted from.
     changes: TempDir,
 }
 
 impl Machine {
-    /// Boots it in a network namespace, and returns once every unit is started.
+    /// Boots it in a network namespace and returns once every unit has started.
     pub fn boot(root: &Path, network: &Namespace) -> Result<Self> {
         let changes = TempDir::with_prefix("flow-agent-service-").context("make a folder")?;
         let group = ControlGroup::unified()?;
@@ -71,14 +70,14 @@ impl Machine {
         Ok(machine)
     }
 
-    /// A shell command line in it.
+    /// A shell command line inside the machine.
     pub fn command(&self, line: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.arg("--net");
         self.complete(command, line)
     }
 
-    /// The same, but in another network namespace than its own.
+    /// The same, in a different network namespace.
     pub fn command_in(&self, network: &Namespace, line: &str) -> Command {
         self.complete(network.command("nsenter"), line)
     }
@@ -98,7 +97,7 @@ impl Machine {
         nsenter
     }
 
-    /// What the command line prints on stdout, whether it fails or not.
+    /// The command line's stdout, whether or not it fails.
     pub fn output(&self, line: &str) -> String {
         let output = self.command(line).output();
         output.map_or_else(
@@ -107,7 +106,7 @@ impl Machine {
         )
     }
 
-    /// Runs the command line and returns what it prints. Fails if it fails.
+    /// Runs the command line and returns its output. Fails if the command line fails.
     pub fn run(&self, line: &str) -> Result<String> {
         let output = self.command(line).output().context("start nsenter")?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -121,7 +120,7 @@ impl Machine {
         Ok(text(&output.stdout))
     }
 
-    /// Writes a file in it, and the folders above.
+    /// Writes a file in the machine and creates its parent folders.
     pub fn write(&self, path: &str, content: impl AsRef<[u8]>) -> Result<()> {
         let inside = PathBuf::from(format!("/proc/{}/root{path}", self.init));
         let folder = inside.parent().context("a file lies in a folder")?;
@@ -129,7 +128,7 @@ impl Machine {
         fs::write(&inside, content).with_context(|| format!("write {}", inside.display()))
     }
 
-    /// The processes of a service, as this machine counts them.
+    /// The process ids of a service on this machine.
     pub fn processes(&self, service: &str) -> Result<Vec<u32>> {
         let path = self
             .group
@@ -141,7 +140,7 @@ impl Machine {
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// For files that strace writes, outside.
+    /// A folder outside the machine, for files that strace writes.
     pub fn folder(&self) -> &Path {
         self.changes.path()
     }
@@ -156,7 +155,7 @@ fn only_child(pid: u32) -> Result<Option<u32>> {
         .and_then(|child| child.parse().ok()))
 }
 
-/// Asks again until there is an answer.
+/// Calls `ask` until it returns a value.
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {

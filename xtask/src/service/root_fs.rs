@@ -1,5 +1,4 @@
-//! A Debian root file system with systemd, in the user's cache. It comes from the mirrors that this machine's apt
-//! uses.
+//! Creates a Debian root file system with systemd in the user's cache, from the mirrors that this machine's apt uses.
 
 use std::{
     fs,
@@ -11,16 +10,17 @@ use anyhow::{Context as _, Result};
 
 use crate::{kernels::packages::sources_of, workspace::run};
 
-/// The oldest release whose C library starts the package.
+/// The oldest Debian release with a new enough C library for the package.
 pub const SUITE: &str = "bookworm";
 
-/// What the checks use there. The package's own dependencies are among them, so installing it needs no network.
+/// The packages that the checks need, including the dependencies of our package, so that installing it needs no
+/// network.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,libgcc-s1,procps";
 
-/// A file that is written last and says what was installed.
+/// Written last, with a list of what was installed.
 const MARK: &str = "installed";
 
-/// The root file system in this folder of the cache, made if need be. Takes a minute.
+/// The root file system in this cache folder. Creating it takes a minute.
 pub fn root_fs(cache: &Path) -> Result<PathBuf> {
     let folder = cache.join("service").join(SUITE);
     let root = folder.join("root");

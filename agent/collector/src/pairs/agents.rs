@@ -1,4 +1,4 @@
-//! What is known of each agent: up to when it has reported, and since when nothing of it is missing.
+//! Tracks each agent: up to when it has reported, and since when its reports are complete.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,22 +17,22 @@ use super::{
     wait_for,
 };
 
-/// Starts of agents that are known at the same time.
+/// The most agents known at a time. An agent that restarts counts again.
 const MOST: usize = 10_000;
-/// Interfaces of all of them.
+/// The most interfaces over all agents.
 const MOST_INTERFACES_OF_ALL: usize = 1 << 18;
-/// Those of a credential that see one flow: an agent that starts anew in the middle of it is two.
+/// Agents per credential in one flow: an agent that restarts during the flow counts twice.
 const MOST_OF_A_CREDENTIAL: usize = 2;
-/// To find out which can be forgotten takes a walk over all flows.
+/// Finding agents to forget takes a walk over all flows.
 const FORGET_EVERY: Duration = Duration::from_secs(10);
-/// When another stream of an agent is read instead. An agent may have two outputs to this collector.
+/// After this silence, the agent's other stream is read. An agent may have two outputs to this collector.
 const SILENT_STREAM: Duration = Duration::from_secs(30);
 
-/// Why what two agents counted cannot be held against each other.
+/// Why the counts of two agents cannot be compared exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Doubt {
-    /// The flow may have begun before both agents had reported to this collector.
+    /// The flow may have begun before both agents reported to this collector.
     Began,
     /// Batches of an agent are missing.
     Lost,
@@ -40,31 +40,31 @@ pub(super) enum Doubt {
     TableFull,
     /// An agent's filter has left out packets.
     Filtered,
-    /// An agent has counted fewer flows, or more, than before.
+    /// An agent has changed its sampling rate.
     Sampled,
-    /// An agent has counted super-frames of which it did not know how many packets they were.
+    /// An agent has counted super-frames without knowing how many packets they were.
     InexactSize,
     /// An agent has put fragments into flows of their own.
     Fragments,
     /// An agent's clock was set.
     Clock,
-    /// One agent has seen the packets at several interfaces, or at one that came after the flow.
+    /// One agent has seen the packets at several interfaces, or at one that appeared after the flow began.
     Interfaces,
-    /// Nothing has arrived, which an agent also says that does not look there.
+    /// No packets have arrived. An agent that does not watch there reports the same.
     OneSided,
-    /// What an agent has seen of the flow came after the others' was told.
+    /// An agent's packets came after the flow was reported.
     Late,
-    /// A part may have come when there was no room to follow the flow, or before it was forgotten.
+    /// Packets may have come when there was no room to follow the flow, or before it was forgotten.
     NoRoom,
-    /// An agent has ended, or reports nothing any more.
+    /// An agent has ended, or has stopped reporting.
     Silent,
     /// The collector stops.
     Stopped,
-    /// The flow goes on: packets are on their way.
+    /// The flow goes on, so packets are on their way.
     GoesOn,
 }
 
-/// An agent's number here.
+/// The number of an agent in this table.
 pub(super) type Index = u32;
 
 pub(super) struct Agents {
@@ -77,11 +77,11 @@ pub(super) struct Agents {
     forgot_at: Option<Instant>,
 }
 
-/// What became of a batch.
+/// The result of noting a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Noted {
     At(Index),
-    /// It has come on another stream of the agent, or has nothing that counts.
+    /// The batch came on another stream of the agent, or has no scan of an agent that is not known yet.
     Elsewhere,
     /// There are too many agents, or too many of this sender.
     Nowhere,
@@ -94,26 +94,26 @@ pub(super) struct Agent {
     /// The stream that is read.
     stream_id: u64,
     seq: u64,
-    /// Of the scan that came last.
+    /// The window of the last scan.
     window: [u64; 2],
-    /// When the last scan ended that has come whole.
+    /// The end of the last scan that has come completely.
     pub seen_to: u64,
-    /// When a scan ended after which nothing is missing.
+    /// The end of a scan. All data after it is complete.
     pub whole_since: u64,
-    /// Why what was before is not whole.
+    /// Why data before `whole_since` may be incomplete.
     pub why: Doubt,
-    /// The end of the last window in which one of its flows was refused.
+    /// The end of the last window with a flow that was not followed.
     pub refused_to: u64,
     has_ended: bool,
     /// How late a record may come.
     pub report_interval_ns: u64,
     sample_rate: u32,
-    /// Until when records may come that were later before the setting changed.
+    /// After the interval was shortened, records may still be as late as before until this time.
     slower_until: u64,
     gaps: Gaps,
-    /// A batch has told of losses, and not of when.
+    /// Batches were lost, and the next window will say until when.
     has_lost: bool,
-    /// When each interface was there first, as far as there is room.
+    /// When each interface was first seen, as far as there is room.
     interfaces: BTreeMap<(u32, u32), u64>,
 }
 
@@ -146,7 +146,8 @@ impl Agents {
         interfaces.sum()
     }
 
-    /// Whether a flow that these have seen may have this one, too: starts of agents that show one credential leave room for others.
+    /// Whether a flow seen by `all` may also be followed for `agent`. The agents of one credential must leave room for
+    /// others.
     pub(super) fn has_room_in(&self, all: impl Iterator<Item = Index>, agent: Index) -> bool {
         let sender = &self.get(agent).sender;
         if !matches!(sender, Identity::Named(_)) {
@@ -157,19 +158,19 @@ impl Agents {
         of_it.count() < MOST_OF_A_CREDENTIAL
     }
 
-    /// A flow that this agent saw in a window that ended then is not followed.
+    /// Notes that a flow of this agent, in a window that ended at `end`, is not followed.
     pub(super) fn has_no_room(&mut self, agent: Index, end: u64) {
         let agent = self.all.get_mut(&agent).expect("it was noted");
         agent.refused_to = agent.refused_to.max(end);
     }
 
-    /// The same of a flow that is followed, where others of its credential have the room.
+    /// Notes the same for a followed flow in which other agents of the credential hold the places.
     pub(super) fn has_no_room_in_a_flow(&mut self, agent: Index, end: u64) {
         let agent = self.all.get_mut(&agent).expect("it was noted");
         agent.is_not_whole(end, Doubt::NoRoom);
     }
 
-    /// Whether the agent has reported what was before the flow was quiet, and that it has been quiet since.
+    /// Whether the agent has reported everything up to `last_seen`, and that the flow has been quiet since.
     pub(super) fn is_settled(&self, agent: Index, last_seen: u64, settle_ns: u64) -> bool {
         let agent = self.get(agent);
         let quiet_for = settle_ns.saturating_add(agent.report_interval_ns);
@@ -205,7 +206,7 @@ impl Agents {
                 Noted::Elsewhere
             };
         }
-        // A batch that does nothing but tell of losses.
+        // This batch only reports losses.
         if batch.window[1] == 0 {
             return Noted::Elsewhere;
         }
@@ -221,7 +222,7 @@ impl Agents {
         Noted::At(index)
     }
 
-    /// Whether it is time to look which agents can be forgotten.
+    /// Whether it is time to look for agents to forget.
     pub(super) fn may_forget(&mut self, now: Instant) -> bool {
         let waits = |at: Instant| now.duration_since(at) < FORGET_EVERY;
         if self.forgot_at.is_some_and(waits) {
@@ -231,7 +232,7 @@ impl Agents {
         true
     }
 
-    /// Forgets those that have ended or are silent for this time, and that nothing names.
+    /// Forgets agents that have ended or were silent for `silent_for`, unless they are in `named`.
     pub(super) fn forget(&mut self, named: &HashSet<Index>, silent_for: Duration, now: Instant) {
         self.all.retain(|index, agent| {
             let is_gone = agent.has_ended || now.duration_since(agent.heard) >= silent_for;
@@ -258,7 +259,7 @@ impl Agent {
             seq: batch.seq,
             window: batch.window,
             seen_to: if batch.is_last_of_scan { end } else { 0 },
-            // A part of this scan may have gone to another collector.
+            // Part of this scan may have gone to another collector.
             whole_since: end,
             why: Doubt::Began,
             refused_to: 0,
@@ -272,8 +273,8 @@ impl Agent {
         }
     }
 
-    /// The host's name, for sums. With a credential it is that one's: a domain behind it is only a claim, so that one could
-    /// have thousands of names.
+    /// The name for sums: the host name. With a credential, the credential's name, since a domain after it is only a
+    /// claim, and one credential could claim thousands.
     pub(super) fn host(&self) -> String {
         match &self.sender {
             Identity::Named(name) => name.to_string(),
@@ -281,12 +282,12 @@ impl Agent {
         }
     }
 
-    /// Whether nothing of it is waited for.
+    /// Whether to stop waiting for this agent.
     pub(super) fn is_gone(&self, settle_ns: u64, now: Instant) -> bool {
         self.has_ended || now.duration_since(self.heard) >= self.wait(settle_ns)
     }
 
-    /// How long it is waited for.
+    /// How long to wait for this agent.
     pub(super) fn wait(&self, settle_ns: u64) -> Duration {
         wait_for(
             Duration::from_nanos(settle_ns),
@@ -294,7 +295,7 @@ impl Agent {
         )
     }
 
-    /// Whether the batch counts.
+    /// Returns whether the batch counts.
     fn note(&mut self, batch: &Sightings, room: &mut Room, settle_ns: u64, now: Instant) -> bool {
         if batch.stream_id == self.stream_id {
             self.has_lost |= batch.seq != self.seq.wrapping_add(1)
@@ -313,11 +314,11 @@ impl Agent {
             return true;
         }
         if batch.window != self.window {
-            // Each window begins where the one before has ended, unless batches are missing.
+            // Each window begins where the one before ended, unless batches are missing.
             if begin.abs_diff(self.window[1]) > settle_ns / 2 {
                 self.seen_to = self.seen_to.min(begin);
                 if !self.has_lost {
-                    // Times that the clock had before may be ahead of those that it has now.
+                    // Times from before the clock was set may lie in the future.
                     (self.whole_since, self.why) = (end, Doubt::Clock);
                     for since in self.interfaces.values_mut() {
                         *since = (*since).min(end);
@@ -366,7 +367,7 @@ impl Agent {
         }
     }
 
-    /// Forgets those that are gone.
+    /// Forgets interfaces that the batch does not list.
     fn forget_interfaces(&mut self, batch: &Sightings, room: &mut Room) {
         let there: HashSet<_> = batch.interfaces.iter().collect();
         let before = self.interfaces.len();
@@ -393,7 +394,7 @@ impl Agent {
         }
     }
 
-    /// Records of before a change may still be as late as they were.
+    /// Takes over the batch's report interval. If it gets shorter, earlier records may still be as late as before.
     fn note_report_interval(&mut self, batch: &Sightings) {
         let (before, after) = (self.report_interval_ns, batch.report_interval_ns);
         let end = batch.window[1];
@@ -406,13 +407,13 @@ impl Agent {
         }
     }
 
-    /// When the interface was there first, or never if it found no room. What it passed before, nobody may have counted.
+    /// When the interface was first seen, or `u64::MAX` if it found no room. Packets before that may be uncounted.
     pub(super) fn counts_since(&self, interface: (u32, u32)) -> u64 {
         let since = self.interfaces.get(&interface).copied();
         since.unwrap_or(u64::MAX)
     }
 
-    /// What passed until `end` is not known to be whole.
+    /// Marks everything until `end` as possibly incomplete.
     fn is_not_whole(&mut self, end: u64, why: Doubt) {
         self.whole_since = self.whole_since.max(end);
         self.why = why;

@@ -1,4 +1,4 @@
-//! Writes the reports into a file, and tells how that goes.
+//! Writes the reports to a file and tracks failures.
 
 use std::{
     collections::BTreeMap,
@@ -16,12 +16,13 @@ use sys::log_limit::LogLimit;
 
 use super::{PairSettings, Pairs, Report, Sightings, Time};
 
-/// Lines that are in memory together.
+/// Report lines in memory at a time.
 const REPORTS_AT_ONCE: usize = 500;
-/// Batches wait while a look lasts. What is left over comes first at the next one. A line has some 700 bytes.
+/// The most bytes written per look, since batches wait meanwhile. The rest comes first at the next look. A line has
+/// about 700 bytes.
 const BYTES_OF_A_LOOK: usize = 8 << 20;
 
-/// Compares agents, and has a file for what it finds.
+/// Compares agents and writes the results to a file.
 pub struct PairFile {
     pairs: Pairs,
     files: Shared,
@@ -33,7 +34,7 @@ pub struct PairFile {
 }
 
 impl PairFile {
-    /// Fails if the output is no file of lines.
+    /// Fails if the output is not a file of lines.
     pub fn of(output: &Prepared, settings: PairSettings) -> Result<Self> {
         let Some(Place::Lines(file)) = output.store() else {
             anyhow::bail!("--pairs takes jsonl=PATH: a report is a line of JSON");
@@ -55,7 +56,7 @@ impl PairFile {
         Arc::clone(&self.status)
     }
 
-    /// Makes the file, so that a start tells what would be wrong later.
+    /// Creates the file, so that problems show at the start.
     pub(crate) async fn begin(&mut self) -> Result<()> {
         let begun = self.files.begin().await;
         begun.with_context(|| format!("begin to report pairs in {}", self.address))?;
@@ -70,10 +71,10 @@ impl PairFile {
         self.pairs.take(batch, Time::now());
     }
 
-    /// Writes what can be reported by now.
+    /// Writes the reports that are due.
     pub(crate) async fn look(&mut self) {
         self.write_due(BYTES_OF_A_LOOK).await;
-        // What fails is told with the next report.
+        // A failure shows with the next report.
         drop(self.files.complete_if_due().await);
     }
 
@@ -88,7 +89,7 @@ impl PairFile {
         self.show();
     }
 
-    /// Returns how many bytes the reports have.
+    /// Returns the length of the reports in bytes.
     async fn write(&mut self, reports: &[Report]) -> usize {
         let mut lines = BTreeMap::<_, (Vec<u8>, u64)>::new();
         for report in reports {
@@ -134,7 +135,7 @@ impl PairFile {
 
     pub(crate) async fn close(mut self) {
         self.write_due(usize::MAX).await;
-        // Some may have been left over.
+        // Reports may be left from the last look.
         self.write_due(usize::MAX).await;
         self.pairs.stop();
         while self.pairs.has_more() {

@@ -1,4 +1,4 @@
-//! A flow, and what each agent has seen of it since it was compared last.
+//! A flow, and what each agent has seen of it since it was last compared.
 
 use std::{
     sync::Arc,
@@ -17,58 +17,58 @@ use super::{
 };
 use crate::streams::unix_now;
 
-/// How often a flow is reported that goes on.
+/// How often a flow that goes on is reported.
 pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
-/// Agents that see one flow.
+/// The most agents per flow.
 pub(super) const MOST_SIGHTS: usize = 8;
 
 pub(super) struct Flow {
-    /// The sender that is charged for it.
+    /// The sender that is charged for the flow.
     pub sender: Identity,
-    /// No window that came before the flow was followed ends later.
+    /// Windows that came before the flow was followed end at this time or earlier.
     followed_from: u64,
-    /// What was before may be missing here, and why.
+    /// Packets before this time may be missing here, and the reason.
     whole_since: (u64, Doubt),
-    /// The end of the last window in which an agent's part was refused here.
+    /// The end of the last window of an agent that found no place in this flow.
     refused_to: u64,
     last_seen: u64,
     changed: Instant,
-    /// When it was reported last, or began.
+    /// When the flow was last reported, or when it began.
     told: Instant,
-    /// Whether all of it has been reported.
+    /// Everything seen so far has been reported.
     is_told: bool,
     sights: Vec<Sight>,
 }
 
-/// What one agent has seen of a flow since the flow was quiet.
+/// What one agent has seen of a flow since the flow was last quiet.
 struct Sight {
     agent: Index,
     now: Passed,
-    /// No packet that counts here is older.
+    /// No packet counted here is older.
     since: u64,
     last_seen: u64,
     changed: Instant,
-    /// When the window ends in which packets came last.
+    /// The end of the last window with packets.
     window_end: u64,
-    /// What was before that window, and when it began.
+    /// The counts before that window, and the start of that window.
     before: (Passed, u64),
-    /// Where the packets were.
+    /// The interface of the packets, by way and side.
     at: [[Option<(u32, u32)>; 2]; 2],
-    /// The packets of one way were on one side of two interfaces, so that they may be counted twice.
+    /// The packets of one way were seen on the same side of two interfaces, so they may be counted twice.
     is_at_several: bool,
 }
 
-/// By the end that sent the packets, then those that arrived and those that left.
+/// Sums by the end that sent the packets, then by side: arrived, left.
 type Passed = [[Sum; 2]; 2];
 
-/// What it takes to judge whether a flow is quiet.
+/// The current time and settings, to judge whether a flow is quiet.
 pub(super) struct Now {
     pub time: Time,
     pub settle_ns: u64,
-    /// How long a flow is remembered at least.
+    /// The least time that a flow is remembered.
     pub least_ns: u64,
     pub wait: Duration,
-    /// How long a flow waits that no second agent has seen, and is remembered when it is quiet.
+    /// How long a flow seen by only one agent waits for another, and how long a quiet flow is remembered.
     pub remember: Duration,
 }
 
@@ -88,10 +88,10 @@ impl Time {
     }
 }
 
-/// What is to be done with a flow.
+/// The next step for a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Report it to the packet where that can be.
+    /// Report it with exact numbers, if possible.
     Tell,
     /// Report it with bounds.
     GoOn,
@@ -99,12 +99,12 @@ pub(super) enum Next {
 }
 
 impl Now {
-    /// No agent whose clock is right has seen anything later.
+    /// The latest time that an agent with a correct clock can have reported.
     fn latest(&self) -> u64 {
         self.time.unix_ns.saturating_add(self.settle_ns)
     }
 
-    /// No part of a flow that can be forgotten is later.
+    /// No flow that may be forgotten has packets after this time.
     pub(super) fn latest_forgotten(&self) -> u64 {
         let latest = self.latest().saturating_sub(self.least_ns);
         latest.saturating_add(self.settle_ns)
@@ -135,17 +135,17 @@ impl Flow {
         self.sights.iter().map(|sight| sight.agent)
     }
 
-    /// Whether all of it has been reported.
+    /// Whether everything seen so far has been reported.
     pub(super) fn is_told(&self) -> bool {
         self.is_told
     }
 
-    /// Until when a part may be missing, once it is forgotten.
+    /// Once the flow is forgotten, packets up to this time may be missing.
     pub(super) fn forgotten_to(&self) -> u64 {
         self.last_seen.max(self.whole_since.0)
     }
 
-    /// Fails if too many agents see it.
+    /// Adds a sighting. Returns false if too many agents see the flow.
     pub(super) fn take(
         &mut self,
         sighting: &Sighting,
@@ -175,7 +175,7 @@ impl Flow {
         true
     }
 
-    /// What is to be done with it, if anything.
+    /// The next step for the flow, if there is one.
     pub(super) fn next(&self, agents: &Agents, now: &Now) -> Option<Next> {
         let unchanged_for = now.time.at.duration_since(self.changed);
         if self.is_told {
@@ -192,11 +192,11 @@ impl Flow {
         is_time.then_some(Next::GoOn)
     }
 
-    /// Whether two hosts have been quiet for long, and others keep the flow from being quiet. Those are not waited for as long
-    /// as they like: they may say that they see anything.
+    /// Whether agents of two senders have long been quiet, and others keep the flow from being quiet. The wait for the
+    /// others ends, since they could claim to see anything.
     fn is_held_up(&self, agents: &Agents, now: &Now) -> bool {
         let unchanged_for = |sight: &Sight| now.time.at.duration_since(sight.changed);
-        // It costs no look at the agents where there is nothing to wait for.
+        // The cheap check goes first: it needs no look at the agents.
         let quiet = self.sights.iter();
         let quiet = quiet.filter(|sight| unchanged_for(sight) >= WAIT);
         if quiet.clone().count() < 2 {
@@ -209,7 +209,7 @@ impl Flow {
         senders.any(|sender| Some(sender) != first) && are_quiet(quiet, agents, now)
     }
 
-    /// What is to be said of the flow now that it is quiet, or waits no longer.
+    /// Reports a flow that is quiet or has waited long enough, and starts it over.
     pub(super) fn tell(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
         let reports = self.reports(id, agents, |from, to, sums| {
             let why = self.doubt(agents, now.settle_ns, from, to);
@@ -219,7 +219,7 @@ impl Flow {
         reports
     }
 
-    /// What can be said of a flow that is not quiet.
+    /// Reports a flow that is not quiet.
     pub(super) fn go_on(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
         let mut reports = self.reports(id, agents, |from, to, _| {
             let why = self.doubt(agents, now.settle_ns, from, to);
@@ -237,16 +237,16 @@ impl Flow {
         reports
     }
 
-    /// At the end of the collector.
+    /// Reports the flow when the collector stops.
     pub(super) fn stopped(&self, id: &FlowId, agents: &Agents) -> Vec<Report> {
         self.reports(id, agents, |_, _, _| Some(Doubt::Stopped))
     }
 
-    /// What was seen up to here is told. Of an agent that comes later, a part may be in what was told.
+    /// Starts over after a report. Packets of an agent that comes later may belong to what was reported.
     fn begin_anew(&mut self, now: &Now) {
-        // By the clock of the one that comes later. Whoever was settled has nothing before that.
+        // By the clock of an agent that comes later. An agent that was settled has no packets before this time.
         let before_settled = now.settle_ns.saturating_sub(1);
-        // Whoever says more is not believed.
+        // Do not trust an agent that claims to have seen packets later than possible.
         let last_seen = self.last_seen.min(now.latest());
         self.is_not_whole(last_seen.saturating_add(before_settled), Doubt::Late);
         let refused_to = std::mem::take(&mut self.refused_to);
@@ -259,14 +259,14 @@ impl Flow {
         self.sights = Vec::new();
     }
 
-    /// What was before may be missing.
+    /// Packets before `time` may be missing.
     fn is_not_whole(&mut self, time: u64, why: Doubt) {
         if time >= self.whole_since.0 {
             self.whole_since = (time, why);
         }
     }
 
-    /// A report for each path between two agents. `judge` says why it is not exact.
+    /// Makes a report for each path between two agents. `judge` says why it is not exact.
     fn reports(
         &self,
         id: &FlowId,
@@ -318,7 +318,7 @@ impl Flow {
         ))
     }
 
-    /// Why the sums of these two may not be of the same packets.
+    /// Why the sums of these two agents may not count the same packets.
     fn doubt(&self, agents: &Agents, settle_ns: u64, from: &Sight, to: &Sight) -> Option<Doubt> {
         let (whole_since, why) = self.whole_since;
         let since = from.since.min(to.since);
@@ -333,7 +333,7 @@ impl Flow {
             if is_before(agent.whole_since) {
                 return Some(agent.why);
             }
-            // Since the flow is followed, nothing of it was refused for want of a place.
+            // Once a flow is followed, it is not refused for lack of a place.
             if is_before(agent.refused_to.min(self.followed_from)) {
                 return Some(Doubt::NoRoom);
             }
@@ -347,7 +347,7 @@ impl Flow {
     }
 }
 
-/// Whether these have reported all that they saw, and that nothing followed.
+/// Whether these agents have reported everything they saw, and that nothing followed.
 fn are_quiet<'a>(
     sights: impl Iterator<Item = &'a Sight> + Clone,
     agents: &Agents,
@@ -362,7 +362,7 @@ fn are_quiet<'a>(
     })
 }
 
-/// Whether packets leave the one's network for the other's. Two routers make no path, since it is not known which comes first.
+/// Whether packets leave one agent's network for the other's. Two routers form no path, since their order is unknown.
 fn is_path(from: &Sight, to: &Sight, way: usize) -> bool {
     if from.agent == to.agent {
         return false;
@@ -372,7 +372,7 @@ fn is_path(from: &Sight, to: &Sight, way: usize) -> bool {
     let arriving = |sight, way| packets(sight, way, Direction::Ingress);
     let leaving = |sight, way| packets(sight, way, Direction::Egress);
     let sends = leaving(from, way) > 0;
-    // All may be lost that went to the one that only answers.
+    // If the receiver only answers, all packets to it may be lost.
     let answers = leaving(to, 1 - way) > 0 && arriving(to, 1 - way) == 0;
     let receives = arriving(to, way) > 0 || (leaving(to, way) == 0 && answers);
     let from_passes_on = arriving(from, way) > 0;
@@ -414,7 +414,7 @@ impl Sight {
         }
     }
 
-    /// What had passed, and when: as late as it is known, and earlier.
+    /// Two points in time with the sums up to then: the latest known one, and an earlier one.
     fn moments(&self, agents: &Agents, way: usize, side: Direction) -> [Option<Moment>; 2] {
         let moment = |passed: &Passed, at| Moment {
             sum: passed[way][side as usize],
@@ -426,7 +426,7 @@ impl Sight {
         if self.window_end <= seen_to {
             [Some(moment(&self.now, seen_to)), Some(earlier)]
         } else {
-            // A scan is under way, of which a part has come.
+            // Only part of the current scan has come.
             [Some(earlier), None]
         }
     }

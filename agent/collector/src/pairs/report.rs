@@ -1,4 +1,4 @@
-//! What is reported of a flow between two agents, as a line of JSON.
+//! The report of a flow between two agents, as a line of JSON.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -28,21 +28,21 @@ pub(crate) struct Report {
     pub until: u64,
     pub(super) sent: Sum,
     pub(super) received: Sum,
-    /// Absent if nothing can be said.
+    /// `None` if the loss is unknown.
     pub(super) lost: Option<Bounds>,
-    /// Why `sent` and `received` may not be of the same packets.
+    /// Why `sent` and `received` may not count the same packets.
     pub(super) why: Option<Doubt>,
 }
 
-/// How many packets are lost.
+/// The number of lost packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bounds {
     pub min: u64,
-    /// Absent if that is not known.
+    /// `None` if there is no upper bound.
     pub max: Option<u64>,
 }
 
-/// What had passed at a time.
+/// The sum of packets up to a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub sum: Sum,
@@ -58,8 +58,8 @@ impl Bounds {
         }
     }
 
-    /// Of what had left by the latest moment. A packet that had left some time before another moment has arrived by then, or
-    /// is lost.
+    /// The bounds on the loss of packets that had left by the latest moment in `left`. A packet that left at least
+    /// `margin_ns` before another moment has arrived by then or is lost.
     pub(super) fn between(
         left: [Option<Moment>; 2],
         arrived: [Option<Moment>; 2],
@@ -88,12 +88,12 @@ impl Bounds {
 }
 
 impl Report {
-    /// Packets that arrived and had not left.
+    /// Packets that arrived without being seen to leave.
     pub(super) fn surplus(&self) -> u64 {
         self.received.packets.saturating_sub(self.sent.packets)
     }
 
-    /// With the newline.
+    /// The report as a line, with the newline.
     pub(crate) fn line(&self) -> Vec<u8> {
         let [src, dst] = [self.way, 1 - self.way];
         let exact = self.lost.filter(|_| self.why.is_none());

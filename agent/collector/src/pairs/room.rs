@@ -1,12 +1,12 @@
-//! Places that senders share so that none of them can take what the others need.
+//! Places shared by senders, so that no sender can use up the places of others.
 
 use std::collections::HashMap;
 
 use tls::identity::Identity;
 
-/// A sender may take a place while it holds fewer than are free, so one alone gets half of them, and n greedy ones leave the
-/// (n + 1)th part free for others (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches",
-/// 1998).
+/// A sender may take a place while it holds fewer places than are free. So a single sender gets half of them, and n
+/// greedy ones leave the (n + 1)th part free for others (Choudhury and Hahne, "Dynamic Queue Length Thresholds for
+/// Shared-Memory Packet Switches", 1998).
 pub(super) struct Room {
     free: usize,
     held: HashMap<Identity, usize>,
@@ -24,7 +24,7 @@ impl Room {
         self.held.get(sender).copied().unwrap_or_default() < self.free
     }
 
-    /// Whether the sender gets a place.
+    /// Takes a place for the sender. Returns whether there was one.
     pub(super) fn take(&mut self, sender: &Identity) -> bool {
         if !self.has_place(sender) {
             return false;
@@ -34,7 +34,7 @@ impl Room {
         true
     }
 
-    /// Gives back so many places of those that the sender holds.
+    /// Returns `places` places that the sender holds.
     pub(super) fn give_back(&mut self, sender: &Identity, places: usize) {
         self.free += places;
         if let Some(held) = self.held.get_mut(sender) {
@@ -45,7 +45,7 @@ impl Room {
         }
     }
 
-    /// How much of the room is taken.
+    /// Whether more than half of all places are taken.
     pub(super) fn is_more_than_half_full(&self) -> bool {
         self.held.values().sum::<usize>() > self.free
     }

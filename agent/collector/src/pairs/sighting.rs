@@ -1,5 +1,5 @@
-//! What of a batch it takes to compare agents: what is known of the agent after it, and how many packets of each flow passed
-//! on which side of its interfaces.
+//! The part of a batch that is needed to compare agents: the state of the agent after it, and how many packets of each
+//! flow passed on which side of its interfaces.
 
 use std::net::IpAddr;
 
@@ -10,32 +10,32 @@ use tls::identity::Identity;
 
 use crate::incoming::Incoming;
 
-/// Interfaces of one agent that are known. What it sees at others is never exact.
+/// The most interfaces known per agent. Flows at any others are never exact.
 pub(super) const MOST_INTERFACES: usize = 4096;
 
-/// A batch, for those who compare agents.
+/// A batch, reduced to what comparing agents needs.
 pub(crate) struct Sightings {
     pub agent: AgentIdentity,
-    /// Whose places it takes. Of what a relay brings, that is whom the first collector had it from.
+    /// The sender that is charged for places. For batches from a relay, the sender that the first collector saw.
     pub sender: Identity,
     pub stream_id: u64,
     pub seq: u64,
-    /// When the scan's window began and ended, Unix time in nanoseconds. Zero in a batch that only tells of losses.
+    /// When the scan's window began and ended, Unix time in nanoseconds. Zero in a batch that only reports losses.
     pub window: [u64; 2],
     pub is_last_of_scan: bool,
-    /// Packets may be reported that much later than the scan that counted them.
+    /// How much later than the scan that counted them packets may be reported.
     pub report_interval_ns: u64,
-    /// One flow in so many was counted.
+    /// One flow in this many was counted.
     pub sample_rate: u32,
     pub(super) gaps: Gaps,
     pub has_refused: bool,
     pub is_final: bool,
-    /// Where the scan can have seen flows.
+    /// The interfaces where the scan can have seen flows.
     pub(super) interfaces: Vec<(u32, u32)>,
     pub(super) flows: Vec<Sighting>,
 }
 
-/// What makes sums incomplete, counted since the stream or the agent began. Those of the account are absent but in the last
+/// Causes of incomplete sums, counted since the stream or the agent began. `account` is `None` except in the last
 /// batch of a scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Gaps {
@@ -43,22 +43,22 @@ pub(super) struct Gaps {
     pub account: Option<[u64; 4]>,
 }
 
-/// Packets of one record.
+/// The packets of one record.
 pub(super) struct Sighting {
     pub flow: FlowId,
-    /// From the first end, then from the second.
+    /// Packets from the first end, then from the second.
     pub ways: [Way; 2],
     /// No packet of the record is older.
     pub since: u64,
     pub last_seen: u64,
-    /// Where it was seen: the network namespace and the interface's index.
+    /// The network namespace and the index of the interface.
     pub interface: (u32, u32),
 }
 
 /// The packets from one end to the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Way {
-    /// Absent if that is not known.
+    /// `None` if the side is unknown.
     pub side: Option<Direction>,
     pub sum: Sum,
 }
@@ -69,7 +69,8 @@ pub(super) struct Sum {
     pub ip_bytes: u64,
 }
 
-/// What is the same at both agents. The ends are in it, since a sender may show the Community ID of a flow between others.
+/// Identifies a flow at all agents. Includes the ends, since a sender may send the Community ID of a flow between
+/// other ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FlowId {
     pub community_id: [u8; 20],
@@ -78,7 +79,7 @@ pub(super) struct FlowId {
     tunnel_id: Option<u32>,
 }
 
-/// The lower end first, so that it does not depend on who was taken for the initiator.
+/// The two ends, the lower one first, so the order does not depend on the assumed initiator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ends {
     pub protocol: u32,
@@ -121,14 +122,14 @@ impl Sightings {
         }
     }
 
-    /// What it takes in memory.
+    /// The memory it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&self.flows[..]) + size_of_val(&self.interfaces[..])
     }
 }
 
-/// Packets that no record has although they passed: refused, filtered, counted without knowing how many there were, and
-/// fragments that are in another flow.
+/// Packets that passed and are in no record: refused, filtered, counted in super-frames of unknown size, and fragments
+/// that are in another flow.
 fn gaps(account: &Account) -> [u64; 4] {
     let beside = |name| account.beside.get(name).map_or(0, |count| count.packets);
     [
@@ -139,7 +140,7 @@ fn gaps(account: &Account) -> [u64; 4] {
     ]
 }
 
-/// Whether an address means the same host wherever it is seen, as far as one can tell.
+/// Whether an address means the same host wherever it is seen, as far as the address shows.
 fn is_one_host(addr: IpAddr) -> bool {
     match addr {
         IpAddr::V4(v4) => {
@@ -150,7 +151,7 @@ fn is_one_host(addr: IpAddr) -> bool {
 }
 
 impl Sighting {
-    /// Nothing, if no agent would have made the record, or if the flow may be another one at each link.
+    /// Returns `None` if no agent would have made the record, or if the address may mean another host on each link.
     fn of(record: &FlowRecord, batch: &FlowBatch) -> Option<Self> {
         let addr = [&record.src_addr, &record.dst_addr].map(|bytes| human::address(bytes));
         let [Some(src), Some(dst)] = addr else {
@@ -202,7 +203,7 @@ impl Sighting {
                 let begin = batch.window_start_unix_ns;
                 begin.saturating_sub(batch.report_interval_ns)
             },
-            // Whoever says more would hold up the flows of others.
+            // With a later time, a sender could delay the reports of other senders' flows.
             last_seen: record.last_seen_unix_ns.min(batch.window_end_unix_ns),
             interface: (record.netns, record.ifindex),
         })
@@ -210,7 +211,7 @@ impl Sighting {
 }
 
 impl std::ops::AddAssign for Sum {
-    /// Whoever sends may have made any number of it.
+    /// Saturates, since a sender may send any number.
     fn add_assign(&mut self, other: Self) {
         self.packets = self.packets.saturating_add(other.packets);
         self.ip_bytes = self.ip_bytes.saturating_add(other.ip_bytes);

@@ -1,4 +1,4 @@
-//! Agents are batches here: what they report, and in which windows.
+//! Agents are simulated by their batches: what they report, and in which windows.
 
 mod attacks;
 
@@ -99,8 +99,8 @@ fn pairs_of(max_flows: usize) -> Pairs {
     })
 }
 
-/// Packets of both directions, on a side of an interface and on the other one, until so many seconds. `began` says when, if
-/// this is the first record.
+/// A record with packets of both directions, by side of the interface, with the last packet at this second. `began` is
+/// the second of the first packet, if this is the flow's first record.
 fn record(
     direction: Direction,
     packets: [u64; 2],
@@ -146,7 +146,7 @@ fn due_at(pairs: &mut Pairs, at: Instant) -> Vec<Report> {
     pairs.due(time, usize::MAX)
 }
 
-/// From, to, sent, received, and the loss or why it is not known.
+/// From, to, sent, received, and the loss or why it is unknown.
 type Told = (String, String, u64, u64, Result<u64, Doubt>);
 
 fn told(reports: &[Report]) -> Vec<Told> {
@@ -165,7 +165,7 @@ fn path(from: &str, to: &str, sent: u64, received: u64, lost: Result<u64, Doubt>
     (from.to_owned(), to.to_owned(), sent, received, lost)
 }
 
-/// With one line to report.
+/// A table with one report due.
 pub(super) fn with_a_line() -> Pairs {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
@@ -175,7 +175,7 @@ pub(super) fn with_a_line() -> Pairs {
     pairs
 }
 
-/// Two agents of which all is known from the 10th second on.
+/// Two agents whose reports are complete from the 10th second on.
 fn known(pairs: &mut Pairs) -> (Agent, Agent) {
     let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
     for agent in [&mut a, &mut b] {
@@ -203,7 +203,7 @@ fn what_left_and_did_not_arrive_is_lost_once_both_have_reported_that_nothing_fol
         (reports[0].since, reports[0].until),
         (12 * SECOND, 20 * SECOND)
     );
-    // What follows is compared anew.
+    // Everything from here on is compared anew.
     a.scan(&mut pairs, leaving([5, 0], None, 39));
     b.scan(&mut pairs, arriving([4, 0], None, 39));
     assert_eq!(due(&mut pairs), []);
@@ -252,7 +252,7 @@ fn whoever_was_taken_for_the_initiator_the_ways_are_the_same() {
 fn where_nothing_arrives_the_loss_is_not_said_and_more_may_arrive_than_left() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    // All may be lost, or come another way, or `b` looks at leaving packets alone.
+    // All packets may be lost, or take another path, or `b` watches leaving packets only.
     a.scan(&mut pairs, leaving([9, 20], Some(12), 19));
     b.scan(&mut pairs, arriving([0, 18], Some(12), 19));
     for agent in [&mut a, &mut b] {
@@ -322,7 +322,7 @@ fn of_what_one_may_have_missed_in_part_the_loss_is_not_said() {
         if why == Doubt::Silent {
             continue;
         }
-        // From then on it is whole.
+        // From here on the reports are complete.
         a.scan(&mut pairs, leaving([5, 0], None, 38));
         b.scan(&mut pairs, arriving([4, 0], None, 38));
         for agent in [&mut a, &mut b] {
@@ -459,7 +459,7 @@ fn a_router_between_two_hosts_makes_three_paths_and_two_make_none_between_them()
 fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    // A packet each second; of every ten, one is lost.
+    // One packet per second; one of every ten is lost.
     let end = |scan: u64| 20 + 10 * scan;
     for scan in 0..6 {
         let began = (scan == 0).then_some(13);
@@ -472,8 +472,8 @@ fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
     let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
     let expected = [path("a", "b", 60, 63, Err(Doubt::GoesOn))];
     assert_eq!(told(&reports), expected);
-    // Of the 60 that had left, 54 had arrived. Nine of those that are known to have arrived may be later ones, and nine
-    // may have been on their way.
+    // Of the 60 that had left, 54 had arrived. Up to nine of the arrived ones may have left later, and up to nine may
+    // still have been on their way.
     let bounds = reports[0].lost.unwrap();
     assert_eq!((bounds.min, bounds.max), (0, None));
     // `a` is ahead.
@@ -600,7 +600,7 @@ fn what_found_no_place_makes_what_follows_inexact_once() {
     due_at(&mut pairs, Instant::now() + WAIT);
     due_at(&mut pairs, Instant::now() + WAIT);
     assert_eq!((pairs.status().flows, pairs.status().not_followed), (0, 1));
-    // The first ten have found no place.
+    // The first ten found no place.
     a.scan(&mut pairs, leaving([5, 0], None, 39));
     b.scan(&mut pairs, Vec::new());
     b.scan(&mut pairs, arriving([15, 0], Some(22), 30));
@@ -659,7 +659,7 @@ fn what_comes_later_to_a_third_agent_is_not_held_against_what_was_told_before() 
     r.scan(&mut pairs, arriving([10, 0], Some(19), 19));
     quiet(&mut pairs, [&mut a, &mut r]);
     assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
-    // The same packets, a while on their way.
+    // The same packets, which took a while to arrive.
     late.scan(&mut pairs, arriving([10, 0], Some(20), 20));
     late.scan(&mut pairs, Vec::new());
     a.scan(&mut pairs, leaving([5, 0], None, 39));
@@ -855,7 +855,7 @@ fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
     let (mut a, mut b) = known(&mut pairs);
     a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
     b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
-    // It starts again, as another one.
+    // It restarts, as another agent.
     let mut again = Agent::new("b", 5);
     again.now = b.now;
     let next = |agent: &mut Agent, pairs: &mut Pairs, records| {

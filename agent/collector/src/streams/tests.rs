@@ -52,16 +52,16 @@ fn a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it() 
     );
     streams.stored(facts(&batch(2), 1), 5);
     assert_eq!((kept(1, 1), kept(2, 1)), (4, 5));
-    // Of another stream nothing is known.
+    // Another stream has no known batches.
     let other = FlowBatch {
         stream_id: 8,
         ..batch(1)
     };
     assert_eq!(streams.kept(&facts(&other, 1)), 0);
-    // Nor of the same one of another sender.
+    // The same stream number of another sender has none either.
     let other = from(&batch(1), Identity::named("other").unwrap());
     assert_eq!(streams.kept(&Facts::of(&other, 1, LostSoFar::default())), 0);
-    // One that is known takes no more room, so the oldest goes with the first beyond those that are remembered.
+    // A known batch takes no more room, so the oldest is forgotten with the first batch beyond the limit.
     for seq in 3..3 + REMEMBERED as u64 - 3 {
         streams.stored(facts(&batch(seq), 1), 5);
         streams.stored(facts(&batch(seq), 1), 5);
@@ -90,7 +90,7 @@ fn a_stream_is_connected_while_it_has_a_call_and_shows_its_last_batch() {
         ..batch(1)
     };
     streams.stored(facts(&scanned, 1), 1);
-    // One that only tells of losses has no agent, no window and no account.
+    // A batch that only reports losses has no agent, no window and no account.
     let telling = FlowBatch {
         agent: None,
         records: Vec::new(),

@@ -16,7 +16,7 @@ use super::{
 #[expect(dead_code, reason = "the tests of the output do more with it")]
 mod clickhouse;
 
-/// The port of a server that takes all batches but those with these numbers.
+/// The port of a server that accepts all batches except those with these numbers.
 async fn refuses(seqs: Vec<u64>) -> u16 {
     let server = clickhouse::Server {
         refused: seqs,
@@ -25,12 +25,12 @@ async fn refuses(seqs: Vec<u64>) -> u16 {
     clickhouse::listen(server).await.0
 }
 
-/// A writer into folders, which may not be there.
+/// A writer into folders, which may not exist.
 fn writer<const N: usize>(folders: [&Path; N]) -> (Writer, Streams) {
     writer_to(folders.map(|folder| format!("jsonl={}", folder.join("flows.jsonl").display())))
 }
 
-/// A writer into stores that are set so.
+/// A writer into stores with these settings.
 fn writer_to<const N: usize>(settings: [String; N]) -> (Writer, Streams) {
     let store = |setting: String| {
         let Wishes(wishes) = setting.parse().unwrap();
@@ -98,13 +98,13 @@ async fn entry_as(form: Form, call: &Arc<CallEnd>, seq: u64) -> Entry {
     }
 }
 
-/// With a piece for each of two stores.
+/// The entry with a piece for each of two stores.
 fn twice(mut entry: Entry) -> Entry {
     entry.pieces.push(entry.pieces[0].clone());
     entry
 }
 
-/// The numbers that a call was told to be stored; a failure is 0.
+/// The numbers that a call was told are stored; a failure is 0.
 fn told(outcomes: &mut Outcomes) -> Vec<u64> {
     std::iter::from_fn(|| outcomes.try_recv().ok())
         .map(|outcome| match outcome {
@@ -122,7 +122,7 @@ async fn nothing_is_stored_behind_a_batch_of_the_same_call_that_was_not() {
     let (first, mut first_told) = call();
     writer.store(vec![entry(&first, 1).await]).await;
     fs::create_dir(&path).unwrap();
-    // It could be stored by now, and would stand for the one before it.
+    // It could be stored by now, but would acknowledge the one before it.
     writer.store(vec![entry(&first, 2).await]).await;
     assert_eq!((told(&mut first_told), stored_seq(&streams)), (vec![0], 0));
     let (next, mut next_told) = call();
@@ -147,10 +147,10 @@ async fn a_batch_behind_one_that_a_store_refuses_is_stored_and_not_acknowledged(
         entries.push(entry_as(Form::Rows, call, seq).await);
     }
     writer.store(entries).await;
-    // An acknowledgement of 3 would stand for 2.
+    // An acknowledgement of 3 would include 2.
     assert_eq!(told(&mut told_broken), [1, 0]);
     assert_eq!(told(&mut told_other), [4]);
-    // Both are there: 3 is not stored again when it comes again.
+    // Both are stored: 3 is not stored again when it is repeated.
     let status = &streams.status()[0];
     assert_eq!((status.batches, status.repeated_batches), (3, 0));
     let (again, mut told_again) = call();
@@ -230,7 +230,7 @@ async fn a_store_does_not_get_again_what_only_another_one_could_not_take() {
     };
     assert!(status(&writer)[1].failing && !status(&writer)[0].failing);
     fs::create_dir(&later).unwrap();
-    // Nothing to write tells nothing of the disk.
+    // Writing nothing says nothing about the disk.
     writer.store(Vec::new()).await;
     assert!(status(&writer)[1].failing);
     let (call, mut outcomes) = call();
@@ -269,7 +269,7 @@ async fn another_batch_with_a_number_that_is_known_is_stored() {
     let folder = tempfile::tempdir().unwrap();
     let (mut writer, _) = writer([folder.path()]);
     let (call, mut outcomes) = call();
-    // Whoever sends the highest number on a stream of others does not keep these from being stored.
+    // A sender that uses the highest number on another's stream does not keep that sender's batches from being stored.
     let mut forged = entry(&call, u64::MAX).await;
     forged.facts.digest = 1;
     writer.store(vec![forged]).await;

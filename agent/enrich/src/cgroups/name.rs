@@ -1,7 +1,7 @@
-//! What a cgroup's path says: the systemd unit, and the container.
+//! Derives the systemd unit and the container from a cgroup's path.
 //!
-//! systemd: <https://systemd.io/CONTROL_GROUP_INTERFACE>. Runtimes name a container's cgroup by its id, with a prefix of their
-//! own if systemd makes the cgroup, and often below a folder of their own if not.
+//! systemd: <https://systemd.io/CONTROL_GROUP_INTERFACE>. Container runtimes name a container's cgroup by its id. If
+//! systemd makes the cgroup, they add a prefix of their own; otherwise it is often below a folder of their own.
 
 use proto::{Cgroup, ends::MAX_CGROUP_PATH_BYTES};
 
@@ -10,7 +10,7 @@ const UNITS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
 
 const SLICE: &str = ".slice";
 
-/// What stands before a container's id, and the runtime. A longer prefix is before its own beginning.
+/// The prefix of a container id, and its runtime. A prefix that starts with another prefix comes before it.
 const PREFIXES: [(&str, &str); 6] = [
     ("docker-", "docker"),
     ("libpod-payload-", "podman"),
@@ -40,12 +40,12 @@ pub(super) fn of(id: u64, path: &str) -> Cgroup {
     }
 }
 
-/// Slice and unit. As in systemd, slices come first, and the unit is the first that is none. What is below belongs to the
-/// unit.
+/// The slice and the unit. As in systemd, slices come first, and the unit is the first part that is not a slice.
+/// Everything below belongs to the unit.
 fn unit(path: &str) -> (&str, &str) {
     let mut slice = "";
     for part in parts(path) {
-        // A name that the kernel could take for one of its files has this in front.
+        // systemd escapes a name with `_` if the kernel could take it for one of its own files.
         let part = part.strip_prefix('_').unwrap_or(part);
         if part.ends_with(SLICE) {
             slice = part;
@@ -58,7 +58,7 @@ fn unit(path: &str) -> (&str, &str) {
     (slice, "")
 }
 
-/// Id and runtime of the outermost container. What is below is the container's own to name.
+/// The id and the runtime of the outermost container. The container itself names everything below.
 fn container(path: &str) -> Option<(&str, &str)> {
     let mut above = "";
     for part in parts(path) {

@@ -1,24 +1,24 @@
-//! Who has how much of the room for names, so that whoever may make cgroups by the thousand takes it from nobody else.
+//! Divides the room for names into shares, so that a user who makes thousands of cgroups takes no room from others.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::name;
 
-/// Whose a cgroup is. All below a folder that was given away belongs to whom it was given, whoever owns it: a user may give it to other
-/// numbers of theirs.
+/// The share that a cgroup belongs to. Everything below a delegated folder belongs to the user it was delegated to,
+/// whoever owns it: that user may give it to other uids of its user namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Share {
-    /// Slices and the like.
+    /// Slices and other folders above units.
     #[default]
     Host,
-    /// A user to whom root has given a part of the tree.
+    /// A user to whom root has delegated a part of the tree.
     User(u32),
-    /// The unit with this id, if nobody but root has it.
+    /// The unit with this id, if only root owns it.
     Unit(u64),
 }
 
 impl Share {
-    /// Of a cgroup in a folder of `parent`, that this user owns.
+    /// The share of a cgroup in a folder of `parent` that this user owns.
     pub fn below(parent: Self, id: u64, path: &str, uid: u32) -> Self {
         match parent {
             Self::User(_) | Self::Unit(_) => parent,
@@ -33,7 +33,7 @@ impl Share {
 #[derive(Default)]
 pub(super) struct Shares {
     ids: HashMap<Share, BTreeSet<u64>>,
-    /// How many each has, the most at last.
+    /// The size of each share, the largest last.
     sizes: BTreeSet<(usize, Share)>,
 }
 
@@ -50,7 +50,7 @@ impl Shares {
         });
     }
 
-    /// Takes out the last one of the largest share, if that stays at least as large as this one will be.
+    /// Removes the last id of the largest share, if that share stays at least as large as `share` will be.
     pub fn give_up_for(&mut self, share: Share) -> Option<u64> {
         let (most, largest) = self.sizes.last().copied()?;
         let has = self.ids.get(&share).map_or(0, BTreeSet::len);
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(host, Share::Host);
         let user = below(host, "/user.slice/user-1000.slice/user@1000.service", 1000);
         assert_eq!(user, Share::User(1000));
-        // Numbers of a user namespace.
+        // Uids of a user namespace.
         let path = "/user.slice/user-1000.slice/user@1000.service/a";
         assert_eq!(below(user, path, 100_000), user);
         assert_eq!(below(user, path, 0), user);

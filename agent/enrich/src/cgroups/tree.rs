@@ -1,4 +1,4 @@
-//! Follows the folders of the hierarchy.
+//! Follows the folders of the cgroup hierarchy.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -28,12 +28,12 @@ use rustix::{
 
 use super::{Added, Known, MOST_LIVING, Share, lock, name};
 
-/// How often to read the whole tree because of cgroups that nobody has told of, at most.
+/// The shortest time between two reads of the whole tree, for cgroups that inotify did not report.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
-/// For events: the longest has a name of 255 bytes.
+/// Room for inotify events; the longest has a name of 255 bytes.
 const EVENTS_LEN_BYTES: usize = 8 << 10;
 
-/// Where the hierarchy is mounted.
+/// Where the cgroup hierarchy is mounted.
 pub(super) struct Mount {
     pub path: PathBuf,
 }
@@ -55,7 +55,7 @@ impl Mount {
         Ok(Self { path })
     }
 
-    /// Where those of the type are, as in `proc_pid_mountinfo(5)`.
+    /// Mount points of type `cgroup2` in the format of `proc_pid_mountinfo(5)`.
     fn of(mounts: &[u8]) -> Vec<PathBuf> {
         let lines = mounts.split(|&byte| byte == b'\n');
         let paths = lines.filter_map(|line| {
@@ -68,20 +68,20 @@ impl Mount {
     }
 }
 
-/// Wakes the thread, and ends it when all are dropped.
+/// Wakes the thread. Dropping the last clone ends it.
 #[derive(Clone)]
 pub struct Wake(Arc<Bell>);
 
 struct Bell(OwnedFd);
 
 impl Wake {
-    /// Wakes nobody.
+    /// A handle that wakes no thread.
     pub fn silent() -> Self {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Self(Arc::new(Bell(bell.expect("a descriptor is free"))))
     }
 
-    /// Something is not known that should be. Returns at once.
+    /// Makes the thread read the tree again, since an id is unknown. Does not wait for it.
     pub fn look_again(&self) {
         self.0.ring();
     }
@@ -89,7 +89,7 @@ impl Wake {
 
 impl Bell {
     fn ring(&self) {
-        // It is full only if it has rung.
+        // The write fails only if the counter is full, and then it has already rung.
         let _ = write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -103,20 +103,20 @@ impl Drop for Bell {
 pub(super) struct Tree {
     root: PathBuf,
     known: Weak<Mutex<Known>>,
-    /// `None` if the kernel has no more for this user.
+    /// `None` if the user has reached the kernel's limit of inotify instances.
     inotify: Option<OwnedFd>,
     bell: OwnedFd,
-    /// The paths of the folders that are watched.
+    /// The paths of the watched folders.
     watched: HashMap<i32, Arc<str>>,
     /// By path: the cgroup, and the watch of its folder, if it has one.
     folders: HashMap<Arc<str>, (u64, Option<i32>)>,
     looked: Instant,
-    /// Everything could be read at that time.
+    /// The last look could read everything.
     is_whole: bool,
     told: Told,
 }
 
-/// What the log has once.
+/// Warnings that were logged, each once.
 #[derive(Default)]
 struct Told {
     no_watch: bool,
@@ -152,7 +152,7 @@ impl Tree {
         Ok((tree, Wake(Arc::new(Bell(wake)))))
     }
 
-    /// Until nobody asks any more.
+    /// Runs until all handles are dropped.
     pub fn follow(mut self) {
         let mut wants_look = false;
         loop {
@@ -195,7 +195,7 @@ impl Tree {
         read(&self.bell, &mut count).is_ok()
     }
 
-    /// Takes in what has changed. Returns whether something was missed.
+    /// Handles the inotify events. Returns whether some were lost.
     fn take_events(&mut self, known: &Mutex<Known>) -> bool {
         let mut buffer = [MaybeUninit::uninit(); EVENTS_LEN_BYTES];
         let mut missed = false;
@@ -227,7 +227,7 @@ impl Tree {
         missed
     }
 
-    /// A folder is gone. The kernel does not end its watch by itself (kernfs counts no links).
+    /// Removes a folder that is gone. The kernel does not end its watch by itself (kernfs counts no links).
     fn remove(&mut self, known: &Mutex<Known>, path: &str) {
         let Some((id, watch)) = self.folders.remove(path) else {
             return;
@@ -241,7 +241,7 @@ impl Tree {
             && let Some(inotify) = &self.inotify
         {
             self.watched.remove(&watch);
-            // It fails if the kernel has ended it.
+            // Fails if the kernel has already ended the watch.
             let _ = inotify::remove_watch(inotify, watch);
         }
     }
@@ -259,7 +259,7 @@ impl Tree {
             Err(error) => self.cannot_read(&self.root.clone(), &error),
         }
         if !self.is_whole {
-            // What was not read may be there.
+            // A folder that could not be read may still exist.
             return;
         }
         let folders = self.folders.iter();
@@ -268,15 +268,15 @@ impl Tree {
         for path in left {
             self.remove(known, &path);
         }
-        // Those without a place among the folders. One at a time, since scans ask meanwhile.
+        // Cgroups that have no folder in `folders`. Takes the lock for one at a time, since scans ask meanwhile.
         let ids: Vec<_> = lock(known).living.keys().copied().collect();
         for id in ids.into_iter().filter(|id| !seen.contains(id)) {
             lock(known).remove(id);
         }
     }
 
-    /// Adds a cgroup and all below it, with whose its folder is. Paths are without the root's own `/`. Watches first and reads then, so
-    /// that what comes in between is known twice and not missed.
+    /// Adds a cgroup and all below it, with the share of its folder. Paths are relative to the root, which is empty.
+    /// Watches a folder before reading it, so a folder made in between is seen twice rather than missed.
     fn add(&mut self, known: &Mutex<Known>, top: (u64, String, Share), seen: &mut BTreeSet<u64>) {
         let mut to_add = vec![top];
         while let Some((id, path, above)) = to_add.pop() {
@@ -310,7 +310,7 @@ impl Tree {
                 }
             }
             if path.len() > MAX_CGROUP_PATH_BYTES {
-                // What is below has an id alone.
+                // Cgroups below this one have only their ids.
                 continue;
             }
             if !self.watch(&folder, id, path.as_str().into()) {
@@ -335,7 +335,7 @@ impl Tree {
         }
     }
 
-    /// Returns whether the folder is there.
+    /// Returns whether the folder exists.
     fn watch(&mut self, folder: &Path, id: u64, path: Arc<str>) -> bool {
         let flags = WatchFlags::CREATE
             | WatchFlags::DELETE
@@ -367,7 +367,7 @@ impl Tree {
     }
 }
 
-/// `what` the kernel has no more of.
+/// `what` has run out in the kernel.
 fn warn_of_no_news(error: Errno, what: &str) {
     tracing::warn!(
         %error,
@@ -376,7 +376,7 @@ fn warn_of_no_news(error: Errno, what: &str) {
     );
 }
 
-/// The folders in a folder: their cgroups and names. Nobody writes names that are no UTF-8, so such folders are passed over.
+/// The cgroups in a folder: their ids and names. Skips names that are not UTF-8, which no tool writes.
 fn children(folder: &Path) -> io::Result<Vec<(u64, String)>> {
     let mut children = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -1,4 +1,4 @@
-//! Queries with their answers, until the next scan sends them.
+//! Queries with their answers, kept until the next scan sends them.
 
 use std::{mem, net::IpAddr};
 
@@ -12,10 +12,10 @@ use super::{
 };
 
 const MOST: usize = 50_000;
-/// With what allocations take beside what is in them.
+/// The limit on memory, including the overhead of allocations.
 pub const MOST_BYTES: usize = 32 << 20;
 
-/// A query that was answered, or given up.
+/// A query that was answered or given up.
 pub struct Exchange {
     pub id: QueryId,
     pub query: Query,
@@ -66,7 +66,7 @@ impl Exchanges {
 }
 
 impl Exchange {
-    /// What it takes, in a list that grows.
+    /// The memory it takes in a growing list.
     fn bytes(&self) -> usize {
         const OF_TWO_ALLOCATIONS: usize = 32;
         let addresses = self.answer.as_ref().map_or(0, |one| one.addresses.len());
@@ -76,7 +76,7 @@ impl Exchange {
             + OF_TWO_ALLOCATIONS
     }
 
-    /// With the time as it is at a scan.
+    /// The exchange as it is sent, with times converted by the clock of a scan.
     pub fn told(self, clock: ScanClock) -> DnsExchange {
         let Self { id, query, answer } = self;
         let ends = addresses(&id.flow);
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!((exchanges.take().len(), exchanges.lost), (MOST, 1));
         exchanges.note(exchange(1));
         assert_eq!((exchanges.take().len(), exchanges.lost), (1, 1));
-        // Those with many addresses take more.
+        // Exchanges with many addresses take more memory.
         let long = |id| Exchange {
             answer: Some(Answered {
                 code: 0,

@@ -1,4 +1,4 @@
-//! The names that the file of hosts gives addresses (hosts(5)).
+//! The names that the hosts file gives to addresses (hosts(5)).
 
 use std::{
     collections::HashMap,
@@ -11,23 +11,23 @@ use std::{
 
 use proto::ends::MAX_HOST_NAME_BYTES;
 
-/// Where it is.
+/// Where the hosts file is.
 pub const PATH: &str = "/etc/hosts";
-/// What is read of it: some 100,000 lines. Longer ones block advertisements.
+/// The most that is read: about 100,000 lines. Longer files block advertisements.
 const MOST_BYTES: u64 = 4 << 20;
 const LOOKED_AT_EVERY: Duration = Duration::from_secs(10);
 
-/// The file, as it was when it was read last.
+/// The hosts file as it was last read.
 #[derive(Default)]
 pub struct HostsFile {
     changed: Option<(SystemTime, u64)>,
-    /// The same, of one that could not be read.
+    /// Modification time and length of a file that could not be read.
     unread: Option<(SystemTime, u64)>,
     looked_at: Option<Instant>,
 }
 
 impl HostsFile {
-    /// The names, if they may have changed since the last call: of several for one address, the first one.
+    /// The names, if the file may have changed since the last call. An address with several names gets the first one.
     pub fn if_changed(&mut self, path: &Path) -> Option<HashMap<IpAddr, Box<str>>> {
         let is_fresh = |looked_at: Instant| looked_at.elapsed() < LOOKED_AT_EVERY;
         if self.looked_at.is_some_and(is_fresh) {
@@ -44,7 +44,7 @@ impl HostsFile {
                 self.changed = changed;
                 Some(parse(&text))
             }
-            // The names of before stay.
+            // The previous names stay.
             Err(error) => {
                 if self.unread != changed {
                     self.unread = changed;
@@ -56,7 +56,7 @@ impl HostsFile {
     }
 }
 
-/// Whole lines, or nothing if there is no such file.
+/// Reads whole lines. Returns an empty string if there is no such file.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = Vec::new();
     match File::open(path) {

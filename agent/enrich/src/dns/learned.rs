@@ -1,4 +1,4 @@
-//! What the messages of the DNS say, one after the other.
+//! Takes in DNS messages one by one: matches answers to queries and learns names.
 
 use std::{
     collections::BTreeMap,
@@ -19,37 +19,37 @@ use super::{
 /// Stands for all codes that IANA gives no name, and for those of EDNS.
 const OTHER_CODE: &str = "other";
 
-/// What was made of the messages so far.
+/// Counts of the DNS messages so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Those that were read, in queries and answers. A packet that is seen at two interfaces is read twice.
+    /// Queries and answers that were parsed. A packet that is seen at two interfaces is counted twice.
     pub queries: u64,
     pub answers: u64,
-    /// Answers to queries that were seen, by what IANA calls their code.
+    /// Answers to known queries, by IANA's name of their code.
     pub by_code: BTreeMap<String, u64>,
-    /// How long the answers to these took, together.
+    /// The total time between these queries and their answers.
     pub waited_ns: u64,
     /// Queries that were asked again.
     pub repeated: u64,
-    /// Queries without an answer for five seconds at least.
+    /// Queries that got no answer for at least five seconds.
     pub unanswered: u64,
-    /// Answers to no query that was seen. Nothing is learned from them.
+    /// Answers without a known query. Nothing is learned from them.
     pub unasked: u64,
-    /// Queries that were followed no longer, since too many waited, or since another one has their number.
+    /// Queries that were dropped because too many were waiting, or because another query has the same number.
     pub not_followed: u64,
-    /// Queries that wait.
+    /// Queries that are waiting for an answer.
     pub waiting: u64,
-    /// What does not have the format of a message.
+    /// Messages that could not be parsed.
     pub malformed: u64,
-    /// Messages of which nothing is read, such as updates.
+    /// Messages that are not evaluated, such as updates.
     pub of_another_kind: u64,
     pub lost: Lost,
-    /// Names that had to make room before their time was over, or found none.
+    /// Names that were dropped before they expired, or that found no room.
     pub forgotten_names: u64,
     /// Names of addresses that are kept, and how many can be.
     pub names: u64,
     pub names_capacity: u64,
-    /// Exchanges that were not kept, since there were too many.
+    /// Exchanges that were dropped because there were too many.
     pub lost_exchanges: u64,
 }
 
@@ -81,13 +81,13 @@ impl From<Stats> for proto::DnsStatus {
 pub struct Learned {
     pub names: Names,
     queries: Queries,
-    /// If they are told of.
+    /// `None` if exchanges are not reported.
     pub exchanges: Option<Exchanges>,
     stats: Stats,
 }
 
 impl Learned {
-    /// Keeps so many names. The file of hosts is that of the network namespace `home`.
+    /// Keeps at most `most_names` names. The hosts file applies to the network namespace `home`.
     pub fn new(most_names: usize, home: u32, tells: bool) -> Self {
         Self {
             names: Names::at_most(most_names, home),
@@ -97,7 +97,7 @@ impl Learned {
         }
     }
 
-    /// Without what was lost before it came here.
+    /// The counts, except for messages lost before they got here.
     pub fn stats(&self) -> Stats {
         Stats {
             names: self.names.len() as u64,
@@ -190,7 +190,7 @@ impl Learned {
     }
 }
 
-/// Those of the ends a and b.
+/// The addresses of the ends a and b.
 pub fn addresses(key: &FlowKey) -> [IpAddr; 2] {
     [&key.addr_a, &key.addr_b].map(|bytes| {
         if key.ip_version == 4 {

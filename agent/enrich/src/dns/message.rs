@@ -1,4 +1,4 @@
-//! Reads a message of the DNS (RFC 1035), as far as names are learned from it.
+//! Parses a DNS message (RFC 1035) as far as needed to learn names from it.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -12,36 +12,37 @@ use domain::{
 };
 use proto::ends::{MAX_DNS_ANSWERS, MAX_HOST_NAME_BYTES};
 
-/// The longest chain of aliases that is followed. Resolvers follow no more than some ten (Unbound, BIND).
+/// The longest chain of aliases that is followed. Resolvers follow about ten at most (Unbound, BIND).
 const MOST_ALIASES: usize = 16;
 
-/// What somebody wants to know.
+/// The question of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// As it was asked, without the last dot; a colon, and bytes that are no printable ASCII, as `\DDD`.
+    /// The name as it was asked, without the last dot. A colon, and bytes that are not printable ASCII, are written as
+    /// `\DDD`.
     pub name: Box<str>,
-    /// As IANA numbers them.
+    /// The type number assigned by IANA.
     pub record_type: u16,
 }
 
-/// An address that the name of the question has.
+/// An address of the name in the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     pub address: IpAddr,
-    /// The shortest one on the way from the question's name.
+    /// The shortest TTL in the chain from the question's name to the address.
     pub ttl: Duration,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// As IANA numbers them, with the bits that EDNS adds where they were seen.
+    /// The code assigned by IANA, with the bits that EDNS adds if they were seen.
     pub code: u16,
     /// The server had more to say than fits.
     pub is_truncated: bool,
     pub addresses: Vec<Address>,
 }
 
-/// A message whose header and question are read.
+/// A message whose header and question are parsed.
 #[derive(Debug)]
 pub struct Message<'a> {
     pub id: u16,
@@ -52,13 +53,13 @@ pub struct Message<'a> {
     is_whole: bool,
 }
 
-/// Why nothing is read.
+/// Why a message is not parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// It does not follow the format.
     Malformed,
-    /// It is no query, or has not exactly one question about the Internet: an update, a transfer, a notification. Or its name takes too
-    /// much room.
+    /// It is not a query, or does not have exactly one question of class IN: an update, a transfer, a notification. Or
+    /// its name is too long.
     OfAnotherKind,
 }
 
@@ -68,7 +69,7 @@ impl From<ParseError> for Unread {
     }
 }
 
-/// `is_whole` says whether all bytes of the message are there. If they are not, what is there is read.
+/// Parses a message. `is_whole` says whether all of its bytes are there; if not, parses those that are.
 pub fn read(bytes: &[u8], is_whole: bool) -> Result<Message<'_>, Unread> {
     let wire = Wire::from_octets(bytes).map_err(|_| Unread::Malformed)?;
     let header = wire.header();
@@ -99,14 +100,15 @@ pub const NO_ERROR: u16 = 0;
 type Name<'a> = ParsedName<&'a [u8]>;
 
 impl Message<'_> {
-    /// Takes as long as a sender likes, within the bounds of one datagram, so it is for those that were asked.
+    /// Parses the answer. The sender decides how long this takes, within the bounds of one datagram, so call it only
+    /// for answers to known queries.
     pub fn answer(&self) -> Result<Answer, Unread> {
         let mut aliases = Vec::new();
         let mut addresses = Vec::new();
         for record in self.wire.answer()?.take(MAX_DNS_ANSWERS) {
             let noted = record.and_then(|record| note(&record, &mut aliases, &mut addresses));
             if let Err(error) = noted {
-                // A part has an end somewhere.
+                // Only the start of the message was kept, so it ends in the middle of something.
                 if self.is_whole {
                     return Err(error.into());
                 }
@@ -121,7 +123,7 @@ impl Message<'_> {
     }
 }
 
-/// Another name that stands for the first one, and how long it does.
+/// An alias, the name it stands for, and its TTL.
 type Alias = (String, String, Duration);
 
 fn note<'a>(
@@ -149,8 +151,8 @@ fn note<'a>(
     Ok(())
 }
 
-/// The addresses of the name that was asked for, whatever aliases lead to them. Those of other names, which no resolver asked for, are
-/// left out.
+/// The addresses of the name in the question, through any chain of aliases. Leaves out addresses of other names, which
+/// no resolver asked for.
 fn of_name(mut name: String, aliases: &[Alias], addresses: Vec<(String, Address)>) -> Vec<Address> {
     let mut shortest = Duration::MAX;
     for _ in 0..MOST_ALIASES {
@@ -170,17 +172,17 @@ fn of_name(mut name: String, aliases: &[Alias], addresses: Vec<(String, Address)
         .collect()
 }
 
-/// Names differ in more than the case of their letters (RFC 4343). As text, since to compare two names that point into their message is to
-/// follow all pointers each time, and a sender may make many.
+/// The name as lower-case text: names that differ only in case are the same (RFC 4343). Text, because comparing two
+/// names inside their message follows all compression pointers each time, and a sender may make many.
 fn comparable(name: &Name<'_>) -> String {
     let mut text = name.to_string();
     text.make_ascii_lowercase();
     text
 }
 
-/// As it was asked, since some who ask know their answers by the case of the letters. `None` if it takes too much room.
+/// The name in its original case, since some clients match an answer by it. `None` if it is too long.
 fn text(name: &Name<'_>) -> Option<String> {
-    // It is to be told from an address, and from a port behind it.
+    // Escapes the colon, so that a name cannot be taken for an IPv6 address or for a name with a port.
     let text = name.to_string().replace(':', "\\058");
     (text.len() <= MAX_HOST_NAME_BYTES).then_some(text)
 }

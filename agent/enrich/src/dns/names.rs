@@ -1,4 +1,4 @@
-//! What addresses are called, by those who asked for them.
+//! Names of addresses, by the client that asked for them.
 
 use std::{
     collections::HashMap,
@@ -17,17 +17,17 @@ use sys::clock;
 
 use super::{MOST_BYTES_PER_FLOW_END, message::Address};
 
-/// The names of one address, by those who asked last.
+/// The most names per address. The names that expire first are dropped.
 const MOST_PER_ADDRESS: usize = 16;
-/// Whoever asks for a name uses the answer a moment later, even where it is to be kept no moment longer (a TTL of 0).
+/// The shortest time a name is kept. A client uses the answer a moment later, even with a TTL of 0.
 const SHORTEST: Duration = Duration::from_secs(10);
-/// Longer ones are common mistakes.
+/// The longest time a name is kept. Longer TTLs are common mistakes.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// A name under which an address was found. Flows that have it share it.
+/// A name of an address. All flows with this name share it.
 #[derive(Debug)]
 pub struct HostName {
-    /// By which records name it. No other name of this agent's life has it.
+    /// The id by which records refer to the name. It is unique during the life of this agent.
     pub id: u64,
     pub text: Box<str>,
     in_use: Arc<AtomicUsize>,
@@ -39,11 +39,12 @@ impl Drop for HostName {
     }
 }
 
-/// The name of one end of a flow, which is in use as long as the flow has it.
+/// The name of one end of a flow. It counts as in use as long as the flow holds it.
 #[derive(Clone, Debug)]
 pub struct EndName {
     name: Arc<HostName>,
-    /// The name's number, and below it the source: each record wants both, and the name itself lies elsewhere.
+    /// The name's number, and the source in the lowest bits. Each record needs both, and this saves a read of the name
+    /// itself.
     number_and_source: u64,
 }
 
@@ -77,7 +78,7 @@ impl EndName {
     }
 }
 
-/// Where an address is one of its own: in its network namespace, and in its tunnel.
+/// Where an address is unique: a network namespace and a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Realm {
     pub netns: u32,
@@ -106,7 +107,8 @@ struct Known {
     until_ns: u64,
 }
 
-/// In two halves: what was not learned again since the newer half began goes with the older one.
+/// Names in two halves. When the newer half is full, the older one is dropped, with all names that were not learned
+/// again since the newer half began.
 pub struct Names {
     half: usize,
     newer: ByPlace,
@@ -115,15 +117,15 @@ pub struct Names {
     in_newer: usize,
     in_older: usize,
     of_hosts: HashMap<IpAddr, Arc<HostName>>,
-    /// The realm that the file of hosts is of.
+    /// The realm that the hosts file applies to.
     home: Realm,
     issued: Issued,
-    /// Names that had to make room before their time was over, or found none.
+    /// Names that were dropped before they expired, or that found no room.
     forgotten: u64,
 }
 
 impl Names {
-    /// Keeps so many at most. The file of hosts is that of the network namespace `home`.
+    /// Keeps at most `most` names. The hosts file applies to the network namespace `home`.
     pub fn at_most(most: usize, home: u32) -> Self {
         Self {
             half: most.div_ceil(2).max(1),
@@ -141,7 +143,7 @@ impl Names {
         }
     }
 
-    /// How many are kept, without those of the file of hosts.
+    /// How many names are kept, without those of the hosts file.
     pub fn len(&self) -> usize {
         self.in_newer + self.in_older
     }
@@ -154,12 +156,12 @@ impl Names {
         2 * self.half
     }
 
-    /// How many names had to make room before their time was over, or found none.
+    /// How many names were dropped before they expired, or found no room.
     pub fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// These are the addresses of a name, as `client` was told.
+    /// Learns the addresses of a name from an answer to `client`.
     pub fn learn(
         &mut self,
         text: &str,
@@ -174,7 +176,7 @@ impl Names {
             let mut known = self.take(place);
             let last = known.iter_mut().rfind(|known| known.client == client);
             match last {
-                // It has held all the time.
+                // The name has been valid without a break.
                 Some(last) if *last.name.text == *text && last.until_ns >= now_ns => {
                     last.until_ns = last.until_ns.max(until_ns);
                     name.get_or_insert_with(|| Arc::clone(&last.name));
@@ -228,7 +230,7 @@ impl Names {
         self.newer.insert(place, known);
     }
 
-    /// Puts these in the place of the names of hosts.
+    /// Replaces the names of the hosts file.
     pub fn set_hosts(&mut self, hosts: HashMap<IpAddr, Box<str>>) {
         let mut before = std::mem::take(&mut self.of_hosts);
         for (address, text) in hosts {
@@ -238,7 +240,8 @@ impl Names {
         }
     }
 
-    /// What `address` was called by `client`, or else by others, at the moment at which a flow between the two began.
+    /// The name of `address` at the time a flow between it and `client` began: the one `client` learned, or else one
+    /// of the hosts file or of another client.
     pub fn of(
         &self,
         (realm, address): (Realm, IpAddr),
@@ -264,7 +267,7 @@ impl Names {
         last(false).map(|known| EndName::new(&known.name, NameOrigin::DnsOfAnother))
     }
 
-    /// Tells `each` what these are, in their order. All of them are in use.
+    /// Calls `each` with the names of these ids, in the same order. All of them must be in use.
     pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(u64, &str)) {
         for id in ids {
             let name = self.issued.by_id.get(&id).and_then(Weak::upgrade);
@@ -279,15 +282,17 @@ impl Names {
     }
 }
 
-/// Adds one. Returns whether another one had to make room: that whose time is over first.
+/// Adds a name. If the address has too many, drops the one that expires first. Returns whether that one was still
+/// valid.
 fn push(known: &mut Vec<Known>, one: Known) -> bool {
     if known.is_empty() {
-        // Most addresses have one.
+        // Most addresses have one name.
         known.reserve_exact(1);
     }
     let now_ns = one.since_ns;
     let mut has_made_room = false;
-    // Flows of this window may have begun while the last one before held, but hardly those before that.
+    // A flow of this scan window may have begun while the previous entry of this name was valid, but hardly while an
+    // older one was.
     let is_before =
         |before: &Known| before.client == one.client && *before.name.text == *one.name.text;
     let mut before = known
@@ -311,12 +316,12 @@ fn push(known: &mut Vec<Known>, one: Known) -> bool {
     has_made_room
 }
 
-/// All names that are in use: with an address, or with a flow.
+/// All names in use: held by an address or by a flow.
 struct Issued {
     most: usize,
     last_id: u64,
     in_use: Arc<AtomicUsize>,
-    /// With some that are not in use any more.
+    /// Also holds some names that are out of use.
     by_id: HashMap<u64, Weak<HostName>, RandomState>,
 }
 
@@ -332,7 +337,7 @@ impl Issued {
         }
     }
 
-    /// `None` if too many are in use beside so many others.
+    /// Returns `None` if too many names are in use. `others` names of the hosts file do not count.
     fn issue(&mut self, text: &str, others: usize) -> Option<Arc<HostName>> {
         let in_use = self.in_use.load(Relaxed);
         (in_use < self.most.saturating_add(others)).then(|| self.issue_beyond(text))

@@ -6,17 +6,18 @@ use agent_common::FlowKey;
 
 use super::message::Question;
 
-/// No more than so many wait at the same time, and as many that have waited for longer.
+/// The most queries in each half: those that wait now, and those that have waited for longer.
 pub const MOST: usize = 8192;
 /// The first interface of each network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
-/// What has not been answered after twice this time never will be: resolvers give up after 5 s (resolv.conf(5)).
+/// Queries are given up after one to two times this. Resolvers give up after 5 s (resolv.conf(5)).
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// Which query an answer is to: its flow, the direction in which it asks, and its number.
+/// Identifies the query of an answer: the flow, the direction in which it asks, and its number.
 ///
-/// Both are seen on opposite sides of an interface, so their flows have the same side. If both arrive, somebody outside may have
-/// sent them both. That cannot be at the loopback interface, where all packets arrive.
+/// Query and answer are seen on opposite sides of an interface, so both have the same flow key. If both arrive at the
+/// same side, an outsider may have sent both, so they do not match. At the loopback interface all packets arrive, and
+/// no outsider can send them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueryId {
     pub flow: FlowKey,
@@ -25,7 +26,7 @@ pub struct QueryId {
 }
 
 impl QueryId {
-    /// `direction` is that of the one who asks.
+    /// `direction` is the client's.
     pub fn new(key: &FlowKey, direction: u32, id: u16) -> Self {
         Self {
             flow: if key.ifindex == LOOPBACK {
@@ -42,31 +43,31 @@ impl QueryId {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Query {
     pub question: Question,
-    /// When it was first seen, since boot.
+    /// When the query was first seen, since boot.
     pub asked_ns: u64,
 }
 
-/// What became of a query that was noted.
+/// The result of noting a query.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked {
     Anew,
-    /// It waits already, since it was first asked.
+    /// The same query is already waiting.
     Again,
-    /// It has the number of another one, which nobody waits for any more.
+    /// Another query had the same number. It is dropped.
     InPlaceOf(Query),
 }
 
-/// In two halves, by how long they have waited.
+/// Waiting queries in two halves, by how long they have waited.
 #[derive(Default)]
 pub struct Queries {
     newer: HashMap<QueryId, Query>,
     older: HashMap<QueryId, Query>,
-    /// When the newer ones began, since boot.
+    /// When the newer half began, since boot.
     since_ns: u64,
 }
 
 impl Queries {
-    /// To be called after [`Self::give_up`].
+    /// Notes a query. Call [`Self::give_up`] first.
     pub fn ask(&mut self, id: QueryId, query: Query) -> Asked {
         if self.is_asked(&id, &query.question) {
             return Asked::Again;
@@ -84,7 +85,7 @@ impl Queries {
         known.any(|known| known.question == *question)
     }
 
-    /// The query that this answers. One that was answered, or never asked, is none.
+    /// Takes the query that this answers. `None` if it was already answered, or never asked.
     pub fn answer(&mut self, id: &QueryId, question: &Question) -> Option<Query> {
         for half in [&mut self.newer, &mut self.older] {
             if half
@@ -97,12 +98,12 @@ impl Queries {
         None
     }
 
-    /// Those that wait.
+    /// How many queries are waiting.
     pub fn len(&self) -> usize {
         self.newer.len() + self.older.len()
     }
 
-    /// Gives up those that have waited for the longest time if it is time to, or if there is no room for more.
+    /// Gives up the older half if it is time to, or if there is no room for more.
     pub fn give_up(&mut self, now_ns: u64) -> GivenUp {
         let is_over = now_ns.saturating_sub(self.since_ns) >= PATIENCE_NS;
         if !is_over && self.newer.len() < MOST {
@@ -120,7 +121,7 @@ impl Queries {
 #[derive(Default)]
 pub struct GivenUp {
     pub queries: HashMap<QueryId, Query>,
-    /// They have waited for five seconds at least. Else they had to make room.
+    /// These queries have waited for at least five seconds. Otherwise they were dropped to make room.
     pub is_over: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What an answer means: stored, to be tried again, or for somebody to change something.
+//! Interprets a response: stored, worth a retry, or a fault that an operator must fix.
 
 use std::sync::Arc;
 
@@ -8,46 +8,48 @@ use thiserror::Error;
 use super::Settings;
 use crate::transport::{Answer, one_line};
 
-/// All answers of ClickHouse have some, as `X-ClickHouse-Query-Id`. What else answers has not stored anything.
+/// Prefix of headers that every ClickHouse response has, such as `X-ClickHouse-Query-Id`. Without one the response came
+/// from something else, and nothing was stored.
 const OF_CLICKHOUSE: &str = "x-clickhouse-";
 const EXCEPTION: &str = "x-clickhouse-exception-code";
 
-/// Some servers say the headers that they got.
+/// Replaces the password, since some servers echo request headers.
 const MASK: &str = "***";
 
-/// Codes of ClickHouse's exceptions (src/Common/ErrorCodes.cpp). They say more than the status, which may be 200: what fails
-/// after an answer has begun is told in its body.
+/// ClickHouse's exception codes (src/Common/ErrorCodes.cpp). They are more reliable than the status, which may be 200:
+/// a failure after the response has started is reported in its body.
 const NO_TABLE: [u32; 2] = [60, 81];
 const NO_COLUMN: [u32; 3] = [8, 10, 16];
 const NO_LOGIN: [u32; 4] = [192, 193, 194, 516];
 const NOT_ALLOWED: [u32; 2] = [164, 497];
-/// A setting that the user's profile keeps as it is.
+/// The user's profile forbids changing a setting.
 const FIXED_SETTING: [u32; 1] = [452];
-/// What a CHECK or an Enum of the table refuses, with status 500.
+/// A CHECK or an Enum of the table rejects a value (status 500).
 const NO_SUCH_VALUE: [u32; 2] = [469, 691];
-/// A statement, a format or a setting that this ClickHouse does not know.
+/// This ClickHouse does not know a statement, format or setting.
 const NOT_UNDERSTOOD: [u32; 4] = [48, 62, 73, 115];
 
-/// Why rows are not stored.
+/// Why rows were not stored.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Another try may work.
+    /// A retry may succeed.
     #[error("{0}")]
     Passing(Arc<str>),
-    /// ClickHouse has tried, and failed or taken too long. Another try may work, or one with other rows: a materialized view, a
-    /// partition or the memory may fail for these.
+    /// ClickHouse tried, and failed or timed out. A retry may succeed, or fewer or other rows: a materialized view, a
+    /// partition or the memory limit may fail for these.
     #[error("{0}")]
     Tried(Arc<str>),
-    /// Somebody has to change something.
+    /// An operator must fix something.
     #[error("{0}")]
     Lasting(Arc<str>),
-    /// ClickHouse does not take these rows. It may take others.
+    /// ClickHouse rejects these rows. It may accept others.
     #[error("{0}")]
     OfTheRows(Arc<str>),
 }
 
 impl Fault {
-    /// Whether fewer rows may do better. Without more time that is so if it was not reached, too, since an INSERT may end a server.
+    /// Whether fewer rows may succeed. If no time is left that includes an unreachable server, since the INSERT may
+    /// have crashed it.
     pub(super) fn may_be_of_the_rows(&self, has_time: bool) -> bool {
         match self {
             Self::Passing(_) => !has_time,
@@ -57,7 +59,7 @@ impl Fault {
     }
 }
 
-/// Fails unless ClickHouse says that the rows are in the table of this name. What it says is told without the password.
+/// Fails unless ClickHouse says that the rows are in the table of this name. The password is masked in its message.
 pub(super) fn judged(
     settings: &Settings,
     address: &str,
@@ -73,7 +75,7 @@ pub(super) fn judged(
     let said = String::from_utf8_lossy(body);
     let code = code(headers, &one_line(&said));
     let said = match password {
-        // What is cut off for a log may be its end.
+        // Mask before truncating for the log, so that no part of the password is left at the cut.
         Some(password) if !password.is_empty() => one_line(&said.replace(password, MASK)),
         Some(_) | None => one_line(&said),
     };
@@ -141,7 +143,7 @@ fn may_pass(status: StatusCode) -> bool {
     )
 }
 
-/// The exception's, if there is one.
+/// The exception code, if there is one.
 fn code(headers: &HeaderMap, said: &str) -> Option<u32> {
     let told = headers.get(EXCEPTION).and_then(|code| code.to_str().ok());
     let number = |text: &str| text.parse().ok().filter(|&code| code != 0);
@@ -152,7 +154,7 @@ fn code(headers: &HeaderMap, said: &str) -> Option<u32> {
     })
 }
 
-/// What a proxy says of a server that is away passes.
+/// The response of something else at this address. A proxy whose server is down is a passing failure.
 fn of_a_stranger(address: &str, status: StatusCode, said: &str) -> Fault {
     let separator = if said.is_empty() { "" } else { ": " };
     let told = format!("HTTP {status}{separator}{said}");
@@ -257,7 +259,7 @@ mod tests {
                 );
             }
         }
-        // Without the header, as of older servers.
+        // Without the header, like older servers.
         let by_text = judge(
             500,
             &[QUERY],
@@ -282,7 +284,7 @@ mod tests {
                 "{why}"
             );
         }
-        // Where a long answer is cut off.
+        // The password is where a long answer is truncated.
         let long: &'static str = format!("{}{PASSWORD}", "a".repeat(195)).leak();
         let why = judge(200, &[], long).unwrap_err().to_string();
         assert!(!why.contains("open"), "{why}");

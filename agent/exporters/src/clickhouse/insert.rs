@@ -1,4 +1,4 @@
-//! An INSERT over HTTP: the statement and its settings are in the path, the rows are the body.
+//! An INSERT over HTTP: the statement and its settings go in the query string, the rows in the body.
 
 use std::fmt::Write as _;
 
@@ -26,28 +26,28 @@ use crate::{
 const USER: &str = "x-clickhouse-user";
 const PASSWORD: &str = "x-clickhouse-key";
 
-/// Whatever the profile of the user says.
+/// Set explicitly, because the user's profile may say otherwise.
 const SETTINGS: [(&str, &str); 4] = [
-    // The answer comes when all is stored, so that its status says what became of it.
+    // Answer only when everything is stored, so that the status is reliable.
     ("wait_end_of_query", "1"),
-    // What waits in the server's memory is not stored.
+    // Rows in the server's memory are not stored.
     ("async_insert", "0"),
-    // A Distributed table would answer before a shard has the rows. Its name is `distributed_foreground_insert` since 23.12, and
-    // all know this one.
+    // Otherwise a Distributed table answers before a shard has the rows. The name is `distributed_foreground_insert`
+    // since 23.12, but all versions know this one.
     ("insert_distributed_sync", "1"),
-    // Texts that a flow does not have are empty.
+    // Texts that a flow lacks are stored as empty.
     ("input_format_null_as_default", "1"),
 ];
 
 pub(super) struct Insert<'a> {
     pub settings: &'a Settings,
     pub table: Table,
-    /// As a Parquet file.
+    /// A Parquet file.
     pub rows: &'a Bytes,
 }
 
 impl Insert<'_> {
-    /// Returns when ClickHouse has answered that the rows are stored.
+    /// Returns once ClickHouse has acknowledged the rows.
     pub(super) async fn send(
         &self,
         requests: &mut Requests,
@@ -72,13 +72,13 @@ impl Insert<'_> {
         )
     }
 
-    /// If the login has one.
+    /// The password, if the login has one.
     async fn password(&self) -> Result<Option<String>, Fault> {
         let login = self.settings.login.as_ref();
         let Some(file) = login.and_then(|login| login.password_file.clone()) else {
             return Ok(None);
         };
-        // A file may be slow.
+        // Reading a file may block.
         let read = spawn_blocking(move || file.read()).await;
         let read = read.map_err(|error| Fault::Passing(error.to_string().into()))?;
         read.map(Some)
@@ -110,7 +110,7 @@ impl Insert<'_> {
         request.map_err(|error| Fault::Lasting(format!("{error:#}").into()))
     }
 
-    /// The table's, for people and for the statement.
+    /// The full table name, for the statement and for messages.
     fn name(&self) -> String {
         let Settings {
             database, table, ..
@@ -132,14 +132,14 @@ impl Insert<'_> {
     }
 }
 
-/// Which logs do not show.
+/// A header value that logs do not show.
 fn header_value(text: &str) -> Result<HeaderValue, header::InvalidHeaderValue> {
     let mut value = HeaderValue::from_bytes(text.as_bytes())?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// As in the query of a URL.
+/// Percent-encodes a text for the query string of a URL.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(2 * text.len());
     for byte in text.bytes() {

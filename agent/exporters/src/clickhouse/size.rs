@@ -1,5 +1,5 @@
-//! What becomes of a batch in memory, here and in ClickHouse, measured without decoding its records: a record of two bytes takes
-//! some hundred, and each row has the names of its agent and its interface.
+//! Estimates the memory that a batch takes here and in ClickHouse, without decoding its records. A record of two bytes
+//! takes some hundred, and each row repeats the names of its agent and interface.
 
 use std::collections::BTreeSet;
 
@@ -11,25 +11,26 @@ use proto::{
     batch::fields::{RECORDS, each_field},
 };
 
-/// Of an INSERT, records and interfaces alike. Those of agents that fit in a group have fewer.
+/// Most rows of an INSERT, records and interfaces together. Groups with more rows are split.
 const MOST_ROWS: usize = 100_000;
-/// Of all columns of an INSERT, or of one batch.
+/// Most text of an INSERT or of one batch, over all columns.
 const MOST_TEXT_BYTES: usize = 32 << 20;
-/// An INSERT may have a hundred partitions (`max_partitions_per_insert_block`), of which the tables have one a day. Agents whose
-/// clocks are wrong must not keep those of others from being stored.
+/// Most days of an INSERT. ClickHouse allows a hundred partitions (`max_partitions_per_insert_block`), and the tables
+/// have one per day. Agents with wrong clocks must not make other agents' inserts fail.
 const MOST_DAYS: usize = 50;
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
-/// What a row has besides names: identifiers, directions, reasons.
+/// Text in a row besides names: identifiers, directions, reasons.
 const OTHER_TEXT_BYTES: usize = 160;
 
-/// Of a batch.
+/// The size of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
-    /// With its interfaces.
+    /// Records and interfaces.
     rows: usize,
-    /// At most: as if all records were on the interface with the longest names, and of the cgroup and process with the longest ones.
+    /// Upper bound: assumes that every record has the longest names of the batch for interface, cgroup, process and
+    /// host.
     text_bytes: usize,
-    /// Since 1970.
+    /// Days since 1970.
     day: u64,
 }
 
@@ -59,14 +60,14 @@ impl Size {
         let interfaces = batch.interfaces.iter();
         let of_interface = interfaces.map(|one| one.name.len() + one.netns_name.len());
         let of_cgroup = batch.cgroups.iter().map(|one| {
-            // The columns that a row has of it.
+            // The columns that a row has for its cgroup.
             one.path.len() + one.unit.len() + one.container_id.len()
         });
         let of_process = batch.processes.iter().map(|one| one.name.len());
         let of_host = batch.hosts.iter().map(|one| one.name.len());
         let of_row = of_agent
             + of_interface.max().unwrap_or_default()
-            // Of both ends.
+            // Once for each end.
             + 2 * of_cgroup.max().unwrap_or_default()
             + 2 * of_process.max().unwrap_or_default()
             + 2 * of_host.max().unwrap_or_default()
@@ -79,7 +80,7 @@ impl Size {
     }
 }
 
-/// Fails if no INSERT should have as much as this batch.
+/// Fails if the batch alone is larger than an INSERT may be.
 pub fn refuse_too_large(raw: &Bytes) -> Result<()> {
     let mib = MOST_TEXT_BYTES >> 20;
     ensure!(
@@ -89,7 +90,7 @@ pub fn refuse_too_large(raw: &Bytes) -> Result<()> {
     Ok(())
 }
 
-/// How many of these batches, of which there is one, are inserted together.
+/// How many of these batches to insert together; at least one.
 pub(super) fn together(sizes: &[Size]) -> usize {
     let (mut rows, mut text_bytes, mut days) = (0, 0, BTreeSet::new());
     let fits = sizes.iter().take_while(|size| {
@@ -119,7 +120,7 @@ mod tests {
         Size::of(&raw(&batch)).unwrap()
     }
 
-    /// Empty, on an interface in a network namespace with such a name.
+    /// Empty records on an interface whose network namespace has a name of this length.
     fn records(count: usize, netns_name_len: usize) -> FlowBatch {
         let interface = Interface {
             netns_name: "n".repeat(netns_name_len),
@@ -166,7 +167,7 @@ mod tests {
             ..FlowBatch::default()
         };
         let size = Size::of(&raw(&batch)).unwrap();
-        // A cgroup, a process and a host may be at both ends.
+        // A cgroup, a process and a host may each be at both ends.
         let of_row = 15 + 48 + 2 * (448 + 512 + 1024) + OTHER_TEXT_BYTES;
         assert_eq!((size.rows, size.text_bytes), (4, 3 * of_row));
     }
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_batch_whose_names_take_too_much_is_refused() {
-        // An agent's batch has no more records, whatever the names.
+        // An agent's batches have no more records than this, with names of any length.
         refuse_too_large(&raw(&records(4_000, 4_096))).unwrap();
         refuse_too_large(&raw(&records(16_384, 256))).unwrap();
         let why = refuse_too_large(&raw(&records(16_384, 4_096))).unwrap_err();

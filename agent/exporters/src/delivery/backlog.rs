@@ -1,5 +1,4 @@
-//! All batches that the collector has not acknowledged: the oldest in memory, ready to be sent, and the rest on disk if there
-//! is a spool.
+//! Holds all unacknowledged batches: the oldest in memory, ready to send, and the rest on disk if there is a spool.
 
 use std::{
     collections::VecDeque,
@@ -20,44 +19,44 @@ use super::{
     waiting::{Point, Waiting},
 };
 
-/// Batches, and bytes, of which no more are in memory. Without a spool the rest is left in the queue, where the oldest can
-/// make room for others.
+/// Limits of the batches in memory. Without a spool further batches stay in the queue, which drops the oldest when it
+/// is full.
 const MOST_BATCHES: usize = 1024;
 const MOST_BYTES: usize = 32 << 20;
-/// So much is read from the disk at once.
+/// How much is read from disk at once.
 const READ_BYTES: usize = 4 << 20;
-/// How often what was written is brought to the disk for sure.
+/// How often written batches are synced.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// A disk that takes longer is left alone, so that a collector that is well has its batches.
+/// A disk that takes longer is given up until the next start, so that a healthy collector keeps getting batches.
 const HANGS: Duration = Duration::from_secs(20);
 
 pub(super) struct Backlog {
     stream_id: u64,
-    /// The last number that was given.
+    /// The last sequence number assigned.
     last: Point,
-    /// What queues of earlier runs lost, and what never got a number.
+    /// Losses of earlier runs' queues, and batches that never got a sequence number.
     lost_before: Volume,
-    /// What the queue lost in this run.
+    /// Losses of the queue in this run.
     lost_in_queue: Volume,
-    /// From old to new. Numbers may be missing where batches are lost.
+    /// Oldest first. Lost batches leave gaps in the sequence numbers.
     window: VecDeque<Waiting>,
     window_bytes: usize,
     spool: Option<Arc<Mutex<Spool>>>,
-    /// How the spool stood after what was done last.
+    /// State of the spool after the last operation.
     stand: Stand,
-    /// It has no room in memory, and the disk did not take it.
+    /// A batch that did not fit in memory and that the disk did not take.
     tail: Option<Waiting>,
     synced: Instant,
     is_synced: bool,
     faults: Faults,
 }
 
-/// What is wrong with the disk.
+/// Faults of the disk.
 #[derive(Default)]
 struct Faults {
     hangs: Option<String>,
-    /// Until it has taken a batch for sure, and has room for the longest that it refused: one that is nearly full takes a short one
-    /// now and then.
+    /// Set until the disk has synced a batch and has room for the longest one that it refused. A nearly full disk still
+    /// takes a short batch now and then.
     takes_no_batch: Option<String>,
     refused_bytes: usize,
     has_taken_last: bool,
@@ -100,7 +99,7 @@ impl Backlog {
         }
     }
 
-    /// Goes on where a spool ended. Nothing was taken yet.
+    /// Continues where the spool ended. Must be called before any batch is taken.
     pub(super) fn go_on(&mut self, spool: Spool, beginning: &Beginning) {
         self.stream_id = beginning.stream_id;
         self.last = beginning.last;
@@ -113,12 +112,12 @@ impl Backlog {
         self.window.is_empty() && !self.is_behind()
     }
 
-    /// There are batches that are not in the window.
+    /// Whether there are batches outside the window.
     pub(super) fn is_behind(&self) -> bool {
         self.stand.is_ahead || self.tail.is_some()
     }
 
-    /// Whether one more batch may come.
+    /// Whether another batch may be taken.
     pub(super) fn has_room(&self) -> bool {
         self.tail.is_none() && (self.window_has_room() || self.spool.is_some())
     }
@@ -131,12 +130,12 @@ impl Backlog {
         self.spool.is_some()
     }
 
-    /// How the spool stood after what was done last.
+    /// State of the spool after the last operation.
     pub(super) fn stand(&self) -> Stand {
         self.stand
     }
 
-    /// When the oldest batch came; 0 if there is none.
+    /// When the oldest batch was queued, in nanoseconds of Unix time; 0 if there is none.
     pub(super) fn oldest_unix_ns(&self) -> u64 {
         let ahead = self.stand.ahead_since_unix_ns;
         self.window.front().map_or(ahead, |oldest| oldest.unix_ns)
@@ -154,19 +153,19 @@ impl Backlog {
         faults.into_iter().flatten().next().map(String::as_str)
     }
 
-    /// The first batch in memory with a number above this one.
+    /// The first batch in memory with a sequence number above this one.
     pub(super) fn after(&self, seq: u64) -> Option<&Waiting> {
         let place = self.window.partition_point(|batch| batch.seq <= seq);
         self.window.get(place)
     }
 
-    /// Gives a batch its number on the stream, and adds all that names it.
+    /// Assigns the next sequence number and adds the stream fields to the batch.
     pub(super) fn number(&mut self, batch: OutgoingBatch) -> Waiting {
         self.lost_in_queue = batch.lost();
         let own = RecordSum::from(batch.volume());
         let before = self.last;
         self.last = before.with(before.seq + 1, own);
-        // The batch has its number and its losses already if this run's are all there are.
+        // The hub already set the sequence number and the losses. Repeat them only if earlier runs changed them.
         let stream_seq = Some(self.last.seq).filter(|seq| *seq != batch.stream_seq());
         let mut lost = self.lost_before;
         lost += self.stand.lost;
@@ -194,18 +193,18 @@ impl Backlog {
         }
     }
 
-    /// This one is lost, and gets no number.
+    /// Counts a batch as lost that never gets a sequence number.
     pub(super) fn loses_unnumbered(&mut self, batch: &OutgoingBatch) {
         self.lost_in_queue = batch.lost();
         self.lost_before += batch.volume();
     }
 
-    /// The disk did not answer, and what is there is left to the next start.
+    /// The disk stopped answering; its contents are left to the next start.
     pub(super) fn hangs(&self) -> bool {
         self.faults.hangs.is_some()
     }
 
-    /// Takes a batch, which has room.
+    /// Stores a batch. Call it only if [`has_room`](Self::has_room).
     pub(super) async fn keep(&mut self, mut batch: Waiting) {
         let is_next = !self.stand.is_ahead && self.window_has_room();
         let (point, lost_in_queues) = (self.last, self.lost_in_queues());
@@ -230,7 +229,7 @@ impl Backlog {
         }
     }
 
-    /// Fills the memory from the disk where there is room.
+    /// Refills memory from the disk as far as there is room.
     pub(super) async fn refill(&mut self) {
         while self.stand.is_ahead && self.window_has_room() {
             let most = MOST_BATCHES - self.window.len();
@@ -252,7 +251,7 @@ impl Backlog {
                     }
                 }
                 Err(error) => {
-                    // It is read again once a batch is acknowledged or comes.
+                    // Retried when a batch is acknowledged or queued.
                     self.faults.cannot_be_read = Some(format!("the spool cannot be read: {error}"));
                     break;
                 }
@@ -268,8 +267,8 @@ impl Backlog {
         }
     }
 
-    /// Takes all batches up to this number out of memory. Returns what they report, if there are any, and the point to
-    /// [`forget`](Self::forget) the stream up to.
+    /// Removes all batches up to this sequence number from memory. If there were any, returns their totals and the
+    /// point for [`forget`](Self::forget).
     pub(super) fn acknowledge(&mut self, seq: u64) -> Option<(RecordSum, Point)> {
         let mut sum: Option<RecordSum> = None;
         let mut done = Point::default();
@@ -281,25 +280,25 @@ impl Backlog {
         sum.map(|sum| (sum, done))
     }
 
-    /// Takes the oldest batch out of memory, which no collector takes. The batches that come say that it is lost.
+    /// Removes the oldest batch, which every collector rejects. Later batches report it as lost.
     pub(super) fn give_up(&mut self, seq: u64) -> Option<(RecordSum, Point)> {
         let given_up = self.acknowledge(seq)?;
         self.lost_before += Point::default().with(seq, given_up.0).sum;
         Some(given_up)
     }
 
-    /// Batches up to here are not needed on disk.
+    /// Batches up to this point are no longer needed on disk.
     pub(super) async fn forget(&mut self, done: Point) {
         self.is_synced = false;
         let _ = self.on_disk(move |spool| spool.acknowledge(done)).await;
     }
 
-    /// When what was written is to be brought to the disk.
+    /// When to sync next.
     pub(super) fn sync_at(&self) -> Option<Instant> {
         (self.has_spool() && !self.is_synced).then_some(self.synced + SYNC_INTERVAL)
     }
 
-    /// Brings what was written to the disk. A batch that the disk did not take is tried again before.
+    /// Syncs the spool. First retries the batch that the disk did not take.
     pub(super) async fn sync(&mut self) {
         self.synced = Instant::now();
         if let Some(tail) = self.tail.take() {
@@ -309,7 +308,8 @@ impl Backlog {
         self.is_synced &= self.tail.is_none();
     }
 
-    /// Leaves the spool to the next start, with so much that is in memory alone. Returns whether it is there for sure.
+    /// Hands the spool over to the next start and reports `only_in_memory` as lost. Returns whether everything is
+    /// synced.
     pub(super) async fn leave(&mut self, only_in_memory: Volume) -> bool {
         self.sync_until(Some(only_in_memory)).await;
         self.is_synced
@@ -327,7 +327,7 @@ impl Backlog {
         }
     }
 
-    /// What would not be there at the next start.
+    /// What the next start would not find on disk.
     pub(super) fn only_in_memory(&self) -> Volume {
         let mut volume = Volume::default();
         let is_there = |batch: &Waiting| batch.is_on_disk && batch.seq > self.stand.evicted_seq;
@@ -338,7 +338,7 @@ impl Backlog {
         volume
     }
 
-    /// One batch always has room, however long it is.
+    /// An empty window takes a batch of any length.
     fn window_has_room(&self) -> bool {
         self.window.len() < MOST_BATCHES && self.window_bytes < MOST_BYTES
     }
@@ -354,8 +354,8 @@ impl Backlog {
         lost
     }
 
-    /// Does this on a thread that may wait for the disk. Once begun it goes on whatever becomes of the caller. `None` if there
-    /// is no spool, or none any more because the disk hangs.
+    /// Runs `work` on a blocking thread. Once started, it finishes even if the caller is cancelled. Returns `None`
+    /// without a spool, and after the disk stopped answering.
     async fn on_disk<T: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut Spool) -> T + Send + 'static,

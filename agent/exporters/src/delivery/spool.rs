@@ -1,8 +1,8 @@
-//! Batches on disk that no collector has acknowledged, so that they survive the agent.
+//! Keeps unacknowledged batches on disk, so that they survive a restart of the agent.
 //!
-//! A spool is a folder with [`segment`]s, which are written one after the other, and a [`mark`] that says how far it has come.
-//! Each batch says what all before it report. So what a damaged, a deleted or an evicted one reported is known from those
-//! around it.
+//! A spool is a folder of [`segment`]s, written one after the other, and a [`mark`] that records the progress. Each
+//! batch header carries the totals of all batches before it, so the size of a damaged, deleted or evicted batch is
+//! known from its neighbours.
 
 use std::{
     collections::VecDeque,
@@ -39,81 +39,82 @@ use losses::Losses;
 use mark::Mark;
 use segment::{Damage, Reader, Segment, Writer, is_damage};
 
-/// A segment has a sixteenth of what the spool may have, but no more than this and no less than the next one.
+/// A segment takes a sixteenth of the spool's limit, clamped to these two sizes.
 const LONGEST_SEGMENT_BYTES: u64 = 64 << 20;
 const SHORTEST_SEGMENT_BYTES: u64 = 1 << 20;
-/// Of all files. They have what all users of the host send, whoever may enter the folder.
+/// Mode of every file. The files hold the traffic of all users of the host, so only the owner may read them even if the
+/// folder is open to others.
 const MODE: u32 = 0o600;
 const WRITABLE_BY_OTHERS: u32 = 0o002;
 
 pub(super) struct Spool {
     folder: PathBuf,
-    /// Held as long as this is used.
+    /// Held for the lifetime of the spool.
     _lock: File,
     most_bytes: u64,
     stream_id: u64,
-    /// From old to new.
+    /// Oldest first.
     segments: VecDeque<Segment>,
-    /// Of the newest one.
+    /// Writes the newest segment.
     writer: Option<Writer>,
-    /// With the first number of its segment.
+    /// The open segment, keyed by its first sequence number.
     reader: Option<(u64, Reader)>,
-    /// Up to here everything was taken out in order, or is lost.
+    /// Everything up to here was read in order, or is lost.
     reached: Point,
-    /// Up to here everything was acknowledged, or is lost.
+    /// Everything up to here was acknowledged, or is lost.
     done: Point,
     losses: Losses,
-    /// The last number that was given.
+    /// The last sequence number assigned.
     last: Point,
-    /// The last number that is on disk.
+    /// The last sequence number on disk.
     written_seq: u64,
-    /// The last number that was removed to make room.
+    /// The last sequence number evicted to make room.
     evicted_seq: u64,
     unsure: Unsure,
-    /// The mark says how far it has come.
+    /// The mark on disk matches this state.
     is_marked: bool,
-    /// It has been told that a segment cannot be removed.
+    /// A warning about a segment that cannot be removed was logged.
     has_told_stays: bool,
 }
 
-/// What is not on disk for sure.
+/// What has not been synced yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unsure {
     has_batch: bool,
-    /// A segment may not be in its folder.
+    /// The directory entry of a segment may be missing.
     has_name: bool,
 }
 
-/// Where a spool goes on.
+/// Where a reopened spool continues.
 pub(super) struct Beginning {
     pub(super) stream_id: u64,
     pub(super) last: Point,
-    /// What was lost so far before it had a number.
+    /// Total lost before it got a sequence number.
     pub(super) lost_in_queue: Volume,
-    /// What is missing that the run before did not know.
+    /// Losses that the previous run did not know of.
     pub(super) lost: Volume,
-    /// What waits in it, or turns out to be damaged when it is read.
+    /// What is stored and unacknowledged, including batches that may turn out to be damaged when read.
     pub(super) waits: RecordSum,
-    /// What an operator should know of it.
+    /// Faults to report to the operator.
     pub(super) faults: Vec<String>,
 }
 
-/// How a spool stands.
+/// State of the spool after an operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Stand {
-    /// Something is on disk that was not taken out.
+    /// The disk holds batches that have not been read.
     pub(super) is_ahead: bool,
-    /// When the first of that came, or one before it.
+    /// When the first batch of the first unread segment was queued. That batch itself may be read already.
     pub(super) ahead_since_unix_ns: u64,
-    /// What the segments take.
+    /// Total size of the segments.
     pub(super) bytes: u64,
-    /// What is missing among batches that had numbers.
+    /// Total lost among batches that had sequence numbers.
     pub(super) lost: Volume,
-    /// The last number that was removed to make room.
+    /// The last sequence number evicted to make room.
     pub(super) evicted_seq: u64,
 }
 
-/// The folder is in use.
+/// Another output or agent holds the lock of the folder.
 #[derive(Debug, thiserror::Error)]
 #[error("{} is in use by another output or agent", folder.display())]
 pub(super) struct InUse {
@@ -121,7 +122,9 @@ pub(super) struct InUse {
 }
 
 impl Spool {
-    /// Fails with [`InUse`] if another one has the folder. A new spool begins the stream that `fresh_id` names.
+    /// Opens the spool and locks its folder. A new spool starts the stream `fresh_id`.
+    ///
+    /// Fails with [`InUse`] if another output or agent holds the lock.
     pub(super) fn open(
         folder: PathBuf,
         most_bytes: u64,
@@ -146,7 +149,7 @@ impl Spool {
         let found = segments.back().and_then(|segment| segment.last);
         let is_intact = match &mark {
             Some(mark) => mark.is_last,
-            // A stream of its own.
+            // No mark and no segments: the spool starts a stream of its own.
             None => segments.is_empty(),
         };
         let fresh = Mark {
@@ -161,7 +164,7 @@ impl Spool {
             lost_in_queue = found.lost_in_queue;
         }
         let done = walk.begun.unwrap_or(mark.done);
-        // What is there but cannot be read may have been told, too.
+        // Batches that exist but cannot be read may already be counted as lost.
         let told_ahead = without(mark.lost, mark.lost_done);
         let ahead = larger(walk.missing_to(last), told_ahead);
         let losses = Losses::new(mark.lost_done, ahead);
@@ -196,7 +199,7 @@ impl Spool {
             waits: RecordSum::from(waits),
             faults,
         };
-        // Whoever wrote them may have been killed before that.
+        // A killed writer may not have rewritten the segment after a failed sync.
         if !is_intact
             && let Some(newest) = spool.segments.back()
             && let Err(error) = newest.renew()
@@ -210,7 +213,7 @@ impl Spool {
             let synced = segment.sync();
             synced.with_context(|| format!("write {} to the disk", segment.path.display()))?;
         }
-        // Numbers are given from here on, and this says that the last one is not known.
+        // From here on sequence numbers are assigned. This mark says that the last one is unknown.
         spool.mark(lost_in_queue, None)?;
         spool.sync_folder()?;
         spool.forget_done();
@@ -229,7 +232,7 @@ impl Spool {
         }
     }
 
-    /// What the file system has left, if it says so.
+    /// Free space of the file system in bytes, or `u64::MAX` if `statvfs` fails.
     pub(super) fn room_bytes(&self) -> u64 {
         let found = rustix::fs::statvfs(&self.folder);
         found.map_or(u64::MAX, |found| {
@@ -241,20 +244,20 @@ impl Spool {
         self.segments.iter().map(|segment| segment.end).sum()
     }
 
-    /// It has batches behind those that were reached.
+    /// Whether the segment holds batches after `reached`.
     fn is_unread(&self, segment: &Segment) -> bool {
         segment
             .last_seq()
             .is_some_and(|last| last > self.reached.seq)
     }
 
-    /// A number was given, whether or not the batch gets to the disk.
+    /// Records that a sequence number was assigned, whether or not the batch reaches the disk.
     pub(super) fn note(&mut self, last: Point) {
         self.last = last;
         self.is_marked = false;
     }
 
-    /// Writes a batch, and gives up the oldest segments if there is no room.
+    /// Writes a batch, evicting the oldest segments if there is no room.
     pub(super) fn append(&mut self, batch: &Waiting, lost_in_queue: Volume) -> io::Result<()> {
         let header = Header {
             seq: batch.seq,
@@ -266,7 +269,8 @@ impl Spool {
         };
         let header = header.of(&batch.parts);
         if self.make_room(header.stored_bytes())? {
-            // Else the next start would take what was acknowledged for a loss. If this fails, the next sync tries.
+            // Without a mark the next start would count acknowledged batches of an evicted segment as lost. If this
+            // fails, the next sync writes it.
             let _ = self.mark(lost_in_queue, None);
         }
         let is_full = |segment: &Segment| segment.end >= self.segment_bytes();
@@ -289,7 +293,7 @@ impl Spool {
         Ok(())
     }
 
-    /// The next batches, up to so many, and once they have so many bytes no more.
+    /// Returns the next batches: at most `most`, and none after `enough_bytes` are reached.
     pub(super) fn read(&mut self, most: usize, enough_bytes: usize) -> io::Result<Vec<Waiting>> {
         let mut batches = Vec::new();
         let mut bytes = 0;
@@ -297,11 +301,11 @@ impl Spool {
             let (header, body) = match self.next() {
                 Ok(Some(next)) => next,
                 Ok(None) => break,
-                // It fails again.
+                // The next call fails with the same error.
                 Err(_) if !batches.is_empty() => break,
                 Err(error) => return Err(error),
             };
-            // Without its bytes it is seen to be missing before the next one.
+            // A batch with a damaged body is counted as lost when the next one is read.
             let Some(body) = body else { continue };
             let batch = Waiting {
                 seq: header.seq,
@@ -318,13 +322,13 @@ impl Spool {
         Ok(batches)
     }
 
-    /// A batch follows those that were taken out.
+    /// Moves `reached` past this batch and counts a gap before it as lost.
     pub(super) fn reach(&mut self, batch: &Waiting) {
         self.reach_to(batch.preceding());
         self.reached = batch.through();
     }
 
-    /// Nothing more can be read before this.
+    /// Moves `reached` to this point. Everything before it that was not read is lost.
     pub(super) fn reach_to(&mut self, point: Point) {
         let missing = point.since(self.reached);
         self.is_marked &= missing == Volume::default();
@@ -332,20 +336,20 @@ impl Spool {
         self.reached = point;
     }
 
-    /// Batches up to this one are at a collector, or are lost.
+    /// Everything up to this point reached a collector, or is lost.
     pub(super) fn acknowledge(&mut self, through: Point) {
         self.done = through;
         self.losses.acknowledge(through.seq);
         self.is_marked = false;
     }
 
-    /// Brings everything to the disk for sure, says how far it has come, and removes what is not needed. With `end`, no number
-    /// is given afterwards, and so much is told to be lost that is in memory alone.
+    /// Syncs everything, writes the mark and removes acknowledged segments. With `end`, the mark says that no sequence
+    /// number will follow, and `end` is counted as lost because it exists in memory only.
     pub(super) fn sync(&mut self, lost_in_queue: Volume, end: Option<Volume>) -> Result<()> {
         if self.unsure.has_batch {
             let synced = self.sync_segment(end.is_some());
             if synced.is_err() {
-                // It may be room that is missing.
+                // The disk may be full.
                 if !self.is_marked {
                     let _ = self.mark(lost_in_queue, None);
                 }
@@ -361,11 +365,11 @@ impl Spool {
             return Ok(());
         }
         if self.mark(lost_in_queue, end).is_err() {
-            // It may be room that is missing.
+            // The disk may be full.
             self.forget_done();
             self.mark(lost_in_queue, end)?;
         }
-        // What is removed and not marked would be taken for a loss.
+        // Sync the mark before removing segments: without it the next start would count them as lost.
         if end.is_some() || self.first_done().is_some() {
             self.sync_folder()?;
         }
@@ -373,13 +377,13 @@ impl Spool {
         Ok(())
     }
 
-    /// The newest one, if it is written.
+    /// Syncs the segment that is being written, if there is one.
     fn sync_segment(&mut self, is_urgent: bool) -> io::Result<()> {
         let (Some(writer), Some(segment)) = (&mut self.writer, self.segments.back()) else {
             return Ok(());
         };
         if writer.sync(segment, is_urgent)? {
-            // In the file that is open for it, nothing follows.
+            // The segment is a new file. The reader still has the old one open, where nothing follows.
             self.reader = None;
             self.unsure.has_name = true;
         }
@@ -405,13 +409,13 @@ impl Spool {
         Ok(())
     }
 
-    /// So that files that were made or renamed are there, too, after the system has ended.
+    /// Makes created and renamed files survive a power cut.
     fn sync_folder(&self) -> Result<()> {
         let synced = File::open(&self.folder).and_then(|folder| folder.sync_all());
         synced.with_context(|| format!("write {} to the disk", self.folder.display()))
     }
 
-    /// Gives up the oldest segments until so many bytes have room. Returns whether there were any.
+    /// Evicts the oldest segments until `more_bytes` fit. Returns whether any held batches.
     fn make_room(&mut self, more_bytes: u64) -> io::Result<bool> {
         let mut has_removed = false;
         while self.bytes() + more_bytes > self.most_bytes
@@ -440,14 +444,14 @@ impl Spool {
         (self.most_bytes / 16).clamp(SHORTEST_SEGMENT_BYTES, LONGEST_SEGMENT_BYTES)
     }
 
-    /// If this fails, the segment goes on.
+    /// Closes the segment. If the sync fails, the segment stays open.
     fn end_segment(&mut self) -> io::Result<()> {
         self.sync_segment(false)?;
         self.writer = None;
         Ok(())
     }
 
-    /// The oldest segment, if nothing of it is needed. The newest one is as long as it is written.
+    /// The oldest segment, if all its batches are acknowledged. A segment that is still written stays.
     fn first_done(&self) -> Option<&Segment> {
         let is_written = self.segments.len() == 1 && self.writer.is_some();
         let is_done =
@@ -458,7 +462,7 @@ impl Spool {
             .filter(|_| !is_written)
     }
 
-    /// Removes segments of which nothing is needed.
+    /// Removes acknowledged segments.
     fn forget_done(&mut self) {
         while let Some(oldest) = self.first_done() {
             if let Err(error) = remove(oldest) {
@@ -473,8 +477,8 @@ impl Spool {
         }
     }
 
-    /// The next batch behind those that were reached, with its bytes if they are whole. What cannot be read of a segment is
-    /// found to be missing before the next one, or when another batch comes.
+    /// The next unread batch, with its body if that is intact. What cannot be read counts as lost once a later batch is
+    /// read or appended.
     fn next(&mut self) -> io::Result<Option<(Header, Option<Bytes>)>> {
         loop {
             let reached = self.reached.seq;
@@ -494,8 +498,8 @@ impl Spool {
                 |segment: &&Segment| segment.first_seq > behind && self.is_unread(segment);
             let Some(next) = segments.find(is_next) else {
                 if self.written_seq > reached {
-                    // The newest one is damaged: the next batch begins another one. Of those before the damage all that matters
-                    // is with the reader.
+                    // The newest segment is damaged, so the next batch starts another one. The reader has returned
+                    // everything before the damage.
                     let _ = self.sync_segment(true);
                     self.reader = None;
                     self.writer = None;
@@ -524,7 +528,7 @@ impl Spool {
     }
 }
 
-/// The next batch with a number above this.
+/// The next batch with a sequence number above `reached`.
 fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Option<Bytes>)>> {
     while let Some(header) = reader.peek()? {
         if header.seq > reached {
@@ -539,7 +543,7 @@ fn tell_unreadable(first_seq: u64, error: &io::Error) {
     tracing::warn!(segment = first_seq, %error, "a segment of the spool cannot be read any more");
 }
 
-/// Makes a folder that is not there, and locks it.
+/// Creates the folder if it is missing, and locks it.
 fn take(folder: &Path) -> Result<File> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(folder);
@@ -558,7 +562,7 @@ fn take(folder: &Path) -> Result<File> {
     }
 }
 
-/// What to say of a folder where every user may write.
+/// A warning if every user may write in the folder.
 fn open_to_others(folder: &Path) -> Result<Option<String>> {
     let metadata = fs::metadata(folder);
     let mode = metadata.with_context(|| format!("look at {}", folder.display()))?;
@@ -568,12 +572,12 @@ fn open_to_others(folder: &Path) -> Result<Option<String>> {
     }))
 }
 
-/// What a folder has.
+/// The contents of a folder.
 struct Found {
     stream_id: Option<u64>,
     segments: VecDeque<Segment>,
     walk: Walk,
-    /// The largest number in a name.
+    /// The largest sequence number in a file name.
     newest_seq: u64,
 }
 
@@ -595,7 +599,7 @@ impl Found {
         Ok(found)
     }
 
-    /// Returns what is wrong with a file.
+    /// Returns the fault of a file, if it has one.
     fn take(&mut self, first_seq: u64, path: &Path) -> Result<Option<String>> {
         let reading = || format!("read {}", path.display());
         let opened = Segment::open(path.to_owned(), first_seq).with_context(reading)?;
@@ -612,7 +616,7 @@ impl Found {
         let damage = damage.with_context(reading)?;
         match (segment.last, damage) {
             (None, None) => {
-                // The disk had no room for its first batch.
+                // The disk was full before the first batch was written.
                 remove(&segment).with_context(|| format!("remove {}", path.display()))?;
                 Ok(None)
             }
@@ -631,19 +635,19 @@ impl Found {
     }
 }
 
-/// For somebody to look at.
+/// Renames a file so that an operator can look at it.
 fn set_aside(path: &Path) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".bad");
     fs::rename(path, aside).with_context(|| format!("rename {}", path.display()))
 }
 
-/// A way from header to header.
+/// Walks from header to header and sums the gaps.
 struct Walk {
-    /// Where it began; without a mark before the first batch that is found.
+    /// The starting point. Without a mark, it precedes the first batch found.
     begun: Option<Point>,
     at: Point,
-    /// What is missing on the way.
+    /// Total of the gaps.
     missing: Volume,
 }
 
@@ -668,14 +672,14 @@ impl Walk {
         }
     }
 
-    /// What is missing if there is no more than that until here.
+    /// Total of the gaps if nothing more is found before `last`.
     fn missing_to(mut self, last: Point) -> Volume {
         self.missing += last.since(self.at);
         self.missing
     }
 }
 
-/// With the numbers in their names, in that order.
+/// The segment files with the sequence numbers of their names, in ascending order.
 fn segment_files(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
     let mut files = Vec::new();

@@ -1,22 +1,23 @@
-//! A batch that waits for an acknowledgement, in memory, and its place on the stream.
+//! A batch in memory that waits for its acknowledgement, and its position on the stream.
 
 use bytes::Bytes;
 use hub::Volume;
 use proto::RecordSum;
 use serde::{Deserialize, Serialize};
 
-/// Numbers that are left out where some may have been given that nobody wrote down: a collector may have their batches.
+/// How many sequence numbers to skip when the last one assigned is unknown: a collector may already have batches with
+/// the next ones.
 const LEAP: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Waiting {
-    /// Its number on the stream, 1 or more.
+    /// Sequence number on the stream, 1 or more.
     pub(super) seq: u64,
-    /// When it came.
+    /// When it was queued.
     pub(super) unix_ns: u64,
     /// What it reports.
     pub(super) own: RecordSum,
-    /// What all batches with lower numbers report, whatever became of them.
+    /// Total of all batches with lower sequence numbers, whether delivered or lost.
     pub(super) before: Volume,
     /// The encoded batch.
     pub(super) parts: [Bytes; 2],
@@ -28,7 +29,7 @@ impl Waiting {
         self.parts.iter().map(Bytes::len).sum()
     }
 
-    /// The point that it follows.
+    /// The stream's position before this batch.
     pub(super) fn preceding(&self) -> Point {
         Point {
             seq: self.seq - 1,
@@ -36,13 +37,13 @@ impl Waiting {
         }
     }
 
-    /// The point that it brings the stream to.
+    /// The stream's position after this batch.
     pub(super) fn through(&self) -> Point {
         self.preceding().with(self.seq, self.own)
     }
 }
 
-/// A number on the stream, and the batches up to it with what they report.
+/// A position on the stream: a sequence number, and the total of all batches up to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Point {
     pub(super) seq: u64,
@@ -50,7 +51,7 @@ pub(super) struct Point {
 }
 
 impl Point {
-    /// The point behind a batch.
+    /// The position after one more batch.
     pub(super) fn with(mut self, seq: u64, own: RecordSum) -> Self {
         self.seq = seq;
         self.sum += Volume {
@@ -62,12 +63,12 @@ impl Point {
         self
     }
 
-    /// What lies between the points.
+    /// What lies between two points.
     pub(super) fn since(self, earlier: Self) -> Volume {
         without(self.sum, earlier.sum)
     }
 
-    /// Leaves out numbers that may be known elsewhere.
+    /// Skips sequence numbers that a collector may already have.
     pub(super) fn leap(self) -> Self {
         Self {
             seq: self.seq + LEAP,
@@ -76,7 +77,7 @@ impl Point {
     }
 }
 
-/// How far a volume goes beyond another one.
+/// How much `volume` exceeds `other`, field by field.
 pub(super) fn without(volume: Volume, other: Volume) -> Volume {
     Volume {
         batches: volume.batches.saturating_sub(other.batches),
@@ -86,7 +87,7 @@ pub(super) fn without(volume: Volume, other: Volume) -> Volume {
     }
 }
 
-/// The larger one of each number.
+/// The larger value of each field.
 pub(super) fn larger(one: Volume, other: Volume) -> Volume {
     Volume {
         batches: one.batches.max(other.batches),

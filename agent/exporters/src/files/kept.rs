@@ -1,8 +1,9 @@
-//! Which files are removed when there are too many.
+//! Decides which files to remove when there are too many.
 //!
-//! Of files of all senders, and of each sender that has its own, as many are kept. So a sender that writes many files removes
-//! its own. Bytes count together: as long as those who have files of their own have more than half, the one with the most
-//! loses its oldest file, and else the oldest file goes. So the files of all others keep half of the storage whoever floods.
+//! The count limit applies separately to the shared files and to each sender with files of its own, so a sender with
+//! many files pushes out only its own. The byte limit applies to all together. While senders with their own files hold
+//! more than half of it, the largest of them loses its oldest file. Otherwise the oldest file of all goes. So a
+//! flooding sender cannot take more than half of the storage from the others.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,16 +18,16 @@ use super::{
 /// A complete file.
 pub(super) struct File {
     pub order: Order,
-    /// Nobody's, if it has the flows of many.
+    /// `None` for a file with the flows of many senders.
     pub owner: Option<Owner>,
     pub bytes: u64,
     pub path: PathBuf,
 }
 
-/// The files of one owner, or those of all others.
+/// The files of one owner, or all shared files.
 #[derive(Default)]
 struct Files {
-    /// The oldest first.
+    /// Oldest first.
     files: VecDeque<File>,
     bytes: u64,
 }
@@ -48,7 +49,7 @@ impl Files {
     }
 }
 
-/// The files to remove.
+/// The paths of the files to remove.
 pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf> {
     files.sort_by(|one, other| (&one.order, &one.owner).cmp(&(&other.order, &other.owner)));
     let most = rotation.files as usize;
@@ -94,7 +95,7 @@ pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf
 mod tests {
     use super::{super::Compression, *};
 
-    /// What is left of files of ten bytes each, the oldest first: `-` is one of many senders, a letter that of one alone.
+    /// What is left of files of ten bytes each, oldest first. `-` is a shared file, a letter the file of one sender.
     fn left(files: &str, most: u32, total_bytes: u64) -> String {
         let rotation = Rotation {
             bytes: 10,
@@ -128,10 +129,10 @@ mod tests {
     fn senders_with_files_of_their_own_leave_half_to_all_others() {
         assert_eq!(left("-----aaaaaaaaaa", 99, 100), "-----aaaaa");
         assert_eq!(left("------aaaaaaaaaa", 99, 100), "-----aaaaa");
-        // Each of them has as much.
+        // The senders with own files hold half of the limit, and so do the shared files.
         assert_eq!(left("-----aaaabbbbbbbb", 99, 100), "-----aaabb");
         assert_eq!(left("aaaabbbbbbbb-----", 99, 100), "aaabb-----");
-        // What others do not need is theirs.
+        // Senders may use what the shared files do not need.
         assert_eq!(left("--aaaaaaaaaaaa", 99, 100), "--aaaaaaaa");
         // And the other way round.
         assert_eq!(left("-a-----------", 99, 100), "----------");

@@ -1,10 +1,10 @@
-//! The names of an output's files. What is complete has the time of its beginning: `flows.jsonl` becomes
-//! `flows-20260102T030405Z.jsonl`, and if that is taken, `flows-20260102T030405Z-2.jsonl`. Whenever the clock was set back
-//! since the newest file, the names from then on say so: `flows-20250102T030405Z-r1.jsonl`, later `-r2`. So the order of files does
-//! not depend on the clock.
+//! The names of an output's files. A complete file is named by the time of its beginning: `flows.jsonl` becomes
+//! `flows-20260102T030405Z.jsonl`, or `flows-20260102T030405Z-2.jsonl` if that is taken. If the clock was set back
+//! since the newest file, later names count the reset: `flows-20250102T030405Z-r1.jsonl`, then `-r2`. So the order of
+//! files does not depend on the clock.
 //!
-//! A file of one sender alone says so: `flows-20260102T030405Z-from-web01.jsonl`, and while it is written
-//! `flows.jsonl.from-web01`. It may be written for longer than many others, so it has the time of its end.
+//! The file of a single sender names it: `flows-20260102T030405Z-from-web01.jsonl`, and `flows.jsonl.from-web01` while
+//! it is open. It may stay open longer than many shared files, so its name has the time of its end.
 
 use std::{
     cmp::Ordering,
@@ -19,32 +19,32 @@ use anyhow::{Context as _, Result};
 
 use super::{Compression, Rotation, kept};
 
-/// Ends the name of a file that is being compressed, or that waits for it.
+/// The suffix of a file that is being compressed or waits for it.
 const PART: &str = ".part";
 /// `20260102T030405Z`
 const STAMP_CHARS: usize = 16;
-/// Stands before how often the clock was set back.
+/// Precedes the number of clock resets.
 const RESETS: &str = "-r";
-/// Stands before the owner of a complete file, and of one that is written.
+/// Precedes the owner in the names of complete files and of open ones.
 const FROM: &str = "-from-";
 const OPEN_FROM: &str = ".from-";
-/// A name has 255 bytes.
+/// File names are limited to 255 bytes.
 const MOST_OWNER_CHARS: usize = 64;
 
-/// The one sender whose file it is, as in the file's name.
+/// The only sender of a file, as spelled in the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(Arc<str>);
 
 impl Owner {
-    /// Of this sender. What has no place in a name is a `+`, a dot too, so that no owner ends like a file. Two long senders may
-    /// be one owner.
+    /// The owner for a sender. Characters not allowed in a name become `+`. That includes dots, so that no owner looks
+    /// like a file extension. Long senders are cut off, so two of them may share an owner.
     pub fn of(sender: &str) -> Self {
         let chars = sender.chars().take(MOST_OWNER_CHARS);
         let chars = chars.map(|char| if is_of_owner(char) { char } else { '+' });
         Self(chars.collect::<String>().into())
     }
 
-    /// The owner at the beginning of a text, if there is one, and the rest.
+    /// Parses an owner at the beginning of a text, if there is one. Returns the rest too.
     fn read(text: &str) -> Option<(Option<Self>, &str)> {
         let Some(behind) = text.strip_prefix(FROM) else {
             return Some((None, text));
@@ -65,7 +65,7 @@ fn is_of_owner(char: char) -> bool {
     char.is_ascii_alphanumeric() || "-_+".contains(char)
 }
 
-/// What a name has of the owner.
+/// The owner's part of a file name.
 fn from(owner: Option<&Owner>) -> String {
     owner.map_or_else(String::new, |Owner(owner)| format!("{FROM}{owner}"))
 }
@@ -73,20 +73,20 @@ fn from(owner: Option<&Owner>) -> String {
 /// The names of one output's files.
 pub(super) struct Names {
     folder: PathBuf,
-    /// How all names begin.
+    /// The prefix of all names.
     stem: String,
-    /// How the names of the pieces end, with its dot.
+    /// The extension of the files with pieces, including its dot.
     extension: String,
-    /// What a complete file may have behind that.
+    /// Suffixes that complete files may have after the extension.
     endings: &'static [&'static str],
-    /// Begins the names of files that are not complete.
+    /// The prefix that hides incomplete files.
     hidden: &'static str,
-    /// The file that is written.
+    /// The open file.
     open: PathBuf,
     pub(super) lock: PathBuf,
 }
 
-/// The name of a complete file, without what compression adds.
+/// The name of a complete file, without the compression suffix.
 #[derive(Clone)]
 pub(super) struct Complete {
     name: String,
@@ -94,20 +94,20 @@ pub(super) struct Complete {
     pub(super) owner: Option<Owner>,
 }
 
-/// What the name of a file says of its place among the others, the oldest first.
+/// A file's position among the others, by its name. Older files compare less.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Order {
-    /// How often the clock was set back before it.
+    /// How often the clock was set back before this file.
     clock_resets: u32,
     stamp: String,
-    /// From 1 on among those of the same second.
+    /// Distinguishes files of the same second, starting at 1.
     number: u32,
 }
 
 impl Order {
-    /// Of a file that begins at this time, when another one is the newest, and the clock was set back so often before.
+    /// The position of a file that begins at `stamp`, given the newest file and the number of clock resets.
     fn after(newest: Option<Self>, resets: u32, stamp: String) -> Self {
-        // Otherwise the clock was set back since.
+        // If they differ, the clock was set back since the newest file.
         let newest = newest.filter(|newest| newest.clock_resets == resets);
         let (clock_resets, number) = match newest {
             None => (resets, 1),
@@ -133,7 +133,7 @@ impl Order {
         }
     }
 
-    /// What the first part of a text says, and the rest.
+    /// Parses a position at the beginning of a text. Returns the rest too.
     fn read(text: &str) -> Option<(Self, &str)> {
         let (stamp, rest) = text.split_at_checked(STAMP_CHARS)?;
         let is_stamp = stamp.char_indices().all(|(place, character)| match place {
@@ -165,7 +165,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// The number behind a prefix, if that is there, and the rest. `None` if it is not one that can be added to.
+/// Parses a number after a prefix, if the prefix is there. Returns the rest too. `None` if the number has no successor.
 fn numbered<'a>(text: &'a str, prefix: &str) -> Option<(Option<u32>, &'a str)> {
     let Some(behind) = text.strip_prefix(prefix) else {
         return Some((None, text));
@@ -179,7 +179,7 @@ fn numbered<'a>(text: &'a str, prefix: &str) -> Option<(Option<u32>, &'a str)> {
     Some((Some(number), rest))
 }
 
-/// A file that an output of this name has made.
+/// A file made by an output of this name.
 struct Found {
     complete: Complete,
     ending: &'static str,
@@ -188,7 +188,7 @@ struct Found {
 }
 
 impl Names {
-    /// The file that is written is at the path.
+    /// Names for an output whose open file is at this path.
     pub(super) fn at(path: &Path) -> Self {
         let text = |part: Option<&std::ffi::OsStr>| {
             part.map(|part| part.to_string_lossy().into_owned())
@@ -213,7 +213,7 @@ impl Names {
         }
     }
 
-    /// Only complete files show in the folder: the names of others begin with a dot.
+    /// Names for a folder that shows only complete files: the names of others begin with a dot.
     pub(super) fn hidden(folder: &Path, stem: &str, ending: &'static [&'static str; 1]) -> Self {
         let [suffix] = ending;
         Self {
@@ -227,7 +227,7 @@ impl Names {
         }
     }
 
-    /// The file that is written.
+    /// The path of the open file.
     pub(super) fn open(&self, owner: Option<&Owner>) -> PathBuf {
         let mut path = self.open.clone().into_os_string();
         if let Some(owner) = owner {
@@ -236,7 +236,7 @@ impl Names {
         path.into()
     }
 
-    /// The owners of files that are not complete, as a process before this one has left them.
+    /// The owners of incomplete files that an earlier process left.
     pub(super) fn owners(&self) -> Result<Vec<Owner>> {
         let open = self.open.file_name().unwrap_or_default();
         let begin = format!("{}{OPEN_FROM}", open.to_string_lossy());
@@ -256,17 +256,18 @@ impl Names {
         Ok(owners.into_iter().collect())
     }
 
-    /// A name that nobody has, later in the order than all others.
+    /// A free name that sorts after all others.
     pub(super) fn complete(&self, time: SystemTime, owner: Option<&Owner>) -> Result<Complete> {
         self.later(time, owner, |_| true)
     }
 
-    /// The same for a file without owner that began before this process. Others may have ended since.
+    /// A name for a shared file that began in an earlier process. Only shared files count: those of single senders are
+    /// named by their end, which may be later.
     pub(super) fn recovered(&self, began: SystemTime) -> Result<Complete> {
         self.later(began, None, |file| file.owner.is_none())
     }
 
-    /// A name that is later in the order than these.
+    /// A name that sorts after the files that `is_earlier` selects.
     fn later(
         &self,
         time: SystemTime,
@@ -289,17 +290,17 @@ impl Names {
         })
     }
 
-    /// The complete file.
+    /// The path of the complete file.
     pub(super) fn whole(&self, complete: &Complete, ending: &str) -> PathBuf {
         self.folder.join(format!("{}{ending}", complete.name))
     }
 
-    /// All that was written, until there is a complete file.
+    /// The path of the written data until the complete file exists.
     pub(super) fn part(&self, complete: &Complete) -> PathBuf {
         self.half(complete, "")
     }
 
-    /// What is to become the complete file.
+    /// The path of the complete file while it is being built.
     pub(super) fn half(&self, complete: &Complete, ending: &str) -> PathBuf {
         let (hidden, name) = (self.hidden, &complete.name);
         self.folder.join(format!("{hidden}{name}{ending}{PART}"))
@@ -310,7 +311,7 @@ impl Names {
         wholes.any(|whole| whole.exists())
     }
 
-    /// Finishes what was being completed when a process was killed.
+    /// Finishes completions that a killed process left unfinished.
     pub(super) fn finish_parts(
         &self,
         owner: Option<&Owner>,
@@ -333,7 +334,7 @@ impl Names {
         Ok(())
     }
 
-    /// Removes complete files until there are no more than there may be.
+    /// Removes complete files until the limits are met.
     pub(super) fn remove_the_oldest(&self, rotation: &Rotation) -> Result<()> {
         let complete = self.files()?.into_iter().filter(|file| !file.is_part);
         let files = complete.map(|file| kept::File {
@@ -371,7 +372,7 @@ impl Names {
         Ok(found.collect())
     }
 
-    /// What a name says, if it is of ours: which complete file, what is behind its extension, whether it is a part.
+    /// Parses a file name of this output: the complete file, the suffix after its extension, and whether it is a part.
     pub(super) fn read(&self, name: &str) -> Option<(Complete, &'static str, bool)> {
         let (name, is_part) = match name.strip_suffix(PART) {
             Some(part) => (part.strip_prefix(self.hidden)?, true),
@@ -384,7 +385,7 @@ impl Names {
         let mut endings = self.endings.iter().copied();
         let ending = match endings.find(|ending| *ending == suffix) {
             Some(ending) => ending,
-            // What waits to be completed has none.
+            // A part that waits for compression has no suffix.
             None if is_part && suffix.is_empty() => "",
             None => return None,
         };

@@ -1,4 +1,5 @@
-//! Files that many senders fill, of which none may cost the others theirs: whoever fills much of a file gets files of its own.
+//! Files that many senders share. No sender may push out the others' flows: one that fills much of a file gets files of
+//! its own.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,19 +12,19 @@ use sys::log_limit::LogLimit;
 
 use super::{Owner, Piece, Rotated, Written};
 
-/// A sender may fill one in so many parts of a file that has the flows of others, in the time after which a file is complete.
+/// A sender may fill one in `PARTS` of the shared file per rotation interval.
 const PARTS: u64 = 16;
-/// Senders that have files of their own at the same time.
+/// Most senders with files of their own at the same time.
 const MOST_OWN: usize = 16;
-/// Senders whose shares are counted.
+/// Most senders whose shares are counted.
 const MOST_COUNTED: usize = 1 << 14;
 
 pub struct Shared {
     all: Rotated,
     own: BTreeMap<Owner, Rotated>,
-    /// The owners of files that a killed process left.
+    /// Owners of files that a killed process left.
     left: Vec<Owner>,
-    /// What each sender has written, in bytes of a file. It is halved when a file would be complete by its age.
+    /// Bytes that each sender has written. Halved once per rotation interval.
     written: HashMap<Owner, u64>,
     halved: Instant,
     begins: LogLimit,
@@ -43,19 +44,19 @@ impl Shared {
         }
     }
 
-    /// As in the settings.
+    /// The path from the settings.
     pub fn address(&self) -> &Path {
         self.all.address()
     }
 
-    /// Makes the file of all, so that a start tells what would be wrong later.
+    /// Creates the shared file, so that a wrong path is reported at startup.
     pub async fn begin(&mut self) -> Result<()> {
         self.all.write(Vec::new()).await?;
         self.left = self.all.place.names.owners()?;
         Ok(())
     }
 
-    /// Writes and syncs the pieces, and says of each whether it is on the disk. A sender's pieces stay in their order.
+    /// Writes and syncs the pieces. Returns for each whether it is on disk. Pieces of one sender stay in order.
     pub async fn write(&mut self, pieces: Vec<(Owner, Piece)>) -> Vec<Result<(), String>> {
         let mut outcomes = vec![Ok(()); pieces.len()];
         let mut files = BTreeMap::<_, Vec<(usize, Piece)>>::new();
@@ -68,7 +69,7 @@ impl Shared {
         if ended.is_some()
             && let Some(mut pieces) = files.remove(&ended)
         {
-            // They come before those of the same sender that have no own file any more.
+            // They precede the pieces of the same sender that go to the shared file.
             let all = files.entry(None).or_default();
             pieces.append(all);
             *all = pieces;
@@ -86,8 +87,8 @@ impl Shared {
         outcomes
     }
 
-    /// Counts a piece, and says whether it goes into a file of its sender alone. For that, one other sender's file may be
-    /// ended, which takes its time.
+    /// Counts a piece. Returns whether it goes to a file of its sender alone. That may close one other sender's file,
+    /// which takes time, so at most one is closed per write.
     async fn has_own(&mut self, owner: &Owner, piece: &Piece, ended: &mut Option<Owner>) -> bool {
         let all = self.count(owner, self.all.share(piece));
         if self.own.contains_key(owner) {
@@ -102,7 +103,7 @@ impl Shared {
             }
             let written = |owner: &Owner| self.written.get(owner).copied().unwrap_or_default();
             let least = self.own.keys().min_by_key(|owner| written(owner)).cloned();
-            // Otherwise two would take it from each other again and again.
+            // Otherwise two senders would keep taking the file from each other.
             let Some(least) = least.filter(|least| written(least) < all / 2) else {
                 return false;
             };
@@ -121,12 +122,12 @@ impl Shared {
         true
     }
 
-    /// What a sender may fill of the file of all.
+    /// How much a sender may fill of the shared file, in bytes.
     fn part(&self) -> u64 {
         self.all.place.rotation.bytes / PARTS
     }
 
-    /// Returns what the sender has written, with this.
+    /// Adds to a sender's count and returns the sum.
     fn count(&mut self, owner: &Owner, more: u64) -> u64 {
         if self.halved.elapsed() >= self.all.place.rotation.after {
             self.halved = Instant::now();
@@ -144,7 +145,7 @@ impl Shared {
         *written
     }
 
-    /// Completes a sender's file. If that fails, the next start does it, or the next write of this sender.
+    /// Completes a sender's file. If that fails, the next write of this sender or the next start retries.
     async fn end(&mut self, owner: &Owner) {
         let file = self.own.remove(owner);
         let mut file = file.unwrap_or_else(|| self.all.of(owner.clone()));
@@ -158,7 +159,7 @@ impl Shared {
         }
     }
 
-    /// Completes the file of all if it is old enough, and at most one of the others, so that batches do not wait for all of
+    /// Completes the shared file if it is due, and at most one sender's file, so that batches do not wait for all of
     /// them.
     pub async fn complete_if_due(&mut self) -> Result<()> {
         let completed = self.all.complete_if_due().await;
@@ -175,14 +176,14 @@ impl Shared {
         let (owner, is_full) = (owner.clone(), file.open.is_some() && !file.is_old());
         self.end(&owner).await;
         if is_full {
-            // It goes on. Otherwise another one would get its place, and lose it again.
+            // Keep the sender's slot. Otherwise another sender would take it and lose it again.
             let next = self.all.of(owner.clone());
             self.own.insert(owner, next);
         }
         completed
     }
 
-    /// Completes the files at the end of the process, where nobody else would tell that this fails.
+    /// Completes all files at shutdown, and logs failures because no caller would.
     pub async fn close_at_the_end(&mut self) {
         self.all.close_at_the_end().await;
         for file in self.own.values_mut() {

@@ -1,14 +1,14 @@
-//! Where the last whole piece of a file ends, for each format that is written piece by piece.
+//! Finds where the last whole piece of a file ends, for each format that is written piece by piece.
 
 use std::{
     fs::File,
     io::{self, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom},
 };
 
-/// How every line of ours begins.
+/// The beginning of every line that we write.
 const BEGIN: &[u8; 9] = br#"{"type":""#;
 
-/// Lines that are JSON objects.
+/// For lines of JSON objects.
 pub fn lines(file: &mut File) -> io::Result<u64> {
     let len = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
@@ -16,7 +16,7 @@ pub fn lines(file: &mut File) -> io::Result<u64> {
     if len != 0 && (file.read(&mut first)? < BEGIN.len() || first != *BEGIN) {
         return Err(ErrorKind::InvalidData.into());
     }
-    // From the end backwards, a block at a time.
+    // Search backwards from the end, one block at a time.
     let mut end = len;
     while end > 0 {
         let begin = end.saturating_sub(64 << 10);
@@ -31,7 +31,7 @@ pub fn lines(file: &mut File) -> io::Result<u64> {
     Ok(0)
 }
 
-/// IPFIX messages (RFC 7011, section 3.1): a version of 10, then the length of the message.
+/// For IPFIX messages (RFC 7011, section 3.1): version 10, then the length of the message.
 pub fn ipfix(file: &mut File) -> io::Result<u64> {
     const HEADER_LEN_BYTES: u64 = 16;
     let len = file.seek(SeekFrom::End(0))?;

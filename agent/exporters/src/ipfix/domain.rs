@@ -1,5 +1,5 @@
-//! Under which observation domains an output sends. Collectors know an exporter by its address and its domain, and several agents have one
-//! address where they share a host or a NAT, so each output has numbers of its own by default.
+//! The observation domains of an output. Collectors identify an exporter by address and domain. Agents that share a
+//! host or a NAT share an address, so by default each output has its own numbers.
 
 use std::{
     io::ErrorKind,
@@ -12,19 +12,22 @@ use std::{
 use proto::AgentIdentity;
 use sha1::{Digest as _, Sha1};
 
-/// How many agents that cannot be told apart by what they are called are told apart by their order.
+/// How many agents with the same names can get different domains, by the order in which they start.
 const MOST_ALIKE: u32 = 64;
 
 pub(super) struct Domains {
     pub flows: u32,
-    /// Of what is told about the process. Domain 0, which RFC 7011 suggests, has one sequence for all agents behind an address.
+    /// For records about the process. RFC 7011 suggests domain 0, but that has a single sequence for all agents behind
+    /// an address.
     pub process: u32,
-    /// Keeps others in this network namespace from taking the same numbers. The kernel forgets it with the process.
+    /// Keeps other processes in this network namespace from taking the same numbers. The kernel drops it with the
+    /// process.
     _claim: Option<UnixDatagram>,
 }
 
 impl Domains {
-    /// `place` tells this agent's outputs, and agents of one host, from each other. `wished` is the domain of flows that the settings have.
+    /// Claims domains for the output `place`, which distinguishes the outputs of this agent and of other agents on the
+    /// host. `wished` is the flows' domain from the settings.
     pub fn claim(agent: Option<&AgentIdentity>, place: &str, wished: Option<u32>) -> Self {
         let (host, name) = agent.map_or(("", ""), |agent| (&agent.agent_id, &agent.hostname));
         for number in 0..MOST_ALIKE {
@@ -59,7 +62,7 @@ impl Domains {
     }
 }
 
-/// Both are never 0, which stands for no domain.
+/// Neither number is 0, which means no domain.
 fn numbers(names: [&str; 3], number: u32) -> (u32, u32) {
     let mut hash = Sha1::new();
     hash.update("flow-agent observation domain");
@@ -76,7 +79,7 @@ fn numbers(names: [&str; 3], number: u32) -> (u32, u32) {
     (part(0), part(4))
 }
 
-/// A name that one process of the network namespace has at a time.
+/// Binds an abstract socket name, which only one process of the network namespace can hold.
 fn claim(domain: u32) -> std::io::Result<UnixDatagram> {
     let name = format!("flow-agent/observation-domain/{domain}");
     let address = SocketAddr::from_abstract_name(name)?;
@@ -115,7 +118,7 @@ mod tests {
         numbers.sort_unstable();
         numbers.dedup();
         assert_eq!(numbers.len(), 8);
-        // The same settings twice on one host.
+        // The same settings again on the same host.
         let beside = claim("a", places[0]);
         assert!(!numbers.contains(&beside.flows) && !numbers.contains(&beside.process));
         drop((all, beside));

@@ -3,13 +3,13 @@
 /// RFC 5103: the enterprise number of elements that belong to the packets from destination to source.
 pub const REVERSE_ENTERPRISE: u32 = 29305;
 
-/// Who has given an element its number.
+/// The registry that assigned an element's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Registry {
     Iana,
-    /// IANA, for the packets of the other direction.
+    /// IANA's, for packets in the reverse direction.
     Reverse,
-    /// The enterprise that the settings name.
+    /// The enterprise from the settings.
     Enterprise,
 }
 
@@ -56,9 +56,9 @@ pub(super) const DESTINATION_IPV4_ADDRESS: Element = Element::new(12);
 pub(super) const EGRESS_INTERFACE: Element = Element::new(14);
 pub(super) const SOURCE_IPV6_ADDRESS: Element = Element::new(27);
 pub(super) const DESTINATION_IPV6_ADDRESS: Element = Element::new(28);
-/// Type and code in one, which some collectors read instead of the elements for each.
+/// Type and code combined, which some collectors read instead of the separate elements.
 pub(super) const ICMP_TYPE_CODE_IPV4: Element = Element::new(32);
-/// Deprecated at IANA, but what collectors scale by. nfdump 1.7.1 wants it without `samplingAlgorithm`.
+/// Deprecated by IANA, but collectors scale by it. nfdump 1.7.1 expects it without `samplingAlgorithm`.
 pub(super) const SAMPLING_INTERVAL: Element = Element::new(34);
 pub(super) const EXPORTED_MESSAGE_TOTAL_COUNT: Element = Element::new(41);
 pub(super) const EXPORTED_FLOW_RECORD_TOTAL_COUNT: Element = Element::new(42);
@@ -93,5 +93,5 @@ pub(super) const SAMPLING_PROBABILITY: Element = Element::new(311);
 pub(super) const LAYER2_SEGMENT_ID: Element = Element::new(351);
 pub(super) const LAYER2_OCTET_DELTA_COUNT: Element = Element::new(352);
 pub(super) const FLOW_SELECTOR_ALGORITHM: Element = Element::new(390);
-/// `flowStartMilliseconds` is the start of what a record counts. No element of IANA is the start of the flow that it is a part of.
+/// Start of the whole flow. `flowStartMilliseconds` is the start of the record, and IANA has no element for this.
 pub(super) const FLOW_FIRST_SEEN_MILLISECONDS: Element = Element::of_enterprise(1036);

@@ -1,6 +1,6 @@
-//! What the agent has found out about a flow beyond its packets, in elements of the enterprise that the settings name.
+//! What the agent knows about a flow beyond its packets, as elements of the enterprise from the settings.
 //!
-//! A record has all of these elements or none. What is not known is empty, or has all bits set.
+//! A record has either all of these elements or none. Unknown values are empty, or have all bits set.
 
 use formats::json;
 use proto::{
@@ -15,11 +15,11 @@ use super::{
     fields::{Fields, Length},
 };
 
-/// Longer names are cut.
+/// Longer names are truncated.
 pub(super) const MOST_NAME_BYTES: usize = 120;
 
-/// Those of the source; those of the destination have the next number. IANA's own numbers are far below, since some collectors do not look at
-/// the enterprise.
+/// Element numbers for the source. The destination has the next number. They start far above IANA's numbers because
+/// some collectors ignore the enterprise.
 const UNIT_NAME: u16 = 1001;
 const CONTAINER_ID: u16 = 1003;
 const PROCESS_NAME: u16 = 1005;
@@ -35,11 +35,11 @@ const TCP_DELIVERED_CE: u16 = 1023;
 const TCP_DATA_SEGS_OUT: u16 = 1025;
 const HANDSHAKE_RTT_US: u16 = 1027;
 const ACK_RTT_US: u16 = 1029;
-/// Of the flow.
+/// Elements of the whole flow.
 const FAILURE: Element = Element::of_enterprise(1031);
 const ICMP_ERROR_TYPE: Element = Element::of_enterprise(1032);
 const ICMP_ERROR_CODE: Element = Element::of_enterprise(1033);
-/// Of the source again, and of the destination behind it.
+/// For the source; the destination has the next number.
 const SENDER_SHARED: u16 = 1034;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ struct End<'a> {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Enriched<'a> {
-    /// Source and destination.
+    /// Source, then destination.
     ends: [End<'a>; 2],
     dropped_packets: [u64; 2],
     failure: &'a str,
@@ -66,7 +66,7 @@ pub(super) struct Enriched<'a> {
 }
 
 impl<'a> Enriched<'a> {
-    /// `None` if nothing is known.
+    /// `None` if nothing is known about the flow.
     pub fn of(batch: &'a FlowBatch, record: &FlowRecord) -> Option<Self> {
         let senders = EndCgroup::both(batch, record);
         let makers = EndProcess::both(batch, record);
@@ -110,7 +110,7 @@ impl<'a> Enriched<'a> {
         len.0
     }
 
-    /// From the record's source on, or as its destination sees it.
+    /// Visits the fields. `is_answer` swaps source and destination.
     pub fn walk(&self, is_answer: bool, is_biflow: bool, out: &mut impl Fields) {
         let (mut ends, mut dropped_packets) = (self.ends.each_ref(), self.dropped_packets);
         if is_answer {

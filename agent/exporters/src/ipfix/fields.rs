@@ -1,22 +1,22 @@
-//! Where the fields of a record go. One walk over a record's fields makes its template, its length and its bytes, so
-//! that the three cannot disagree.
+//! Destinations for a record's fields. One walk over the fields produces the template, the length and the bytes, so
+//! these cannot disagree.
 
 use bytes::{BufMut as _, BytesMut};
 
 use super::elements::{Element, REVERSE_ENTERPRISE, Registry};
 
-/// The length of a field whose values tell their own (RFC 7011, section 7).
+/// The length in a template for a variable-length field (RFC 7011, section 7).
 const VARIABLE: u16 = 0xffff;
 /// RFC 7011, section 3.2: an enterprise number follows.
 const ENTERPRISE_BIT: u16 = 0x8000;
-/// What is longer than this minus one has its length in the two bytes that follow (RFC 7011, section 7).
+/// Values of 255 bytes or more have this byte and then a two-byte length (RFC 7011, section 7).
 const LONG: u8 = 255;
 
-/// Takes the fields of a record in their order.
+/// Receives the fields of a record, in order.
 pub(super) trait Fields {
     fn field<const LEN: usize>(&mut self, element: Element, value: [u8; LEN]);
 
-    /// Text of at most 65,535 bytes.
+    /// `value` has at most 65,535 bytes.
     fn text(&mut self, element: Element, value: &str);
 
     #[inline]
@@ -45,7 +45,7 @@ pub(super) trait Fields {
 pub(super) struct Specifiers {
     pub bytes: Vec<u8>,
     pub count: u16,
-    /// Of the elements that are none of IANA's.
+    /// The enterprise number of elements outside IANA's registry.
     enterprise: u32,
 }
 
@@ -88,7 +88,7 @@ impl Fields for Specifiers {
     }
 }
 
-/// How many bytes a record takes.
+/// Counts the bytes of a record.
 #[derive(Default)]
 pub(super) struct Length(pub usize);
 
@@ -103,7 +103,7 @@ impl Fields for Length {
     }
 }
 
-/// The bytes of a record.
+/// Writes the bytes of a record.
 pub(super) struct Values<'a>(pub &'a mut BytesMut);
 
 impl Fields for Values<'_> {

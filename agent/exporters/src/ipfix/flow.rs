@@ -1,4 +1,4 @@
-//! The data records of flows: which fields a flow has, and their values.
+//! Data records of flows: which fields a flow has, and their values.
 
 use proto::{Direction, Encapsulation, EndReason, FlowRecord};
 
@@ -10,17 +10,17 @@ use super::{
 
 /// Seconds from 1900, where NTP's time begins, to 1970.
 const NTP_TO_UNIX_S: u64 = 2_208_988_800;
-/// The most significant byte of `layer2SegmentId`.
+/// The VXLAN type in the most significant byte of `layer2SegmentId`.
 const VXLAN: u64 = 1 << 56;
-/// Values of `biflowDirection` (RFC 5103, section 6.3): nothing shows which end is the initiator, or the source is.
+/// Values of `biflowDirection` (RFC 5103, section 6.3): the initiator is unknown, or it is the source.
 const ARBITRARY: u8 = 0;
 const INITIATOR: u8 = 1;
 
-/// Which fields a record has. Each shape has a template of its own.
+/// The set of fields in a record. Each shape has its own template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape(u8);
 
-/// What follows the IP header, as far as it changes a record's fields.
+/// The transport protocol, as far as it changes a record's fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
     Other = 0,
@@ -30,7 +30,7 @@ enum Transport {
 }
 
 impl Shape {
-    /// Without regard to what was found out.
+    /// Number of shapes, ignoring annotations.
     pub const COUNT: usize = 1 << 7;
 
     const IPV6: u8 = 1 << 2;
@@ -39,7 +39,7 @@ impl Shape {
     const NETNS: u8 = 1 << 6;
     const ENRICHED: u8 = 1 << 7;
 
-    /// `has_netns`: the interfaces are in more than one network namespace, so an index alone names none of them.
+    /// `has_netns`: the interfaces are in several network namespaces, so an index alone identifies none of them.
     #[inline]
     pub fn of(flow: &FlowRecord, has_netns: bool) -> Self {
         let transport = if flow.icmp_type.is_some() {
@@ -65,7 +65,7 @@ impl Shape {
         Self(bits)
     }
 
-    /// With what was found out about the flow.
+    /// The same shape with annotations.
     pub fn enriched(self) -> Self {
         Self(self.0 | Self::ENRICHED)
     }
@@ -79,7 +79,7 @@ impl Shape {
         Self(number)
     }
 
-    /// Without regard to what was found out.
+    /// The shape's number, ignoring annotations.
     pub fn plain_number(self) -> u8 {
         self.0 & !Self::ENRICHED
     }
@@ -102,16 +102,16 @@ impl Shape {
     }
 }
 
-/// What the settings say about the fields of all records.
+/// Settings that change the fields of all records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     /// One record for both directions.
     pub is_biflow: bool,
-    /// There is an enterprise number for elements that are not IANA's.
+    /// There is an enterprise number for elements outside IANA's registry.
     pub has_enterprise: bool,
 }
 
-/// The lengths of records by shape, without what was found out about a flow.
+/// Record lengths by shape, without annotations.
 pub(super) struct Lengths([u16; Shape::COUNT]);
 
 impl Lengths {
@@ -132,13 +132,13 @@ impl Lengths {
     }
 }
 
-/// What stands in `octetDeltaCount`.
+/// What `octetDeltaCount` counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Octets {
-    /// From the IP header on: what the element means.
+    /// Octets from the IP header on, as the element is defined.
     #[default]
     Ip,
-    /// The whole frames, as in `layer2OctetDeltaCount`.
+    /// Whole frames, as in `layer2OctetDeltaCount`.
     Layer2,
 }
 
@@ -147,15 +147,15 @@ pub enum Octets {
 struct Count {
     packets: u64,
     layer2: u64,
-    /// For `octetDeltaCount`.
+    /// The value of `octetDeltaCount`.
     octets: u64,
 }
 
-/// A flow, seen from one of its endpoints.
+/// A flow as seen from one endpoint.
 #[derive(Clone, Copy)]
 pub(super) struct Flow<'a> {
     record: &'a FlowRecord,
-    /// Its packets come from the record's destination.
+    /// The source is the record's destination.
     is_answer: bool,
     forward: Count,
     reverse: Count,
@@ -197,7 +197,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The same with what was found out about it, for a shape that has it.
+    /// Adds annotations, for an enriched shape.
     pub fn with(self, enriched: &'a Enriched<'a>) -> Self {
         Self {
             enriched: Some(enriched),
@@ -205,7 +205,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// The same flow as its destination sees it.
+    /// The same flow as seen from its destination.
     pub fn answers(self) -> Self {
         Self {
             is_answer: true,
@@ -221,10 +221,10 @@ impl<'a> Flow<'a> {
         self.forward.packets != 0
     }
 
-    /// Gives the fields of its record.
+    /// Visits the fields of the record.
     ///
-    /// nfdump takes reverse elements that it does not know as if they were the forward ones, and the last of two wins.
-    /// So the reverse ones come first.
+    /// Reverse elements come first: nfdump treats unknown reverse elements like the forward ones, and the later field
+    /// wins.
     #[inline]
     pub fn walk(&self, shape: Shape, form: Form, out: &mut impl Fields) {
         let record = self.record;
@@ -270,7 +270,8 @@ impl<'a> Flow<'a> {
         let dscp = record.dscp.unwrap_or_default() as u8;
         out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);
         out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp);
-        // A living flow has none. The record without packets that tells a closed flow's end is usually not sent.
+        // A continuing flow has no end reason, so its records say active timeout. The packetless record with the reason
+        // of a closed flow is usually not sent, so its closing record says end of flow.
         let reason = match record.end_reason() as u8 {
             0 if record.closing => EndReason::EndOfFlow as u8,
             0 => EndReason::ActiveTimeout as u8,
@@ -367,7 +368,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// In one byte, since pmacct reads the first one only.
+    /// In one byte, because pmacct reads only the first one.
     fn tcp_flags(&self, of_answers: bool) -> u8 {
         let record = self.record;
         let flags = if of_answers {
@@ -388,7 +389,7 @@ impl<'a> Flow<'a> {
     }
 }
 
-/// An address of the expected length; zeros if it has another one.
+/// An address of the expected length, or zeros if the length differs.
 #[inline]
 fn address<const LEN: usize>(bytes: &[u8]) -> [u8; LEN] {
     bytes.try_into().unwrap_or([0; LEN])
@@ -399,7 +400,7 @@ fn address<const LEN: usize>(bytes: &[u8]) -> [u8; LEN] {
 fn ntp(unix_ns: u64) -> u64 {
     let seconds = unix_ns / 1_000_000_000 + NTP_TO_UNIX_S;
     let rest_ns = unix_ns % 1_000_000_000;
-    // Rounded up, so that a reader that rounds down gets the same nanosecond.
+    // Round up, so that a reader that rounds down gets the same nanosecond.
     let fraction = (rest_ns << 32).div_ceil(1_000_000_000);
     seconds << 32 | fraction
 }

@@ -7,11 +7,11 @@ use super::fields::{Specifiers, Values};
 const VERSION: u16 = 10;
 pub(super) const HEADER_LEN_BYTES: usize = 16;
 const SET_HEADER_LEN_BYTES: usize = 4;
-/// The numbers of sets with templates. Sets with records have those of their templates.
+/// Set IDs of templates. A set of records has the ID of its template.
 const TEMPLATES: u16 = 2;
 const OPTIONS_TEMPLATES: u16 = 3;
 
-/// A message that is being written.
+/// A message being written.
 pub(super) struct Writer<'a> {
     bytes: &'a mut BytesMut,
     most_bytes: usize,
@@ -24,16 +24,16 @@ struct Set {
     start: usize,
 }
 
-/// What stands in a message's header.
+/// The fields of a message header.
 pub(super) struct Header {
     pub export_time_s: u32,
-    /// Of the records before this message.
+    /// The number of data records before this message.
     pub sequence: u32,
     pub domain: u32,
 }
 
 impl<'a> Writer<'a> {
-    /// `bytes` is empty.
+    /// `bytes` must be empty.
     pub fn new(bytes: &'a mut BytesMut, most_bytes: usize) -> Self {
         bytes.reserve(most_bytes);
         bytes.put_bytes(0, HEADER_LEN_BYTES);
@@ -45,7 +45,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Whether records of this length have room, with their template if it goes before them.
+    /// Whether records of this length fit, together with their template if it must precede them.
     #[inline]
     pub fn has_room(
         &self,
@@ -55,7 +55,7 @@ impl<'a> Writer<'a> {
     ) -> bool {
         let is_open = self.set.as_ref().is_some_and(|set| set.number == template);
         let len = match specifiers {
-            // Two sets, and the longer of both kinds of template headers.
+            // Two set headers, and the longer of the two template headers.
             Some(specifiers) => 2 * SET_HEADER_LEN_BYTES + 6 + specifiers.bytes.len(),
             None if is_open => 0,
             None => SET_HEADER_LEN_BYTES,
@@ -63,7 +63,7 @@ impl<'a> Writer<'a> {
         self.bytes.len() + len + records_len_bytes <= self.most_bytes
     }
 
-    /// Whether nothing is in the message.
+    /// Whether the message has only its header.
     pub fn is_empty(&self) -> bool {
         self.bytes.len() == HEADER_LEN_BYTES
     }
@@ -75,7 +75,7 @@ impl<'a> Writer<'a> {
         self.bytes.put_slice(&specifiers.bytes);
     }
 
-    /// The first `scopes` fields say what the others are about.
+    /// The first `scopes` fields are the scope of the others.
     pub fn options_template(&mut self, number: u16, scopes: u16, specifiers: &Specifiers) {
         self.open(OPTIONS_TEMPLATES);
         self.bytes.put_u16(number);
@@ -84,7 +84,7 @@ impl<'a> Writer<'a> {
         self.bytes.put_slice(&specifiers.bytes);
     }
 
-    /// Room for the fields of one record.
+    /// Starts a record and returns the writer of its fields.
     #[inline]
     pub fn record(&mut self, template: u16) -> Values<'_> {
         self.open(template);
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
         Values(self.bytes)
     }
 
-    /// Returns the number of data records, those of options included.
+    /// Closes the message. Returns the number of data records, including options.
     pub fn close(mut self) -> u32 {
         self.close_set();
         self.records
@@ -120,7 +120,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Puts the header in front of what was written. `None` if nothing was.
+/// Fills in the header. `None` if the message is empty.
 pub(super) fn finish(bytes: &mut BytesMut, header: &Header) -> Option<Bytes> {
     let mut message = bytes.split();
     if message.len() == HEADER_LEN_BYTES {

@@ -1,4 +1,4 @@
-//! The records about the agent itself: its account, what the output lost, the sampling, the names of interfaces.
+//! Records about the agent: its account, the output's losses, the sampling rate, interface names.
 
 use proto::{FlowBatch, Interface};
 
@@ -9,19 +9,19 @@ const UNIFORM_PROBABILISTIC: u16 = 4;
 /// `IFNAMSIZ`.
 const NAME_LEN_BYTES: usize = 16;
 
-/// The kinds of records, with the numbers of their templates. Those of flows are below.
+/// Options records, with their template numbers. Templates of flows have other numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Metering = 400,
     Exporting = 401,
     Sampling = 402,
     Interface = 405,
-    /// With the network namespace, where there are several.
+    /// With the network namespace, if there are several.
     InterfaceInNetns = 406,
 }
 
 impl Kind {
-    /// How many fields say what the record is about.
+    /// The number of scope fields.
     pub fn scopes(self) -> u16 {
         match self {
             Self::InterfaceInNetns => 2,
@@ -33,13 +33,13 @@ impl Kind {
         self as u16
     }
 
-    /// Among the templates that are announced.
+    /// The bit that records the announcement of its template.
     pub fn bit(self) -> u8 {
         1 << (self as u16 - Self::Metering as u16)
     }
 }
 
-/// One record about the agent.
+/// One options record.
 #[derive(Clone, Copy)]
 pub(super) enum About<'a> {
     Metering(Metering),
@@ -49,7 +49,7 @@ pub(super) enum About<'a> {
     InterfaceInNetns(&'a Interface),
 }
 
-/// Packets that were seen and are in no flow (RFC 7011, section 4.2).
+/// Observed packets that are in no flow (RFC 7011, section 4.2).
 #[derive(Clone, Copy)]
 pub(super) struct Metering {
     domain: u32,
@@ -105,7 +105,7 @@ impl About<'_> {
         }
     }
 
-    /// Gives the fields of the record, those that say what it is about first.
+    /// Visits the fields of the record, scope fields first.
     pub fn walk(self, out: &mut impl Fields) {
         match self {
             Self::Metering(metering) => {
@@ -142,8 +142,8 @@ impl About<'_> {
     }
 }
 
-/// The kernel's names have at most 15 bytes. Their field has one length, since some readers give up messages with a field that tells its
-/// own.
+/// An interface name, padded to a fixed length. The kernel limits names to 15 bytes. Some readers reject messages with
+/// variable-length fields.
 fn padded(name: &str) -> [u8; NAME_LEN_BYTES] {
     let mut padded = [0; NAME_LEN_BYTES];
     let name = &name[..name.floor_char_boundary(NAME_LEN_BYTES)];

@@ -1,18 +1,18 @@
-//! The numbers of the templates of flows. One number stands for the same fields in every agent, whatever its settings are, since a
-//! collector may take several agents for one: where they share an address and an observation domain.
+//! Template numbers of flows. A number means the same fields in every agent with any settings: a collector may confuse
+//! agents that share an address and an observation domain.
 
 use super::{Settings, flow::Shape};
 
-/// The first of those with IANA's elements alone, by the form of records. Options have 400 to 406. The rest from 256 to 639 is not used:
-/// earlier versions had fields there that depended on their settings.
+/// First numbers of the templates with IANA elements only, by form. Options have 400 to 406. The rest of 256 to 639
+/// stays unused, because earlier versions had templates there whose fields depended on the settings.
 const BIFLOW: u16 = 768;
 const UNIFLOW: u16 = 640;
-/// The first of those with elements of an enterprise.
+/// First number of the templates with enterprise elements.
 const ENTERPRISES: u16 = 1024;
-/// How many an enterprise has: biflows and uniflows, with what was found out and without.
+/// Templates per enterprise: biflows and uniflows, with and without annotations.
 const OF_ENTERPRISE: u16 = 4 * SHAPES;
 const SHAPES: u16 = Shape::COUNT as u16;
-/// Two enterprises have the same numbers if they leave the same rest.
+/// Enterprises with the same remainder share template numbers.
 const PLACES: u32 = ((u16::MAX - ENTERPRISES + 1) / OF_ENTERPRISE) as u32;
 
 pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
@@ -39,7 +39,7 @@ mod tests {
     const BEFORE: RangeInclusive<u16> = 256..=639;
     const OPTIONS: RangeInclusive<u16> = 400..=406;
 
-    /// Of all shapes, by number.
+    /// The templates of all shapes, by number.
     fn templates(settings: &Settings) -> BTreeMap<u16, Vec<u8>> {
         let record = FlowRecord::default();
         let enriched = Enriched::default();
@@ -86,7 +86,7 @@ mod tests {
                 }
             }
         }
-        // Biflows and uniflows without an enterprise, and with each of the others, with what was found out and without.
+        // Biflows and uniflows: once without an enterprise, and for each enterprise with and without annotations.
         assert_eq!(known.len(), usize::from(SHAPES) * (2 + 5 * 4));
     }
 
@@ -110,8 +110,8 @@ mod tests {
         (false, Octets::Layer2),
     ];
 
-    /// Agents of different versions may be behind one address, too. Whoever changes the fields of a template changes `BIFLOW` or `UNIFLOW`
-    /// so that the numbers that had other fields are not in use any more, and then these digests.
+    /// Agents of different versions may also share an address. If you change a template's fields, change `BIFLOW` or
+    /// `UNIFLOW` so that the old numbers are no longer used, then update these digests.
     #[test]
     fn the_fields_of_a_number_never_change() {
         let digest = |enterprise, (is_biflow, octets)| {
@@ -134,7 +134,7 @@ mod tests {
             (Some(64_123), 1_498_587_813, 4_241_869_533),
         ] {
             let digests = FORMS.map(|form| digest(enterprise, form));
-            // What the octets are is not said by a template.
+            // Templates do not depend on which octets are counted.
             assert_eq!(digests, [biflow, biflow, uniflow, uniflow]);
         }
     }

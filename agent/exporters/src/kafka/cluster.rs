@@ -1,4 +1,4 @@
-//! The brokers of a cluster, and which of them lead the partitions of the topic.
+//! The brokers of a cluster, and which of them lead the topic's partitions.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -19,29 +19,29 @@ use crate::{
     transport::{Endpoint, one_line},
 };
 
-/// For an answer that needs nothing but the broker.
+/// Time limit for requests that only the broker itself handles.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How often to ask whether a topic that was made is there.
+/// How often to check whether a created topic exists.
 const MADE_PAUSE: Duration = Duration::from_millis(100);
-/// The cluster's own number of partitions, or replicas.
+/// Stands for the cluster's default number of partitions or replicas.
 const BY_DEFAULT: i16 = -1;
 
-/// Of a name in the DNS.
+/// Longest name in the DNS.
 const MOST_HOST_BYTES: usize = 253;
 
 pub(super) struct Cluster {
     pub(super) settings: Arc<Settings>,
     tls: Option<InForce>,
-    /// Where they are, as the cluster says.
+    /// The brokers' addresses, as advertised by the cluster.
     pub(super) brokers: BTreeMap<i32, Result<HostPort, Fault>>,
-    /// By partition, if there is one.
+    /// The leader of each partition, if it has one.
     pub(super) leaders: Vec<Option<i32>>,
     pub(super) connections: BTreeMap<i32, Connection>,
     pub asked: Instant,
 }
 
 impl Cluster {
-    /// Asks one broker of the settings after the other, until one knows the topic. One that has been away for long may not have
+    /// Asks the brokers of the settings in turn until one knows the topic. A broker that was away for long may not have
     /// heard of it.
     pub async fn find(settings: Arc<Settings>, tls: Option<InForce>) -> Result<Self, Fault> {
         let mut cluster = Self {
@@ -67,7 +67,7 @@ impl Cluster {
         };
         if settings.creates_topic {
             cluster.make_topic(&connection, controller_id).await?;
-            // Brokers hear of it one after the other. Whoever calls has a deadline.
+            // Brokers learn of it one by one. The caller has a deadline.
             while !cluster.learn(&cluster.metadata(&connection).await?)? {
                 sleep(MADE_PAUSE).await;
             }
@@ -80,12 +80,12 @@ impl Cluster {
         if faults.is_empty() {
             return Err(Fault::lasting(why));
         }
-        // Those that do not answer may have it.
+        // The brokers that did not answer may know the topic.
         faults.insert(0, why);
         Err(Fault::passing(faults.join("; ")))
     }
 
-    /// One broker that leads so many partitions, at the other end of a connection.
+    /// A cluster with one broker that leads all partitions, over an existing connection.
     #[cfg(test)]
     pub(super) fn of_one_leader(
         settings: Settings,
@@ -102,12 +102,12 @@ impl Cluster {
         }
     }
 
-    /// How many partitions the topic has; one at least.
+    /// The number of the topic's partitions, at least one.
     pub fn partitions(&self) -> usize {
         self.leaders.len()
     }
 
-    /// Learns from a broker. If there is no topic, returns the connection, and the broker that makes topics.
+    /// Asks a broker for metadata. If it does not know the topic, returns the connection and the controller's ID.
     async fn ask(
         &mut self,
         broker: &HostPort,
@@ -115,7 +115,7 @@ impl Cluster {
         let login = self.settings.login.as_ref();
         let connection = Connection::open(&self.endpoint(broker), login).await?;
         let told = self.metadata(&connection).await.map_err(|fault| {
-            // A listener with SASL ends the connection of whoever does not begin with a login.
+            // A SASL listener closes connections that do not start with a login.
             let hint = match login {
                 None if !fault.is_lasting => "; does its listener ask for a login (sasl)?",
                 _ => "",
@@ -138,13 +138,13 @@ impl Cluster {
             topics: Some(vec![MetadataRequestTopic {
                 name: String_(self.settings.topic.clone()),
             }]),
-            // Whoever wants it says create_topic.
+            // The setting create_topic decides that.
             allow_auto_topic_creation: Some(Boolean(false)),
         };
         within(PATIENCE, connection.request(&request)).await
     }
 
-    /// Takes what a broker knows. Returns whether there is the topic.
+    /// Updates the metadata from a broker's answer. Returns whether the topic exists.
     fn learn(&mut self, told: &MetadataResponse) -> Result<bool, Fault> {
         let topic = &self.settings.topic;
         let brokers = told.brokers.iter();
@@ -181,7 +181,7 @@ impl Cluster {
         Ok(!self.leaders.is_empty())
     }
 
-    /// With the cluster's own number of partitions and replicas.
+    /// Creates the topic with the cluster's default numbers of partitions and replicas.
     async fn make_topic(
         &self,
         asked: &Connection,
@@ -201,7 +201,7 @@ impl Cluster {
             validate_only: None,
             tagged_fields: None,
         };
-        // Any broker of a cluster with KRaft passes it on; before, only the controller took it.
+        // In a KRaft cluster any broker forwards this request. Older clusters accept it only at the controller.
         let controller = controller_id.and_then(|id| self.brokers.get(&id.0)?.as_ref().ok());
         let opened = match controller {
             Some(controller) => {
@@ -233,7 +233,7 @@ impl Cluster {
     }
 }
 
-/// Where a broker says that it is. It goes into logs and to whoever asks for the status.
+/// A broker's advertised address, checked because it goes into logs and status.
 fn advertised(id: i32, host: &str, port: i32) -> Result<HostPort, Fault> {
     let is_possible = !host.is_empty()
         && host.len() <= MOST_HOST_BYTES

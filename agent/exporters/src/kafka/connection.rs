@@ -1,4 +1,4 @@
-//! A connection to a broker, on which whoever has to has logged in. What fails is told in words that help.
+//! A connection to a broker, logged in if required. Errors say what to check.
 
 use std::{io::Cursor, time::Duration};
 
@@ -19,17 +19,18 @@ use super::{
 };
 use crate::transport::{Endpoint, Stream};
 
-/// For a connection, and for its login.
+/// Time limit for connecting, and for the login.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// What a broker says of a topic of thousands of partitions is far shorter.
+/// Longest answer of a broker. Metadata of a topic with thousands of partitions is far shorter.
 const MOST_ANSWER_BYTES: usize = 16 << 20;
-/// Brokers' logs, metrics and quotas know us by it.
+/// The client ID in brokers' logs, metrics and quotas.
 const CLIENT_ID: &str = "flow-agent";
 
-/// Logins at the same time. A broker says how many rounds a password is hashed in (SCRAM), which may take a CPU for hours.
+/// Limits simultaneous logins: the broker chooses how many rounds a password is hashed (SCRAM), which may take a CPU
+/// for hours.
 static LOGINS: Semaphore = Semaphore::const_new(4);
 
-/// Dropping it ends all that is on its way on it.
+/// A connection to a broker. Dropping it aborts all pending requests.
 pub(super) struct Connection {
     messenger: Messenger<BufStream<Cuttable<Box<dyn Stream>>>>,
     address: String,
@@ -79,8 +80,8 @@ impl Connection {
         })
     }
 
-    /// On a thread of its own: no timeout ends a hash that is being made, and a file may be slow. Whatever else it waits for has
-    /// a limit of its own.
+    /// Logs in on a blocking thread: no timeout can interrupt hashing, and reading the password file may block. All
+    /// other waits have their own time limits.
     async fn log_in(self, login: Login) -> Result<Self, Fault> {
         let permit = LOGINS.acquire().await;
         let (address, runtime) = (self.address.clone(), Handle::current());
@@ -118,7 +119,7 @@ impl Connection {
                 "the listener {address} takes no login by sasl {mechanism}: choose another one, or another port"
             )),
             SaslError::RequestError(error) => self.broken(error),
-            // The broker's signature of SCRAM is wrong if it does not know the password either.
+            // The check of the broker's SCRAM signature fails too if the broker does not know the password.
             error => Fault::lasting(format!(
                 "the broker {address} refuses user {user} by sasl {mechanism} ({error}): look at user, and at {}",
                 login.password_file
@@ -126,7 +127,7 @@ impl Connection {
         }
     }
 
-    /// Whoever calls it limits the time.
+    /// Sends a request. The caller limits the time.
     pub async fn request<R>(&self, request: R) -> Result<R::ResponseBody, Fault>
     where
         R: RequestBody + Send + WriteVersionedType<Vec<u8>>,
@@ -151,13 +152,13 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The messenger would go on writing what nobody waits for any more, and it is sent again elsewhere.
+        // The messenger would keep writing a request that nobody waits for, although it is sent again elsewhere.
         self.cut.now();
     }
 }
 
 impl Login {
-    /// Reads the password.
+    /// Reads the password file.
     fn config(&self) -> Result<SaslConfig, Fault> {
         let password = self.password_file.read();
         let password = password.map_err(|fault| Fault::lasting(fault.to_string()))?;
@@ -171,7 +172,7 @@ impl Login {
 }
 
 impl Mechanism {
-    /// As in the settings.
+    /// The name in the settings.
     fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -196,7 +197,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A connection of which the peer has read nothing, and the peer's end.
+    /// A connection whose peer has read nothing, and the peer's end.
     pub async fn connected() -> (Connection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -227,7 +228,7 @@ pub(super) mod tests {
         assert!(answered.is_err());
         drop(connection);
         let (mut read, mut buffer) = (0, vec![0; 1 << 16]);
-        // The end, and not only a pause.
+        // The stream has ended; this is not just a pause.
         let ended = timeout(Duration::from_secs(30), async {
             loop {
                 match peer.read(&mut buffer).await {

@@ -1,5 +1,5 @@
-//! A stream that can be ended from elsewhere. rskafka hands a request that nobody waits for any more to a task of its own, which
-//! goes on writing it for as long as the peer reads: the batches in it would come again and again.
+//! A stream that can be aborted from elsewhere. rskafka moves a cancelled request to a task of its own, which keeps
+//! writing for as long as the peer reads. Without an abort its batches would be stored over and over.
 
 use std::{
     io,
@@ -26,11 +26,11 @@ pub(super) struct Cuttable<S> {
     shared: Arc<Shared>,
 }
 
-/// Ends a stream.
+/// Aborts a stream.
 pub(super) struct Cut(Arc<Shared>);
 
 impl Cut {
-    /// From now on, whoever reads or writes gets an error, also who waits.
+    /// Fails all further reads and writes, including pending ones.
     pub fn now(&self) {
         self.0.is_cut.store(true, Ordering::SeqCst);
         self.0.reader.wake();
@@ -47,9 +47,9 @@ impl<S> Cuttable<S> {
 }
 
 impl Shared {
-    /// Fails if it is cut. Otherwise the task is woken when it is.
+    /// Fails if the stream was cut. Otherwise registers the task to be woken by a cut.
     fn check(&self, waker: &AtomicWaker, context: &Context<'_>) -> io::Result<()> {
-        // In this order, so that a cut in between is seen.
+        // Register first, so that a cut in between is not missed.
         waker.register(context.waker());
         if self.is_cut.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::ConnectionAborted.into());

@@ -1,13 +1,13 @@
-//! What could not be stored a moment ago, in the whole cluster or in partitions of the topic, so that whoever comes next need not
-//! wait to be told the same, and whoever has no part in it is not told.
+//! Remembers recent failures of the whole cluster or of single partitions. New groups then fail at once instead of
+//! waiting, and batches of unaffected partitions go on.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-/// For so long after a failure what comes is told the same at once: it has waited for those before it.
+/// How long after a failure further groups fail immediately, since they have already waited for the previous one.
 const FAILS_AT_ONCE: Duration = Duration::from_secs(1);
-/// A partition that has failed so lately gets one try of each group, and nobody waits for another one.
+/// A partition that failed this recently gets a single try per group.
 const LATELY: Duration = Duration::from_secs(30);
 
 type Failure = (Instant, Arc<str>);
@@ -15,18 +15,18 @@ type Failure = (Instant, Arc<str>);
 #[derive(Default)]
 pub(super) struct Failures {
     of_all: Option<Failure>,
-    /// As many partitions as the topic had then: with more of them, records are in others.
+    /// The topic's number of partitions at the time. If it changes, keys map to other partitions.
     partitions: usize,
     by_partition: BTreeMap<usize, Failure>,
 }
 
 impl Failures {
-    /// What is to be told to everybody.
+    /// The recent failure that affects everything.
     pub fn of_all(&self, now: Instant) -> Option<&Arc<str>> {
         told_at_once(self.of_all.as_ref()?, now)
     }
 
-    /// How many partitions the topic had, and what is to be told to whoever belongs to one of them.
+    /// The number of partitions at the time, and the recent failures by partition.
     pub fn of_partitions(&self, now: Instant) -> (usize, BTreeMap<usize, Arc<str>>) {
         let told = self
             .by_partition
@@ -38,7 +38,7 @@ impl Failures {
         (self.partitions, told.collect())
     }
 
-    /// It has failed before, and lately.
+    /// Whether the partition failed recently.
     pub fn is_known(&self, partition: usize, now: Instant) -> bool {
         let failure = self.by_partition.get(&partition);
         failure.is_some_and(|(at, _)| now.saturating_duration_since(*at) < LATELY)
@@ -56,7 +56,7 @@ impl Failures {
         self.by_partition.insert(partition, (now, Arc::clone(why)));
     }
 
-    /// It has taken messages.
+    /// Clears the failure: the partition has accepted messages.
     pub fn works(&mut self, partition: usize) {
         self.by_partition.remove(&partition);
     }

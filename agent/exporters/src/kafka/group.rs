@@ -1,4 +1,4 @@
-//! Batches that are stored together: which of them wait, and the messages that are made of them.
+//! Batches that are stored together: their state, and the messages made of them.
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +14,12 @@ use rskafka::protocol::record::{
 use super::{Record, partitioner::partition};
 use crate::files::Compression;
 
-/// What goes into a partition at once, before it is compressed. A broker takes 1 MiB and 12 bytes unless it is told otherwise
-/// (message.max.bytes). One message may have more.
+/// Most uncompressed bytes per partition and request. A broker takes 1 MiB and 12 bytes by default (message.max.bytes).
+/// A single longer message still goes alone.
 const MOST_BYTES: usize = 1_000_000;
-/// What a message has beside its key, its headers' values and its batch, generously.
+/// Upper bound for a message's bytes besides key, header values and batch.
 const FRAME_BYTES: usize = 100;
-/// None of Kafka's producer.
+/// Marks producer ID, epoch and sequence as unset.
 const NONE: i64 = -1;
 
 pub(super) struct Group<'a> {
@@ -30,7 +30,7 @@ pub(super) struct Group<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// With so many others at most, itself included. More of them were too long together.
+    /// May be sent with at most this many messages, itself included. Larger sets were too long.
     Waits(usize),
     Stored,
     NotStored(Arc<str>),
@@ -46,7 +46,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The places of those that go next into each partition.
+    /// The indices of the records to send next, by partition.
     pub fn next(&self, partitions: usize) -> BTreeMap<usize, Vec<usize>> {
         struct Next {
             places: Vec<usize>,
@@ -70,7 +70,7 @@ impl<'a> Group<'a> {
             let most = next.most.min(most);
             let is_first = next.places.is_empty();
             if next.is_full || !is_first && (next.places.len() >= most || bytes > MOST_BYTES) {
-                // Those behind it must not overtake it.
+                // Later records of this partition must not overtake it.
                 next.is_full = true;
                 continue;
             }
@@ -83,7 +83,7 @@ impl<'a> Group<'a> {
             .collect()
     }
 
-    /// The records at these places as a producer sends them, in their order.
+    /// The record batch for these indices, in order.
     pub fn messages(&self, places: &[usize], compression: Compression) -> RecordBatch {
         let messages = places.iter().zip(0_i32..);
         let last = places.len().saturating_sub(1);
@@ -132,9 +132,9 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// The topic does not take these together: they go by halves, so that one in the way is found soon and the others go on
-    /// together. One that it does not take alone is not stored, nor is what is behind it on its stream: an acknowledgement would
-    /// stand for both.
+    /// Handles messages that the topic rejects as too long together. The set is halved, so that the offending message
+    /// is found soon and the rest still travel together. A message rejected alone fails, and so do the later ones of
+    /// its stream: acknowledging those would also acknowledge the rejected one.
     pub fn too_long(&mut self, places: &[usize], topic: &str) {
         let &[place] = places else {
             for &place in places {
@@ -162,19 +162,19 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Some of them are neither stored nor refused.
+    /// Whether any record is neither stored nor failed.
     pub fn waits(&self) -> bool {
         self.states.iter().any(State::waits)
     }
 
-    /// Those that wait will not be stored.
+    /// Fails all waiting records.
     pub fn gives_up(&mut self, why: &Arc<str>) {
         for state in self.states.iter_mut().filter(|state| state.waits()) {
             *state = State::NotStored(Arc::clone(why));
         }
     }
 
-    /// Those that wait for one of these partitions, of as many as there are, will not be stored.
+    /// Fails the waiting records of these partitions. `partitions` is the number of partitions in the topic.
     pub fn gives_up_in(&mut self, partitions: usize, whys: &BTreeMap<usize, Arc<str>>) {
         if whys.is_empty() || partitions == 0 {
             return;
@@ -187,7 +187,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// What became of each.
+    /// The outcome of each record.
     pub fn fates(self) -> Vec<Result<(), Arc<str>>> {
         let fates = self.states.into_iter().map(|state| match state {
             State::Stored => Ok(()),
@@ -205,7 +205,7 @@ impl State {
 }
 
 impl Record<'_> {
-    /// All batches of an agent have the same.
+    /// The message key: the same for all batches of an agent.
     fn key(&self) -> Vec<u8> {
         if self.agent_id.is_empty() {
             return format!("{:016x}", self.stream_id).into();
@@ -240,7 +240,7 @@ mod tests {
             record("a", 1, 1, 400_000),
             record("a", 1, 2, 400_000),
             record("a", 1, 3, 400_000),
-            // It would fit, and must not overtake.
+            // It would fit, but must not overtake.
             record("a", 1, 4, 1),
             record("a", 1, 5, 3_000_000),
         ];
@@ -318,7 +318,7 @@ mod tests {
         let records = [record("a", 1, 1, 1), record("a", 1, 2, 1)];
         let mut group = Group::of(&records);
         group.stored(&[0]);
-        // Of a topic without partitions nothing is known.
+        // Without partitions nothing is known about the topic.
         group.gives_up_in(0, &[(0, "nowhere".into())].into());
         assert!(group.waits());
         group.gives_up(&"away".into());

@@ -1,12 +1,13 @@
-//! Which partition a key belongs to: the same as by Kafka's own producer, so that what others write with a key of ours is where
-//! ours is.
+//! Maps keys to partitions as Kafka's own producer does, so that messages of other producers with the same key land in
+//! the same partition.
 
-/// The partition, from 0, of `partitions`, which are one or more. As `BuiltInPartitioner.partitionForKey` of Kafka's clients.
+/// The partition of a key, from 0 to `partitions` - 1, as in `BuiltInPartitioner.partitionForKey` of Kafka's clients.
+/// `partitions` must not be 0.
 pub(super) fn partition(key: &[u8], partitions: usize) -> usize {
     (murmur2(key) & 0x7fff_ffff) as usize % partitions
 }
 
-/// `MurmurHash2` with Kafka's seed, of little-endian words: `org.apache.kafka.common.utils.Utils.murmur2`.
+/// `MurmurHash2` over little-endian words with Kafka's seed: `org.apache.kafka.common.utils.Utils.murmur2`.
 fn murmur2(data: &[u8]) -> u32 {
     const SEED: u32 = 0x9747_b28c;
     const M: u32 = 0x5bd1_e995;
@@ -32,7 +33,7 @@ fn murmur2(data: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Those of `UtilsTest.testMurmur2` in Kafka.
+    /// Test vectors of `UtilsTest.testMurmur2` in Kafka.
     #[test]
     fn hashes_are_those_of_kafka() {
         for (text, hash) in [

@@ -1,4 +1,4 @@
-//! Messages on their way to the leaders of their partitions, and what these answer.
+//! Sends messages to the leaders of their partitions and reads the answers.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -19,37 +19,37 @@ use super::{
     connection::Connection,
 };
 
-/// All replicas that are in sync.
+/// Wait for all in-sync replicas.
 const ACKS_ALL: i16 = -1;
-/// How long a leader may wait for its replicas, and how long to wait for a leader.
+/// How long a leader may wait for its replicas, and how long we wait for a leader.
 const REPLICAS_PATIENCE: Duration = Duration::from_secs(7);
 const LEADER_PATIENCE: Duration = Duration::from_secs(8);
-/// A leader gets less than the time that is left by this, so that it is known which one has not answered.
+/// Time kept back from a leader's time limit, so that its timeout can be attributed before the deadline.
 pub(super) const RESERVE: Duration = Duration::from_millis(500);
-/// However long a cluster asks to be left alone: its own quotas ask for seconds.
+/// Longest pause that a cluster can impose. Its own quotas ask for seconds.
 const LONGEST_REST: Duration = Duration::from_mins(1);
 
-/// What became of the messages for a partition.
+/// The outcome of messages for one partition.
 pub(super) enum Answer {
     Stored,
-    /// Together they are longer than the topic takes.
+    /// The messages together exceed the topic's limit.
     TooLong,
     Failed(Fault),
 }
 
-/// What came of messages to one leader.
+/// The outcome of messages for one leader.
 struct Sent {
     leader: i32,
-    /// If it still works.
+    /// The connection, if it still works.
     connection: Option<Connection>,
-    /// By partition.
+    /// The answers, by partition.
     answers: Vec<(usize, Answer)>,
     throttled: Duration,
 }
 
 impl Cluster {
-    /// Sends messages to the leaders of their partitions, to all at the same time. Tells what became of them, by partition, as
-    /// soon as a leader says it: others may not answer in time. Returns how long the cluster asks to be left alone.
+    /// Sends messages to all leaders at the same time. Calls `tell` for each partition as soon as its leader answers,
+    /// because others may time out. Returns how long the cluster asks us to pause.
     pub async fn produce(
         &mut self,
         batches: Vec<(usize, RecordBatch)>,
@@ -95,7 +95,7 @@ impl Cluster {
         throttled
     }
 
-    /// Sends messages to one leader. The connection is one from before, if there is one that works.
+    /// Sends messages to one leader, over the existing connection if there is one.
     async fn send(
         &self,
         leader: i32,
@@ -107,7 +107,7 @@ impl Cluster {
         let left = deadline.saturating_duration_since(Instant::now() + RESERVE);
         let patience = LEADER_PATIENCE.min(left);
         let exchanged = if patience < RESERVE {
-            // It would be stored, perhaps, and nobody would know.
+            // Do not start: the messages might be stored without us knowing.
             let why = format!("no time was left to ask broker {leader}");
             Err(Fault::passing(why))
         } else {
@@ -229,7 +229,7 @@ impl Cluster {
     }
 }
 
-/// As a broker asks for it.
+/// The pause that a broker asks for, limited.
 fn rest(throttle_time_ms: i32) -> Duration {
     let asked = Duration::from_millis(throttle_time_ms.try_into().unwrap_or_default());
     asked.min(LONGEST_REST)

@@ -1,4 +1,4 @@
-//! The agent's account and the output's losses as metrics: cumulative sums, each series since it began.
+//! The agent's account and the output's losses as cumulative sums.
 
 use std::sync::Arc;
 
@@ -23,21 +23,22 @@ use super::{
     text,
 };
 
-/// Of one request. A hook has some ten points of 150 bytes.
+/// Most hooks per request. A hook has some ten points of 150 bytes.
 const HOOKS_IN_A_REQUEST: usize = 256;
 
-/// What is told at the end of a scan, and how much of it was.
+/// The metrics of one scan, and how many of them were sent.
 pub(super) struct Telling {
     accounts: Arc<Accounts>,
     lost: Losses,
-    /// The scan and the batch.
+    /// The scan ID and the batch index.
     place: (u64, u32),
     hooks: usize,
-    /// Whether the last request has the rest.
+    /// The last request contains all that was left.
     is_last: bool,
 }
 
-/// What an output has lost since a start time that receivers get with it. It restarts as [`Series`](proto::accounts::Series) do.
+/// An output's losses since the start time that receivers get with them. The start is reset as for
+/// [`Series`](proto::accounts::Series).
 #[derive(Clone, Copy, Default)]
 pub(super) struct Losses {
     since_unix_ns: Option<u64>,
@@ -46,12 +47,12 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// With what was lost until the end of a scan.
+    /// Updates the losses with the total at the end of a scan.
     fn until(self, accounts: &Accounts, sum: RecordSum) -> Self {
         match self.since_unix_ns {
             Some(since) if since < accounts.until_unix_ns => Self { sum, ..self },
             since => Self {
-                // Outputs begin with nothing lost, also those of a reload.
+                // Outputs start without losses, also after a reload.
                 since_unix_ns: Some(accounts.window_start_unix_ns),
                 before: since.map(|_| self.sum).unwrap_or_default(),
                 sum,
@@ -66,7 +67,7 @@ impl Losses {
     }
 }
 
-/// Packets and bytes with the attributes that tell them apart.
+/// Packets and bytes with their attributes.
 struct Point {
     attributes: Vec<KeyValue>,
     since_unix_ns: u64,
@@ -74,7 +75,7 @@ struct Point {
 }
 
 impl Telling {
-    /// `lost` is what was told before of losses.
+    /// `lost` is the state from the last metrics sent.
     pub fn new(accounts: Arc<Accounts>, lost: Losses, batch: &proto::FlowBatch) -> Self {
         let sum = RecordSum {
             records: batch.lost_records,
@@ -98,7 +99,7 @@ impl Telling {
         self.lost
     }
 
-    /// The next request. It stays the next one until [`Telling::is_told`] takes note of it.
+    /// The next request. Returns the same one until [`Telling::is_told`] is called.
     pub fn request(
         &mut self,
         resource: Resource,
@@ -138,7 +139,7 @@ impl Telling {
         }
     }
 
-    /// Takes note that the last request got there. Returns whether it had the rest.
+    /// Marks the last request as sent. Returns whether it was the final one.
     pub fn is_told(&mut self) -> bool {
         self.hooks += HOOKS_IN_A_REQUEST;
         self.is_last
@@ -165,7 +166,7 @@ impl Telling {
         ]
     }
 
-    /// What interfaces that have left had counted until then. In the series of those that are watched it would count twice.
+    /// Counts of interfaces that are gone. Adding them to the series of existing interfaces would count them twice.
     fn departed(&self, since_unix_ns: u64) -> impl Iterator<Item = Metric> {
         let (mut seen, mut fates) = (Vec::new(), Vec::new());
         let departed = &self.accounts.departed;
@@ -250,7 +251,7 @@ fn number(key: &str, value: u32) -> KeyValue {
     attribute(key, Value::IntValue(value.into()))
 }
 
-/// Adds the points of one account. Fates other than `flows` have none until they count something.
+/// Adds the points of one account. Fates other than `flows` are omitted while they are zero.
 fn tell(
     of: &[KeyValue],
     since_unix_ns: u64,

@@ -1,4 +1,4 @@
-//! A flow's report as a log record: which attributes it has, and their bytes. `docs/otlp.md` lists them.
+//! A flow's report as a log record: its attributes and their encoding. `docs/otlp.md` lists them.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use proto::{
 
 use super::wire::{Attributes, Key, Text, varint};
 
-/// The field of `ScopeLogs`, and those of `LogRecord`.
+/// Tags of `ScopeLogs.log_records` and of the fields of `LogRecord`.
 const LOG_RECORDS: u8 = 2 << 3 | 2;
 const TIME_UNIX_NANO: u8 = 1 << 3 | 1;
 const SEVERITY_NUMBER: u8 = 2 << 3;
@@ -23,15 +23,15 @@ const BODY: u8 = 5 << 3 | 2;
 const ATTRIBUTES: u8 = 6 << 3 | 2;
 const OBSERVED_TIME_UNIX_NANO: u8 = 11 << 3 | 1;
 const EVENT_NAME: u8 = 12 << 3 | 2;
-/// Of `AnyValue`.
+/// A tag of `AnyValue`.
 const STRING_VALUE: u8 = 1 << 3 | 2;
 
 const INFO: u8 = 9;
 pub(super) const EVENT: &str = "flow.report";
 
-/// The longest text of an address.
+/// The longest text form of an address.
 const ADDRESS_LEN_BYTES: usize = 45;
-/// Of names that a person gives. Those of interfaces are shorter.
+/// Longest user-chosen name. Interface names are shorter.
 const NAME_LEN_BYTES: usize = 255;
 
 macro_rules! keys {
@@ -40,7 +40,7 @@ macro_rules! keys {
     };
 }
 
-/// What semantic conventions have a name for (1.40, `network`, `source`, `destination`), and ours.
+/// Names from the semantic conventions where they exist (1.40, `network`, `source`, `destination`), otherwise our own.
 pub(super) mod key {
     use super::Key;
 
@@ -137,7 +137,7 @@ pub(super) mod key {
     }
 }
 
-/// The attributes that all flows of an interface have, encoded.
+/// The encoded attributes that all flows of an interface share.
 pub(super) fn of_interface(ifindex: u32, netns: u32, known: Option<&Interface>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut attributes = Attributes::new(&mut bytes, ATTRIBUTES);
@@ -152,7 +152,7 @@ pub(super) fn of_interface(ifindex: u32, netns: u32, known: Option<&Interface>) 
     bytes
 }
 
-/// What semantic conventions call a side of an interface.
+/// The direction of an interface in the semantic conventions.
 pub(super) fn io_direction(side: Direction) -> &'static str {
     match side {
         Direction::Ingress => "receive",
@@ -163,7 +163,7 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
-    // Its length takes two bytes: a record has some 1,500 bytes, and no more than ten names of people.
+    // The length takes two bytes: a record has some 1,500 bytes, and at most ten user-chosen names.
     out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
     let start = out.len();
     out.push(TIME_UNIX_NANO);
@@ -234,7 +234,7 @@ pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, int
     out[start - 1] = u8::try_from(len >> 7).expect("a record is shorter than 16 KiB");
 }
 
-/// What was found out about a flow beyond its packets.
+/// Adds what the agent knows about a flow beyond its packets.
 #[inline]
 fn found_out(attributes: &mut Attributes, batch: &FlowBatch, flow: &FlowRecord) {
     let [of_source, of_destination] = EndCgroup::both(batch, flow);
@@ -294,7 +294,7 @@ fn found_out(attributes: &mut Attributes, batch: &FlowBatch, flow: &FlowRecord) 
     }
 }
 
-/// For people: `tcp 192.0.2.1:40000 > 192.0.2.2:443`.
+/// Writes a body for people: `tcp 192.0.2.1:40000 > 192.0.2.2:443`.
 #[inline]
 fn body(out: &mut Vec<u8>, flow: &FlowRecord, protocol: &str, addresses: [&str; 2]) {
     out.extend_from_slice(&[BODY, 0, STRING_VALUE, 0]);
@@ -305,7 +305,7 @@ fn body(out: &mut Vec<u8>, flow: &FlowRecord, protocol: &str, addresses: [&str; 
     endpoint(out, source, flow.src_port);
     out.extend_from_slice(b" > ");
     endpoint(out, destination, flow.dst_port);
-    // Two addresses and ports, and a name of ours: it fits into one byte.
+    // Two addresses and ports and a protocol name: the length fits one byte.
     let len = (out.len() - start) as u8;
     out[start - 3] = len + 2;
     out[start - 1] = len;
@@ -385,7 +385,7 @@ fn tags(attributes: &mut Attributes, keys: [&Key; 2], ids: &[u32]) {
     }
 }
 
-/// For unit, container and cgroup.
+/// Keys for unit, container ID, container runtime and cgroup.
 type SenderKeys = [&'static Key; 4];
 const SOURCE: SenderKeys = [
     key::SOURCE_UNIT,
@@ -400,7 +400,7 @@ const DESTINATION: SenderKeys = [
     key::DESTINATION_CGROUP,
 ];
 
-/// What is known of who sent the packets of one end.
+/// Adds what is known about the sender of one end's packets.
 fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: EndCgroup<'_>) {
     let texts = [
         sender.unit(),
@@ -415,7 +415,7 @@ fn sender(attributes: &mut Attributes, keys: SenderKeys, sender: EndCgroup<'_>) 
     }
 }
 
-/// For name, number and user.
+/// Keys for process name, PID and user.
 type ProcessKeys = [&'static Key; 3];
 const SOURCE_PROCESS: ProcessKeys = [key::SOURCE_PROCESS, key::SOURCE_PID, key::SOURCE_UID];
 const DESTINATION_PROCESS: ProcessKeys = [
@@ -424,7 +424,7 @@ const DESTINATION_PROCESS: ProcessKeys = [
     key::DESTINATION_UID,
 ];
 
-/// What is known of who made the socket of one end.
+/// Adds what is known about the process that created one end's socket.
 fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: EndProcess<'_>) {
     if let Some(text) = maker.name() {
         attributes.text(name, short(text));
@@ -435,7 +435,7 @@ fn process(attributes: &mut Attributes, [name, pid, uid]: ProcessKeys, maker: En
     }
 }
 
-/// In the order of the values.
+/// Keys in the order of the values.
 type TcpKeys = [&'static Key; 6];
 const SOURCE_TCP: TcpKeys = [
     key::SOURCE_TCP_RTT_US,
@@ -454,7 +454,7 @@ const DESTINATION_TCP: TcpKeys = [
     key::DESTINATION_TCP_DATA_SEGS_OUT,
 ];
 
-/// What TCP knows on the side of one end.
+/// Adds TCP's measurements at one end.
 fn tcp(attributes: &mut Attributes, keys: TcpKeys, known: Tcp) {
     let values = [
         known.rtt_us,
@@ -528,8 +528,8 @@ pub(super) fn short(name: &str) -> &str {
     &name[..name.floor_char_boundary(NAME_LEN_BYTES)]
 }
 
-/// Puts what all records have in common in front of them, where `room` bytes are free: an `ExportLogsServiceRequest` with
-/// one `ResourceLogs` with one `ScopeLogs`. Returns where the message begins.
+/// Writes the common head in front of the records, into the `room` bytes reserved there: an `ExportLogsServiceRequest`
+/// with one `ResourceLogs` with one `ScopeLogs`. Returns the offset where the message begins.
 pub(super) fn put_head(message: &mut [u8], room: usize, head: &super::Head) -> usize {
     let records = message.len() - room;
     let scope_logs = head.scope.len() + records;

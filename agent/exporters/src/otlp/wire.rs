@@ -1,13 +1,13 @@
-//! Writes the attributes of OTLP in protobuf's encoding, without the messages in between.
+//! Encodes OTLP attributes as protobuf directly, without intermediate messages.
 
-/// Tags: the field's number and its wire type.
+/// Tags: field number and wire type.
 const KEY_VALUE_KEY: u8 = 1 << 3 | 2;
 const KEY_VALUE_VALUE: u8 = 2 << 3 | 2;
 const STRING_VALUE: u8 = 1 << 3 | 2;
 const BOOL_VALUE: u8 = 2 << 3;
 const INT_VALUE: u8 = 3 << 3;
 
-/// The name of an attribute as a `KeyValue` begins with it, up to the tag of the value.
+/// An attribute's name, encoded as the start of a `KeyValue` up to the tag of its value.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
     bytes: [u8; Self::LEN_BYTES],
@@ -17,7 +17,7 @@ pub(super) struct Key {
 impl Key {
     const LEN_BYTES: usize = 48;
 
-    /// Names are short, so that their length takes one byte.
+    /// Names must be short enough for a length of one byte.
     pub const fn new(name: &str) -> Self {
         let name = name.as_bytes();
         let mut bytes = [0; Self::LEN_BYTES];
@@ -38,7 +38,7 @@ impl Key {
     }
 }
 
-/// The attributes of one message, as the field with this tag.
+/// The attributes of one message, each written as the field with this tag.
 pub(super) struct Attributes<'a> {
     out: &'a mut Vec<u8>,
     tag: u8,
@@ -73,7 +73,7 @@ impl<'a> Attributes<'a> {
         self.out.extend_from_slice(&[BOOL_VALUE, u8::from(value)]);
     }
 
-    /// Attributes that were written before.
+    /// Appends attributes that are already encoded.
     #[inline]
     pub fn written(&mut self, attributes: &[u8]) {
         self.out.extend_from_slice(attributes);
@@ -100,11 +100,11 @@ pub(super) fn varint(out: &mut Vec<u8>, mut value: u64) {
 
 #[inline]
 pub(super) fn varint_len(value: u64) -> usize {
-    // Seven bits in each byte, and one byte for 0.
+    // Seven bits per byte, and one byte for 0.
     ((70 - (value | 1).leading_zeros() as usize) / 7).max(1)
 }
 
-/// Text of at most this many bytes, without an allocation.
+/// A text of at most this many bytes, without allocation.
 pub(super) struct Text<const LEN: usize> {
     bytes: [u8; LEN],
     len: usize,

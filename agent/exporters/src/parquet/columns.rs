@@ -1,4 +1,4 @@
-//! The columns of a file: their names and where a row's values come from. docs/parquet.md says what they mean.
+//! The columns of a file: their names and how to get a row's values. docs/parquet.md describes them.
 
 use std::fmt::Write as _;
 
@@ -17,16 +17,16 @@ use super::values::{
     column,
 };
 
-/// A flow report.
+/// One flow report.
 pub(super) struct Row<'a> {
     pub(super) batch: &'a FlowBatch,
-    /// The record's number in the batch, from 0.
+    /// The record's index in the batch, from 0.
     pub(super) number: u32,
     pub(super) record: &'a FlowRecord,
     pub(super) interface: Option<&'a Interface>,
 }
 
-/// In front of the others in what a collector stores, which comes from many agents, and may come again.
+/// Leading columns in a collector's storage, which has flows of many agents, and possibly duplicates.
 pub(super) const OF_A_COLLECTOR: &[Column] = &[
     column(
         "identity",

@@ -1,4 +1,4 @@
-//! Makes a Parquet file of pieces.
+//! Builds a Parquet file from pieces.
 
 use std::{collections::BTreeMap, fs::File, sync::Arc};
 
@@ -25,21 +25,22 @@ use super::{
 };
 use crate::files::Compression;
 
-/// A row group has that many rows, and those of one more piece at most. Its columns are in memory until it is whole.
+/// A row group is closed once it has this many rows; its last piece may exceed that. The columns stay in memory until
+/// the group is complete.
 const ROWS_IN_A_GROUP: usize = 100_000;
 
-/// Of those whose agents and accounts a file has beside its rows. Of others it has what they lost.
+/// Most streams whose agents and accounts go into the file's metadata. Of further streams only the losses do.
 const MOST_STREAMS: usize = 1_000;
-/// A sender may begin streams without end.
+/// Most further streams with losses. A sender may create any number of streams.
 const MOST_OTHERS: usize = 10_000;
 
-/// Writes the file and returns it. Pieces that cannot be read end it, and are told.
+/// Writes the Parquet file and returns it. An unreadable piece ends the file, and is logged.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let columns: Vec<_> = COLUMNS.iter().collect();
     made_with(&columns, Facts::of_an_agent(), pieces, to, compression)
 }
 
-/// The same for a collector, whose pieces are of many agents.
+/// The same for a collector, whose pieces come from many agents.
 pub(super) fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(COLUMNS).collect();
     made_with(&columns, Facts::of_many(), pieces, to, compression)
@@ -53,7 +54,7 @@ fn made_with(
     compression: Compression,
 ) -> Result<File> {
     let made = in_groups_of(ROWS_IN_A_GROUP, columns, facts, pieces, (to, compression));
-    // Each thread of tokio's pool would keep as much.
+    // Free the memory, or every thread of tokio's pool would keep this much.
     process_memory::give_back();
     made
 }
@@ -104,7 +105,7 @@ pub(super) fn in_groups_of(
     Ok(writer.into_inner()?)
 }
 
-/// The rows that are not written yet, and what was read beside those that are.
+/// The pieces that are still to be read, and the facts from those already read.
 struct Rows<'a> {
     pieces: Pieces<'a>,
     columns: &'a [&'a Column],
@@ -112,7 +113,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Writes a row group. Returns whether there may be another one.
+    /// Writes a row group. Returns whether another one may follow.
     fn group(
         &mut self,
         writer: &mut SerializedFileWriter<File>,
@@ -124,7 +125,7 @@ impl Rows<'_> {
             .iter()
             .map(|_| TrackedWrite::new(Vec::new()))
             .collect();
-        // All columns at once, so that the rows need not be kept.
+        // Write all columns at once, so that no rows need to be kept.
         let mut columns: Vec<ColumnWriter<'_>> = chunks
             .iter_mut()
             .zip(schema.columns())
@@ -153,9 +154,9 @@ impl Rows<'_> {
         Ok(has_more)
     }
 
-    /// Appends the rows of a piece. Returns how many there are.
+    /// Appends the rows of a piece. Returns their number.
     fn write(&mut self, batch: &FlowBatch, columns: &mut [ColumnWriter<'_>]) -> Result<usize> {
-        // A piece names its own. Those of another one may be of another agent.
+        // Each piece names its own interfaces. Other pieces may come from another agent.
         let mut interfaces = KnownInterfaces::default();
         interfaces.note_all(batch);
         self.facts.note(batch)?;
@@ -173,32 +174,32 @@ impl Rows<'_> {
     }
 }
 
-/// What a file tells beside its rows.
+/// The metadata of a file.
 pub(super) struct Facts {
     of: Of,
     unread_bytes: u64,
-    /// The losses of further streams are not told.
+    /// More streams lost something than the metadata can list.
     is_told_in_part: bool,
 }
 
-/// As of the last piece, or of the last one of each stream.
+/// The facts of the last piece, or of each stream's last piece.
 enum Of {
     Agent(Box<Told>),
     Many {
         told: BTreeMap<Stream, Told>,
-        /// What others lost, without those that lost nothing.
+        /// Losses of further streams. Streams without losses are omitted.
         lost_of_others: BTreeMap<Stream, Lost>,
     },
 }
 
-/// Whose it is, and its number.
+/// The sender's identity and the stream ID.
 type Stream = (String, u64);
 
 #[derive(Default)]
 struct Told {
-    /// Without records.
+    /// The last batch, without its records.
     last: FlowBatch,
-    /// A line of JSON.
+    /// A JSON object on one line.
     account: Option<String>,
 }
 
@@ -281,7 +282,7 @@ impl Facts {
                         "lost": lost.json(),
                     })
                 });
-                // Each as text at once, since values take ten times as much.
+                // Turn each into text at once: JSON values take ten times the memory.
                 let streams = told.chain(others).map(|stream| stream.to_string());
                 let streams = streams.collect::<Vec<_>>().join(",");
                 facts.push(("streams", format!("[{streams}]")));
@@ -316,7 +317,7 @@ impl Told {
         Ok(())
     }
 
-    /// The agent, what was lost, and what was left out.
+    /// The agent, the losses, and what was left out, as JSON.
     fn facts(&self) -> [Value; 3] {
         let batch = &self.last;
         let agent = batch.agent.clone().unwrap_or_default();
@@ -336,12 +337,12 @@ impl Told {
     }
 }
 
-/// What was lost on a stream so far.
+/// Total losses of a stream: batches, records, packets, bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Lost([u64; 4]);
 
 impl Lost {
-    /// As a batch says.
+    /// The losses that a batch reports.
     fn by(batch: &FlowBatch) -> Self {
         Self([
             batch.lost_batches,

@@ -1,5 +1,5 @@
-//! Pieces of a file that is not complete: a header of [`HEADER_LEN_BYTES`] with a mark, the length of the body and its
-//! checksum (CRC-32), both little-endian, then the body, which is a `FlowBatch`.
+//! Pieces of an incomplete file: a header of [`HEADER_LEN_BYTES`] with a mark, the body's length and its CRC-32, both
+//! little-endian, then the body, a `FlowBatch`.
 
 use std::{
     fs::File,
@@ -12,7 +12,7 @@ use proto::FlowBatch;
 pub const MARK: [u8; 4] = *b"FLR1";
 const HEADER_LEN_BYTES: usize = 12;
 
-/// A piece with the body that `write` appends.
+/// Builds a piece. `write` appends the body.
 pub(super) fn piece(write: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut piece = vec![0; HEADER_LEN_BYTES];
     write(&mut piece);
@@ -30,7 +30,7 @@ fn checksum(body: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// Where the last whole piece ends. Fails if there is something else in the file.
+/// The end of the last intact piece. Fails if the file contains something else.
 pub(super) fn whole_len(file: &mut File) -> io::Result<u64> {
     let mut first = Vec::new();
     file.rewind()?;
@@ -45,7 +45,7 @@ pub(super) fn whole_len(file: &mut File) -> io::Result<u64> {
     Ok(pieces.read_bytes)
 }
 
-/// Reads the pieces of a file, up to the first that is not whole.
+/// Reads the pieces of a file, up to the first damaged one.
 pub struct Pieces<'a> {
     from: BufReader<&'a mut File>,
     len_bytes: u64,
@@ -75,7 +75,7 @@ impl<'a> Pieces<'a> {
         Ok(batch)
     }
 
-    /// What is behind the last piece that could be read.
+    /// Bytes after the last readable piece.
     pub fn rest_bytes(&self) -> u64 {
         self.len_bytes - self.read_bytes
     }

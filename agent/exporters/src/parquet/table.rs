@@ -1,5 +1,5 @@
-//! Batches as rows of the two tables that a database has of them, each as a Parquet file in memory: the records, and the batches
-//! themselves, which say what the records come from and what was lost before them.
+//! Batches as rows of a database's two tables, each as a Parquet file in memory: the flow records, and the batches
+//! themselves with their origin and losses.
 
 use std::{
     iter::once,
@@ -31,16 +31,16 @@ use super::{
 
 const NO_ADDRESS: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
-/// A table of a database.
+/// A table of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// A row for each record. Its columns are those of files.
+    /// One row per record, with the same columns as in files.
     Flows,
-    /// A row for each batch.
+    /// One row per batch.
     Batches,
 }
 
-/// What is said of a batch, behind those columns of [`OF_A_COLLECTOR`] that it has, too.
+/// The columns of a batch, after the columns of [`OF_A_COLLECTOR`] that it shares with records.
 const OF_A_BATCH: &[Column] = &[
     column("version", Text(version)),
     column("stream_seq", Counter(|row| row.batch.stream_seq)),
@@ -103,17 +103,17 @@ const OF_A_BATCH: &[Column] = &[
 ];
 
 impl Table {
-    /// In the order of its columns.
+    /// Column names, in order.
     pub fn column_names(self) -> Vec<&'static str> {
         self.columns().iter().map(|column| column.name).collect()
     }
 
-    /// The rows of these batches. Without any it has the columns alone.
+    /// Encodes the rows of these batches. Without batches the file has only the columns.
     pub fn file(self, batches: &[FlowBatch]) -> Result<Bytes> {
         let columns = self.columns();
         let columns: Vec<_> = columns.iter().collect();
         let interfaces: Vec<_> = batches.iter().map(known).collect();
-        // A row of a batch has the number 0, and looks at none of its records.
+        // A batch's own row has number 0 and reads no record.
         let none = FlowRecord::default();
         let mut rows = Vec::new();
         for (batch, interfaces) in batches.iter().zip(&interfaces) {
@@ -131,7 +131,7 @@ impl Table {
         let properties = WriterProperties::builder()
             .set_created_by(concat!("flow-agent ", env!("CARGO_PKG_VERSION")).to_owned())
             .set_compression(Codec::ZSTD(ZstdLevel::default()))
-            // Whoever reads it takes all.
+            // Readers take the whole file, so statistics are useless.
             .set_statistics_enabled(EnabledStatistics::None)
             .build();
         let schema = schema(&columns)?;
@@ -160,7 +160,7 @@ impl Table {
     }
 }
 
-/// The column as a database has it, which knows nanoseconds, and addresses that are no text.
+/// A column with the database's native types: nanoseconds, and binary addresses.
 fn native(column: &Column) -> Column {
     let values = match (column.name, column.values) {
         ("src_addr", _) => Address(|row| ipv6(&row.record.src_addr).unwrap_or(NO_ADDRESS)),
@@ -180,7 +180,7 @@ fn ipv6(address: &[u8]) -> Option<Ipv6Addr> {
     })
 }
 
-/// A batch names its own. Those of another one may be of another agent.
+/// The interfaces of one batch. Other batches may come from another agent.
 fn known(batch: &FlowBatch) -> KnownInterfaces {
     let mut interfaces = KnownInterfaces::default();
     interfaces.note_all(batch);
@@ -192,7 +192,7 @@ fn version(row: &Row, text: &mut String) -> Option<()> {
     Some(())
 }
 
-/// What its records report. Wraps like the counters.
+/// The total of a batch's records. Wraps like the counters.
 fn volume(row: &Row) -> Volume {
     let mut volume = Volume::default();
     for record in &row.batch.records {
@@ -206,7 +206,7 @@ fn counted(row: &Row, of: fn(&Account) -> &Option<Count>) -> Count {
     account.and_then(|account| *of(account)).unwrap_or_default()
 }
 
-/// As a line of JSON.
+/// The account as one line of JSON.
 fn account(row: &Row, text: &mut String) -> Option<()> {
     row.batch.account.as_ref()?;
     let mut line = Vec::new();

@@ -1,4 +1,4 @@
-//! The types that columns have, and how the values of rows are written.
+//! Column types, and how to write the values of rows.
 
 use std::{net::Ipv6Addr, sync::Arc};
 
@@ -17,7 +17,7 @@ use parquet::{
 use super::columns::Row;
 
 const ADDRESS_LEN_BYTES: i32 = 16;
-/// Of a column, in memory at once. A long name of one interface may be in each row.
+/// Most text of one column in memory at once. Each row may repeat a long interface name.
 const MUCH_TEXT_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy)]
@@ -32,18 +32,18 @@ pub(super) enum Values {
     /// Unsigned, with this many bits.
     Number(i8, fn(&Row) -> u32),
     Optional(i8, fn(&Row) -> Option<u32>),
-    /// Of 16 bits.
+    /// A list of 16-bit numbers.
     List(for<'a> fn(&Row<'a>) -> &'a [u32]),
     /// Unsigned, with 64 bits.
     Counter(fn(&Row) -> u64),
-    /// Gets Unix time in nanoseconds. Columns have microseconds, which every reader knows.
+    /// From Unix time in nanoseconds. The column has microseconds, which every reader supports.
     Time(fn(&Row) -> u64),
-    /// The same for a column that has nanoseconds, up to the year 2262.
+    /// The same as nanoseconds, up to the year 2262.
     Nanos(fn(&Row) -> u64),
-    /// An IPv6 address, or an IPv4 address as one.
+    /// An IPv6 address, or an IPv4-mapped one.
     Address(fn(&Row) -> Ipv6Addr),
     OptionalAddress(fn(&Row) -> Option<Ipv6Addr>),
-    /// Appends the value, if there is one.
+    /// Appends the value. Returns `None` if there is none.
     Text(fn(&Row, &mut String) -> Option<()>),
 }
 
@@ -91,7 +91,7 @@ impl Column {
         Type::primitive_type_builder(self.name, physical)
             .with_repetition(repetition)
             .with_logical_type(logical)
-            // Others have none, which is -1.
+            // Other types have no length, which is -1.
             .with_length(if physical == Physical::FIXED_LEN_BYTE_ARRAY {
                 ADDRESS_LEN_BYTES
             } else {
@@ -100,7 +100,7 @@ impl Column {
             .build()
     }
 
-    /// Three levels, as the format's specification says.
+    /// A list type with three levels, as the Parquet specification requires.
     fn list(&self) -> Result<Type> {
         let element = Type::primitive_type_builder("element", Physical::INT32)
             .with_repetition(Repetition::REQUIRED)
@@ -117,7 +117,7 @@ impl Column {
             .build()
     }
 
-    /// Appends the values of these rows to the column's writer.
+    /// Appends the values of these rows to the column writer.
     pub(super) fn write(&self, writer: &mut ColumnWriter<'_>, rows: &[Row]) -> Result<()> {
         match self.values {
             Boolean(of) => {
@@ -181,7 +181,7 @@ impl Column {
     }
 }
 
-/// Returns how many there are.
+/// Writes texts. Returns their number.
 fn write_texts(
     writer: &mut ColumnWriterImpl<'_, ByteArrayType>,
     rows: &[Row],
@@ -189,7 +189,7 @@ fn write_texts(
 ) -> Result<usize> {
     let (mut rest, mut written) = (rows.iter(), 0);
     while rest.len() > 0 {
-        // One allocation for many values.
+        // Allocate once for many values.
         let (mut text, mut levels, mut ranges) = (String::new(), Vec::new(), Vec::new());
         for row in rest.by_ref() {
             let begin = text.len();

@@ -1,4 +1,4 @@
-//! One direction of a flow as the fields of a `Record`. The numbers are those of netobserv's `flow.proto`; messages in it
+//! Encodes one direction of a flow as a `Record`. Field numbers are those of netobserv's `flow.proto`. Nested messages
 //! are shorter than 128 bytes, so their lengths take one byte.
 
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use agent_common::protocol::TCP;
 use bytes::{BufMut, BytesMut};
 use proto::{Direction, FlowRecord};
 
-/// Wire types of protobuf's encoding.
+/// Protobuf wire types.
 const VARINT: u8 = 0;
 const LEN: u8 = 2;
 const FIXED32: u8 = 5;
@@ -20,21 +20,21 @@ const ETHERTYPE_IPV6: u64 = 0x86dd;
 const FIN: u32 = 0x01;
 const SYN: u32 = 0x02;
 const ACK: u32 = 0x10;
-/// Bits that netobserv has for packets with both flags, which it then counts as no other.
+/// netobserv's bits for packets with both flags. It does not count such a packet under the single flags.
 const SYN_ACK: u32 = 0x100;
 const FIN_ACK: u32 = 0x200;
 
-/// The fields that differ from flow to flow.
+/// The fields that differ between flows.
 pub(super) struct Head {
     bytes: [u8; Self::LEN_BYTES],
     len: usize,
 }
 
 impl Head {
-    /// With every field at its longest it has less than 140 bytes.
+    /// With every field at its longest it takes less than 140 bytes.
     const LEN_BYTES: usize = 160;
 
-    /// `is_answer`: the packets of the record's destination.
+    /// `is_answer`: encode the packets sent by the record's destination.
     #[inline]
     pub fn of(flow: &FlowRecord, direction: Direction, is_answer: bool) -> Self {
         let mut head = Self {
@@ -50,7 +50,7 @@ impl Head {
         let [start, end] = flow.delta_times();
         head.message::<3>(|head| head.time(start));
         head.message::<4>(|head| head.time(end));
-        // Their decoder reads these two messages without asking whether they are there.
+        // netobserv's decoder reads these two messages without checking that they exist.
         head.message::<6>(|head| {
             let addresses = [&flow.src_addr[..], &flow.dst_addr[..]];
             head.message::<1>(|head| head.address(addresses[usize::from(is_answer)]));
@@ -90,14 +90,14 @@ impl Head {
         &self.bytes[..self.len]
     }
 
-    /// `google.protobuf.Timestamp`.
+    /// A `google.protobuf.Timestamp`.
     #[inline]
     fn time(&mut self, unix_ns: u64) {
         self.number::<1>(unix_ns / NANOS_PER_S);
         self.number::<2>(unix_ns % NANOS_PER_S);
     }
 
-    /// `IP`.
+    /// An `IP` message.
     #[inline]
     fn address(&mut self, address: &[u8]) {
         if let Ok(v4) = <[u8; 4]>::try_from(address) {
@@ -109,7 +109,7 @@ impl Head {
         }
     }
 
-    /// A field whose absence means zero.
+    /// Writes a varint field. Zero is omitted, since absence means zero.
     #[inline]
     fn number<const FIELD: u8>(&mut self, mut value: u64) {
         if value == 0 {
@@ -138,7 +138,7 @@ impl Head {
     }
 }
 
-/// The fields that all records of an interface's side have in common.
+/// The fields that all records of one interface and direction share.
 #[derive(Default)]
 pub(super) struct Tail(BytesMut);
 
@@ -150,7 +150,7 @@ impl Tail {
         sample_rate: u32,
     ) -> Self {
         let mut tail = BytesMut::new();
-        // Older decoders read this, and newer ones the list.
+        // Older decoders read this field, newer ones the list.
         put_text(&mut tail, 10, interface);
         if let Some(address) = agent_ip {
             let mut message = BytesMut::new();
@@ -208,14 +208,14 @@ pub(super) fn put_varint(out: &mut impl BufMut, mut value: u64) {
     out.put_u8(value as u8);
 }
 
-/// As in IPFIX element 61.
+/// The value of IPFIX element 61.
 fn number_of(direction: Direction) -> u64 {
     u64::from(direction == Direction::Egress)
 }
 
-/// netobserv sets one bit for each packet. A union of all packets' flags does not say which were set together, but a SYN of
-/// the answers comes with ACK, since the initiator is who sent one without, and so does FIN (RFC 9293, section 3.10.7.4: a
-/// segment without ACK is dropped).
+/// Converts a union of flags to netobserv's flags, which have one bit per packet. The union does not say which flags
+/// were set together. But a SYN from the responder comes with ACK, since the initiator sends the one without, and FIN
+/// comes with ACK in both directions (RFC 9293, section 3.10.7.4: a segment without ACK is dropped).
 #[inline]
 fn flags_of(union: u32, is_answer: bool) -> u32 {
     let mut flags = union;

@@ -1,4 +1,4 @@
-//! What the settings say about ClickHouse: its address, the table, and the login.
+//! Settings of ClickHouse: address, table and login.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         let Settings {
             to,
@@ -78,7 +78,7 @@ impl Target {
     }
 }
 
-/// Those that need no quotes in a statement.
+/// Rejects names that would need quotes in a statement.
 fn refuse_name(name: &str) -> Result<(), Refused> {
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     if name.is_empty()

@@ -1,4 +1,4 @@
-//! What the settings say about collectors of our own interface.
+//! Settings of collectors that speak our own interface.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -20,10 +20,11 @@ use crate::{
     transport::Endpoint,
 };
 
-/// Of a dashboard a report in five minutes is not too late, and a collector has a thirtieth of the work of every ten seconds.
+/// Default for `max_report_interval`. A report every five minutes is still soon enough for a dashboard, and takes a
+/// thirtieth of the work of one every ten seconds.
 const MAX_REPORT_INTERVAL: Duration = Duration::from_mins(5);
 
-/// Collectors, of which the first that answers gets all.
+/// A list of collectors. The first that answers gets all batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     all: Vec<HostPort>,
@@ -34,7 +35,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         let all: Vec<_> = self.all.iter().map(HostPort::to_string).collect();
         format!("{}://{}", self.way.scheme(HTTP), all.join(","))
@@ -58,7 +59,7 @@ impl Target {
         }
     }
 
-    /// Whether its collectors may ask the agent to report less often.
+    /// Whether the collectors may ask the agent to report less often.
     pub fn may_ask(&self) -> bool {
         !self.most_asked.report_interval.is_zero()
     }

@@ -1,25 +1,25 @@
-//! Which hosts an address may name. What no resolver and no request takes is refused with the settings, not when flows are
-//! to be sent.
+//! Validates hosts in addresses. A host that no resolver or request accepts is rejected when the settings are read, not
+//! when flows are sent.
 
 use std::net::Ipv6Addr;
 
 use super::{HostPort, Refused, Table, tls::Way};
 
-/// What is wrong with the host in `SCHEME://HOST...`, whatever the scheme. Paths have none.
+/// The fault of the host in `SCHEME://HOST...`, for any scheme. Paths have no host.
 pub(super) fn fault(address: &str) -> Option<String> {
     let (_, rest) = address.split_once("://")?;
     fault_of(rest)
 }
 
-/// The same of an address without its scheme.
+/// The same for an address without its scheme.
 pub(super) fn fault_of(rest: &str) -> Option<String> {
     let host = rest.split('/').next().unwrap_or_default();
-    // What stands there may be a password, so it is not told.
+    // The text may contain a password, so do not repeat it.
     if host.contains('@') {
         let message = "outputs send no user and no password: leave out everything up to the @";
         return Some(message.to_owned());
     }
-    // An IPv6 address may have the name of its interface, as [fe80::1%eth0].
+    // An IPv6 address may include its interface, as in [fe80::1%eth0].
     let special = if host.starts_with('[') {
         "[]:.%_-"
     } else {
@@ -30,13 +30,13 @@ pub(super) fn fault_of(rest: &str) -> Option<String> {
     Some(format!("the name of a host cannot have {odd:?}"))
 }
 
-/// Whether this may stand in brackets.
+/// Whether the text is a valid IPv6 address for brackets.
 pub(super) fn is_ipv6(text: &str) -> bool {
     let (address, interface) = text.split_once('%').unwrap_or((text, "any"));
     address.parse::<Ipv6Addr>().is_ok() && !interface.is_empty()
 }
 
-/// The host of the address, and those that are tried when it does not answer.
+/// The host of the address, followed by those of `failover`.
 pub(super) fn with_failover(
     table: &Table,
     way: &Way,

@@ -1,4 +1,4 @@
-//! What the settings say about IPFIX: where it goes, and how its records look.
+//! Settings of IPFIX: destination and form of records.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,12 +10,12 @@ use crate::{
     transport::{Tcp, Transport, Udp},
 };
 
-/// Shorter messages would not hold the records of one flow.
+/// Shorter messages might not hold one flow's records.
 pub(super) const LEAST_MESSAGE_LEN_BYTES: u64 = 512;
-/// If templates came more often, nothing else would.
+/// With a shorter interval there would be nothing but templates.
 const LEAST_REFRESH: Duration = Duration::from_secs(1);
 
-/// IPFIX and where it goes.
+/// An IPFIX output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     to: To,
@@ -30,7 +30,7 @@ enum To {
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         match &self.to {
             To::Udp(to) => format!("udp://{to}"),
@@ -39,7 +39,7 @@ impl Target {
         }
     }
 
-    /// `place` tells it from other outputs, also of other agents on this host.
+    /// `place` distinguishes this output from others, including those of other agents on this host.
     pub fn parts(&self, place: &str) -> (Box<dyn Encoder>, Transport) {
         let transport = match &self.to {
             To::Udp(to) => {

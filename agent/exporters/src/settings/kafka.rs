@@ -1,4 +1,4 @@
-//! What the settings say about Kafka: its brokers, the topic, and the login.
+//! Settings of Kafka: brokers, topic and login.
 
 use tls::{output::OutputTls, pem::FileFault};
 
@@ -11,9 +11,9 @@ use crate::{
     password::PasswordFile,
 };
 
-/// Kafka has no name for itself in ALPN.
+/// Kafka has no ALPN identifier.
 const NO_ALPN: &[u8] = &[];
-/// What brokers take.
+/// Longest topic name that brokers accept.
 const MOST_TOPIC_CHARS: usize = 249;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         let Settings { brokers, topic, .. } = &self.settings;
         let brokers: Vec<_> = brokers.iter().map(HostPort::to_string).collect();

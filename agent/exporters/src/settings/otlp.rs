@@ -1,4 +1,4 @@
-//! What the settings say about OTLP: where it goes, how, and what.
+//! Settings of OTLP: destination, protocol and content.
 
 use std::sync::Arc;
 
@@ -20,22 +20,22 @@ use crate::{
     transport::{Endpoint, Grpc, Http, Transport},
 };
 
-/// The ports that OTLP has by default.
+/// OTLP's default ports.
 const GRPC_PORT: u16 = 4317;
 const HTTP_PORT: u16 = 4318;
 
-/// OTLP and where it goes.
+/// An OTLP output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     to: HostPort,
     way: Way,
-    /// What stands in front of the paths that OTLP has over HTTP. Empty, or begins with a slash and does not end with one.
+    /// Precedes OTLP's paths over HTTP. Empty, or begins with a slash and does not end with one.
     base_path: String,
     settings: Settings,
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         let scheme = self.way.scheme(HTTP);
         format!("{scheme}://{}{}", self.to, self.base_path)

@@ -1,4 +1,4 @@
-//! What the settings say about netobserv's format.
+//! Settings of netobserv's format.
 
 use tls::{
     ALPN_H2,
@@ -24,7 +24,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// As in the settings.
+    /// The address in the settings.
     pub fn address(&self) -> String {
         format!("{}://{}", self.way.scheme(HTTP), self.to)
     }

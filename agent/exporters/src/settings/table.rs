@@ -1,4 +1,4 @@
-//! The keys that an output's table may have, and what a table sets.
+//! The keys of an output's table, and access to their values.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 /// A key of an output's table.
 struct Key {
     name: &'static str,
-    /// The kinds that it is for; none is all.
+    /// The kinds that have this key; empty means all.
     kinds: &'static [Kind],
     value: ValueType,
     help: &'static str,
@@ -23,21 +23,21 @@ struct Key {
 #[derive(Clone, Copy)]
 enum ValueType {
     Boolean,
-    /// From 0, or from 1.
+    /// A whole number, `least` or more.
     Integer {
         least: u64,
     },
     Text,
-    /// As "10s".
+    /// A duration such as "10s".
     Time,
     Choice(&'static [&'static str]),
 }
 
-/// A time that is over before anything is written would make a file of every message.
+/// A shorter interval would make a file of every message.
 const SHORTEST_ROTATION: Duration = Duration::from_secs(1);
 
 const FILES: &[Kind] = &[Kind::Ipfix, Kind::Jsonl, Kind::Parquet];
-/// Those that only files have.
+/// Keys that only file outputs have.
 pub(super) const FILE_KEYS: [&str; 5] = [
     "rotate_bytes",
     "rotate_after",
@@ -48,7 +48,7 @@ pub(super) const FILE_KEYS: [&str; 5] = [
 
 const IPFIX: &[Kind] = &[Kind::Ipfix];
 const OTLP: &[Kind] = &[Kind::Otlp];
-/// Those that pack what they write or send.
+/// Kinds that compress.
 const PACKED: &[Kind] = &[
     Kind::Ipfix,
     Kind::Jsonl,
@@ -57,7 +57,7 @@ const PACKED: &[Kind] = &[
     Kind::Parquet,
 ];
 const PBFLOW: &[Kind] = &[Kind::Pbflow];
-/// Those that connect to servers.
+/// Kinds that connect to servers.
 const SERVED: &[Kind] = &[
     Kind::ClickHouse,
     Kind::Collector,
@@ -67,12 +67,12 @@ const SERVED: &[Kind] = &[
 ];
 const KAFKA: &[Kind] = &[Kind::Kafka];
 const CLICKHOUSE: &[Kind] = &[Kind::ClickHouse];
-/// Those that have users.
+/// Kinds that log in with a user name.
 const LOGGING_IN: &[Kind] = &[Kind::ClickHouse, Kind::Kafka];
-/// Those that have several servers to turn to.
+/// Kinds that can have several servers.
 const FAILING_OVER: &[Kind] = &[Kind::Collector, Kind::Kafka];
 const COLLECTOR: &[Kind] = &[Kind::Collector];
-/// Those that can leave flows out.
+/// Kinds that can leave flows out.
 const CHOOSING: &[Kind] = &[
     Kind::Ipfix,
     Kind::Jsonl,
@@ -305,7 +305,7 @@ const KEYS: &[Key] = &[
     },
 ];
 
-/// The JSON Schema of a table. `time` is the pattern of times.
+/// The JSON Schema of a table. `time` is the pattern of durations.
 pub fn schema(time: &str) -> Value {
     let properties: Map<String, Value> = KEYS
         .iter()
@@ -329,11 +329,11 @@ pub fn schema(time: &str) -> Value {
     })
 }
 
-/// What a table sets, by key.
+/// The values of a table, by key.
 pub(super) struct Table(pub(super) Map<String, Value>);
 
 impl Table {
-    /// Fails if there is a key that this kind does not have.
+    /// Fails if the table has a key that this kind lacks.
     pub(super) fn refuse_other_kinds(&self, kind: Kind) -> Result<(), Refused> {
         for name in self.0.keys() {
             let Some(key) = KEYS.iter().find(|key| key.name == name) else {
@@ -358,7 +358,7 @@ impl Table {
         Ok(text.transpose()?.map(str::to_owned))
     }
 
-    /// A text that says something.
+    /// A text, or `None` if it is missing or empty.
     pub(super) fn given(&self, key: &str) -> Result<Option<String>, Refused> {
         Ok(self.text(key)?.filter(|text| !text.is_empty()))
     }

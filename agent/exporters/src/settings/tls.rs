@@ -1,4 +1,4 @@
-//! What the settings say about TLS to a server.
+//! TLS settings for connections to a server.
 
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ const CA: &str = "tls_ca";
 const CERTIFICATE: &str = "tls_client_certificate";
 const KEY: &str = "tls_client_key";
 
-/// How addresses without and with TLS begin.
+/// Address schemes without and with TLS.
 pub(super) type Schemes = [&'static str; 2];
 
 pub(super) const HTTP: Schemes = ["http", "https"];
 pub(super) const TCP: Schemes = ["tcp", "tls"];
 
-/// How a server is spoken to.
+/// Whether a server is reached with or without TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Plain,
@@ -28,8 +28,8 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What an address that begins with one of the schemes and the table's keys say, and the rest of the address. `None` if
-    /// it begins with neither.
+    /// Parses the scheme of an address and the table's TLS keys. Returns the rest of the address too. `None` if the
+    /// address has neither scheme.
     pub fn of<'a>(
         table: &Table,
         address: &'a str,
@@ -62,7 +62,7 @@ impl Way {
         }
     }
 
-    /// Fails if no server of this name can be trusted.
+    /// Fails if no certificate can be valid for this host.
     pub fn refuse_host(&self, host: &str) -> Result<(), Refused> {
         if *self != Self::Plain && !client::can_be_certified(host) {
             let message = "no certificate can have this host: it is no name, and no address without the \
@@ -72,7 +72,7 @@ impl Way {
         Ok(())
     }
 
-    /// Reads the files.
+    /// Reads the TLS files.
     pub fn read(&self, alpn: &'static [u8]) -> Result<Option<OutputTls>, FileFault> {
         match self {
             Self::Plain => Ok(None),

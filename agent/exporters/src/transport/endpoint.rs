@@ -1,4 +1,4 @@
-//! A server to connect to, by TCP, or by TLS over it.
+//! A server to connect to, over TCP or TLS.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(crate) struct Endpoint {
     tls: Option<InForce>,
 }
 
-/// A connection of either kind.
+/// A TCP or TLS connection.
 pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -28,18 +28,18 @@ impl Endpoint {
         Self { to, tls }
     }
 
-    /// Without TLS.
+    /// A server without TLS.
     #[cfg(test)]
     pub(super) fn plain(to: HostPort) -> Self {
         Self::new(to, None)
     }
 
-    /// For people.
+    /// Host and port, for logs and status.
     pub(crate) fn address(&self) -> String {
         self.to.to_string()
     }
 
-    /// Whether others can read what is sent: without TLS, unless it stays on this host.
+    /// Whether others can read the traffic: without TLS, unless it stays on this host.
     pub(crate) fn is_read_on_the_way(&self) -> bool {
         self.tls.is_none() && !stays_here(&self.to.host)
     }
@@ -48,7 +48,7 @@ impl Endpoint {
         if self.tls.is_some() { "https" } else { "http" }
     }
 
-    /// A connection whose server is the one that is meant. A handshake has as much time as a connection.
+    /// Connects, and with TLS verifies the server. Connecting and the handshake each get the full time limit.
     pub(crate) async fn connect(&self, patience: Duration) -> Result<Box<dyn Stream>> {
         let stream = tcp::connect(&self.to, patience).await?;
         let Some(tls) = &self.tls else {
@@ -61,7 +61,7 @@ impl Endpoint {
     }
 }
 
-/// With the name of the setting that would help.
+/// Adds the setting that would help.
 fn advised(error: ConnectError) -> anyhow::Error {
     if let ConnectError::Untrusted = error {
         return anyhow!("{error}: name the file of its CA (tls_ca)");

@@ -1,7 +1,7 @@
-//! Unary gRPC calls on an HTTP/2 connection. Messages are encoded already, and answers are not decoded here.
+//! Unary gRPC calls over HTTP/2. Messages come encoded, and answers are returned undecoded.
 //!
-//! The frames are those of h2, without a client around it that connects again by itself or keeps tasks: whoever listens may
-//! hang, and a connection that is given up has to be gone.
+//! Uses h2 directly, without a client around it that reconnects by itself or keeps tasks: the receiver may hang, and an
+//! abandoned connection must really be gone.
 
 use std::{io::Read as _, time::Duration};
 
@@ -24,21 +24,21 @@ pub(crate) mod stream;
 #[cfg(test)]
 mod tests;
 
-/// A byte that says whether the message is compressed, and the length, big-endian.
+/// A flag byte for compression, and the length, big-endian.
 const MESSAGE_HEADER_BYTES: usize = 5;
-/// Of an answer's headers, and of its trailers.
+/// Most bytes of an answer's headers or trailers.
 const MOST_HEADER_BYTES: u32 = 16 << 10;
 
 pub(crate) struct Grpc {
     pub(super) endpoint: Endpoint,
     connection: Option<Connection>,
-    /// For a connection, and for an answer.
+    /// Time limit for connecting, and for an answer.
     patience: Duration,
 }
 
 struct Connection {
     requests: SendRequest<Bytes>,
-    /// Moves frames.
+    /// Drives the connection.
     task: JoinHandle<Result<(), h2::Error>>,
 }
 
@@ -58,7 +58,8 @@ impl Connection {
         Ok(Self { requests, task })
     }
 
-    /// What broke the connection: where that was a write, a call hears only of the end.
+    /// The error that broke the connection. If that was a failed write, the call's own error says only that the
+    /// connection ended.
     async fn why(&mut self, error: h2::Error) -> h2::Error {
         if !error.is_io() {
             return error;
@@ -75,7 +76,7 @@ impl Drop for Connection {
 
 /// Why there is no answer.
 enum Unanswered {
-    /// The receiver has not looked at the message, since it is closing the connection.
+    /// The receiver has not seen the message, because it is closing the connection.
     Unheard(h2::Error),
     Broken(h2::Error),
     Failed(Failure),
@@ -90,11 +91,11 @@ impl Grpc {
         }
     }
 
-    /// Returns the answer, as the receiver has encoded it.
+    /// Sends a message and returns the encoded answer.
     pub(super) async fn send(&mut self, message: &Bytes, call: Call) -> Result<Bytes, Failure> {
-        // Taken, so that a future that is dropped in the middle of a call leaves no connection for the next one.
+        // Take the connection out, so that cancelling this future midway leaves none for the next call.
         if let Some(connection) = self.connection.take() {
-            // Servers close connections that are old or idle, which is no failure.
+            // Servers close old or idle connections, which is not a failure.
             match self.call(connection, message, call).await {
                 Err(Unanswered::Unheard(_)) => {}
                 Err(unanswered) => return Err(unanswered.into()),
@@ -106,7 +107,7 @@ impl Grpc {
         answer.map_err(Failure::from)
     }
 
-    /// Keeps the connection if the receiver has answered.
+    /// Makes a call. Keeps the connection if the receiver answered.
     async fn call(
         &mut self,
         mut connection: Connection,
@@ -151,7 +152,7 @@ impl Grpc {
     }
 }
 
-/// A call of a method, with what all calls have.
+/// A request for a method, with the headers that all calls share.
 fn request(endpoint: &Endpoint, method: &str) -> request::Builder {
     let (scheme, to) = (endpoint.scheme(), &endpoint.to);
     Request::post(format!("{scheme}://{to}{method}"))
@@ -173,12 +174,12 @@ async fn answered(
         .send_request(request, false)
         .map_err(Unanswered::Unheard)?;
     body.send_data(message_header, false)?;
-    // It stays as it is and is sent as fast as the receiver takes it.
+    // The message is not copied, and is sent as fast as the receiver takes it.
     body.send_data(message, true)?;
     let (head, mut body) = answer.await.map(Response::into_parts)?;
     status::of_http(head.status, &head.headers)?;
     let (data, trailers) = read(&mut body).await?;
-    // Without a message the headers are the trailers.
+    // A response without messages has only headers, which are the trailers.
     let last = trailers.unwrap_or(head.headers);
     status::of_grpc(last)?;
     Ok(unframed(data)?)
@@ -191,7 +192,7 @@ fn header_of(len_bytes: usize, is_gzip: bool) -> Bytes {
     header.freeze()
 }
 
-/// All data and the trailers.
+/// Reads all data and the trailers.
 async fn read(body: &mut RecvStream) -> Result<(Bytes, Option<HeaderMap>), Unanswered> {
     let mut whole = BytesMut::new();
     while let Some(data) = body.data().await {
@@ -205,7 +206,7 @@ async fn read(body: &mut RecvStream) -> Result<(Bytes, Option<HeaderMap>), Unans
     Ok((whole.freeze(), body.trailers().await?))
 }
 
-/// The only message in an answer. Servers in Go answer packed what was asked packed.
+/// Unpacks the single message of an answer. Servers in Go compress the answer if the request was compressed.
 fn unframed(mut data: Bytes) -> Result<Bytes> {
     let flag = (data.len() >= MESSAGE_HEADER_BYTES).then(|| data.get_u8());
     let is_whole =

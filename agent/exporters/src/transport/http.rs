@@ -1,5 +1,4 @@
-//! Requests over HTTP/1.1 with answers that say whether they are taken, as OTLP has it: which failures pass, and how long
-//! to wait.
+//! Requests over HTTP/1.1 with OTLP's rules for answers: which failures are worth a retry, and how long to wait.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +24,7 @@ mod tests;
 
 pub(crate) struct Http {
     requests: Requests,
-    /// In front of each method's path.
+    /// Precedes the path of each method.
     base_path: String,
 }
 
@@ -37,12 +36,12 @@ impl Http {
         }
     }
 
-    /// The server's host and port.
+    /// Host and port of the server.
     pub(super) fn address(&self) -> String {
         self.requests.address()
     }
 
-    /// Returns the answer.
+    /// Sends a request and returns the answer.
     pub(super) async fn send(&mut self, message: &Bytes, call: Call) -> Result<Bytes, Failure> {
         let request = self.request(message, call)?;
         let Answer {
@@ -66,7 +65,8 @@ impl Http {
     }
 }
 
-/// What a status means (OTLP, "OTLP/HTTP Response"): few failures pass, and a request that is refused is not sent again.
+/// Interprets a status (OTLP, "OTLP/HTTP Response"): few failures are worth a retry, and a rejected request is not sent
+/// again.
 fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes, Failure> {
     if status.is_success() {
         if body.is_empty() || is_protobuf(content_type(headers)) {
@@ -97,13 +97,13 @@ fn content_type(headers: &HeaderMap) -> &str {
     kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default()
 }
 
-/// Parameters, as in `application/x-protobuf; charset=utf-8`, change nothing.
+/// Ignores parameters, as in `application/x-protobuf; charset=utf-8`.
 fn is_protobuf(kind: &str) -> bool {
     let (kind, _) = kind.split_once(';').unwrap_or((kind, ""));
     kind.trim().eq_ignore_ascii_case(PROTOBUF)
 }
 
-/// The status, and what the receiver says, in one line.
+/// The status and the receiver's message, in one line.
 fn told(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
     let kind = content_type(headers);
     let said = if is_protobuf(kind) {
@@ -118,7 +118,7 @@ fn told(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
     format!("HTTP {status}{separator}{said}")
 }
 
-/// `google.rpc.Status`, with which failures are answered.
+/// `google.rpc.Status`, the body of error answers.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Status {
     #[prost(string, tag = "2")]
@@ -132,7 +132,7 @@ impl Status {
     }
 }
 
-/// `Retry-After`, in seconds or as a date.
+/// The pause in `Retry-After`, which is in seconds or a date.
 fn asked_pause(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     let pause = if let Ok(seconds) = text.parse() {

@@ -1,5 +1,5 @@
-//! Messages on a TCP connection. What the receiver's kernel has acknowledged counts as sent; a receiver that goes away may
-//! not have read all of it.
+//! Messages over a TCP connection. Flows count as sent once the receiver's kernel has acknowledged them; a receiver
+//! that exits may not have read them all.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -23,11 +23,11 @@ use super::{
 };
 use crate::settings::HostPort;
 
-/// How long what was sent may stay unanswered before the receiver's machine counts as gone. The kernel alone would take a
-/// quarter of an hour.
+/// How long sent data may stay unacknowledged before the receiver counts as gone. The kernel's default takes a quarter
+/// of an hour.
 const UNANSWERED: Duration = Duration::from_secs(30);
 
-/// How often to ask whether everything is acknowledged, at the end.
+/// How often to check at shutdown whether everything is acknowledged.
 const ACKNOWLEDGED: Duration = Duration::from_millis(10);
 
 const CLOSED: &str = "the receiver closed the connection";
@@ -35,14 +35,14 @@ const CLOSED: &str = "the receiver closed the connection";
 pub(crate) struct Tcp {
     pub(super) to: HostPort,
     connection: Option<Connection>,
-    /// What became known when connections ended.
+    /// Receipts from connections that have ended.
     receipts: Receipts,
 }
 
 struct Connection {
     stream: TcpStream,
     underway: Underway,
-    /// The last message was begun and perhaps not completed.
+    /// The last message was started and perhaps not completed.
     is_in_message: bool,
 }
 
@@ -78,7 +78,7 @@ impl Tcp {
         closed
     }
 
-    /// The message that was written last has these flows.
+    /// Assigns these flows to the message written last.
     pub(super) fn took(&mut self, flows: RecordSum) {
         if let Some(connection) = &mut self.connection {
             connection.underway.ends_message(flows);
@@ -90,7 +90,7 @@ impl Tcp {
         connection.is_some_and(|connection| !connection.underway.is_empty())
     }
 
-    /// What became known since the last time.
+    /// Receipts since the previous call.
     pub(super) fn receipts(&mut self) -> Receipts {
         let mut receipts = take(&mut self.receipts);
         if let Some(connection) = &mut self.connection {
@@ -99,7 +99,7 @@ impl Tcp {
         receipts
     }
 
-    /// Fails if the receiver has ended the connection.
+    /// Fails if the receiver has closed the connection.
     pub(super) fn notice(&mut self) -> Result<()> {
         let connection = self.connection.as_ref();
         if connection.is_none_or(|connection| is_open(&connection.stream)) {
@@ -109,12 +109,12 @@ impl Tcp {
         bail!(CLOSED)
     }
 
-    /// What is not acknowledged is lost.
+    /// Ends the connection. Unacknowledged flows count as lost.
     pub(super) fn end_connection(&mut self) {
         if let Some(mut connection) = self.connection.take() {
             self.receipts.arrived += connection.arrived();
             if !connection.underway.is_empty() {
-                // Or the kernel would go on sending, and it would arrive after all.
+                // Reset the connection. Otherwise the kernel would keep sending flows that count as lost.
                 let socket = SockRef::from(&connection.stream);
                 if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
                     tracing::warn!(%error, "flows that count as lost may still arrive at {}", self.to);
@@ -135,11 +135,11 @@ impl Connection {
     }
 
     async fn send(&mut self, message: &[u8]) -> Result<()> {
-        // What was announced on it is gone, so the caller makes the message anew.
+        // Templates announced on a closed connection are gone, so the caller must encode the message again.
         if !is_open(&self.stream) {
             bail!(CLOSED);
         }
-        // The future of the last message was dropped in its middle.
+        // The previous send was cancelled in the middle of a message.
         if replace(&mut self.is_in_message, true) {
             bail!("a message was broken off");
         }
@@ -148,7 +148,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Writes as long as the receiver takes something.
+    /// Writes for as long as the receiver keeps taking data.
     async fn write(&mut self, mut message: &[u8]) -> Result<()> {
         while !message.is_empty() {
             let written = self.write_some(message).await?;
@@ -158,8 +158,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The kernel has room again only when the receiver has taken a third of what it holds, so a slow one takes
-    /// something long before.
+    /// Writes what fits. The socket becomes writable only when a third of the send buffer is free, but a slow receiver
+    /// acknowledges data long before that. So check for progress on every timeout.
     async fn write_some(&mut self, message: &[u8]) -> Result<usize> {
         let mut before = self.unacknowledged_bytes();
         loop {
@@ -175,12 +175,12 @@ impl Connection {
     }
 
     async fn close(&mut self, receipts: &mut Receipts) -> Result<()> {
-        // Not tokio's, which tells nothing of a connection that has ended.
+        // Not tokio's shutdown, which does not report that the connection has already ended.
         let closed = SockRef::from(&self.stream).shutdown(Shutdown::Write);
         closed.context("close the connection")?;
-        // The end takes a number like a byte.
+        // The FIN takes a sequence number, like a byte.
         self.underway.writes(1);
-        // A receiver has usually read everything when it closes its side, too.
+        // When a receiver closes its side too, it has usually read everything.
         while self
             .stream
             .read(&mut [0; 4096])
@@ -188,13 +188,13 @@ impl Connection {
             .context("wait for the receiver's end")?
             > 0
         {}
-        // It may have closed it before.
+        // The receiver may have closed its side earlier, so wait for the acknowledgement too.
         loop {
             receipts.arrived += self.arrived();
             if self.underway.is_empty() {
                 return Ok(());
             }
-            // The kernel knows no peer any more.
+            // Fails if the kernel has dropped the connection.
             self.stream.peer_addr().context(CLOSED)?;
             sleep(ACKNOWLEDGED).await;
         }
@@ -204,13 +204,13 @@ impl Connection {
         self.underway.arrived(self.unacknowledged_bytes())
     }
 
-    /// Nothing is known to have arrived if the kernel does not say.
+    /// `u64::MAX`, so that nothing counts as arrived, if the kernel does not say.
     fn unacknowledged_bytes(&self) -> u64 {
         unacknowledged_bytes(&self.stream).unwrap_or(u64::MAX)
     }
 }
 
-/// A connection that does not wait to fill packets, and that notices a receiver which is gone.
+/// A connection with `TCP_NODELAY` that notices an unreachable receiver.
 pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStream> {
     let looking_up = lookup_host((to.host.as_str(), to.port));
     let found = timeout(patience, looking_up)
@@ -228,14 +228,14 @@ pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStre
     Ok(stream)
 }
 
-/// Receivers that share a name share the work, and one that takes the connection but nothing more is not met for ever.
+/// Starts at a random address. Receivers that share a name share the load, and one that accepts connections but takes
+/// no data is not chosen forever.
 fn begin_anywhere(addresses: &mut [SocketAddr]) {
     let random = RandomState::new().hash_one(0) as usize;
     addresses.rotate_left(random % addresses.len().max(1));
 }
 
-/// Tries one address after the other. Each has its share of the time, so that one from which nothing comes back does not
-/// keep the next from being tried.
+/// Tries the addresses in turn. Each gets an equal share of the time, so that an unresponsive one does not use it up.
 async fn connect_to_one(addresses: &[SocketAddr], patience: Duration) -> Result<TcpStream> {
     let share = patience / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
     let mut failure = anyhow!("the host has no address");
@@ -249,7 +249,7 @@ async fn connect_to_one(addresses: &[SocketAddr], patience: Duration) -> Result<
     Err(failure)
 }
 
-/// Whether the receiver has not closed it. It has nothing to say: what it says is read a piece at a time and forgotten.
+/// Whether the receiver has not closed the connection. Data from it is read and discarded, one piece per call.
 fn is_open(stream: &TcpStream) -> bool {
     match stream.try_read(&mut [0; 4096]) {
         Ok(read) => read > 0,
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_address_from_which_nothing_comes_back_keeps_none_from_the_next() {
-        // Its queue is full with one connection, and then the kernel answers no more.
+        // One connection fills the backlog. Then the kernel no longer answers.
         let silent = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         silent.bind(&any.into()).unwrap();
@@ -300,7 +300,7 @@ mod tests {
         begin_anywhere(&mut []);
     }
 
-    /// The first message gets into the receiver's kernel. The others do not, since they are longer than its buffer.
+    /// The first message fits the receiver's kernel. The others are longer than its buffer.
     #[tokio::test]
     async fn what_a_receiver_that_resets_has_not_acknowledged_is_lost() {
         const SHORT: usize = 100;
@@ -351,7 +351,7 @@ mod tests {
         timeout(MOST_TIME, reset).await.unwrap();
         let Receipts { arrived, mut lost } = tcp.receipts();
         assert_eq!(arrived, flows(0));
-        // Messages that the kernel took before it heard of the reset.
+        // Messages that the kernel accepted before it noticed the reset.
         while lost.records >= 8 {
             lost -= flows(8);
         }
@@ -389,7 +389,7 @@ mod tests {
         let (stream, accepted) = tokio::join!(connecting, listener.accept());
         let (mut stream, (mut receiver, _)) = (stream.unwrap(), accepted.unwrap());
         receiver.write_all(&vec![b'x'; SAID_BYTES]).await.unwrap();
-        // Only then is it known that there is something to read.
+        // Wait until the data is readable.
         stream.readable().await.unwrap();
         assert!(is_open(&stream));
         drop(receiver);

@@ -1,5 +1,5 @@
-//! Messages as datagrams. Nobody says whether they arrive, but a host that has no receiver often says that, and so does
-//! a router that may not let them pass.
+//! Messages as datagrams. There are no acknowledgements, but a host without a receiver often reports that by ICMP, and
+//! so does a router that drops datagrams.
 
 use std::{
     io::{self, ErrorKind},
@@ -22,29 +22,29 @@ use tokio::{
 use super::{Failure, PATIENCE};
 use crate::settings::HostPort;
 
-/// Of IPv6 and UDP. IPv4's header is shorter.
+/// Headers of IPv6 and UDP. IPv4's is shorter.
 const HEADERS_LEN_BYTES: usize = 48;
 
-/// How long to wait for somebody to refuse a datagram before it counts as sent.
+/// How long to wait for an ICMP error before a datagram counts as sent.
 const DOUBT: Duration = Duration::from_millis(200);
 
 pub(crate) struct Udp {
     pub(super) to: HostPort,
     socket: Option<UdpSocket>,
-    /// How often to look whether the host has moved. Its old address need not answer anything.
+    /// How often to check whether the host's address has changed. The old one may not report errors.
     every: Duration,
     looked_up: Instant,
     looking_up: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
-    /// How many connections were made: the addresses of the host take turns.
+    /// Number of sockets so far. The host's addresses are used in turn.
     connections: usize,
-    /// When the last datagram was handed over, until it counts as sent.
+    /// When the last datagram was sent, until it counts as sent.
     doubted_since: Option<Instant>,
-    /// A datagram has left that is not yet doubted: its sender waits for the first answer.
+    /// A datagram was sent but not reported as in doubt yet: its sender still waits for an early error.
     has_left: bool,
 }
 
 impl Udp {
-    /// `every`: how often the host's name is looked up again.
+    /// `every`: how often to look up the host name again.
     pub(crate) fn new(to: HostPort, every: Duration) -> Self {
         Self {
             to,
@@ -60,13 +60,13 @@ impl Udp {
 
     pub(super) async fn send(&mut self, message: &[u8]) -> Result<(), Failure> {
         self.has_left = false;
-        // Before the send, whose own errors are about this message.
+        // Check before sending, because errors of the send itself are about this message.
         if let Some(error) = self.socket.as_ref().and_then(answer) {
             return Err(self.last_refused(&error));
         }
         if self.has_moved().await {
             self.socket = None;
-            // Whoever is there knows no template.
+            // The receiver at the other address knows no templates.
             return Err(Failure::Anew);
         }
         let (socket, is_first) = match self.socket.take() {
@@ -77,7 +77,7 @@ impl Udp {
         match socket.send(message).await {
             Ok(_) => self.has_left = true,
             Err(error) if is_too_long(&error) => return Err(too_long(socket, message)),
-            // It came just now.
+            // The error about the previous datagram arrived just now.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
                 return Err(self.last_refused(&error));
             }
@@ -97,8 +97,8 @@ impl Udp {
         Ok(())
     }
 
-    /// Whether the name of the host has other addresses than the one that datagrams go to. A lookup takes its time beside what is sent.
-    /// One that fails changes nothing.
+    /// Whether the host name no longer resolves to the current address. Lookups run in the background, and a failed one
+    /// changes nothing.
     async fn has_moved(&mut self) -> bool {
         let Some(socket) = &self.socket else {
             return false;
@@ -125,13 +125,14 @@ impl Udp {
         false
     }
 
-    /// Whether the datagram that nobody waits for any more has left, and nobody has refused it.
+    /// Whether a datagram has left although its future was dropped, and no error came back.
     pub(super) fn has_taken(&self) -> bool {
-        // An answer is read once, so one to an earlier datagram is left for others to read.
+        // Reading an error clears it. Unless this datagram has left, the error is about an earlier one and stays for
+        // `notice`.
         self.has_left && self.socket.as_ref().and_then(answer).is_none()
     }
 
-    /// Somebody may still say that the last datagram does not arrive.
+    /// Starts waiting for an ICMP error about the last datagram.
     pub(super) fn doubts(&mut self) {
         self.doubted_since = Some(Instant::now());
         self.has_left = false;
@@ -141,7 +142,7 @@ impl Udp {
         self.doubted_since.is_some()
     }
 
-    /// Fails if somebody has said that the last datagram does not arrive. After a while there is no doubt any more.
+    /// Fails if an ICMP error about the last datagram came. After a while it counts as sent.
     pub(super) fn notice(&mut self) -> Result<(), Failure> {
         let Some(since) = self.doubted_since else {
             return Ok(());
@@ -155,7 +156,7 @@ impl Udp {
         Ok(())
     }
 
-    /// What comes next goes over a new socket: perhaps to another address of the host.
+    /// Closes the socket: the next message uses another one, perhaps to another address of the host.
     fn last_refused(&mut self, error: &io::Error) -> Failure {
         self.socket = None;
         self.doubted_since = None;
@@ -179,7 +180,7 @@ impl Udp {
         self.connections = self.connections.wrapping_add(1);
         let here = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let socket = UdpSocket::bind(here).await.context("open a socket")?;
-        // A datagram that is too long for its way comes back as an error instead of going in fragments.
+        // Report datagrams that exceed the path MTU instead of fragmenting them.
         if to.is_ipv4() {
             sockopt::set_ip_mtu_discover(&socket, Ipv4PathMtuDiscovery::DO)
         } else {
@@ -191,14 +192,14 @@ impl Udp {
     }
 }
 
-/// What somebody says of a datagram within a while: that it does not arrive.
+/// Waits for an ICMP error about the first datagram.
 async fn answer_in_time(socket: &UdpSocket) -> Option<io::Error> {
     let _ = timeout(DOUBT, socket.ready(Interest::ERROR)).await;
     answer(socket)
 }
 
-/// What somebody has said, in an ICMP message that the kernel takes for final. The socket is asked, since tokio reads none
-/// that has only an error.
+/// The pending error, from an ICMP message that the kernel considers permanent. Asks the socket itself, because tokio
+/// reads nothing from a socket that has only an error.
 fn answer(socket: &UdpSocket) -> Option<io::Error> {
     socket.take_error().unwrap_or_else(Some)
 }
@@ -220,7 +221,7 @@ fn too_long(socket: &UdpSocket, message: &[u8]) -> Failure {
     Failure::TooLong { most_bytes }
 }
 
-/// What fits into a datagram on the way to the receiver; less than `too_long` in any case.
+/// The datagram length that fits the path; always less than `too_long`.
 fn path_len_bytes(socket: &UdpSocket, too_long: usize) -> usize {
     let mtu = sockopt::ip_mtu(socket).or_else(|_| sockopt::ipv6_mtu(socket));
     let known = mtu.map_or(usize::MAX, |mtu| {
@@ -248,7 +249,7 @@ mod tests {
         let mut udp = Udp::new(to, Duration::MAX);
         udp.send(&[1]).await.unwrap();
         drop(receiver);
-        // Nothing is known when it is handed over.
+        // Sending succeeds: the error arrives later.
         udp.send(&[2]).await.unwrap();
         let refused = async {
             loop {
@@ -267,7 +268,7 @@ mod tests {
         udp.send(&[5]).await.unwrap();
     }
 
-    /// A router may not let datagrams pass to these.
+    /// Addresses that a router may reject datagrams to.
     #[test]
     fn what_a_router_refuses_does_not_count_as_sent() {
         const BEHIND: &str = "203.0.113.1";
@@ -304,7 +305,7 @@ mod tests {
                 udp.send(&[2]).await.unwrap();
                 udp.doubts();
                 assert!(!udp.has_taken(), "not the next one");
-                // Under load it may come after the doubt.
+                // Under load the ICMP error may arrive after `DOUBT`.
                 let mut known = Ok(());
                 let begun = Instant::now();
                 while known.is_ok() {
@@ -313,7 +314,7 @@ mod tests {
                     known = udp.notice();
                 }
                 assert!(!udp.has_taken());
-                // The answer to what tries again may come late, too, and then the next one has it.
+                // The error about the retry may arrive late too. Then the next send reports it.
                 let refused = loop {
                     assert!(begun.elapsed() < MOST_TIME);
                     match udp.send(&[3]).await {

@@ -1,4 +1,4 @@
-//! Knows which flows on a TCP connection the receiver's kernel has acknowledged.
+//! Tracks which flows on a TCP connection the receiver's kernel has acknowledged.
 
 use std::collections::VecDeque;
 
@@ -9,23 +9,23 @@ use rustix::{
     ioctl::{Getter, Opcode, ioctl},
 };
 
-/// So many messages are kept apart; further ones are acknowledged together with the last of them. The kernel's buffer of
-/// 4 MiB, unless `tcp_wmem` allows more, holds fewer even of those with a single flow.
+/// Most messages tracked separately; further ones are merged with the last. The kernel's send buffer of 4 MiB (unless
+/// `tcp_wmem` allows more) holds fewer, even of messages with a single flow.
 const MOST_MESSAGES: usize = 1 << 16;
 
-/// What became of flows that were written to a connection.
+/// The outcome of flows that were written to a connection.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Receipts {
     pub(crate) arrived: RecordSum,
-    /// The connection broke before they were acknowledged.
+    /// Unacknowledged when the connection ended.
     pub(crate) lost: RecordSum,
 }
 
-/// What was written to one connection and not acknowledged.
+/// Unacknowledged data of one connection.
 #[derive(Default)]
 pub(super) struct Underway {
     written_bytes: u64,
-    /// Where a message ends in the bytes of the connection, and its flows. Messages without flows are left out.
+    /// For each message with flows: its end as a byte offset on the connection, and its flows.
     messages: VecDeque<(u64, RecordSum)>,
 }
 
@@ -34,7 +34,7 @@ impl Underway {
         self.written_bytes += len_bytes as u64;
     }
 
-    /// A message with these flows ends with what was written last.
+    /// Ends a message with these flows at the last byte written.
     pub(super) fn ends_message(&mut self, flows: RecordSum) {
         if flows.records == 0 {
             return;
@@ -53,7 +53,7 @@ impl Underway {
         self.messages.is_empty()
     }
 
-    /// Takes out the flows of messages that are acknowledged to their end.
+    /// Removes fully acknowledged messages and returns their flows.
     pub(super) fn arrived(&mut self, unacknowledged_bytes: u64) -> RecordSum {
         let acknowledged = self.written_bytes.saturating_sub(unacknowledged_bytes);
         let mut sum = RecordSum::default();
@@ -63,7 +63,7 @@ impl Underway {
         sum
     }
 
-    /// Takes out all flows.
+    /// Removes all messages and returns their flows.
     pub(super) fn rest(&mut self) -> RecordSum {
         let mut sum = RecordSum::default();
         for (_, flows) in self.messages.drain(..) {
@@ -73,15 +73,15 @@ impl Underway {
     }
 }
 
-/// How many bytes the other side has not acknowledged; the end of the stream counts as one. The kernel knows that of a
-/// connection that was reset, too: `tcp_ioctl` (SIOCOUTQ) returns `write_seq - snd_una`, and `tcp_reset` changes neither.
+/// How many bytes the peer has not acknowledged; the FIN counts as one. This works after a reset too: `tcp_ioctl`
+/// (SIOCOUTQ) returns `write_seq - snd_una`, and `tcp_reset` changes neither.
 pub(super) fn unacknowledged_bytes(stream: impl AsFd) -> Result<u64> {
     const SIOCOUTQ: Opcode = libc::TIOCOUTQ as Opcode;
-    // SAFETY: `tcp_ioctl` writes an int for this number (tcp(7)), and nothing else.
+    // SAFETY: for this opcode `tcp_ioctl` writes an int (tcp(7)) and nothing else.
     let getter = unsafe { Getter::<SIOCOUTQ, i32>::new() };
-    // SAFETY: the getter has the type of what is written.
+    // SAFETY: the getter's output type is the type that the kernel writes.
     let bytes = unsafe { ioctl(stream, getter) }?;
-    // It may be more than fits.
+    // A negative value means more than fits an int.
     Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
 }
 
@@ -104,7 +104,7 @@ mod tests {
             underway.writes(len_bytes);
             underway.ends_message(flows(records));
         }
-        // A part of the next message.
+        // Part of the next message.
         underway.writes(7);
         assert_eq!(underway.arrived(257), flows(0));
         assert_eq!(underway.arrived(158), flows(0));

@@ -77,7 +77,7 @@ fn the_first_scan_after_a_longer_report_interval_still_says_how_late_its_records
     scan(None, false);
     scan(Some(300), false);
     scan(Some(300), false);
-    // Before the next scan, one asks for less, and then for more again.
+    // Before the next scan, one call shortens the interval, and another lengthens it again.
     scan(Some(10), true);
     scan(Some(60), false);
     scan(Some(60), false);
@@ -193,7 +193,7 @@ type OfEnds = (
     [u64; 2],
 );
 
-/// Cgroups, processes, what TCP knows, names, what failed, round trips, and drops.
+/// Cgroups, processes, TCP state, names, failures, round trips, and drops.
 fn senders() -> impl Strategy<Value = OfEnds> {
     let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
     let tcp = [tcp_info(), tcp_info()];
@@ -236,7 +236,7 @@ fn name() -> impl Strategy<Value = Option<RecordName>> {
     proptest::option::of(name.prop_map(|(id, source)| RecordName { id, source }))
 }
 
-/// Often without round trips, or nothing at all.
+/// Often without round trips, or entirely unknown.
 fn tcp_info() -> impl Strategy<Value = TcpInfo> {
     let min_rtt_us = prop_oneof![Just(0), Just(TcpInfo::NO_RTT), any::<u32>()];
     (0..3_u32, min_rtt_us, any::<[u32; 4]>()).prop_map(|(rtt_us, min_rtt_us, counts)| {
@@ -471,10 +471,10 @@ proptest! {
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
     }
 
-    /// Otherwise nobody would notice that all of them are left to prost.
+    /// Without this, nobody would notice if all of them were left to prost.
     #[test]
     fn the_agents_own_batches_are_read_by_hand(mut records in proptest::collection::vec(record(), 0..10)) {
-        // More than a flow ever has, and a varint of ten bytes.
+        // Clears the top bit: no flow counts that far, and the varint would have ten bytes.
         for count in records.iter_mut().flat_map(|record| [&mut record.delta, &mut record.total]).flatten() {
             count.packets &= u64::MAX >> 1;
             count.bytes &= u64::MAX >> 1;
@@ -695,7 +695,7 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
     );
 }
 
-/// Whoever reads a batch looks for what records name by halving.
+/// Readers of a batch find names by binary search.
 #[test]
 fn what_a_batch_names_is_in_order() {
     const MANY: u64 = 300;
@@ -829,7 +829,7 @@ fn record_of(len_bytes: usize) -> Record {
 
 #[test]
 fn a_batch_takes_what_fits_and_is_closed_before_the_record_that_does_not() {
-    // 1,024 times 256 bytes is exactly what a batch may have; 1,417 times 185 is one byte more.
+    // 1,024 times 256 bytes is exactly the limit of a batch; 1,417 times 185 is one byte more.
     for (len_bytes, fit) in [(256, 1024), (185, 1416)] {
         let batches = encode(&header(1), &vec![record_of(len_bytes); fit + 1]);
         let records = batches.iter().map(|batch| batch.records as usize);

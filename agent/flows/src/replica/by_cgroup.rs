@@ -1,4 +1,4 @@
-//! What the sockets of each cgroup have sent and were sent, as the flows are counted.
+//! Packets that the sockets of each cgroup have sent and received, as counted in flows.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,8 @@ impl core::ops::AddAssign for Exchanged {
     }
 }
 
-/// By cgroup; 0 stands for those whose socket was not seen. So what all have sent is what all flows have counted.
+/// Counts by cgroup id. Id 0 stands for ends whose socket was not seen, so what all ids have sent adds up to all
+/// flows.
 #[derive(Default)]
 pub struct ByCgroup {
     is_wanted: bool,
@@ -35,7 +36,7 @@ impl ByCgroup {
         self.is_wanted
     }
 
-    /// What each of the ends has sent, in the order of their cgroups.
+    /// Adds the counts that each end has sent, in the order of `cgroup_ids`.
     pub fn note(&mut self, cgroup_ids: [u64; 2], sent: [Counts; 2]) {
         let [one, other] = cgroup_ids;
         let [from_one, from_other] = sent.map(Counts::pair);

@@ -1,4 +1,4 @@
-//! What the kernel has dropped of flows after it was counted.
+//! Packets of flows that the kernel dropped after they were counted.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,8 @@ use agent_common::FlowKey;
 
 use super::senders::BySlot;
 
-/// Drops of the flow in each slot, by direction, since it began, and those whose flows may come. Nothing is kept as long as there are none.
+/// Drops by slot and direction since the flow began, and drops that wait for their flow. Takes no memory while there
+/// are no drops.
 #[derive(Default)]
 pub struct Dropped {
     by_slot: BySlot<[u64; 2]>,
@@ -17,24 +18,24 @@ pub struct Dropped {
 
 #[derive(Clone, Copy, Default)]
 struct Waiting {
-    /// Of this scan.
+    /// From this scan.
     packets: u64,
-    /// Of the scan before.
+    /// From the scan before.
     older: u64,
 }
 
 impl Dropped {
-    /// The flow comes with this scan or the next one, or has come before.
+    /// Adds drops of a flow that this scan or the next one brings, or that is already known.
     pub fn come(&mut self, key: &FlowKey, packets: u64) {
         self.waiting.entry(*key).or_default().packets += packets;
     }
 
-    /// Packets that are with their flows, and those of no flow that was seen.
+    /// Dropped packets that were matched to a flow, and those that were not.
     pub fn totals(&self) -> [u64; 2] {
         [self.of_flows, self.unmatched]
     }
 
-    /// A flow begins in this slot, of which so many packets were counted by direction. What was dropped before is another one's.
+    /// A flow begins in this slot with these counts by direction. Older drops of the same key belong to another flow.
     pub fn begin(&mut self, slot: u32, key: &FlowKey, counted: [u64; 2]) {
         self.by_slot.begin(slot, [0; 2]);
         if !self.waiting.is_empty()
@@ -45,7 +46,7 @@ impl Dropped {
         }
     }
 
-    /// More of the flow in this slot has come.
+    /// The flow in this slot has more packets.
     #[inline]
     pub fn note(&mut self, slot: u32, key: &FlowKey, counted: [u64; 2]) {
         if !self.waiting.is_empty()
@@ -55,8 +56,8 @@ impl Dropped {
         }
     }
 
-    /// They have arrived, so the side of the interface is their direction. No more of a flow are dropped than it has: the rest are copies, or
-    /// were not counted.
+    /// Dropped packets have arrived, so the side of the interface is their direction. A flow cannot have more drops
+    /// than packets: the excess are copies, or packets that were not counted.
     fn add(&mut self, slot: u32, key: &FlowKey, packets: u64, counted: [u64; 2]) {
         let direction = usize::from(key.side());
         let mut dropped = self.by_slot.of(slot);
@@ -67,8 +68,8 @@ impl Dropped {
         self.unmatched += packets - of_flow;
     }
 
-    /// Has the flows that `flow_of` finds, by slot and packets, take what waits. The rest of this scan's stays for the next one, which may bring
-    /// the flow.
+    /// Adds the waiting drops to the flows that `flow_of` finds (slot and packets). Drops of this scan without a flow
+    /// wait for the next scan, which may bring it.
     pub fn settle(&mut self, flow_of: impl Fn(&FlowKey) -> Option<(u32, [u64; 2])>) {
         if self.waiting.is_empty() {
             return;
@@ -86,14 +87,15 @@ impl Dropped {
         }
     }
 
-    /// Of the source's packets, and of the destination's, if `initiator` is the direction of the source's.
+    /// Dropped packets from the source, and from the destination. `initiator` is the direction of the source's
+    /// packets.
     pub fn of(&self, slot: u32, initiator: u8) -> [u64; 2] {
         let by_direction = self.by_slot.of(slot);
         let forward = usize::from(initiator & 1);
         [by_direction[forward], by_direction[1 - forward]]
     }
 
-    /// No slot from this one on has a flow.
+    /// Releases the memory for slots from this one on. None of them has a flow.
     pub fn shrink(&mut self, slots: u32) {
         self.by_slot.shrink(slots);
     }
@@ -141,7 +143,7 @@ mod tests {
         dropped.note(4, &key(), [10, 0]);
         scan(&mut dropped, 1, Some((4, [10, 0])));
         assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 0], [8, 0]));
-        // The other side is the other direction.
+        // The opposite side is the other direction.
         let answer = key().with_side(1);
         dropped.come(&answer, 1);
         dropped.settle(|_| Some((4, [10, 1])));

@@ -29,10 +29,10 @@ pub enum State {
     Closing,
 }
 
-/// What is known about the flow on the side of the interface that its key does not name.
+/// How the flow's packets are spread over the two sides of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sides {
-    /// Nothing: all packets were seen as the key says.
+    /// All packets were seen on the side that the key names.
     One,
     /// Both directions arrive, or both leave. The entry stands for the keys of both sides.
     Joined,
@@ -42,7 +42,7 @@ pub enum Sides {
 
 /// Arrays are indexed by the key's direction, as in the kernel's counters.
 pub struct Entry {
-    /// For a joined flow, with the side of the initiator's packets.
+    /// The key of a joined flow has the side of the initiator's packets.
     pub key: FlowKey,
     pub total: [Counts; 2],
     pub first_seen_unix_ns: u64,
@@ -50,7 +50,7 @@ pub struct Entry {
     pub community_id: [u8; 20],
     /// The scan that last counted something.
     pub scan: u32,
-    /// The number of this flow's half that waits in this scan, else `waiting::NONE`.
+    /// The number of the half of this flow that waits in this scan, else `waiting::NONE`.
     pub waiting: u32,
     pub tcp_flags: [u8; 2],
     pub handshake: Handshake,
@@ -58,39 +58,41 @@ pub struct Entry {
     pub dscp: u8,
     pub state: State,
     pub sides: Sides,
-    /// A record of it was emitted.
+    /// A record of the flow was emitted.
     pub is_told: bool,
     /// Before `scan` it was already closed or established, so a SYN in that scan begins the next flow.
     was_complete: bool,
-    /// Of TCP.
+    /// TCP only.
     segments: Segments,
     origin: Origin,
-    /// Bits by direction: a socket of this host has sent in it, and is not known to be gone. Beside them [`Entry::WITHOUT_END`].
+    /// One bit per direction: a socket of this host has sent in it and is not known to be gone. Also holds
+    /// [`Entry::WITHOUT_END`].
     sockets: u8,
 }
 
-/// What tells the initiator apart from the packets of the flow.
+/// How the initiator is known, apart from the flow's own packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// Nothing: it is who sent the first packet that was seen, and the flow may have begun before that.
+    /// It is not: the initiator is whoever sent the first packet that was seen, and the flow may have begun before it.
     Unseen,
-    /// Nothing, but there was no packet of the flow for the idle timeout before the first one.
+    /// The first packet was seen: the flow had no packet for the idle timeout before it.
     Seen,
-    /// Likewise, but the filter rules may leave out the other direction, and with it the real first packet, unless packets of it are counted.
+    /// Like `Seen`, but the filter rules may leave out the other direction, and with it the real first packet. The
+    /// initiator is sure only if both directions are counted.
     SeenIfBothAreCounted,
-    /// What is known of the connection says it, and is not sure itself.
+    /// Taken from what is known about the connection, which is itself an assumption.
     GivenAsAssumed,
-    /// Likewise, and is sure.
+    /// Taken from what is known about the connection, which is certain.
     Given,
 }
 
 const _: () = assert!(size_of::<Entry>() <= 160);
 
 impl Entry {
-    /// A bit of `sockets`: a socket of this host has sent of whose end nobody is told.
+    /// A bit of `sockets`: a socket of this host has sent, and its end cannot be reported.
     const WITHOUT_END: u8 = 4;
 
-    /// A flow that begins with what one scan counted.
+    /// A flow that begins with these counters of one scan.
     pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
         let handshake = Handshake::of(counters);
         let initiator = handshake.initiator();
@@ -128,8 +130,8 @@ impl Entry {
         next
     }
 
-    /// Makes it one side of a flow whose other side has, or had, a record of its own with this `initiator`: both sides see the same
-    /// packets, but the agent may have begun to watch one of them later.
+    /// Makes this entry one side of a flow whose other side has, or had, its own record with this `initiator`. Both
+    /// sides see the same packets, but the agent may have begun to watch one of them later.
     #[must_use]
     pub fn apart(mut self, initiator: Initiator) -> Self {
         self.sides = Sides::Apart;
@@ -137,7 +139,8 @@ impl Entry {
         self
     }
 
-    /// The flow had no packet for the idle timeout before its first one. `is_divided` if the filter rules may leave out one direction.
+    /// Notes that the flow had no packet for the idle timeout before its first one. `is_divided` says that the filter
+    /// rules may leave out one direction.
     pub fn begins_here(&mut self, is_divided: bool) {
         self.origin = if is_divided {
             Origin::SeenIfBothAreCounted
@@ -146,7 +149,8 @@ impl Entry {
         };
     }
 
-    /// What the rules have left out so far may be counted from here on, and proves nothing then.
+    /// The filter rules have changed. A direction that was left out so far may be counted from here on, so a flow with
+    /// one direction proves nothing about its initiator.
     pub fn note_other_rules(&mut self) {
         if self.origin == Origin::SeenIfBothAreCounted && self.only_direction().is_some() {
             self.origin = Origin::Unseen;
@@ -166,7 +170,7 @@ impl Entry {
         self.set_initiator(initiator.direction);
     }
 
-    /// A socket of this host shows which end opened the connection.
+    /// Takes over the opener that a socket of this host shows.
     pub fn give_opener(&mut self, opener: Option<u8>) {
         if let Some(direction) = opener
             && self.is_tcp()
@@ -206,9 +210,9 @@ impl Entry {
             return false;
         }
         if !self.is_tcp() {
-            // An answer alone, as to an echo request, proves no question.
+            // A flow that has only answers, such as echo replies, does not prove who asked.
             let is_silent = self.total[usize::from(self.initiator)].packets == 0;
-            // An echo says itself whether it is a question or an answer.
+            // The type of an echo message tells a request from a reply.
             let is_known = match self.origin {
                 Origin::Seen => true,
                 Origin::SeenIfBothAreCounted => self.only_direction().is_none(),
@@ -224,15 +228,16 @@ impl Entry {
         !self.handshake.proves(self.initiator, is_answered)
     }
 
-    /// Whether a connection may go on after the end of its flow, since it was not closed by FIN: one that both ends were seen to establish,
-    /// or of which it was known before who opened it.
+    /// Whether the connection may go on after its flow has ended, since no FIN closed it. Both ends were seen to
+    /// establish it, or its opener was known before.
     pub fn may_resume(&self) -> bool {
         let has_fin = self.tcp_flags[0] & self.tcp_flags[1] & tcp_flags::FIN != 0;
         let is_seen = self.only_direction().is_none() && self.is_established();
         self.is_tcp() && !has_fin && (is_seen || self.goes_on())
     }
 
-    /// Whether it is a part of a connection that is older. Segments out of nowhere that are seen on both sides are none.
+    /// Whether the flow continues an older connection. Stray segments that are seen on both sides of the interface do
+    /// not.
     fn goes_on(&self) -> bool {
         let is_given = match self.origin {
             Origin::Given => true,
@@ -243,7 +248,7 @@ impl Entry {
         is_given && !has_syn
     }
 
-    /// When it began, since boot; of this scan's clock.
+    /// When the flow began, since boot, by this scan's clock.
     #[inline]
     pub fn began_ns(&self, clock: ScanClock) -> u64 {
         clock.boot_of_unix_ns(self.first_seen_unix_ns)
@@ -255,14 +260,14 @@ impl Entry {
             || self.sides == Sides::Joined && self.is_beside(key)
     }
 
-    /// Whether `key` is the same flow's on the other side of the interface.
+    /// Whether `key` is the key of the same flow on the other side of the interface.
     pub fn is_beside(&self, key: &FlowKey) -> bool {
         self.state != State::Free
             && self.key.side() != key.side()
             && self.key.with_side(key.side()) == *key
     }
 
-    /// Returns what was added.
+    /// Returns the counts that were added.
     pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Counts; 2] {
         if self.scan != scan {
             self.was_complete = self.is_complete();
@@ -291,8 +296,8 @@ impl Entry {
         delta
     }
 
-    /// Adds the other half of a flow that has no record yet. Only with both halves is it known which came
-    /// first and who sent the SYN.
+    /// Adds the other half of a flow that has no record yet. Only both halves together show which packet came first
+    /// and who sent the SYN.
     pub fn join(&mut self, half: &FlowCounters, clock: ScanClock) {
         let hook = self.hook();
         let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
@@ -310,8 +315,8 @@ impl Entry {
         self.key = self.key.with_side(self.initiator ^ hook);
     }
 
-    /// The hook that sees the packets of the entry's only direction, or of a joined flow: 0 for ingress, 1 for
-    /// egress.
+    /// The hook that sees the entry's packets if they have one direction, or the initiator's packets of a joined flow:
+    /// 0 for ingress, 1 for egress.
     pub fn hook(&self) -> u8 {
         let direction = match self.sides {
             Sides::Joined => self.initiator,
@@ -335,7 +340,7 @@ impl Entry {
         }
         let [sent, answered] = [forward, reverse].map(|direction| self.tcp_flags[direction]);
         let has = |flags: u8, one: u8| flags & one != 0;
-        // Who has got an answer by another way sends more than that.
+        // An initiator that got an answer by another path sends more than a SYN.
         if has(sent, tcp_flags::SYN) && !has(sent, NOT_IN_AN_OPENING_SYN) {
             return if has(answered, tcp_flags::RST) && !has(answered, tcp_flags::SYN) {
                 Some(Failure::Refused)
@@ -351,8 +356,8 @@ impl Entry {
         if end.is_none() || !self.segments.is_reset() {
             return None;
         }
-        // What comes behind a close, and is reset, is of one side alone: the answer has no ACK. Nor is an RST out of nowhere the end
-        // of a connection.
+        // Each side that was seen must have spoken. A segment that arrives after the close is answered by an RST
+        // without ACK, so only one side speaks. A stray RST ends no connection either.
         let were_there = (0..2)
             .all(|direction| self.segments.spoke(direction) || self.total[direction].packets == 0);
         let have_ended = if is_answered { sent & answered } else { sent };
@@ -392,7 +397,7 @@ impl Entry {
         was_complete && opens(counters)
     }
 
-    /// Returns whether there is one of whose end nobody is told, for the first time.
+    /// Returns true for the first socket of the flow whose end cannot be reported.
     #[inline]
     pub fn note_sockets(&mut self, sockets: Sockets) -> bool {
         let [first, second] = sockets.with_end.map(u8::from);
@@ -408,13 +413,14 @@ impl Entry {
         self.sockets &= !(1 << direction);
     }
 
-    /// Whether nothing but an RST has closed the flow, and the socket that got it is still there.
+    /// Whether only an RST has closed the flow, and the socket that received it still exists.
     fn waits_for_socket(&self) -> bool {
         let has_fin = (self.tcp_flags[0] | self.tcp_flags[1]) & tcp_flags::FIN != 0;
         !has_fin && self.segments.receivers_of_rst() & self.sockets != 0
     }
 
-    /// How long it is kept after its last packet. A socket that has got an RST and is still there may have ignored it.
+    /// How long the flow is kept after its last packet. A socket that received an RST and still exists may have
+    /// ignored it.
     #[inline]
     fn quiet_ns(&self, lifetimes: Lifetimes) -> u64 {
         match self.state {
@@ -423,8 +429,8 @@ impl Entry {
         }
     }
 
-    /// Orders the flows for leaving when there is no room: the lowest rank is that of the flow that would end
-    /// first by itself. A living flow's rank is the boot time at which it was last seen.
+    /// The eviction rank: the flow with the lowest rank would end first by itself, so it is evicted first. The rank of
+    /// a living flow is the boot time at which it was last seen.
     #[inline]
     pub fn rank_ns(&self, lifetimes: Lifetimes) -> u64 {
         match self.state {
@@ -436,7 +442,7 @@ impl Entry {
         }
     }
 
-    /// The boot time from which on it ends, unless more of it comes.
+    /// The boot time at which the flow ends if no more packets come.
     #[inline]
     pub fn end_ns(&self, lifetimes: Lifetimes) -> u64 {
         self.last_seen_boot_ns

@@ -1,4 +1,4 @@
-//! What ICMP errors say of the flows whose packets they quote.
+//! ICMP errors, matched to the flows whose packets they quote.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use proto::record::IcmpError;
 
 use super::senders::BySlot;
 
-/// Errors that wait for their flows: those of two scans, of which each brings some 3,700 at most.
+/// Errors that may wait for their flows. They wait for two scans, and a scan brings about 3,700 at most.
 const MOST: usize = 8192;
 
-/// Those of the flow in each slot, and those whose flows may come. Nothing is kept as long as there are no errors.
+/// Errors by slot, and errors that wait for their flow. Takes no memory while there are no errors.
 #[derive(Default)]
 pub struct Errors {
     by_slot: BySlot<ByDirection>,
@@ -18,32 +18,32 @@ pub struct Errors {
     unmatched: u64,
 }
 
-/// By the direction of the packet that is quoted.
+/// By the direction of the quoted packet.
 type ByDirection = [Option<IcmpError>; 2];
 
 #[derive(Clone, Copy, Default)]
 struct Waiting {
     errors: ByDirection,
-    /// When the last one came, since boot.
+    /// When the last error came, since boot.
     seen_ns: u64,
     count: u64,
-    /// It has been there for a scan.
+    /// Has waited for a whole scan.
     has_waited: bool,
-    /// A flow has taken it.
+    /// Was matched to a flow.
     is_met: bool,
 }
 
-/// What [`Errors::settle`] is told of a flow.
+/// The flow that [`Errors::settle`] matches an error to.
 pub struct Place {
     pub slot: u32,
     /// When the flow began, since boot.
     pub began_ns: u64,
-    /// Packets in this direction alone may be meant; `None` is both.
+    /// Matches only errors that quote a packet of this direction; `None` matches both.
     pub only: Option<u8>,
 }
 
 impl Errors {
-    /// The flow comes with this scan or the next one, or has come before.
+    /// Adds an error for a flow that this scan or the next one brings, or that is already known.
     pub fn come(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
         if self.waiting.len() == MOST && !self.waiting.contains_key(key) {
             self.unmatched += 1;
@@ -56,7 +56,7 @@ impl Errors {
         waiting.has_waited = false;
     }
 
-    /// How many were of no flow.
+    /// How many errors matched no flow.
     pub fn unmatched(&self) -> u64 {
         self.unmatched
     }
@@ -67,7 +67,7 @@ impl Errors {
         self.note(slot, key, began_ns);
     }
 
-    /// More of the flow in this slot has come.
+    /// The flow in this slot has more packets.
     #[inline]
     pub fn note(&mut self, slot: u32, key: &FlowKey, began_ns: u64) {
         if !self.waiting.is_empty()
@@ -82,7 +82,8 @@ impl Errors {
         }
     }
 
-    /// Has the flows that `place_of` finds take what waits. That stays for the next scan, which may bring the flow.
+    /// Matches the waiting errors to the flows that `place_of` finds. Errors of this scan stay for the next one, which
+    /// may bring the flow.
     pub fn settle(&mut self, place_of: impl Fn(&FlowKey) -> Option<Place>) {
         let (by_slot, unmatched) = (&mut self.by_slot, &mut self.unmatched);
         self.waiting.retain(|key, waiting| {
@@ -100,19 +101,19 @@ impl Errors {
         }
     }
 
-    /// That which quotes a packet of this direction.
+    /// The error that quotes a packet of this direction.
     pub fn of(&self, slot: u32, direction: u8) -> Option<IcmpError> {
         self.by_slot.of(slot)[usize::from(direction & 1)]
     }
 
-    /// No slot from this one on has a flow.
+    /// Releases the memory for slots from this one on. None of them has a flow.
     pub fn shrink(&mut self, slots: u32) {
         self.by_slot.shrink(slots);
     }
 }
 
 impl Waiting {
-    /// An error that came before the flow is of the one before it.
+    /// An error that came before the flow began belongs to an earlier flow.
     fn settle_at(&mut self, place: &Place, by_slot: &mut BySlot<ByDirection>) {
         if self.seen_ns < place.began_ns {
             return;

@@ -1,4 +1,4 @@
-//! How many flows have ended that failed.
+//! Counts the failed flows that have ended.
 
 use proto::record::Failure;
 

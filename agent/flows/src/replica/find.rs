@@ -10,7 +10,7 @@ use super::Replica;
 /// How many entries are looked up together.
 pub const GROUP: usize = 32;
 
-/// What the index has for a key.
+/// The result of a look-up in the index.
 #[derive(Clone, Copy)]
 pub enum Found {
     Flow(u32),
@@ -25,18 +25,18 @@ pub enum Found {
 #[derive(Clone, Copy)]
 pub enum Guess {
     Slot(u32),
-    /// Not at once: the hash of its key.
+    /// The slot is not known yet; this is the hash of the key.
     Hash(u64),
 }
 
-/// The slots in which the flows of a group's keys most likely are.
+/// For each key of a group, the slot where its flow most likely is.
 pub type Slots = [Option<u32>; GROUP];
 
 impl Replica {
     /// Looks up a group of keys.
     ///
-    /// A large table fits into no cache. Each step is done for the whole group before the next step. So the
-    /// CPU waits for many reads from memory at once, and the updates find their entries in the cache.
+    /// A large table does not fit into the CPU caches. Each step runs for the whole group before the next one, so the
+    /// CPU waits for many memory reads at once, and the updates find their entries in the cache.
     pub(super) fn look_up(&mut self, keys: &[FlowKey]) -> [Guess; GROUP] {
         let mut slots = Slots::default();
         self.order.find(keys, &self.slab, &mut slots);
@@ -48,7 +48,7 @@ impl Replica {
         guesses
     }
 
-    /// The same for those of a group that are not found yet.
+    /// Looks up the keys of a group that `order` did not find.
     fn look_up_by_hash(&mut self, keys: &[FlowKey], guesses: &mut [Guess; GROUP]) {
         let mut slots = Slots::default();
         for ((slot, guess), key) in slots.iter_mut().zip(&mut *guesses).zip(keys) {

@@ -25,7 +25,7 @@ impl Handshake {
         Self(bits)
     }
 
-    /// With the flags of `other`; the first packet stays the same.
+    /// Adds the flags of `other`; the first packet stays the same.
     #[must_use]
     pub fn with_flags_of(self, other: Self) -> Self {
         Self(self.0 | other.0 & !Self::FIRST_IS_B)
@@ -52,8 +52,9 @@ impl Handshake {
         }
     }
 
-    /// Whether this direction sent a SYN without ACK, or the other one a SYN with ACK, and only one of the two ends can have opened.
-    /// A SYN with ACK that nobody has asked for proves nothing: `is_answered` says that something followed it.
+    /// Whether the flags prove that this direction opened the flow: it sent a SYN without ACK, or the other one a SYN
+    /// with ACK, and only one of the two ends can have opened. A SYN with ACK that nobody asked for proves nothing, so
+    /// `is_answered` says whether more followed it.
     pub fn proves(self, opener: u8, is_answered: bool) -> bool {
         self.opener() == Some(opener) && (is_answered || self.has(Self::SYN << opener))
     }
@@ -72,7 +73,7 @@ impl Handshake {
     }
 }
 
-/// Whether someone asked for a connection.
+/// Whether either end asked for a connection.
 pub fn opens(counters: &FlowCounters) -> bool {
     let seen = counters.bits;
     seen.has_syn_without_ack(0) || seen.has_syn_without_ack(1)

@@ -1,5 +1,5 @@
-//! Since when every packet of a flow is seen. A flow of UDP or ICMP begins with the first packet after a pause, so that one shows who
-//! began only if the pause was seen as well.
+//! Tracks since when the agent has seen every packet of a flow. A UDP or ICMP flow begins with the first packet after
+//! a pause. That packet shows the initiator only if the agent watched during the pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ use agent_common::{FlowKey, InterfaceId};
 #[derive(Default)]
 pub struct InSight {
     since_ns: BTreeMap<InterfaceId, u64>,
-    /// When packets were last left out everywhere, or flows were given up.
+    /// When packets of all interfaces were last left out, or flows were evicted.
     gap_ns: u64,
-    /// Something began, or was left out, since the scan began.
+    /// A watch or a gap began since the scan began.
     is_new: bool,
 }
 
@@ -28,7 +28,7 @@ impl InSight {
         }
     }
 
-    /// All packets of an interface are seen from the next scan on, if that is not known already.
+    /// From the next scan on, the agent sees all packets of this interface. Does nothing if it already does.
     pub fn watch(&mut self, interface: InterfaceId) {
         self.since_ns.entry(interface).or_insert(Self::NEXT_SCAN);
         self.is_new = true;
@@ -40,13 +40,13 @@ impl InSight {
         }
     }
 
-    /// Packets of any flow may be left out up to the next scan.
+    /// Packets of any flow may go uncounted until the next scan.
     pub fn note_gap(&mut self) {
         self.gap_ns = Self::NEXT_SCAN;
         self.is_new = true;
     }
 
-    /// Whether a flow that is first seen at this time had no packet for so long before.
+    /// Whether a flow that is first seen at this time had no packet for `pause_ns` before.
     pub fn begins(&self, key: &FlowKey, first_seen_ns: u64, pause_ns: u64) -> bool {
         let since_ns = self.since_ns.get(&InterfaceId::of(key));
         since_ns.is_some_and(|&since_ns| {

@@ -1,4 +1,4 @@
-//! What the ends of the flows were called when they began.
+//! The host names of the flows' ends at the time the flows began.
 
 use std::mem;
 
@@ -6,12 +6,12 @@ use agent_common::FlowKey;
 use enrich::dns::{Dns, EndName};
 use proto::record::RecordName;
 
-/// Of the flow in each slot. Nothing is kept as long as nobody learns names, or none has a use.
+/// Names by slot. Takes no memory until a flow has a name.
 #[derive(Default)]
 pub struct FlowNames {
     dns: Option<Dns>,
     by_slot: Vec<Ends>,
-    /// Those of flows that have ended in this scan. Its batches may not have said yet what they are.
+    /// Names of flows that ended in this scan. Its batches may still have to send them.
     ended: Vec<EndName>,
 }
 
@@ -53,7 +53,7 @@ impl FlowNames {
         self.ended = Vec::new();
     }
 
-    /// Those of the source and the destination.
+    /// The names of the source and the destination.
     pub fn of(&self, slot: u32, initiator: u8) -> [Option<RecordName>; 2] {
         let Some(ends) = self.by_slot.get(slot as usize) else {
             return [None, None];
@@ -73,7 +73,7 @@ impl FlowNames {
         }
     }
 
-    /// No slot from this one on has a flow.
+    /// Releases the memory for slots from this one on. None of them has a flow.
     pub fn shrink(&mut self, slots: u32) {
         if self.by_slot.len() > slots as usize {
             let gone = self.by_slot.drain(slots as usize..);

@@ -1,4 +1,4 @@
-//! Finds the flow that has to make room for another: the one that would end first.
+//! Finds the flow to evict: the one that would end first.
 
 use std::{cmp::Reverse, collections::BinaryHeap, mem};
 
@@ -7,12 +7,12 @@ use super::{Lifetimes, slab::Slab};
 /// A flow's [`rank_ns`](super::entry::Entry::rank_ns), and its slot.
 pub type Age = (u64, u32);
 
-/// Finds the flow that would end first. One pass over the slab serves for many of them.
+/// Finds the flow that would end first. One pass over the slab serves many evictions.
 pub struct Oldest {
     /// The age of every flow up to `bound`, along with outdated ages.
     candidates: BinaryHeap<Reverse<Age>>,
     bound: Option<Age>,
-    /// How many a pass selects. There is room for twice as many.
+    /// How many flows a pass selects. The heap holds up to twice as many.
     selection: usize,
     lifetimes: Lifetimes,
 }
@@ -41,7 +41,7 @@ impl Oldest {
         }
     }
 
-    /// The slot of the oldest flow. Called when there is no room, so every slot has a flow.
+    /// The slot of the oldest flow. Call this only when the table is full, so that every slot has a flow.
     pub fn take(&mut self, slab: &Slab) -> u32 {
         loop {
             while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {

@@ -1,7 +1,7 @@
 //! The order in which scans meet the flows.
 //!
-//! Pages hand flows on in the order of their hash, so a scan meets those that go on in nearly the order of the scan before. Most
-//! are found where that order says, without a look-up: after the flow that came before them.
+//! Pages list flows in the order of their hash, so a scan meets the flows that go on in nearly the same order as the
+//! scan before. Most flows are found there without a look-up: each follows the flow that came before it.
 
 use std::mem;
 
@@ -9,11 +9,12 @@ use agent_common::FlowKey;
 
 use super::{find::Slots, slab::Slab};
 
-/// How far from its place a flow is searched, since some that came before do not come now.
+/// How many places ahead to search for a flow by its key. Some flows of the last scan do not come again.
 const AHEAD: usize = 8;
-/// The same for the number of a flow's slot, which costs less to compare than its key.
+/// How many places ahead to search for a slot number, which costs less to compare than a key.
 const FAR_AHEAD: usize = 512;
-/// Where so many of a group in a row are not found, the rest is not searched: most are new, or most of those before do not come.
+/// After this many misses in a row, the rest of the group is not searched: most of its flows are new, or most of the
+/// earlier ones do not come again.
 const MISSES: usize = 4;
 
 /// The slots that scans met, one for each entry that they drained.
@@ -23,7 +24,7 @@ pub struct Order {
     this: Vec<u32>,
     /// The place in `last` after the flow that was found last.
     at: usize,
-    /// Few of the last group came in order, so those that would come next are not read at once.
+    /// Few flows of the last group came in order, so the next group skips the check that all of them do.
     is_lost: bool,
 }
 
@@ -41,10 +42,10 @@ impl Order {
         self.this.push(slot);
     }
 
-    /// Finds the flows of a group's keys that come where they came in the last scan.
+    /// Finds the flows of a group that come in the same order as in the last scan.
     ///
-    /// First each is taken to be the next one, without a look at the others, so that the CPU waits for many reads from memory
-    /// at once. Only if some are not does the search go from one to the next.
+    /// First assumes that the group is exactly the next entries and compares them independently, so the CPU waits for
+    /// many memory reads at once. Searches one key after the other only if some do not match.
     pub fn find(&mut self, keys: &[FlowKey], slab: &Slab, slots: &mut Slots) {
         if !self.is_lost && self.all_are_next(keys, slab, slots) {
             self.at += keys.len();
@@ -69,7 +70,7 @@ impl Order {
         self.is_lost = found < keys.len() / 4;
     }
 
-    /// Whether the flows of these keys are just the next ones.
+    /// Whether the flows of these keys are exactly the next ones.
     fn all_are_next(&self, keys: &[FlowKey], slab: &Slab, slots: &mut Slots) -> bool {
         let next = &self.last[self.at..];
         let mut found = 0;
@@ -81,7 +82,8 @@ impl Order {
         found == keys.len()
     }
 
-    /// A flow that the last scan met was found by its key: more may have been left out before it than are searched.
+    /// Continues after this slot, whose flow was found by its key. More flows may be missing before it than `find`
+    /// searches.
     pub fn go_on_after(&mut self, slot: u32) {
         let next = self.last[self.at..].iter().take(FAR_AHEAD);
         if let Some(after) = next.copied().position(|next| next == slot) {
@@ -89,7 +91,7 @@ impl Order {
         }
     }
 
-    /// Gives back what scans took that met more flows.
+    /// Releases the memory of earlier scans that met more flows.
     pub fn shrink(&mut self) {
         for slots in [&mut self.last, &mut self.this] {
             if slots.capacity() / 4 > slots.len() {
@@ -116,7 +118,7 @@ mod tests {
         }
     }
 
-    /// A scan met so many flows, whose keys and slots have the same numbers.
+    /// A scan met `count` flows whose keys and slots have the same numbers.
     fn met(count: u32) -> (Slab, Order) {
         let (mut slab, mut order) = (Slab::default(), Order::default());
         for number in 0..count {

@@ -1,5 +1,5 @@
-//! The endpoints of the tunnels that flows came through. Often few flows have any, so they are not part of
-//! every entry.
+//! The outer endpoints of flows that came through tunnels. Usually few flows have any, so they are not part of every
+//! entry.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,15 @@ use super::{Replica, came_through_a_tunnel, find::Found, handshake::opens};
 #[derive(Default)]
 pub struct Outers {
     known: HashMap<FlowKey, Outer>,
-    /// Those of this scan, where they differ from the known ones and the next flow with the same ports may begin.
+    /// Endpoints from this scan that differ from the known ones. The next flow with the same ports may begin with
+    /// them.
     next: HashMap<FlowKey, Outer>,
     /// Flows that ended since the last `settle_outers`.
     ended: Vec<FlowKey>,
 }
 
 impl Outers {
-    /// The endpoints noted for a flow. For a joined flow those of either half.
+    /// The endpoints noted for a flow. For a joined flow, those of either half.
     pub fn of(&self, key: &FlowKey, is_joined: bool) -> Option<Outer> {
         if !came_through_a_tunnel(key) {
             return None;
@@ -33,7 +34,7 @@ impl Outers {
     /// A flow begins. If its key had a flow before, that one may have come through another tunnel with the same
     /// number.
     pub fn begin(&mut self, key: &FlowKey) {
-        // Most scans have none, and a look-up hashes the key first.
+        // `next` is empty in most scans, and a look-up would hash the key first.
         if !self.next.is_empty()
             && let Some(outer) = self.next.remove(key)
         {
@@ -41,8 +42,8 @@ impl Outers {
         }
     }
 
-    /// Notes that a flow ended. Its endpoints are kept until `settle_outers`: a flow that made room for another
-    /// may come again in the same update, for which its endpoints were already noted.
+    /// Notes that a flow ended. Its endpoints are kept until `settle_outers`: an evicted flow may come again in the
+    /// same update, and its endpoints were already noted for that.
     pub fn end(&mut self, key: &FlowKey) {
         if came_through_a_tunnel(key) {
             self.ended.push(*key);

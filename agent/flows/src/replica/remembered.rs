@@ -1,15 +1,15 @@
-//! Who opened the connections that ended without a FIN: such a connection may be quiet and go on later, and then the one who speaks
-//! first need not be the one who opened it.
+//! Remembers who opened the connections that ended without a FIN. Such a connection may be quiet and go on later, and
+//! then the end that sends first need not be the one that opened it.
 
 /// How many connections there is room for, in sets of [`WAYS`].
 pub const MOST: usize = 1 << 16;
 const WAYS: usize = 8;
 const SETS: usize = MOST / WAYS;
 
-/// Of a connection: the hash of its key, and what is remembered of it. All zero is no connection.
+/// The hash of a connection's key, and its end time with the initiator's bits. All zero means no connection.
 type Place = [u64; 2];
 
-/// It takes 1 MiB from the first connection on. A key is known by 64 bits of a hash whose seed nobody knows.
+/// Takes 1 MiB from the first connection on. A key is identified by a 64-bit hash with a secret seed.
 #[derive(Default)]
 pub struct Remembered {
     sets: Vec<[Place; WAYS]>,
@@ -44,9 +44,10 @@ impl Initiator {
 }
 
 impl Remembered {
-    /// A connection has ended at this time since boot. If its set is full, the one in it that ended first is forgotten.
+    /// Remembers a connection that ended at this time since boot. If its set is full, forgets the connection in it
+    /// that ended first.
     pub fn put(&mut self, hash: u64, initiator: Initiator, ended_ns: u64) {
-        // The lowest bit tells a connection that ended at 0 from none.
+        // The lowest bit tells a connection that ended at 0 from an empty place.
         let value = (ended_ns | 1 << Initiator::BITS) & !((1 << Initiator::BITS) - 1);
         if self.sets.is_empty() {
             self.sets = vec![[[0; 2]; WAYS]; SETS];
@@ -63,7 +64,7 @@ impl Remembered {
         self.forgotten += u64::from(had && !is_same);
     }
 
-    /// Who opened the connection with this key. It goes on from then on, so nothing is remembered of it.
+    /// Who opened the connection with this key. Forgets it, since the connection goes on from here.
     pub fn take(&mut self, hash: u64) -> Option<Initiator> {
         if self.len == 0 {
             return None;
@@ -77,7 +78,7 @@ impl Remembered {
         Some(Initiator::of(value))
     }
 
-    /// How many connections were forgotten, since others needed their places.
+    /// How many connections were forgotten because others needed their places.
     pub fn forgotten(&self) -> u64 {
         self.forgotten
     }

@@ -1,25 +1,25 @@
-//! Puts the reports of living flows off until the report interval is over. What a flow counted meanwhile waits here, and
-//! comes with the next report or with the end of the flow.
+//! Holds back the reports of living flows until the report interval is over. Counts wait here for the next report or
+//! for the end of the flow.
 
 use std::time::Duration;
 
 use agent_common::Counts;
 use sys::clock;
 
-/// What waits to be reported, by slot. Without an interval everything is reported at once and this is empty.
+/// Unreported counts by slot. Without a report interval, everything is reported at once and this is empty.
 #[derive(Default)]
 pub struct Reports {
     interval_ns: u64,
-    /// All that waits is due.
+    /// Everything that waits is due.
     is_over: bool,
     waiting: Vec<Waiting>,
 }
 
-/// What a flow has counted since its last record.
+/// The counts of a flow since its last record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unreported {
     pub counts: [Counts; 2],
-    /// When the first of these packets came. Without packets it says nothing.
+    /// When the first of these packets came. Meaningless without packets.
     pub began_boot_ns: u64,
 }
 
@@ -39,7 +39,7 @@ impl Unreported {
         self.began_boot_ns = self.began_boot_ns.min(more.began_boot_ns);
     }
 
-    /// Up to the last packet. Its time is that of a tick, which a single packet does not need.
+    /// The time up to the last packet. That time has the kernel's tick resolution, so a single packet gets 0.
     pub fn duration_ns(&self, last_seen_boot_ns: u64) -> u64 {
         let [forward, reverse] = self.counts.map(|counts| counts.packets);
         match forward.saturating_add(reverse) {
@@ -57,20 +57,20 @@ struct Waiting {
 }
 
 impl Reports {
-    /// Zero reports everything at once.
+    /// An interval of zero reports everything at once.
     pub fn every(interval: Duration) -> Self {
         let mut reports = Self::default();
         reports.set_interval(interval);
         reports
     }
 
-    /// Returns whether it is another one.
+    /// Returns whether the interval has changed.
     pub fn set_interval(&mut self, interval: Duration) -> bool {
         let before = std::mem::replace(&mut self.interval_ns, clock::nanos(interval));
         before != self.interval_ns
     }
 
-    /// Whether all that waits is due, however short it has waited.
+    /// Sets whether everything that waits is due, however short it has waited.
     pub fn set_over(&mut self, is_over: bool) {
         self.is_over = is_over;
     }
@@ -82,7 +82,7 @@ impl Reports {
         }
     }
 
-    /// What to report of a flow that has counted `more`, if its time has come.
+    /// Adds `more` to the flow's counts. Returns all of them if a report is due.
     pub fn add(&mut self, slot: u32, more: Unreported, now_boot_ns: u64) -> Option<Unreported> {
         if !self.is_in_use() {
             return Some(more);
@@ -91,7 +91,7 @@ impl Reports {
         self.due(slot, now_boot_ns)
     }
 
-    /// What to report of a flow that has counted nothing more, if there is something and its time has come.
+    /// Takes the waiting counts of a flow if there are any and a report is due.
     pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<Unreported> {
         if self.due_ns(slot)? > now_boot_ns {
             return None;
@@ -101,9 +101,10 @@ impl Reports {
         Some(std::mem::take(&mut waiting.unreported))
     }
 
-    /// The boot time from which on what waits of a flow is reported, if something does.
+    /// The boot time at which the flow's waiting counts are due. `None` if nothing waits.
     pub fn due_ns(&self, slot: u32) -> Option<u64> {
-        // Scans do not come to the nanosecond. One that is a little early would put the report off for a whole one.
+        // Scans are not exact to the nanosecond. One that came slightly early would delay the report by a whole
+        // interval.
         let tolerance_ns = self.interval_ns / 20;
         let waiting = self.waiting.get(slot as usize)?;
         (!waiting.unreported.is_empty()).then(|| {
@@ -116,13 +117,13 @@ impl Reports {
         })
     }
 
-    /// What was not reported of a flow so far.
+    /// The counts of a flow that are not reported yet.
     pub fn held(&self, slot: u32) -> [Counts; 2] {
         let waiting = self.waiting.get(slot as usize);
         waiting.map_or_else(Default::default, |waiting| waiting.unreported.counts)
     }
 
-    /// No packet that was reported came later than this, since boot. `None` if nothing waits.
+    /// No reported packet came later than this, since boot. `None` if nothing waits.
     pub fn told_until_ns(&self, slot: u32) -> Option<u64> {
         let Waiting {
             unreported,
@@ -131,7 +132,7 @@ impl Reports {
         (!unreported.is_empty()).then(|| unreported.began_boot_ns.min(*since_boot_ns))
     }
 
-    /// What was not reported of a flow that ends.
+    /// Takes the unreported counts of a flow that ends.
     pub fn take(&mut self, slot: u32) -> Unreported {
         let waiting = self.waiting.get_mut(slot as usize);
         waiting.map_or_else(Default::default, |waiting| {
@@ -139,7 +140,7 @@ impl Reports {
         })
     }
 
-    /// No slot from this one on has a flow.
+    /// Releases the memory for slots from this one on. None of them has a flow.
     pub fn shrink(&mut self, slots: u32) {
         let waits = |waiting: &Waiting| !waiting.unreported.is_empty();
         if self.interval_ns == 0 && !self.waiting.iter().any(waits) {
@@ -151,7 +152,7 @@ impl Reports {
         }
     }
 
-    /// Also if there is no interval any more and something may wait.
+    /// Stays true after the interval was set to zero, as long as something may wait.
     fn is_in_use(&self) -> bool {
         self.interval_ns != 0 || !self.waiting.is_empty()
     }

@@ -1,7 +1,7 @@
 //! What the segments of a TCP flow prove: that an end has spoken, and whether an RST has ended the connection.
 //!
-//! The kernel keeps the union of the flags of a scan window, so the order within one window is not known. What comes in a later
-//! window came later.
+//! The kernel keeps the union of the flags over a scan window, so the order within a window is unknown. Only the order
+//! of the windows is known.
 
 use agent_common::{
     FlowCounters,
@@ -13,16 +13,16 @@ use agent_common::{
 pub struct Segments(u8);
 
 impl Segments {
-    /// It has sent a segment with ACK that is no RST.
+    /// This end has sent a segment with ACK that is not an RST.
     const SPOKE: u8 = 1;
-    /// It has sent RST, and nothing shows yet that the other end ignored that.
+    /// This end has sent an RST, and nothing shows yet that the other end ignored it.
     const RESET: u8 = 4;
-    /// In a window after that of the RST it has sent segments, and none of them was RST.
+    /// In a window after its RST, this end has sent segments, none of them an RST.
     const WENT_ON: u8 = 16;
-    /// The RST is of an earlier window.
+    /// The RST came in an earlier window.
     const IS_EARLIER: u8 = 64;
 
-    /// A later window than those before.
+    /// Starts a window later than all before.
     pub fn begin_window(&mut self) {
         if self.is_reset() {
             self.0 |= Self::IS_EARLIER;
@@ -49,8 +49,9 @@ impl Segments {
         }
     }
 
-    /// The connection goes on if each end that was seen at all has sent more: whoever sends a real RST has nothing to add, and
-    /// whoever takes it in falls silent. `are_seen` says so by direction, since the flow began.
+    /// Clears the resets if each end that was seen at all has sent more: an end that sends a real RST has nothing to
+    /// add, and an end that accepts it falls silent. `are_seen` says by direction which ends were seen since the flow
+    /// began.
     pub fn undo_resets(&mut self, are_seen: [bool; 2]) {
         let went_on = |direction: usize| self.0 & Self::WENT_ON << direction != 0;
         if (0..2).all(|direction| went_on(direction) || !are_seen[direction]) {
@@ -62,7 +63,7 @@ impl Segments {
         self.0 & (Self::RESET | Self::RESET << 1) != 0
     }
 
-    /// Those that have got an RST from the other end: bits by the direction in which they send.
+    /// The ends that received an RST: bits by the direction in which they send.
     pub fn receivers_of_rst(self) -> u8 {
         let senders = (self.0 / Self::RESET) & 3;
         senders >> 1 | (senders & 1) << 1
@@ -73,8 +74,8 @@ impl Segments {
     }
 }
 
-/// Whether the window proves a segment with ACK of this direction that is no RST, if it has one with ACK. An RST may have ACK itself,
-/// so the two flags alone prove nothing.
+/// Whether a direction that has ACK in this window must have sent a segment with ACK that is not an RST. An RST may
+/// carry ACK itself, so the two flags alone prove nothing.
 fn is_more_than_resets(counters: &FlowCounters, direction: usize) -> bool {
     let [packets, others] = [direction, 1 - direction].map(|at| counters.packets[at]);
     let flags = counters.bits.tcp_flags(direction);
@@ -87,11 +88,11 @@ fn is_more_than_resets(counters: &FlowCounters, direction: usize) -> bool {
     if flags & (PSH | FIN) != 0 || counters.bits.has_syn_with_ack(direction) {
         return true;
     }
-    // One is the SYN, one the RST.
+    // One packet is the SYN, one the RST.
     if flags & SYN != 0 {
         return packets > 2;
     }
-    // Those that answer are no more than what they answer.
+    // RSTs that answer segments cannot outnumber them.
     others != 0 && packets > others
 }
 
@@ -153,21 +154,21 @@ mod tests {
         const BOTH: [&[u8]; 2] = [&[ACK], &[PSH | ACK]];
         for (windows, expected) in [
             (&[BOTH, [&[ACK], &[ACK, RST]]][..], true),
-            // In the window of the RST the order is not known.
+            // The order within the window of the RST is unknown.
             (&[[&[ACK, RST], &[ACK]]], true),
-            // Who sent it goes on, and who got it does, at once or one after the other.
+            // Both the sender and the receiver of the RST go on, at once or one after the other.
             (&[BOTH, [&[RST], &[]], BOTH], false),
             (&[BOTH, [&[RST], &[]], [&[ACK], &[]], [&[], &[ACK]]], false),
-            // Who got it has sent more before it came, which is answered by another RST.
+            // The receiver has sent more before the RST came, and the answer is another RST.
             (&[BOTH, [&[RST], &[]], [&[], &[ACK]]], true),
             (&[BOTH, [&[RST], &[]], [&[RST], &[ACK]]], true),
             (&[BOTH, [&[RST], &[]], [&[ACK], &[]]], true),
-            // Seen one way.
+            // Only one direction is seen.
             (&[[&[ACK], &[]], [&[RST], &[]], [&[ACK], &[]]], false),
-            // Another RST stands again.
+            // Another RST resets again.
             (&[[&[RST], &[]], BOTH, [&[], &[RST]]], true),
             (&[[&[RST], &[]], BOTH, [&[], &[RST]], BOTH], false),
-            // A SYN with ACK is of another connection.
+            // A SYN with ACK belongs to another connection.
             (&[[&[], &[ACK, RST]], [&[], &[SYN | ACK]]], true),
         ] {
             assert_eq!(after(windows).is_reset(), expected, "{windows:?}");

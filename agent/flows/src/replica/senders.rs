@@ -1,4 +1,4 @@
-//! Who sent the flows' packets, and what TCP knows of their connections, as the scans have seen it.
+//! The senders of the flows' packets, and the TCP state of their connections, as scans saw them.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,16 @@ use agent_common::{
 };
 use proto::round_trip::RoundTrip;
 
-/// What is known of the flow in each slot. Nothing is kept as long as no scan brings any.
+/// Senders, TCP state and round trips by slot. Takes no memory until a scan brings some.
 #[derive(Default)]
 pub struct KnownSenders {
     names: BySlot<Names>,
     connections: BySlot<Connection>,
-    /// By direction of the segments that were acknowledged.
+    /// By the direction of the acknowledged segments.
     round_trips: BySlot<[RoundTrip; 2]>,
-    /// Whether TCP has ever told anything. Before that nothing is kept of connections.
+    /// TCP has reported a connection at least once. Until then no TCP state is kept.
     has_tcp: bool,
-    /// What came with the entry that is being taken in, if something did.
+    /// The data that came with the entry being taken in. Valid only if `comes`.
     coming: Coming,
     comes: bool,
     ends: Ends,
@@ -29,7 +29,7 @@ struct Names {
     process_keys: [u64; 2],
 }
 
-/// Beside the id of a cgroup: sockets of others have sent in the last scan that saw any, too.
+/// A mark on the id of a cgroup: in the last scan that saw any sockets, more than one cgroup sent.
 const SHARED_NOW: u64 = Senders::SHARED >> 1;
 const MARKS: u64 = Senders::SHARED | SHARED_NOW;
 
@@ -68,7 +68,7 @@ fn with_now(cgroup_id: u64) -> u64 {
     }
 }
 
-/// The one that was seen last, with a mark if there were others.
+/// The sender that was seen last, marked if there were others.
 fn latest(known: u64, coming: u64, other: u64) -> u64 {
     let both = Senders::after(known, coming, other);
     let [shared, last] = [both & Senders::SHARED, coming & !Senders::SHARED];
@@ -87,7 +87,8 @@ struct Connection {
 }
 
 impl Connection {
-    /// Takes in what was noted at the end, unless it is of another connection, of which no packet came since.
+    /// Takes in the TCP state noted at the end, unless it is older than this flow. Then it belongs to an earlier
+    /// connection with the same endpoints.
     fn end(&mut self, end: &End) {
         for ((known, at_end), asked_ns) in self.tcp.iter_mut().zip(&end.tcp).zip(end.asked_ns) {
             if asked_ns >= self.first_ns {
@@ -97,31 +98,31 @@ impl Connection {
     }
 }
 
-/// What comes with the counters of a flow, or with those of a half of one.
+/// The data that comes with the counters of a flow or of half a flow.
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct Coming {
     senders: Senders,
     /// When the flow began on its page, since boot.
     first_ns: u64,
-    /// What was noted of the end of its connection.
+    /// The end of its connection, if one was noted.
     end: Option<End>,
-    /// By the direction in which a socket of this host sends.
+    /// The role of this host's socket that sends in this direction.
     roles: [Role; 2],
-    /// Likewise: nobody is told when the socket is gone.
+    /// By direction: the end of the socket cannot be reported.
     are_without_end: [bool; 2],
 }
 
 /// The sockets of this host that have sent some packets.
 #[derive(Clone, Copy, Default)]
 pub struct Sockets {
-    /// By direction: there is one whose end is told.
+    /// By direction: there is a socket whose end will be reported.
     pub with_end: [bool; 2],
-    /// There is one of whose end nobody is told, since nothing more can be kept with sockets.
+    /// There is a socket whose end cannot be reported, since the kernel programs have no room left to track sockets.
     pub is_one_without_end: bool,
 }
 
 impl Coming {
-    /// The sockets of this host that sent it.
+    /// The sockets of this host that sent these packets.
     pub fn sockets(&self) -> Sockets {
         Sockets {
             with_end: [0, 1].map(|at| self.senders.tcp[at].is_known() && !self.are_without_end[at]),
@@ -138,7 +139,7 @@ impl Coming {
         })
     }
 
-    /// Takes over what is known of the same packets there and not here.
+    /// Fills in what `other` knows of the same packets and this does not.
     pub fn unite(&mut self, other: &Self) {
         self.senders.unite(&other.senders);
         self.first_ns = self.first_ns.min(other.first_ns);
@@ -155,13 +156,13 @@ impl Coming {
 }
 
 impl KnownSenders {
-    /// The next flow that `begin` or `note` is called for has these.
+    /// Sets the data for the next call of `begin` or `note`.
     pub fn come(&mut self, coming: Coming) {
         self.comes = coming != Coming::default();
         self.coming = coming;
     }
 
-    /// The same for the flow with this key, with what was noted of the end of its connection.
+    /// Sets the senders for the flow with this key, and adds the end of its connection if one was noted.
     pub fn come_with(&mut self, key: &FlowKey, mut senders: Senders, first_ns: u64) {
         self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
         self.comes = true;
@@ -174,7 +175,7 @@ impl KnownSenders {
         };
     }
 
-    /// The sockets of this host that have sent what comes.
+    /// The sockets of this host that sent the coming packets.
     #[inline]
     pub fn coming_sockets(&self) -> Sockets {
         if !self.comes {
@@ -193,7 +194,7 @@ impl KnownSenders {
         }
     }
 
-    /// Takes back what the last `come` brought, if no flow has taken it.
+    /// Takes back the data of the last `come`, if no flow has used it.
     pub fn take_coming(&mut self) -> Coming {
         if !self.comes {
             return Coming::default();
@@ -202,7 +203,8 @@ impl KnownSenders {
         std::mem::take(&mut self.coming)
     }
 
-    /// Another connection follows in this slot: the one before takes what of the end that comes was asked before the other began.
+    /// Another connection follows in this slot. The connection before takes in the coming end, as far as it was noted
+    /// before the other one began.
     pub fn follow(&mut self, slot: u32, coming: &Coming) {
         if let Some(mut end) = coming.end {
             for side in [0, 1] {
@@ -236,12 +238,13 @@ impl KnownSenders {
         self.round_trips.begin(slot, round_trips);
     }
 
-    /// More of the flow in this slot has come.
+    /// Adds the coming data to the flow in this slot.
     pub fn note(&mut self, slot: u32) {
         self.note_after(slot, [false; 2]);
     }
 
-    /// The same, if a SYN had come before, by direction: then one that comes again is no sample, since the first one may be what is answered.
+    /// Like [`note`](Self::note). `syns_before` says by direction whether a SYN was seen before. Then a repeated SYN
+    /// gives no sample, since the answer may be to the first one.
     pub fn note_after(&mut self, slot: u32, syns_before: [bool; 2]) {
         if !self.comes {
             return;
@@ -286,42 +289,43 @@ impl KnownSenders {
         }
     }
 
-    /// To whom what the last scan counted belongs; 0 if it is not known, or belongs to several.
+    /// The cgroups that the counts of the last scan belong to. 0 if unknown, or if there are several.
     pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
         let ids = self.names.of(slot).cgroup_ids;
         ids.map(|id| if id & SHARED_NOW == 0 { id & !MARKS } else { 0 })
     }
 
-    /// Whether others have sent the packets of the source, and of the destination, too, if `initiator` is the direction of the source's.
+    /// Whether other sockets have also sent packets of the source, and of the destination. `initiator` is the
+    /// direction of the source's packets.
     pub fn are_shared(&self, slot: u32, initiator: u8) -> [bool; 2] {
         let by_direction = self.names.of(slot).are_shared();
         let forward = usize::from(initiator & 1);
         [by_direction[forward], by_direction[1 - forward]]
     }
 
-    /// To the source, and to the destination, if `initiator` is the direction of the source's packets: these are acknowledged by the
-    /// destination.
+    /// The round trips to the source, and to the destination. `initiator` is the direction of the source's packets,
+    /// which the destination acknowledges.
     pub fn round_trips_of(&self, slot: u32, initiator: u8) -> [RoundTrip; 2] {
         let by_direction = self.round_trips.of(slot);
         let forward = usize::from(initiator & 1);
         [by_direction[1 - forward], by_direction[forward]]
     }
 
-    /// No slot from this one on has a flow.
+    /// Releases the memory for slots from this one on. None of them has a flow.
     pub fn shrink(&mut self, slots: u32) {
         self.names.shrink(slots);
         self.connections.shrink(slots);
         self.round_trips.shrink(slots);
     }
 
-    /// A connection has ended. Its flow has come before, or comes with this scan or the next one.
+    /// Notes that a connection has ended. Its flow is already known, or comes with this scan or the next one.
     pub fn note_end(&mut self, ended: &EndedConnection) {
         self.has_tcp = true;
         self.ends.note(ended);
     }
 
-    /// Has the flows that `slot_of` finds take in what was noted of their ends, and hands on the directions of the sockets that are gone.
-    /// That stays for the next scan, which may bring what the flow asked before.
+    /// Adds the noted ends to the flows that `slot_of` finds, and passes the direction of each closed socket to
+    /// `is_gone`. An end stays for one more scan, which may bring packets from before it.
     pub fn settle_ends(
         &mut self,
         slot_of: impl Fn(&FlowKey) -> Option<u32>,
@@ -343,7 +347,7 @@ impl KnownSenders {
         self.ends.give_back();
     }
 
-    /// For how many slots.
+    /// How many slots there is memory for.
     #[cfg(test)]
     pub fn room(&self) -> usize {
         self.names.0.len()
@@ -356,7 +360,7 @@ fn note(known: &mut [RoundTrip; 2], coming: [Sample; 2]) {
     }
 }
 
-/// Values of slots, of which those behind the last one that was set have none.
+/// Values by slot. Slots after the last one that was set have the default.
 #[derive(Default)]
 pub struct BySlot<T>(Vec<T>);
 
@@ -387,18 +391,18 @@ impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
     }
 }
 
-/// What TCP knew of connections at their end, for two scans.
+/// The TCP state of connections at their end, kept for two scans.
 #[derive(Default)]
 struct Ends {
     by_flow: HashMap<FlowKey, End>,
 }
 
-/// By direction.
+/// Arrays are indexed by direction.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct End {
     tcp: [TcpInfo; 2],
     asked_ns: [u64; 2],
-    /// It has been there for a scan.
+    /// Has waited for a whole scan.
     has_waited: bool,
 }
 
@@ -420,7 +424,7 @@ impl Ends {
         self.by_flow.get(key).copied()
     }
 
-    /// What many connections took that ended at once.
+    /// Releases the memory after many connections ended at once.
     fn give_back(&mut self) {
         if self.by_flow.is_empty() && self.by_flow.capacity() > 1 << 12 {
             self.by_flow = HashMap::new();

@@ -1,9 +1,9 @@
-//! Decides whether what was counted on the two sides of an interface is one flow or two.
+//! Decides whether the packets counted on the two sides of an interface are one flow or two.
 //!
-//! A plain flow has its two directions on opposite sides, under one key. If the keys of both sides come,
-//! there are two cases. They are halves if both directions arrive (a mirror port, loopback) or both leave;
-//! the halves are joined to one flow. Or one direction was seen on both sides, as at a router with one
-//! interface; then each side is a flow of its own, as with two interfaces.
+//! A plain flow has its two directions on opposite sides, under one key. If the keys of both sides come, there are two
+//! cases. If both directions arrive (a mirror port, loopback) or both leave, the keys are halves and are joined to one
+//! flow. If one direction was seen on both sides, as at a router with one interface, each side is a flow of its own,
+//! as with two interfaces.
 
 use agent_common::{FlowCounters, FlowKey};
 use proto::record::{EndReason, Record};

@@ -7,15 +7,14 @@ use std::{
 
 use super::entry::{Entry, State};
 
-/// Entries by slot number. It grows by chunks, so that entries are never copied, and gives chunks back in which no slot is in
-/// use. Flows begin in the first chunk that has room.
+/// Entries by slot number. The slab grows by chunks, so entries are never copied, and releases chunks that have no
+/// flow. Flows begin in the first chunk that has room.
 ///
-/// Slots lie in blocks. A block knows when the first of its flows has to be looked at, so that quiet flows cost a scan
-/// nothing.
+/// Chunks are divided into blocks. Each block knows when its first flow is due, so quiet flows cost a scan nothing.
 #[derive(Default)]
 pub struct Slab {
     chunks: Vec<Chunk>,
-    /// The numbers of those with free slots.
+    /// The numbers of the chunks with free slots.
     with_room: BTreeSet<u32>,
 }
 
@@ -23,7 +22,7 @@ struct Chunk {
     /// Allocated at its full size, or not at all.
     entries: Vec<Entry>,
     free: Vec<u16>,
-    /// By block: no flow has to be looked at before this boot time.
+    /// By block: no flow is due before this boot time.
     due_ns: [u64; Self::BLOCKS],
 }
 
@@ -81,7 +80,7 @@ impl Slab {
         self.with_room.insert(at as u32);
     }
 
-    /// Gives back the chunks in which no slot is in use. Returns how many there were.
+    /// Releases the chunks without flows. Returns how many there were.
     pub fn shrink(&mut self) -> usize {
         let mut given_back = 0;
         for chunk in &mut self.chunks {
@@ -127,7 +126,7 @@ impl Slab {
         None
     }
 
-    /// A flow has to be looked at from this boot time on.
+    /// The flow in this slot is due at this boot time.
     #[inline]
     pub fn note_due(&mut self, slot: u32, due_ns: u64) {
         let (at, place) = Self::place(slot);
@@ -135,15 +134,14 @@ impl Slab {
         *block_due_ns = due_ns.min(*block_due_ns);
     }
 
-    /// All flows have to be looked at.
+    /// Makes all flows due.
     pub fn all_are_due(&mut self) {
         for chunk in &mut self.chunks {
             chunk.due_ns = [0; Chunk::BLOCKS];
         }
     }
 
-    /// The slots of the first block from this slot on with a flow that has to be looked at. From then on the block is not due until it is
-    /// noted.
+    /// The slots of the first block from this slot on that is due. The block is then not due until `note_due` says so.
     pub fn take_due(&mut self, from: u32, now_ns: u64) -> Option<Range<u32>> {
         let (first, place) = Self::place(from);
         let mut block = place / Self::BLOCK;
@@ -193,7 +191,7 @@ mod tests {
         Entry::new(&key, &counters, ScanClock::default(), scan)
     }
 
-    /// One whose entries have the numbers of their slots.
+    /// A slab whose entries have the numbers of their slots.
     fn slab(count: u32) -> Slab {
         let mut slab = Slab::default();
         for slot in 0..count {

@@ -61,7 +61,7 @@ fn counters(second: u64, a_to_b: &[u8], b_to_a: &[u8]) -> FlowCounters {
     }
 }
 
-/// Says who sent the packet that made the entry, and with which DSCP.
+/// Sets who sent the packet that made the entry, and with which DSCP.
 fn began(counters: &mut FlowCounters, direction: u8, dscp: u8) {
     counters.bits = counters.bits.and(FlowBits::first(direction, dscp));
 }
@@ -119,13 +119,13 @@ fn no_flow_is_last_seen_before_its_first_packet_where_unix_time_is_set_back() {
 #[test]
 fn a_syn_on_an_established_flow_opens_the_next_one() {
     const SYN_ACK: u8 = SYN | ACK;
-    // The flags in each window, and how many flows these make.
+    // The flags in each window, and the expected number of flows.
     type Window = (&'static [u8], &'static [u8]);
     let cases: [(&[Window], usize); 9] = [
         (&[(&[SYN, ACK], &[SYN_ACK]), (&[SYN], &[])], 2),
         (&[(&[SYN, ACK], &[SYN_ACK]), (&[], &[SYN])], 2),
         (&[(&[ACK], &[ACK]), (&[SYN, ACK], &[SYN_ACK])], 2),
-        // Within one window it is not known what came first.
+        // The order within one window is unknown.
         (&[(&[SYN, ACK, SYN], &[SYN_ACK, SYN_ACK])], 1),
         // The SYN is repeated until the answer arrives.
         (&[(&[SYN], &[]), (&[SYN], &[SYN_ACK]), (&[SYN], &[])], 1),

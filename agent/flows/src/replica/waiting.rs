@@ -1,4 +1,4 @@
-//! Keeps what one side of a joined flow counted, until the other side's half comes or the scan ends.
+//! Keeps the counters of one side of a joined flow until the other half comes or the scan ends.
 
 use agent_common::FlowCounters;
 
@@ -11,7 +11,7 @@ pub const NONE: u32 = u32::MAX;
 #[derive(Default)]
 pub struct Waiting {
     halves: Vec<FlowCounters>,
-    /// What came with them.
+    /// The senders that came with each half.
     coming: BySlot<Coming>,
     free: Vec<u32>,
 }
@@ -36,7 +36,7 @@ impl Waiting {
     }
 }
 
-/// The sum of both halves of a flow. Each half has packets in one direction, and the other half in the other.
+/// The sum of both halves of a flow. Each half has packets in one direction only, opposite to the other half's.
 pub fn merged(one: &FlowCounters, other: &FlowCounters) -> FlowCounters {
     let mut both = *one;
     both.unite(other);

@@ -1,4 +1,4 @@
-//! A line of an exchange of the DNS.
+//! The line of a DNS exchange.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ pub(super) struct DnsLine<'a> {
     scan_id: u64,
     batch: u32,
     stream_seq: u64,
-    /// In its batch.
+    /// The number in its batch.
     exchange: u32,
     interface: Option<&'a str>,
     ifindex: u32,

@@ -1,4 +1,5 @@
-//! The fields of a flow's line that say who sent the packets of one end, and what it is called. A line is flat, so each end has names of its own.
+//! The fields of a flow's line about the sender and the name of one end. A line is flat, so each end has its own field
+//! names.
 
 use proto::{
     ends::{EndCgroup, EndHost, EndProcess},
@@ -27,7 +28,7 @@ pub(super) const DESTINATION: Names = [
     "dst_container_runtime",
 ];
 
-/// A sender under the names of its end.
+/// A sender, with the field names of its end.
 pub(super) struct OfEnd<'a>(pub Names, pub EndCgroup<'a>);
 
 impl Serialize for OfEnd<'_> {
@@ -55,7 +56,7 @@ pub(super) type ProcessNames = [&'static str; 3];
 pub(super) const SOURCE_PROCESS: ProcessNames = ["src_process", "src_pid", "src_uid"];
 pub(super) const DESTINATION_PROCESS: ProcessNames = ["dst_process", "dst_pid", "dst_uid"];
 
-/// A process under the names of its end.
+/// A process, with the field names of its end.
 pub(super) struct ProcessOfEnd<'a>(pub ProcessNames, pub EndProcess<'a>);
 
 impl Serialize for ProcessOfEnd<'_> {
@@ -69,13 +70,13 @@ impl Serialize for ProcessOfEnd<'_> {
     }
 }
 
-/// Name, and how it was learned.
+/// The host's name, and how it was learned.
 pub(super) type HostNames = [&'static str; 2];
 
 pub(super) const SOURCE_HOST: HostNames = ["src_host", "src_host_source"];
 pub(super) const DESTINATION_HOST: HostNames = ["dst_host", "dst_host_source"];
 
-/// What an end is called under the names of its end.
+/// The host name of an end, with the field names of that end.
 pub(super) struct HostOfEnd<'a>(pub HostNames, pub EndHost<'a>);
 
 impl Serialize for HostOfEnd<'_> {
@@ -108,7 +109,7 @@ pub(super) const DESTINATION_TCP: TcpNames = [
     "dst_tcp_data_segs_out",
 ];
 
-/// What TCP knows under the names of its end.
+/// TCP's state, with the field names of its end.
 pub(super) struct TcpOfEnd(pub TcpNames, pub Tcp);
 
 impl Serialize for TcpOfEnd {
@@ -137,7 +138,7 @@ pub(super) const SOURCE_ROUND_TRIP: RoundTripNames = ["src_handshake_rtt_us", "s
 pub(super) const DESTINATION_ROUND_TRIP: RoundTripNames =
     ["dst_handshake_rtt_us", "dst_ack_rtt_us"];
 
-/// How long an end takes to answer, under the names of that end.
+/// Round trips, with the field names of the end that answers.
 pub(super) struct RoundTripOfEnd(pub RoundTripNames, pub RoundTrip);
 
 impl Serialize for RoundTripOfEnd {

@@ -93,7 +93,7 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
         "encapsulation": null, "tunnel_id": null,
         "outer_src_addr": null, "outer_dst_addr": null, "sample_rate": 100,
     });
-    // More than one macro takes.
+    // More fields than one macro takes.
     for (name, value) in [
         ("ip_bytes", 40),
         ("reverse_ip_bytes", 112),
@@ -102,7 +102,7 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
     ] {
         expected[name] = json!(value);
     }
-    // Added here, since the macro does not take so many fields.
+    // Added here, since the macro takes fewer fields.
     expected["initiator_assumed"] = json!(true);
     expected["duration_ns"] = json!(1);
     expected["outer_vlan_ids"] = json!([]);
@@ -176,7 +176,7 @@ fn whoever_sent_the_packets_is_named_at_the_end_that_is_known() {
         of.collect::<Vec<_>>()
     };
     let (a, b) = (Some(json!("a.service")), Some(json!("b.service")));
-    // Its cgroup is not in the batch, so its id is all.
+    // Its cgroup is not in the batch, so only the id is known.
     let unnamed = Some(json!(null));
     assert_eq!(texts("src_unit"), [a.clone(), b, unnamed.clone(), None]);
     assert_eq!(texts("dst_unit"), [None, a, None, None]);
@@ -223,7 +223,7 @@ fn an_end_has_its_name_and_how_that_was_learned() {
     let named = FlowRecord {
         dst_host_id: Some(5),
         dst_host_source: NameSource::HostsFile.into(),
-        // What the batch does not name.
+        // A host that the batch does not name.
         src_host_id: Some(6),
         src_host_source: NameSource::Dns.into(),
         ..tcp_record()

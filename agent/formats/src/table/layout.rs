@@ -29,7 +29,7 @@ const TITLES: [&str; 15] = [
 ];
 const INITIATOR: usize = 3;
 const RESPONDER: usize = 4;
-/// Shown only if a flow has one, like the next ones.
+/// This and the following columns are shown only if a flow has a value.
 const UNIT: usize = 11;
 const PROCESS: usize = 12;
 const RTT: usize = 13;
@@ -89,7 +89,7 @@ impl Row {
     }
 }
 
-/// The head and a line for each row.
+/// The head, and one line for each row.
 pub(super) fn lines(rows: &[Row], width: usize) -> Vec<String> {
     let has_some = |column: usize| rows.iter().any(|row| !row.cells[column].is_empty());
     let shown = (0..TITLES.len()).filter(|&column| column < UNIT || has_some(column));

@@ -1,4 +1,4 @@
-//! All queues together are bounded in bytes, and who keeps up within the bound loses nothing.
+//! All queues together are bounded in bytes. A consumer that keeps up within the bound loses nothing.
 
 use proto::Interface;
 
@@ -9,7 +9,7 @@ fn lost(hub: &Hub) -> Vec<u64> {
     status.map(|consumer| consumer.lost_batches).collect()
 }
 
-/// Batches of different lengths with different sums: which of them are lost shows in each sum.
+/// Batches of different lengths with different sums, so that each sum shows which batches were lost.
 fn varied(scan_id: u64) -> Batch {
     let batch = batch(scan_id, 1 + (scan_id % 7) as u32);
     let mut body = batch.body.to_vec();
@@ -24,7 +24,7 @@ fn varied(scan_id: u64) -> Batch {
     }
 }
 
-/// What batches with these numbers report.
+/// The volume of the batches with these numbers.
 fn volume_of(scan_ids: impl IntoIterator<Item = u64>) -> Volume {
     let mut volume = Volume::default();
     for scan_id in scan_ids {
@@ -33,7 +33,7 @@ fn volume_of(scan_ids: impl IntoIterator<Item = u64>) -> Volume {
     volume
 }
 
-/// What is lost by all before the next batch, and that batch. They follow on `last`.
+/// Takes the next batch. Returns its number and the losses so far, which must account for all batches since `last`.
 fn take_after(subscription: &mut Subscription, last: u64, lost_before: Volume) -> (u64, Volume) {
     let message = waiting(subscription).unwrap().decode().unwrap();
     let told = Volume {
@@ -48,10 +48,10 @@ fn take_after(subscription: &mut Subscription, last: u64, lost_before: Volume) -
     (message.scan_id, told)
 }
 
-/// One that takes some batches and then none.
+/// A consumer that takes some batches and then stops.
 struct Stalled {
     subscription: Subscription,
-    /// The batch before its first one, and before the next that it has to get.
+    /// The batch before its first one, and the last one that it took.
     first: u64,
     last: u64,
     stalls_after: u64,
@@ -65,7 +65,7 @@ impl Stalled {
         }
     }
 
-    /// What it took, lost and has to take is all that was published.
+    /// Its delivered, lost and queued batches add up to the published ones.
     fn assert_sums(&self, published: u64) {
         let fate = self.subscription.backlog().fate();
         let still_queued = published - self.last - fate.lost.batches;
@@ -87,7 +87,7 @@ fn who_takes_each_burst_loses_nothing_while_others_stall_one_after_another() {
     const BURST: u64 = 60;
     const BURSTS: u64 = 40;
     let of_burst = |burst: u64| 1 + burst * BURST..=(burst + 1) * BURST;
-    // The lengths come again with each burst.
+    // The lengths repeat with each burst.
     let bytes: u64 = of_burst(9).map(|id| varied(id).body.len() as u64).sum();
     let limit = 5 * bytes;
     let hub = Hub::new(10_000, limit);
@@ -101,7 +101,7 @@ fn who_takes_each_burst_loses_nothing_while_others_stall_one_after_another() {
                 subscription: hub.subscribe("stalled", "test"),
                 first: published,
                 last: published,
-                // At once, or later and in the middle of a burst.
+                // Stalls at once, or later in the middle of a burst.
                 stalls_after: published + burst % 5 * 47,
             });
         }
@@ -124,7 +124,7 @@ fn who_takes_each_burst_loses_nothing_while_others_stall_one_after_another() {
         }
     }
     assert!(is_full && stalled.len() >= 10);
-    // The next batch of each says what was lost until then, and none is missing after it.
+    // The next batch of each consumer reports the losses so far, and no batch is missing after it.
     for mut one in stalled {
         let mut lost = Volume::default();
         while one.last < BURST * BURSTS {
@@ -145,7 +145,7 @@ fn a_batch_for_which_two_wait_counts_once_and_is_lost_to_both() {
     hub.publish(&batch(2, 5));
     hub.publish(&batch(3, 7));
     assert_eq!((hub.held_bytes(), lost(&hub)), (3 * one, vec![0, 0, 0]));
-    // It takes the place of the oldest batch, which nobody else had.
+    // It replaces the oldest batch, which only one consumer had.
     hub.publish(&batch(4, 1));
     assert_eq!((hub.held_bytes(), lost(&hub)), (3 * one, vec![1, 0, 0]));
     hub.publish(&batch(5, 1));
@@ -154,14 +154,14 @@ fn a_batch_for_which_two_wait_counts_once_and_is_lost_to_both() {
         assert_eq!(next(one), Some((1, 3, 1, 5)));
     }
     assert_eq!(next(&mut early), Some((1, 3, 2, 6)));
-    // Nobody waits for the third any more.
+    // The third batch is in no queue any longer.
     assert_eq!(hub.held_bytes(), 2 * one);
     drop(both);
     drop(early);
     assert_eq!(hub.held_bytes(), 0);
 }
 
-/// Others go on publishing while it takes what waits.
+/// Others are still published to while it reads its queue.
 #[test]
 fn what_is_lost_after_the_last_batch_is_told_at_the_end() {
     let one = batch(1, 1).body.len() as u64;
@@ -173,7 +173,7 @@ fn what_is_lost_after_the_last_batch_is_told_at_the_end() {
     }
     assert_eq!(next(&mut leaving), Some((1, 1, 0, 0)));
     leaving.backlog().leave();
-    // The transport has let the first batch go, but it waits for the other.
+    // The transport has dropped the first batch, but `staying` still has it queued.
     for scan_id in 4..=6 {
         hub.publish(&batch(scan_id, 1));
     }
@@ -211,11 +211,11 @@ fn what_a_transport_holds_counts_and_is_not_taken_back() {
         }
         assert_eq!(hub.held_bytes(), scan_id * one, "they share it");
     }
-    // There is no older batch than this one that could be lost.
+    // No queued batch is older, so this one itself is lost.
     hub.publish(&batch(3, 7));
     assert_eq!((hub.held_bytes(), lost(&hub)), (2 * one, vec![1, 1]));
     assert!(consumers[0].next().now_or_never().is_none());
-    // The first of the two is free.
+    // The first of the two batches is free.
     in_transport.drain(..2);
     assert_eq!(hub.held_bytes(), one);
     hub.publish(&batch(4, 1));
@@ -245,7 +245,7 @@ fn what_is_reserved_for_copies_is_no_room_for_batches() {
     };
     publish(1..=12);
     assert_eq!((hub.held_bytes(), lost(&hub)), (10 * bytes, vec![2]));
-    // The room is made at once, and five shares are half of the bound.
+    // Reserving drops batches at once, and five shares are half of the bound.
     let shares: Vec<CopyRoom> = (0..5).map_while(|_| hub.room_for_copies(0)).collect();
     assert_eq!((shares.len(), hub.held_bytes()), (5, 5 * bytes));
     assert!(hub.room_for_copies(0).is_none());
@@ -255,7 +255,7 @@ fn what_is_reserved_for_copies_is_no_room_for_batches() {
     publish(15..=16);
     assert_eq!((hub.held_bytes(), lost(&hub)), (7 * bytes, vec![9]));
 
-    // What the transport has nobody can take back.
+    // The bytes in the transport cannot be taken back.
     let taken: Vec<_> = (0..7)
         .map(|_| waiting(&mut consumer).unwrap().into_parts())
         .collect();

@@ -1,4 +1,4 @@
-//! Consumers that wait are woken, and what they take at the same time as others publish is neither lost nor told twice.
+//! Waiting consumers are woken. Batches that they take while others publish are neither lost nor reported twice.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,7 @@ use tokio::{task, time::timeout};
 
 use super::*;
 
-/// For what takes no time unless it never happens.
+/// For steps that take no time unless they hang.
 const PATIENCE: Duration = Duration::from_mins(10);
 
 #[derive(Default)]
@@ -82,8 +82,8 @@ async fn a_consumer_that_always_finds_a_batch_lets_others_run() {
     assert!(taken < BATCHES);
 }
 
-/// Takes all until the end. Each batch has to say what was lost before it, since scans are numbered from one. Returns how
-/// many came.
+/// Takes all batches until the end, and returns how many came. Each batch must report the losses before it; the scan
+/// numbers start at one.
 async fn take_all(mut subscription: Subscription, keeps: usize, is_slow: bool) -> u64 {
     let (mut taken, mut seq) = (0, 0);
     let mut in_transport = VecDeque::new();
@@ -107,11 +107,11 @@ async fn take_all(mut subscription: Subscription, keeps: usize, is_slow: bool) -
     taken
 }
 
-/// Whenever somebody looks.
+/// At every moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_is_delivered_lost_or_queued() {
     const BATCHES: u64 = 30_000;
-    /// So many one by one, so that consumers wait for the next.
+    /// Batches published one by one, so that consumers wait for the next.
     const ALONE: u64 = 500;
     let one = batch(1000, 3).body.len() as u64;
     let limit = 28 * one;

@@ -1,4 +1,4 @@
-//! Threads without which the agent would go on deaf. If one panics, the agent ends with an error.
+//! Starts threads that the agent cannot do without. If one panics, the agent ends with an error.
 
 use std::thread::{self, JoinHandle};
 
@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use crate::netns::Namespace;
 
-/// Held by such a thread.
+/// Held by such a thread; reports if the thread panics.
 struct Alarm {
     thread: &'static str,
     namespace: Namespace,
@@ -19,13 +19,13 @@ impl Drop for Alarm {
         if thread::panicking() {
             let thread = self.thread;
             let error = anyhow!("the thread \"{thread}\" panicked, which is a fault of the agent");
-            // If it is full, another one has failed. If nobody listens, the agent is ending.
+            // If the channel is full, another thread has failed already. If it is closed, the agent is ending.
             let _ = self.failed.try_send(self.namespace.locate(error));
         }
     }
 }
 
-/// Starts a thread for work in a network namespace, in which the calling thread is. If it panics, `failed` hears of it.
+/// Starts a thread for work in the network namespace of the calling thread. If it panics, `failed` receives an error.
 pub(super) fn spawn<T: Send + 'static>(
     name: &'static str,
     namespace: Namespace,

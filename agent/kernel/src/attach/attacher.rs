@@ -1,5 +1,5 @@
-//! Attaches one hook after another. For each the kernel takes a grace period (`tcx_entry_sync`), and hooks that
-//! are attached count meanwhile.
+//! Attaches one hook after another. The kernel takes a grace period for each (`tcx_entry_sync`), and hooks that are
+//! already attached count meanwhile.
 
 use std::{
     io,
@@ -29,7 +29,7 @@ pub(super) struct Attacher {
     pub features: Features,
     pub drivers: Drivers,
     pub clsact: Option<Clsact>,
-    /// The interfaces of the start, while it lasts.
+    /// The interfaces selected at the start; empty once they are attached.
     pub first: Vec<Link>,
     pub lines: Lines,
 }
@@ -95,8 +95,8 @@ impl Attacher {
         Ok(())
     }
 
-    /// The hook that packets are accounted to while it is being attached. When in doubt, it claims less
-    /// exactness than it will have.
+    /// The hook that packets are accounted to while it is being attached. When in doubt, it claims less exactness than
+    /// the attached hook will have.
     pub(super) fn planned(&self, link: &Link, slot: u32, direction: Direction) -> Hook {
         let AttachSettings {
             ingress_hook,
@@ -167,7 +167,7 @@ impl Attacher {
         Ok(())
     }
 
-    /// The inner result is the kernel's answer.
+    /// Attaches a program by TCX. The inner result is the kernel's answer.
     fn tcx(
         &mut self,
         link: &Link,
@@ -192,12 +192,12 @@ impl Attacher {
     }
 
     pub(super) fn hold(&self, link: &Link, held: HeldLink) {
-        // If the interface has left meanwhile, this ends the link.
+        // If the interface has left meanwhile, `hold` returns the link, and dropping it detaches.
         drop(self.slots.hold(link.ifindex, held));
     }
 
-    /// Whether the hooks of an interface are on this very one. Another one may have come with its index while
-    /// changes were missed.
+    /// Whether the hooks of an interface are really on it. If changes were missed, another interface may have its
+    /// index.
     pub(super) fn is_on(&mut self, link: &Link) -> Result<bool> {
         for held in self.slots.links_of(link.ifindex) {
             match held.is_on(link) {
@@ -214,8 +214,9 @@ impl Attacher {
         clsact.map_or(Ok(true), |clsact| clsact.is_on(link.ifindex))
     }
 
-    /// Seen on 6.18: generic XDP copies an skb that has too little headroom. The copy's `mac_len` is zero, so TC
-    /// pushes no Ethernet header back before it runs its programs (`tc_run`).
+    /// Warns of somebody else's generic XDP program. Seen on 6.18: generic XDP copies an skb that has too little
+    /// headroom. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
+    /// (`tc_run`).
     fn warn_of_generic_xdp(&mut self, link: &Link) {
         if link.xdp == AttachedXdp::Generic
             && let Some(interfaces) = self.lines.due(Line::ForeignGenericXdp)
@@ -229,7 +230,8 @@ impl Attacher {
         }
     }
 
-    /// The qdiscs that are added stay, so nothing is added where the start is going to fail.
+    /// Opens clsact. Checks all first interfaces before a qdisc is added to any, since added qdiscs stay even if the
+    /// start fails.
     fn open_clsact(&mut self) -> Result<()> {
         let clsact = self.clsact.insert(Clsact::open()?);
         let settings = self.settings;

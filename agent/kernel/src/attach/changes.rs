@@ -1,10 +1,9 @@
-//! Follows the kernel's notifications about interfaces. Detaches from those that leave this network namespace,
-//! and passes the others on to the thread that attaches.
+//! Follows the kernel's notifications about interfaces. Detaches from interfaces that leave this network namespace, and
+//! passes all other changes to the thread that attaches.
 //!
-//! A TCX or XDP link moves into another namespace with its interface (`__dev_change_net_namespace` shuts down
-//! qdiscs, and nothing else). Its program then sees the index that the interface has there. The program is
-//! not told the namespace, and would have to read kernel memory three times per packet to find out. So it is
-//! detached.
+//! A TCX or XDP link moves into another namespace with its interface (`__dev_change_net_namespace` shuts down qdiscs
+//! and nothing else). Its program then sees the index that the interface has there. The program does not see the
+//! namespace: finding it would take three reads of kernel memory per packet. So the link is detached.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +27,9 @@ use crate::{
     netns::Namespace,
 };
 
-/// Follows the changes of a network namespace, in which the calling thread is, for as long as the process runs.
-/// `failed` hears why it cannot any more: packets of interfaces that come would go uncounted, and those of an interface
-/// with the index of one that has left would count as that one's.
+/// Follows the changes of the calling thread's network namespace for as long as the process runs. Sends the error to
+/// `failed` if it cannot go on: interfaces that appear would go uncounted, and packets of an interface that reuses an
+/// index would count for the interface that had it before.
 pub(super) fn follow(
     slots: Slots,
     interfaces: InterfaceTable,
@@ -53,7 +52,7 @@ pub(super) fn follow(
     alarm::spawn("interfaces", namespace.clone(), alarmed, move || {
         if let Err(error) = follower.run() {
             let error = error.context("follow the interfaces that come and leave");
-            // If it is full, that of another namespace has failed. If nobody listens, the agent is ending.
+            // If the channel is full, another namespace has failed already. If it is closed, the agent is ending.
             let _ = failed.try_send(namespace.locate(error));
         }
     })?;
@@ -65,7 +64,7 @@ struct Follower {
     names: Names,
     interfaces: InterfaceTable,
     slots: Slots,
-    /// Of watched interfaces that had one when they last changed.
+    /// The masters of watched interfaces, as of their last change.
     masters: BTreeMap<u32, u32>,
     missed: LogLimit,
     changes: Changes,
@@ -84,7 +83,7 @@ impl Follower {
                         master,
                     } => self.changed(ifindex, &names, master),
                     LinkEvent::TcRemoved(ifindex) => {
-                        // It may have been ours, or had ours in it.
+                        // The filter may have been ours, or the qdisc may have held ours.
                         if self.slots.slot_of(ifindex).is_some() {
                             self.changes.look_at(ifindex);
                         }
@@ -136,8 +135,8 @@ impl Follower {
     }
 
     fn leave(&mut self, ifindex: u32) -> Result<()> {
-        // This comes first, since it waits for nothing. Until the links are gone, packets count as those of
-        // an unknown interface instead of this one's.
+        // This comes first because it waits for nothing. Until the links are gone, packets count for the unknown
+        // interface instead of this one.
         self.interfaces.forget(ifindex);
         self.masters.remove(&ifindex);
         if let Some(links) = self.slots.leave(ifindex) {

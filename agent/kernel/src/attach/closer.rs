@@ -1,5 +1,5 @@
-//! Detaches on a thread of its own, since each link takes a grace period under RTNL. Interfaces that come are
-//! attached to meanwhile. Looks for links that somebody else has detached, too.
+//! Detaches on its own thread, since each link takes a grace period under RTNL, so that new interfaces are attached
+//! meanwhile. It also looks for links that somebody else has detached.
 
 use std::{
     sync::{
@@ -15,18 +15,18 @@ use anyhow::{Context as _, Result};
 use super::{held::HeldLink, noted::Changes, slots::Slots};
 use crate::interface_table::InterfaceTable;
 
-/// How often links are looked at. Asking for one takes RTNL for a moment (`tcx_link_fill_info`).
+/// How often to look at links. Asking for one takes RTNL for a moment (`tcx_link_fill_info`).
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What is to be detached. There is at most one for each interface.
+/// A request to detach. There is at most one per interface.
 pub(super) enum Detach {
     /// The links of an interface that has left.
     Links(Vec<Arc<HeldLink>>),
-    /// An interface that is not selected any more, and still here.
+    /// An interface that is no longer selected, but still here.
     Deselected(u32),
 }
 
-/// Clones use the same thread.
+/// Clones send to the same thread.
 #[derive(Clone)]
 pub(super) struct Closer(Sender<Detach>);
 
@@ -79,8 +79,8 @@ impl Work {
         }
     }
 
-    /// Root may detach any link (`BPF_LINK_DETACH`), and the kernel tells nobody. The programs would count nothing from
-    /// then on.
+    /// Looks for detached links. Root may detach any link (`BPF_LINK_DETACH`), and the kernel does not report it; the
+    /// programs would count nothing from then on.
     fn look(&self) {
         for ifindex in self.slots.ifindexes() {
             let links = self.slots.links_of(ifindex);
@@ -90,11 +90,11 @@ impl Work {
         }
     }
 
-    /// Detaches, and gives the slot back. While a program runs there, the table must have the interface.
+    /// Detaches from an interface and frees its slot. The interface must stay in the table while a program runs there.
     pub(super) fn end(&self, ifindex: u32) {
-        // Its links stay with its slot until now, so that the end of the agent finds them.
+        // The links stay in the slot until now, so that the end of the agent finds them.
         drop(self.slots.take_deselected(ifindex));
-        // If it has left meanwhile, another interface may have its index.
+        // If it has left meanwhile, the index may belong to another interface.
         if self.slots.is_deselected(ifindex) {
             self.table.forget(ifindex);
             self.slots.leave(ifindex);

@@ -1,13 +1,13 @@
 //! Filters on clsact, for kernels without TCX. They are removed when [`Clsact`] is dropped.
 //!
-//! The kernel keeps a filter when its maker is killed. Each of our filters can therefore be recognized by its
-//! name, priority and handle, and its name says which instance of the agent made it. Every start removes
-//! those whose instance is gone. Nothing else is ever removed, unless a stranger puts a filter of its own at the
-//! place of ours just after we looked who is there: netlink cannot remove a filter by its name.
+//! The kernel keeps a filter when its maker is killed. So each of our filters can be recognized by its name, priority
+//! and handle, and its name says which instance of the agent made it. Every start removes the filters of instances that
+//! are gone. It removes nothing else, with one exception: netlink cannot remove a filter by name, so a filter that a
+//! stranger puts in the place of ours right after our check is removed.
 //!
-//! The qdisc stays, even if we added it. The kernel removes a qdisc with all its filters, without a way to
-//! say "if it is empty", so a filter that someone adds after we looked would go with it. A clsact without
-//! filters is not run (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
+//! The qdisc stays, even if we added it. The kernel removes a qdisc together with all its filters, and cannot be asked
+//! to do so only if there are none. A filter that someone adds after our check would go with it. The kernel does not
+//! run a clsact qdisc without filters (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
 
 use std::{collections::BTreeSet, os::fd::BorrowedFd};
 
@@ -24,27 +24,27 @@ use crate::links::{Link, netlink::errno};
 #[cfg(test)]
 mod tests;
 
-/// First on ingress and last on egress: the program sees packets as on the wire, whatever others change or
-/// drop. The kernel itself chooses 49152 and below, and people choose round numbers.
+/// First on ingress and last on egress, so the program sees packets as they are on the wire, before others change or
+/// drop them. The kernel itself chooses 49152 and below, and people choose round numbers.
 const INGRESS_PRIORITY: u16 = 7;
 const EGRESS_PRIORITY: u16 = 0xc0de;
 /// The upper half of all our handles. The lower half differs between agents.
 const HANDLE_MAJOR: u32 = 0xf10a;
 /// A name is `flow-agent:PROGRAM@INSTANCE`.
 const NAME_PREFIX: &str = "flow-agent:";
-/// How many handles are tried.
+/// How many handles to try.
 const MAX_NEIGHBOURS: u16 = 1024;
 
 /// The filters of this process.
 pub(super) struct Clsact {
     socket: TcSocket,
     filters: Vec<Place>,
-    /// Interfaces to which this process added a clsact qdisc. Remembered because listing qdiscs takes longer
-    /// the more interfaces there are.
+    /// Interfaces to which this process added a clsact qdisc. Kept here because listing qdiscs takes longer the more
+    /// interfaces there are.
     prepared: BTreeSet<u32>,
     added: LogLimit,
     kept: LogLimit,
-    /// Dropped after the filters are removed.
+    /// Must be dropped after the filters are removed.
     instance: Instance,
 }
 
@@ -60,7 +60,7 @@ impl Clsact {
         })
     }
 
-    /// Fails if one of these has a qdisc without an egress side.
+    /// Fails if one of these links has a qdisc without an egress side.
     pub(super) fn ensure_egress_of<'a>(
         &mut self,
         links: impl Iterator<Item = &'a Link>,
@@ -73,8 +73,8 @@ impl Clsact {
         Ok(())
     }
 
-    /// Attaches the program to one direction of an interface. If a filter that could not be removed is there, it is
-    /// removed first: beside another one it would count every packet again.
+    /// Attaches the program to one direction of an interface. First removes a filter of ours that an earlier detach
+    /// could not remove: two of them would count every packet twice.
     pub(super) fn attach(
         &mut self,
         link: &Link,
@@ -103,7 +103,7 @@ impl Clsact {
         Ok(())
     }
 
-    /// Whether the filters that were added to an interface are there.
+    /// Whether all filters that were added to an interface are still there.
     pub(super) fn is_on(&mut self, ifindex: u32) -> Result<bool> {
         for place in self.places(ifindex) {
             if !self.has(place)? {
@@ -118,12 +118,12 @@ impl Clsact {
         of_it.copied().collect()
     }
 
-    /// Whether the filter at a place is of this process.
+    /// Whether the filter at a place belongs to this process.
     fn has(&mut self, place: Place) -> Result<bool> {
         has(&mut self.socket, place, self.instance.number)
     }
 
-    /// Removes those of its filters on an interface that are there, after others were removed, and forgets all of them.
+    /// Removes the remaining filters on an interface after somebody removed others, and forgets all of them.
     pub(super) fn remove_rest(&mut self, ifindex: u32) -> Result<()> {
         for place in self.places(ifindex) {
             self.remove(place)?;
@@ -151,8 +151,8 @@ impl Clsact {
         }
     }
 
-    /// Removes the filter at a place, unless it is gone, and forgets the place. In the second case another program's may
-    /// be there. What fails can be tried again.
+    /// Removes the filter at a place and forgets the place. If ours is gone, another program's filter may be there, and
+    /// stays. On failure the place is kept, so the call can be repeated.
     fn remove(&mut self, place: Place) -> Result<()> {
         if self.has(place)? {
             remove(&mut self.socket, place, self.instance.number)?;
@@ -161,20 +161,21 @@ impl Clsact {
         Ok(())
     }
 
-    /// Forgets what was attached to an interface that has left. The kernel removed it.
+    /// Forgets the filters on an interface that has left. The kernel removed them.
     pub(super) fn forget(&mut self, ifindex: u32) {
         self.filters.retain(|place| place.ifindex != ifindex);
         self.prepared.remove(&ifindex);
     }
 
-    /// Forgets what was attached to interfaces that are not here, and asks again which ones have a qdisc.
+    /// Forgets filters on interfaces that are gone, and which interfaces have a qdisc, so that the kernel is asked
+    /// again.
     pub(super) fn keep(&mut self, here: &BTreeSet<u32>) {
         self.filters.retain(|place| here.contains(&place.ifindex));
         self.prepared.clear();
     }
 
-    /// Adds the filter at the first free handle. Agents begin at different handles, so that none adds a
-    /// filter where another is about to remove a stale one.
+    /// Adds the filter at the first free handle. Each agent starts at a different handle, so that it does not add a
+    /// filter where another one is about to remove a stale one.
     fn add(
         &mut self,
         ifindex: u32,
@@ -226,7 +227,7 @@ impl Clsact {
     }
 }
 
-/// The kernel accepts a filter for the egress side of an ingress qdisc, and runs it on ingress.
+/// The kernel accepts a filter for the egress side of an ingress qdisc, but runs it on ingress.
 fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
     ensure!(
         qdisc.is_none_or(|kind| kind != "ingress"),
@@ -244,7 +245,7 @@ impl Drop for Clsact {
     }
 }
 
-/// Whether the filter at a place is of this instance.
+/// Whether the filter at a place belongs to this instance.
 fn has(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
     let filters = socket.list(place.ifindex, place.direction, place.priority)?;
     let is_it = |(other, name): &(Place, String)| {
@@ -253,8 +254,8 @@ fn has(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
     Ok(filters.iter().any(is_it))
 }
 
-/// Removes an instance's filter. Returns whether it was there: it may have gone with its interface or its qdisc just
-/// before, which the kernel's answer does not tell.
+/// Removes an instance's filter. Returns whether it was there: it may just have gone with its interface or qdisc, and
+/// the kernel's error does not say so.
 fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
     let Err(error) = socket.remove(place) else {
         return Ok(true);
@@ -266,14 +267,14 @@ fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
     }
 }
 
-/// Removes what killed agents left behind, on every interface of this network namespace. Called before this
-/// process has filters of its own.
+/// Removes filters of killed agents on every interface of this network namespace. Call it before this process has
+/// filters of its own.
 pub(super) fn remove_stale() -> Result<()> {
     let mut socket = TcSocket::open()?;
     let mut failed = Vec::new();
     for ifindex in socket.filter_qdiscs()?.into_keys() {
         for direction in [Direction::Ingress, Direction::Egress] {
-            // One that fails keeps no other one.
+            // A failure must not keep the other filters from being removed.
             let outcome = remove_stale_on(&mut socket, ifindex, direction);
             failed.extend(outcome.err());
         }
@@ -291,7 +292,7 @@ fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) ->
     if ours.is_empty() {
         return Ok(());
     }
-    // Read after the filters: an agent opens its socket before it adds its first filter.
+    // Read after the filters: an agent opens its socket before it adds its first filter, so a living agent is found.
     let mut living = Living::default();
     let mut outcome = Ok(());
     for (place, name) in ours {

@@ -1,4 +1,4 @@
-//! A link that this process holds, and whether it is still on the interface for which it was made.
+//! A link that this process holds, and whether it is still on the interface that it was made for.
 
 use std::{
     io,
@@ -11,11 +11,11 @@ use crate::{
     links::{AttachedXdp, Link},
 };
 
-/// Detaches when it is dropped, which waits for a grace period under RTNL.
+/// Detaches when dropped, which waits for a grace period under RTNL.
 pub(super) struct HeldLink {
     pub fd: OwnedFd,
     pub place: LinkPlace,
-    /// The program, if it was loaded for this link alone.
+    /// The program, if it was loaded for this link only.
     pub _program: Option<Arc<OwnedFd>>,
 }
 
@@ -25,13 +25,13 @@ impl HeldLink {
         matches!(self.place, LinkPlace::XdpNative | LinkPlace::XdpGeneric)
     }
 
-    /// Whether it is on no interface any more: its own has gone, or somebody has detached it.
+    /// Whether it is no longer on any interface: its interface has gone, or somebody has detached it.
     pub(super) fn is_detached(&self) -> bool {
         bpf::link(self.fd.as_fd()).is_ok_and(|link| link.ifindex == 0)
     }
 
-    /// Whether its program is on this interface. Otherwise the interface for which it was made has left, and
-    /// another one has its index.
+    /// Whether its program is on this interface. If not, the link's own interface has left, and another one has its
+    /// index.
     pub(super) fn is_on(&self, link: &Link) -> io::Result<bool> {
         let ours = bpf::link(self.fd.as_fd())?;
         match self.place {

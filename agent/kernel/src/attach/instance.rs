@@ -1,9 +1,9 @@
-//! Tells living agents of this network namespace from killed ones. Each agent has a socket, and its filters
+//! Distinguishes living agents of this network namespace from killed ones. Each agent has a socket, and its filters
 //! carry the socket's number.
 //!
-//! The number is the socket's inode. The kernel assigns it, and nobody else can have it while the socket
-//! lives. The kernel lists the Unix sockets of a network namespace to everyone in it. So agents in two
-//! containers with the host's network see each other's sockets, though not each other's files.
+//! The number is the socket's inode. The kernel assigns it, and nobody else can have it while the socket lives.
+//! Everyone in a network namespace can list its Unix sockets. So agents in two containers with the host's network see
+//! each other's sockets, though not each other's files.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// A number that is held until the value is dropped or the process ends, in whatever way.
+/// A number that is held until the value is dropped or the process ends, however it ends.
 pub(super) struct Instance {
     pub number: u64,
     _socket: File,
@@ -34,12 +34,12 @@ impl Instance {
     }
 }
 
-/// How often the list is read. The kernel gives it page by page, and goes on at the place of a line among those of its hash
-/// bucket. If a socket of the bucket is closed in between, a line is left out: one in some ten thousand where programs do
-/// nothing but open and close sockets.
+/// How often to read the list. The kernel returns it page by page, and continues at a line's position in its hash
+/// bucket. If a socket of that bucket is closed in between, a line is skipped: one in some ten thousand where programs
+/// only open and close sockets.
 const READINGS: u32 = 3;
 
-/// The numbers of all agents that live in this network namespace, and those of all other sockets, as far as they were read.
+/// The inodes of the sockets found so far in this network namespace, whether they belong to agents or not.
 #[derive(Default)]
 pub(super) struct Living {
     numbers: BTreeSet<u64>,
@@ -47,7 +47,7 @@ pub(super) struct Living {
 }
 
 impl Living {
-    /// Whether this agent lives. Reads until it is found, or often enough.
+    /// Whether this agent lives. Reads the list until it is found, at most `READINGS` times.
     pub(super) fn has(&mut self, number: u64) -> Result<bool> {
         while !self.numbers.contains(&number) {
             if self.readings == READINGS {
@@ -60,14 +60,14 @@ impl Living {
     }
 }
 
-/// One reading.
+/// Reads the list once.
 fn listed() -> Result<BTreeSet<u64>> {
     let path = "/proc/thread-self/net/unix";
     let sockets = fs::read_to_string(path).with_context(|| format!("read {path}"))?;
     Ok(inodes(&sockets))
 }
 
-/// Reads the seventh column, after a line of titles.
+/// Parses the seventh column, after a line of titles.
 fn inodes(sockets: &str) -> BTreeSet<u64> {
     let lines = sockets.lines().skip(1);
     lines
@@ -93,7 +93,7 @@ mod tests {
         let alive = |at: usize| Living::default().has(numbers[at]).unwrap();
         assert!(alive(0) && alive(1));
         drop(instance);
-        // A child that another test has forked holds the socket until it executes its program.
+        // A child that another test has forked holds the socket until it calls exec.
         let end = Instant::now() + Duration::from_secs(30);
         while alive(0) {
             assert!(Instant::now() < end, "its socket is still there");
@@ -123,7 +123,7 @@ mod tests {
                 each.try_fold(true, |all, one| Ok(all & living.has(one.number)?))
             };
             let found: Result<Vec<bool>> = (0..600).map(|_| all_live()).collect();
-            // Before anything fails, since the other threads would be waited for.
+            // Stop the other threads before an assertion can fail, since the scope waits for them.
             ends.store(true, Relaxed);
             let missing = found.unwrap().into_iter().filter(|all| !all).count();
             assert_eq!(missing, 0);

@@ -1,9 +1,9 @@
-//! Limits the log lines about single interfaces: all those about the first ones are written, and only some about
+//! Limits log lines about single interfaces. All lines about the first interfaces are written, but only some about
 //! later ones, since interfaces may come and go all the time.
 
 use sys::log_limit::LogLimit;
 
-/// What a line is about.
+/// The subject of a line.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Line {
     InsteadOfXdp,
@@ -19,7 +19,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// `Some` says that the line should be written, with the number of interfaces that it stands for.
+    /// Returns the number of interfaces that the line stands for if it should be written.
     pub(super) fn due(&mut self, line: Line) -> Option<u64> {
         if self.are_limited {
             self.limits[line as usize].event()

@@ -1,4 +1,4 @@
-//! Begins to watch the interfaces of one network namespace: opens what belongs to it, and starts its threads.
+//! Starts to watch the interfaces of one network namespace: opens its sockets and starts its threads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,20 +29,20 @@ use crate::{
     netns::Namespace,
 };
 
-/// What the watches of all namespaces have in common.
+/// Settings and handles that the watches of all namespaces share.
 #[derive(Clone)]
 pub(super) struct Common {
-    /// How many there are.
+    /// How many namespaces there are.
     pub namespaces: usize,
     pub settings: AttachSettings,
     pub slots: Slots,
     pub selection: Selection,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
-    /// Locked until it is known that every namespace can be watched. Nothing is attached before that.
+    /// Locked until every namespace is known to be watchable. Nothing is attached before that.
     pub gate: Arc<Mutex<()>>,
     pub attached: Arc<Attached>,
-    /// Hears if the interfaces of a namespace cannot be followed any more.
+    /// Receives an error if the interfaces of a namespace can no longer be followed.
     pub failed: mpsc::Sender<Error>,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Begins to attach to `selected`, which the set's table has already.
+    /// Starts to attach to `selected`, which must already be in the set's interface table.
     pub(super) fn start(
         namespace: &Namespace,
         set: ProgramSet,
@@ -64,7 +64,7 @@ impl Watch {
         namespace.enter(|| Self::start_here(namespace.clone(), set, selected, common))
     }
 
-    /// The same on a thread in the namespace.
+    /// Starts on a thread that is in the namespace.
     fn start_here(
         namespace: Namespace,
         set: ProgramSet,
@@ -145,7 +145,7 @@ impl Watch {
         })
     }
 
-    /// What the thread that attaches is told.
+    /// The queue of changes for the thread that attaches.
     pub(super) fn changes(&self) -> &Changes {
         &self.changes
     }
@@ -157,7 +157,7 @@ impl Watch {
 
     /// Waits until the thread that attaches has ended, and removes the filters on clsact.
     pub(super) fn join(&mut self) {
-        // They are removed when what the thread returns is dropped.
+        // Dropping the thread's result removes the filters.
         match self.attaching.take().map(JoinHandle::join) {
             Some(Ok(clsact)) => drop(clsact),
             Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),
@@ -166,7 +166,7 @@ impl Watch {
     }
 }
 
-/// Tells when the first hooks are attached in every namespace, or which one failed first.
+/// Reports when the first hooks are attached in every namespace, or which one failed first.
 pub(super) struct Attached(Mutex<Waiting>);
 
 struct Waiting {
@@ -190,7 +190,7 @@ impl Attached {
         if (outcome.is_err() || waiting.namespaces == 0)
             && let Some(sender) = waiting.outcome.take()
         {
-            // The receiver is gone if the agent was told to stop meanwhile.
+            // If the receiver is gone, the agent was asked to stop meanwhile.
             let _ = sender.send(outcome);
         }
     }

@@ -1,5 +1,5 @@
-//! What the thread that attaches has yet to look at. Changes of the same interface become one, so however long
-//! that thread is busy, they take no more memory than there are interfaces.
+//! The changes that the thread that attaches has yet to look at. Changes of the same interface merge, so memory stays
+//! within the number of interfaces, however long that thread is busy.
 
 use std::{
     collections::BTreeSet,
@@ -12,30 +12,30 @@ use tokio::sync::watch;
 
 use crate::interfaces::Selection;
 
-/// How many interfaces may leave until it is shorter to look at all that are here.
+/// If more interfaces than this have left, looking at all that remain is cheaper.
 const MOST_LEFT: usize = 10_000;
 
 /// Changes since the last look.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
-    /// Interfaces that have left. An index in another set is that of an interface that came later.
+    /// Interfaces that have left. The same index in another set means an interface that appeared later.
     pub left: BTreeSet<u32>,
-    /// Interfaces that are new, have another name or master, or have to be looked at again.
+    /// Interfaces that are new, have another name or master, or have to be checked again.
     pub interfaces: BTreeSet<u32>,
-    /// Interfaces over which a default route leads.
+    /// Interfaces that a default route leads over.
     pub routed: BTreeSet<u32>,
-    /// Some changes were missed.
+    /// Some changes were missed, so every interface has to be looked at.
     pub everything: bool,
-    /// The last one that was asked for, and its number.
+    /// The latest selection that was requested, and its number.
     pub selection: Option<(u64, Selection)>,
-    /// Interfaces that were not selected any more, and are not watched any more. They may be selected again by now.
+    /// Interfaces that are no longer watched because they were deselected. They may be selected again by now.
     pub given_up: BTreeSet<u32>,
     /// A scan has drained interfaces that had left.
     pub has_drained: bool,
     pub must_stop: bool,
 }
 
-/// Clones are the same.
+/// Clones share the same changes.
 #[derive(Clone)]
 pub(super) struct Changes(Arc<Shared>);
 
@@ -48,9 +48,9 @@ struct Shared {
 
 struct State {
     noted: Option<Noted>,
-    /// The last one that was noted.
+    /// The latest selection.
     selection: Selection,
-    /// How many were noted.
+    /// How many selections there have been.
     selections: u64,
     /// Selected interfaces that are not counted.
     pending: BTreeSet<u32>,
@@ -71,7 +71,7 @@ impl Changes {
         }))
     }
 
-    /// An interface that is not watched is here under these names, which may have changed.
+    /// Reports an interface that is not watched, with its names, which may have changed.
     pub(super) fn here(&self, ifindex: u32, names: &LinkNames) {
         let mut state = self.state();
         if state.selection.takes_names(names) || state.pending.contains(&ifindex) {
@@ -79,12 +79,12 @@ impl Changes {
         }
     }
 
-    /// Has this interface looked at.
+    /// Requests a look at this interface.
     pub(super) fn look_at(&self, ifindex: u32) {
         self.note(&mut self.state()).interfaces.insert(ifindex);
     }
 
-    /// A default route leads over these interfaces.
+    /// Reports a default route over these interfaces.
     pub(super) fn routed(&self, ifindexes: Vec<u32>) {
         let mut state = self.state();
         if state.selection.follows_default_routes() {
@@ -92,7 +92,7 @@ impl Changes {
         }
     }
 
-    /// A default route leads over interfaces that have to be asked for.
+    /// Reports a default route over a nexthop object, whose interfaces the kernel has to be asked for.
     pub(super) fn routed_by_nexthop(&self) {
         let mut state = self.state();
         if state.selection.follows_default_routes() {
@@ -116,12 +116,12 @@ impl Changes {
         self.note(&mut self.state()).everything = true;
     }
 
-    /// The last selection that was noted.
+    /// The latest selection.
     pub(super) fn selection(&self) -> Selection {
         self.state().selection.clone()
     }
 
-    /// The future resolves when the watched interfaces follow this selection, or a later one.
+    /// Changes the selection. The future resolves when the watched interfaces follow it, or a later one.
     pub(super) fn select(&self, selection: Selection) -> impl Future<Output = ()> + Send + use<> {
         let mut state = self.state();
         state.selection = selection.clone();
@@ -131,18 +131,18 @@ impl Changes {
         let mut in_force = self.0.in_force.subscribe();
         async move {
             if in_force.wait_for(|&latest| latest >= number).await.is_err() {
-                // Nobody watches any more, so the agent is about to end.
+                // The watch has ended, so the agent is about to end.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// The watched interfaces follow the selection with this number.
+    /// Reports that the watched interfaces follow the selection with this number.
     pub(super) fn is_in_force(&self, number: u64) {
         self.0.in_force.send_replace(number);
     }
 
-    /// An interface that was not selected any more is not watched any more.
+    /// Reports that a deselected interface is no longer watched.
     pub(super) fn given_up(&self, ifindex: u32) {
         self.note(&mut self.state()).given_up.insert(ifindex);
     }
@@ -155,13 +155,12 @@ impl Changes {
         self.note(&mut self.state()).must_stop = true;
     }
 
-    /// Says which interfaces are selected and not counted: a new name of theirs matters even if it is not
-    /// selected.
+    /// Sets the interfaces that are selected but not counted. A new name of theirs matters even if it is not selected.
     pub(super) fn set_pending(&self, pending: impl Iterator<Item = u32>) {
         self.state().pending = pending.collect();
     }
 
-    /// Waits until something is noted, and takes it. Nothing is noted if `patience` is over first.
+    /// Waits for changes and takes them. Returns none if `patience` runs out first.
     pub(super) fn take(&self, patience: Option<Duration>) -> Noted {
         let is_empty = |state: &mut State| state.noted.is_none();
         let (state, is_noted) = (self.state(), &self.0.is_noted);
@@ -214,7 +213,7 @@ mod tests {
         let noted = taken(&changes);
         assert_eq!(noted.interfaces, BTreeSet::from([7]));
         assert!(noted.routed.is_empty());
-        // One that waits to be counted, and is renamed so that it is not selected.
+        // A pending interface that is renamed so that it is no longer selected.
         changes.set_pending([8].into_iter());
         changes.here(8, &"docker1".into());
         assert_eq!(taken(&changes).interfaces, BTreeSet::from([8]));

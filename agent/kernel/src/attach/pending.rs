@@ -1,4 +1,5 @@
-//! The selected interfaces that are not counted, each with the reason, and the names that no interface has, for the status.
+//! The selected interfaces that are not counted, each with its reason, and the selected names that no interface has.
+//! Both are shown in the status.
 
 use std::{collections::BTreeSet, sync::PoisonError};
 
@@ -11,7 +12,7 @@ use crate::{interfaces::Selection, links::Link};
 /// Why a selected interface is not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pending {
-    /// It waits for a scan that drains one that has left or leaves.
+    /// It waits for a scan to drain an interface that has left or is leaving.
     Drain,
     NoSlot,
     /// A hook cannot be attached, or the programs cannot read this link type.
@@ -19,7 +20,7 @@ pub(super) enum Pending {
 }
 
 impl Pending {
-    /// The word for programs.
+    /// The name of the reason in machine-readable output.
     fn word(self) -> &'static str {
         match self {
             Self::Drain => "draining",
@@ -33,7 +34,7 @@ impl Pending {
 pub(super) struct Waiting {
     pub names: LinkNames,
     pub why: Pending,
-    /// The kernel's answer, if it was refused.
+    /// The kernel's error, if a hook was refused.
     pub detail: String,
 }
 
@@ -43,11 +44,11 @@ pub struct NotCounted {
     pub interfaces: usize,
     /// The first of them, by index.
     pub first: Vec<Uncounted>,
-    /// Their names, if they are selected by name.
+    /// The names of all of them.
     names: BTreeSet<String>,
 }
 
-/// Names that are selected and that no interface has.
+/// Selected names that no interface has.
 #[derive(Clone, Debug, Default)]
 pub struct Absent {
     pub names: usize,
@@ -55,21 +56,21 @@ pub struct Absent {
     pub first: Vec<String>,
 }
 
-/// One of them.
+/// A selected interface that is not counted.
 #[derive(Clone, Debug)]
 pub struct Uncounted {
     pub id: InterfaceId,
     pub name: String,
     pub reason: &'static str,
-    /// For people. May be empty.
+    /// An explanation for people; may be empty.
     pub detail: String,
 }
 
 impl NotCounted {
-    /// How many are named.
+    /// How many are listed by name.
     const NAMED: usize = 20;
 
-    /// Adds those of another network namespace.
+    /// Adds the interfaces of another network namespace.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.interfaces += other.interfaces;
@@ -79,10 +80,10 @@ impl NotCounted {
         self
     }
 
-    /// The names of this selection that neither one of these has nor one that is watched.
+    /// The names in this selection that belong neither to one of these interfaces nor to a watched one.
     pub(super) fn absent(&self, selection: &Selection, watched: &BTreeSet<String>) -> Absent {
         let is_here = |name: &str| {
-            // It is in every network namespace, and has no hook where only egress is counted.
+            // lo exists in every network namespace, and has no hook if only egress is counted.
             name == "lo" || watched.contains(name) || self.names.contains(name)
         };
         let mut names = selection.exact_names();
@@ -96,7 +97,7 @@ impl NotCounted {
 }
 
 impl Watcher {
-    /// Keeps a selected interface that is not counted, and returns why it was not before.
+    /// Records a selected interface that is not counted. Returns the reason recorded before, if any.
     pub(super) fn wait(&mut self, link: &Link, why: Pending, detail: String) -> Option<Pending> {
         let names = link.names();
         let waiting = Waiting { names, why, detail };
@@ -104,8 +105,8 @@ impl Watcher {
         before.map(|before| before.why)
     }
 
-    /// Tells of those that no other one will tell of. Each try counted as an event, so those that are not counted are
-    /// counted here.
+    /// Logs the lines that are due and that no further event would trigger. Every attempt was an event, so the
+    /// interfaces that are still not counted are counted here.
     pub(super) fn tell_of_rest(&mut self) {
         if let Some(interfaces) = self.log.came.rest() {
             tracing::info!(interfaces, "counting on interfaces that came");

@@ -1,6 +1,6 @@
-//! Loads the programs that hooks need: those of the first interfaces, and of the usual ones that may come, before
-//! any hook is attached, so that none of them waits for the verifier. Others when an interface of another kind
-//! comes, or one whose driver has to be asked for VLAN tags, which takes a program of its own.
+//! Loads the programs that hooks need. Programs for the first interfaces, and for the usual kind that may appear later,
+//! are loaded before any hook is attached, so that no hook waits for the verifier. Others are loaded when an interface
+//! of another kind appears, or one whose driver has to be asked for VLAN tags, which takes its own program.
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -28,8 +28,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Loads the programs that hooks of these interfaces may need, and of one that may come. An
-    /// XDP hook may need TC instead.
+    /// Loads the programs that hooks of these interfaces may need, and those for Ethernet if interfaces may appear
+    /// later. An XDP hook may turn out to need TC instead.
     pub(super) fn load(
         set: ProgramSet,
         links: &[Link],
@@ -57,7 +57,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Loads the program if it is not loaded.
+    /// The descriptor of a program. Loads the program if it is not loaded.
     pub(super) fn get(&mut self, name: &str) -> Result<BorrowedFd<'_>> {
         let is_first = self
             .ebpf
@@ -82,7 +82,7 @@ impl Programs {
     }
 }
 
-/// Makes the kernel verify every program that is meant for its version, without attaching any.
+/// Makes the kernel verify every program meant for its version, without attaching any.
 pub fn load_all(ebpf: &mut Ebpf) -> Result<()> {
     for name in ["tc_ingress", "tc_ingress_ip", "tc_egress", "tc_egress_ip"] {
         program(ebpf, name)?;
@@ -131,7 +131,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     program.load()
 }
 
-/// XDP frames of several buffers exist from kernel 5.18; earlier kernels refuse the flag.
+/// Multi-buffer XDP exists from kernel 5.18; earlier kernels refuse the flag.
 fn has_xdp_frags() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
 }

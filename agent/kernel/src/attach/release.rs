@@ -1,9 +1,9 @@
-//! Closes the links at the end. Detaching one takes a grace period under RTNL (`tcx_link_release`). If there
-//! are many, the process does not wait for it, but leaves the work to the kernel.
+//! Closes the links when the agent ends. Detaching a link takes a grace period under RTNL (`tcx_link_release`). If
+//! there are many, the process leaves that to the kernel instead of waiting.
 //!
-//! A descriptor in the queue of a Unix socket belongs to the kernel. If the socket itself is in that queue,
-//! too, and nobody else has it, the kernel's garbage collector finds both, in a worker of its own (`unix_gc`,
-//! 6.9; in earlier kernels, whoever closes the socket waits).
+//! A descriptor in the queue of a Unix socket belongs to the kernel. If that queue also holds the socket's own last
+//! descriptor, the kernel's garbage collector closes both in a worker of its own (`unix_gc`, 6.9; in earlier kernels,
+//! whoever closes the socket waits).
 
 use std::{
     io,
@@ -17,14 +17,14 @@ use std::{
 
 use super::held::HeldLink;
 
-/// Up to this many links are closed by this process, and are gone when it is.
+/// Up to this many links are closed by this process, so they are gone when it ends.
 pub(super) const FEW: usize = 16;
 
 /// Descriptors in a message: `SCM_MAX_FD` is 253.
 const FDS_A_MESSAGE: usize = 250;
 
 pub(super) fn release(links: Vec<Arc<HeldLink>>) {
-    // Whoever starts next must find these places free.
+    // XDP allows one program per interface, so these places must be free for the next agent.
     let (exclusive, shared): (Vec<_>, Vec<_>) =
         links.into_iter().partition(|link| link.is_exclusive());
     drop(exclusive);
@@ -47,12 +47,12 @@ pub(super) fn release(links: Vec<Arc<HeldLink>>) {
         }
     }
     drop(shared);
-    // This must come after our last descriptor is closed. Otherwise closing ours would detach.
+    // Drop it only after our last descriptor is closed; otherwise closing ours would detach.
     drop(in_flight);
 }
 
-/// Sends the descriptors to a socket in its own queue. When the caller has closed the descriptors, and then
-/// the sockets, the kernel alone has them.
+/// Sends the descriptors to a socket in its own queue. Once the caller has closed the descriptors and then the sockets,
+/// only the kernel has them.
 fn hand_over(fds: &[RawFd]) -> io::Result<[UnixDatagram; 2]> {
     let (sender, receiver) = UnixDatagram::pair()?;
     sender.set_nonblocking(true)?;
@@ -74,13 +74,13 @@ fn send(socket: &UnixDatagram, fds: &[RawFd]) -> io::Result<()> {
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
-    // SAFETY: `struct msghdr` is plain data, for which all zeros are a value.
+    // SAFETY: `struct msghdr` is plain data, and all zeros are a valid value.
     let mut message: libc::msghdr = unsafe { zeroed() };
     message.msg_iov = &raw mut data;
     message.msg_iovlen = 1;
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = control_len as _;
-    // SAFETY: the message has room for a header, since it has room for one and the descriptors.
+    // SAFETY: the control buffer has room for a header and the descriptors.
     let header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
     // SAFETY: pure arithmetic on a length.
     let header_len = unsafe { libc::CMSG_LEN(fds_len as u32) };
@@ -91,7 +91,7 @@ fn send(socket: &UnixDatagram, fds: &[RawFd]) -> io::Result<()> {
     header.cmsg_len = header_len as _;
     // SAFETY: the header is within `control`.
     let to = unsafe { libc::CMSG_DATA(&raw const *header) };
-    // SAFETY: behind the header is room for the descriptors, which is what `control_len` counts.
+    // SAFETY: `control_len` leaves room for the descriptors after the header.
     unsafe { std::ptr::copy_nonoverlapping(fds.as_ptr().cast(), to, fds_len) };
     // SAFETY: the message and all that it points to outlive the call.
     match unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) } {

@@ -1,7 +1,7 @@
-//! Which interface has which slot, the links of its hooks, and what the scans have yet to hear about them.
+//! Which interface has which slot, the links of its hooks, and the changes that scans have yet to hear of.
 //!
-//! A slot goes from one interface to the next. When an interface leaves, its slot is free again after a scan
-//! that began later: then everything that was counted there is drained.
+//! A slot passes from one interface to the next. When an interface leaves, its slot becomes free after a scan that
+//! began later, since that scan drains everything that was counted there.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,16 +15,16 @@ use tokio::sync::Notify;
 use super::{Hook, held::HeldLink};
 use crate::links::Counters;
 
-/// A hook with its interface's own counters around attachment.
+/// A hook, with its interface's own counters before and after attachment.
 #[derive(Clone, Debug)]
 pub struct AttachedHook {
     pub hook: Hook,
     pub before_attach: Counters,
-    /// `None` until it is attached. It may count before that.
+    /// `None` until the hook is attached. It may count before that.
     pub after_attach: Option<Counters>,
 }
 
-/// An interface that is not counted any more, and that no program knows.
+/// An interface that is no longer counted, and that no program knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     pub slot: u32,
@@ -32,12 +32,12 @@ pub struct Left {
     pub why: Why,
 }
 
-/// Why an interface is not counted any more.
+/// Why an interface is no longer counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It is not in this network namespace any more.
+    /// It left this network namespace.
     Gone,
-    /// It is not selected any more.
+    /// It is no longer selected.
     Deselected,
     /// Its programs were removed or could not be attached, or its packets are counted at another interface.
     GivenUp,
@@ -55,14 +55,14 @@ pub(super) enum Place {
     Slot(u32),
     /// An interface with this index has left, and a scan has to drain it first.
     Draining,
-    /// All slots are taken, some by interfaces that have left or are being detached from. A scan is asked for when
-    /// it can free one.
+    /// All slots are taken, some by interfaces that have left or are being detached. A scan is requested when it can
+    /// free one.
     NoneYet,
     /// All slots are taken.
     NoneFree,
 }
 
-/// Clones share the same slots. Indexes are those of one network namespace, see [`Slots::in_netns`].
+/// Clones share the same slots. Indexes belong to one network namespace; see [`Slots::in_netns`].
 #[derive(Clone)]
 pub struct Slots {
     state: Arc<Mutex<State>>,
@@ -74,7 +74,7 @@ struct State {
     watched: BTreeMap<InterfaceId, Watched>,
     left: Vec<Left>,
     free: BTreeSet<u32>,
-    /// An interface got no slot since a scan last freed some.
+    /// An interface found no slot since a scan last freed some.
     is_waited_for: bool,
     /// At most two entries per hook.
     progress: Vec<AttachedHook>,
@@ -88,7 +88,7 @@ struct Watched {
 }
 
 impl Slots {
-    /// For the interfaces of this network namespace.
+    /// Slots for `count` interfaces, seen from this network namespace.
     pub fn new(count: u32, netns: u32) -> Self {
         let state = State {
             watched: BTreeMap::new(),
@@ -113,7 +113,7 @@ impl Slots {
         }
     }
 
-    /// Notified when a scan should drain interfaces that have left, since others wait for their slots.
+    /// Notified when a scan should drain interfaces that have left because others wait for their slots.
     pub fn scan_wanted(&self) -> Arc<Notify> {
         Arc::clone(&self.scan_wanted)
     }
@@ -154,7 +154,7 @@ impl Slots {
         Place::Slot(slot)
     }
 
-    /// Keeps a link, or returns it if the interface has left meanwhile.
+    /// Keeps a link. Returns it if the interface has left meanwhile.
     pub(super) fn hold(&self, ifindex: u32, link: HeldLink) -> Option<HeldLink> {
         match self.state().watched.get_mut(&self.id(ifindex)) {
             Some(watched) => {
@@ -165,13 +165,13 @@ impl Slots {
         }
     }
 
-    /// Takes the links of an interface that has left, which must be unknown to the programs by now. `None` if
-    /// it is not watched.
+    /// Ends an interface that has left and returns its links. The programs must no longer know it. `None` if it is not
+    /// watched.
     pub(super) fn leave(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
         self.end(ifindex, Why::Gone)
     }
 
-    /// The same of one that is still here.
+    /// Ends an interface that is still here and returns its links.
     pub(super) fn give_up(&self, ifindex: u32) -> Option<Vec<Arc<HeldLink>>> {
         self.end(ifindex, Why::GivenUp)
     }
@@ -196,14 +196,14 @@ impl Slots {
         Some(watched.links)
     }
 
-    /// Marks an interface that is watched and is not to be. Returns whether it was not marked.
+    /// Marks a watched interface as no longer selected. Returns whether it was not marked before.
     pub(super) fn deselect(&self, ifindex: u32) -> bool {
         let mut state = self.state();
         let watched = state.watched.get_mut(&self.id(ifindex));
         watched.is_some_and(|watched| !std::mem::replace(&mut watched.is_deselected, true))
     }
 
-    /// Takes the links of an interface that is marked so.
+    /// Takes the links of an interface that is marked as no longer selected.
     pub(super) fn take_deselected(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
         match state.watched.get_mut(&self.id(ifindex)) {
@@ -222,17 +222,17 @@ impl Slots {
         self.state().left.clone()
     }
 
-    /// Frees the slots of interfaces that left before a scan which is over.
+    /// Frees the slots of interfaces that had left before a scan that has finished.
     pub(super) fn settle(&self, drained: &[Left]) {
         let mut state = self.state();
         state.left.retain(|left| !drained.contains(left));
-        // What was told of them too late for the scan.
+        // Progress that was reported too late for the scan.
         state.progress.retain(|told| {
             let (slot, id) = (told.hook.slot() as u32, told.hook.id);
             !drained.iter().any(|left| left.is(slot, id))
         });
         state.free.extend(drained.iter().map(|left| left.slot));
-        // Whoever waits is told of it, and asks again.
+        // Interfaces that wait for a slot are tried again after each scan.
         state.is_waited_for = false;
     }
 
@@ -249,7 +249,7 @@ impl Slots {
         watched.is_some_and(|watched| watched.names == *names)
     }
 
-    /// The names of all that are watched, in every network namespace.
+    /// The names of all watched interfaces, in every network namespace.
     pub(super) fn names(&self) -> BTreeSet<String> {
         let state = self.state();
         let watched = state.watched.values();
@@ -269,7 +269,7 @@ impl Slots {
         here.map(|id| id.ifindex).collect()
     }
 
-    /// Tells the next scan of a hook, unless the scans are done with its interface.
+    /// Reports a hook to the next scan, unless the scans are done with its interface.
     pub(super) fn tell(&self, hook: AttachedHook) {
         let (slot, id) = (hook.hook.slot() as u32, hook.hook.id);
         let mut state = self.state();
@@ -282,7 +282,7 @@ impl Slots {
         }
     }
 
-    /// What happened to hooks since the last call, in order.
+    /// Changes of hooks since the last call, in order.
     pub(super) fn progress(&self) -> Vec<AttachedHook> {
         std::mem::take(&mut self.state().progress)
     }
@@ -311,7 +311,7 @@ impl Slots {
         links.any(|link| !link.is_exclusive())
     }
 
-    /// The links of an interface, to look at. If it leaves meanwhile, whoever drops them last closes them.
+    /// The links of an interface, to look at. If it leaves meanwhile, the last one to drop them closes them.
     pub(super) fn links_of(&self, ifindex: u32) -> Vec<Arc<HeldLink>> {
         let state = self.state();
         let watched = state.watched.get(&self.id(ifindex));
@@ -325,7 +325,7 @@ impl Slots {
         watched.map_or_else(Vec::new, |watched| std::mem::take(&mut watched.links))
     }
 
-    /// Locked only for a few moves in memory, never while a link is dropped.
+    /// Locked only for short changes in memory, never while a link is dropped.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -379,7 +379,7 @@ mod tests {
                 why: Why::Gone,
             }]
         );
-        // One that leaves while a scan runs waits for the next one.
+        // An interface that leaves during a scan waits for the next one.
         slots.leave(8).unwrap();
         slots.settle(&left);
         assert_eq!(slots.left().len(), 1);
@@ -406,7 +406,7 @@ mod tests {
         assert!(!is_scan_wanted());
         assert!(slots.deselect(7));
         assert_eq!(slots.take(9, "c"), Place::NoneYet);
-        // In whichever namespace it is.
+        // The waiting interface and the deselected one may be in different namespaces.
         assert_eq!(slots.in_netns(2).take(9, "d"), Place::NoneYet);
         assert!(!is_scan_wanted(), "it would free nothing");
         slots.leave(7);

@@ -1,4 +1,4 @@
-//! Interfaces that come to stand on others, so that a packet passes both.
+//! Finds interfaces that appear above or below others, so that a packet passes both.
 
 use std::{
     collections::BTreeSet,
@@ -15,17 +15,17 @@ use crate::{
     links::Link,
 };
 
-/// All interfaces are listed to find out what stands on what, so this is not done for each that comes.
+/// Listing all interfaces shows which stands on which. This limits how often they are listed.
 const TELL_AT_MOST_EVERY: Duration = Duration::from_secs(10);
 
 /// The pairs of watched interfaces that count the same packets, because patterns choose both.
 #[derive(Default)]
 pub(super) struct Stacks {
-    /// Those that are known, upper one first.
+    /// Pairs that were already reported, upper link first.
     known: BTreeSet<[u32; 2]>,
-    /// Tunnels of which it is known that they may count packets of other watched interfaces.
+    /// Tunnels that were already reported because they may count packets of other watched interfaces.
     known_tunnels: BTreeSet<u32>,
-    /// The interfaces of the start, whose pairs were told of then.
+    /// The interfaces of the start, whose pairs were reported then.
     of_start: BTreeSet<u32>,
     have_changed: bool,
     told: Option<Instant>,
@@ -39,12 +39,12 @@ impl Stacks {
         }
     }
 
-    /// An interface came, or another one is its master.
+    /// An interface appeared, or has another master.
     pub(super) fn have_changed(&mut self) {
         self.have_changed = true;
     }
 
-    /// When to look at all of them.
+    /// How long until all of them are due for a look.
     pub(super) fn due_in(&self) -> Option<Duration> {
         self.have_changed.then(|| {
             let since = self.told.map(|told| told.elapsed());
@@ -56,7 +56,7 @@ impl Stacks {
 }
 
 impl Watcher {
-    /// Where default routes lead, given the links that are here and those that are watched.
+    /// Where default routes lead, given the existing and the watched links.
     pub(super) fn uplinks(&self, links: &[Link]) -> Uplinks {
         Uplinks::new(links, &self.selection, &self.routed, &self.watched())
     }
@@ -65,8 +65,8 @@ impl Watcher {
         self.slots.ifindexes().into_iter().collect()
     }
 
-    /// Looks at these and at all that carry a default route, since what they stand on may have changed. Routes
-    /// change seldom, so all interfaces are listed.
+    /// Looks at these interfaces and at all with a default route, since the links under those may have changed. Routes
+    /// rarely change, so listing all interfaces is affordable.
     pub(super) fn look_at_carriers(&mut self, ifindexes: &BTreeSet<u32>) -> Result<()> {
         if ifindexes.is_empty() {
             return Ok(());
@@ -92,7 +92,7 @@ impl Watcher {
         outcome
     }
 
-    /// Leaves those whose packets are counted under them, where another default route leads.
+    /// Gives up interfaces whose packets are also counted at a lower interface that carries a default route.
     pub(super) fn leave_uppers(&mut self, links: &[Link]) {
         if !self.selection.follows_default_routes() {
             return;
@@ -101,7 +101,7 @@ impl Watcher {
         for pair in devices.twice(&self.watched()) {
             let stands_on = |upper, lower| devices.stands_on(upper, lower);
             if !stands_on(pair.upper, pair.lower) || stands_on(pair.lower, pair.upper) {
-                // The ends of a cable, or tunnels in a circle.
+                // The two ends of a cable, or tunnels that stand on each other in a circle.
                 continue;
             }
             self.give_up(pair.upper.ifindex);
@@ -114,7 +114,7 @@ impl Watcher {
         }
     }
 
-    /// Tells, once in a while, of packets that are counted twice, each pair once.
+    /// Warns of pairs that count the same packets, each pair once. Does so at most every `TELL_AT_MOST_EVERY`.
     pub(super) fn tell_of_stacks(&mut self) -> Result<()> {
         if self.stacks.due_in() != Some(Duration::ZERO) {
             return Ok(());
@@ -126,7 +126,7 @@ impl Watcher {
         let of_start = std::mem::take(&mut self.stacks.of_start);
         self.tell_of_tunnels(&devices, &of_start);
         if self.selection.follows_default_routes() {
-            // The upper one of two is left; see `leave_uppers`.
+            // `leave_uppers` gives up the upper interface of a pair.
             return Ok(());
         }
         let of_start = devices.twice(&of_start);
@@ -151,7 +151,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Tells of tunnels whose packets may pass another watched interface, each once.
+    /// Warns of tunnels whose packets may pass another watched interface, each tunnel once.
     fn tell_of_tunnels(&mut self, devices: &Devices, of_start: &BTreeSet<u32>) {
         let of_start = devices.may_be_twice(of_start);
         let of_start = of_start.iter().map(|it| it.tunnel.ifindex);

@@ -36,7 +36,7 @@ pub(super) struct Place {
     pub handle: u32,
 }
 
-/// A socket to change the filters of the network namespace in which it was opened.
+/// A socket that changes the filters of the network namespace it was opened in.
 pub(super) struct TcSocket {
     netlink: NetlinkSocket,
 }
@@ -47,7 +47,7 @@ impl TcSocket {
         Ok(Self { netlink })
     }
 
-    /// The qdisc with filters on arriving packets, by ifindex: its kind, `clsact` or `ingress`.
+    /// The qdisc for ingress filters of each interface, by ifindex: its kind, `clsact` or `ingress`.
     pub(super) fn filter_qdiscs(&mut self) -> Result<BTreeMap<u32, String>> {
         let request = Message {
             kind: libc::RTM_GETQDISC,
@@ -64,7 +64,7 @@ impl TcSocket {
         Ok(qdiscs)
     }
 
-    /// Adds a clsact qdisc. Fails with EEXIST if the interface has one, or an `ingress` qdisc in its place.
+    /// Adds a clsact qdisc. Fails with EEXIST if the interface has one, or has an `ingress` qdisc instead.
     pub(super) fn add_clsact(&mut self, ifindex: u32) -> Result<()> {
         let mut body = header(ifindex, TC_H_CLSACT_HANDLE, TC_H_CLSACT, 0);
         push_attribute(&mut body, TCA_KIND, b"clsact\0");
@@ -75,7 +75,7 @@ impl TcSocket {
         self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Adds a filter whose program decides by itself. Fails with EEXIST if the place is taken.
+    /// Adds a filter in direct-action mode. Fails with EEXIST if the place is taken.
     pub(super) fn add(&mut self, place: Place, program: BorrowedFd<'_>, name: &str) -> Result<()> {
         let mut options = Vec::new();
         push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
@@ -102,8 +102,8 @@ impl TcSocket {
         self.netlink.change(request, 0)
     }
 
-    /// The BPF filters of one priority on one side of an interface, with the names that they were added under. The kernel
-    /// leaves out the others (`tcf_chain_dump`, 5.10), of which there may be thousands.
+    /// The BPF filters of one priority on one side of an interface, with their names. The kernel leaves out other
+    /// priorities (`tcf_chain_dump`, 5.10), which may have thousands.
     pub(super) fn list(
         &mut self,
         ifindex: u32,

@@ -1,5 +1,5 @@
-//! Gives slots to interfaces and attaches their hooks, on a thread of its own: first those that were selected at
-//! the start, then each that comes later and is selected.
+//! Gives slots to interfaces and attaches their hooks, on its own thread: first the interfaces selected at the start,
+//! then each one that appears later and is selected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,14 +29,15 @@ use crate::{
     links::{Link, LinkSocket, netlink::errno},
 };
 
-/// When what failed is tried again.
+/// Pause before a failed attempt is repeated.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the log reports progress.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
-/// From here on a start by TCX takes several seconds (`tcx_entry_sync`: some 16 ms for each hook on 6.18).
+/// With more interfaces than this, a start by TCX takes several seconds (`tcx_entry_sync`: some 16 ms per hook on
+/// 6.18).
 const MANY_INTERFACES: usize = 200;
 
-/// Tells the filter rules the names of the interface at a slot. Returns when they follow it.
+/// Gives the filter rules the names of the interface in a slot. Returns once the rules use them.
 pub type NameInterface = Arc<dyn Fn(u32, &LinkNames) -> Result<()> + Send + Sync>;
 
 pub(super) struct Watcher {
@@ -51,18 +52,18 @@ pub(super) struct Watcher {
     pub stop: Arc<AtomicBool>,
     /// [`PROGRESS_INTERVAL`], or less in a test.
     pub progress_interval: Duration,
-    /// What `pending` has, for the status.
+    /// A copy of `pending`, for the status.
     pub not_counted: Arc<Mutex<NotCounted>>,
     pub log: WatcherLog,
     /// Selected interfaces without hooks, by index.
     pub pending: BTreeMap<u32, Waiting>,
-    /// Interfaces have left, or were given up, since refused ones were tried.
+    /// Interfaces have left, or were given up, since refused interfaces were last tried.
     pub have_left: bool,
-    /// Those that are being given up, since they are not selected any more.
+    /// Interfaces that are being given up because they are no longer selected.
     pub deselected: BTreeSet<u32>,
-    /// The number of a selection that is not in force yet.
+    /// The number of a selection that is not yet in force.
     pub reselected: Option<u64>,
-    /// Those with a default route, if routes select.
+    /// Interfaces with a default route, if default routes select.
     pub routed: BTreeSet<u32>,
     /// How many network namespaces the agent watches.
     pub namespaces: usize,
@@ -79,7 +80,7 @@ pub(super) struct WatcherLog {
     failed: LogLimit,
     pub twice: LogLimit,
     pub tunnels: LogLimit,
-    /// What is faster has been told.
+    /// The log has already recommended clsact.
     advised: bool,
 }
 
@@ -98,8 +99,8 @@ impl Look {
 }
 
 impl Watcher {
-    /// Removes what killed agents left behind, then attaches the hooks of interfaces that have slots. Ends early
-    /// at the first hook that fails, or when told to stop. Skips an interface that is gone.
+    /// Removes filters of killed agents, then attaches the hooks of the interfaces that have slots. Returns early at
+    /// the first hook that fails, or when asked to stop. Skips an interface that is gone.
     pub(super) fn start(&mut self, links: &[Link]) -> Result<()> {
         if let Err(error) = clsact::remove_stale() {
             tracing::warn!("cannot look for filters of killed agents: {error:#}");
@@ -117,7 +118,7 @@ impl Watcher {
             if self.stop.load(Relaxed) {
                 return Ok(());
             }
-            // If it has left, it has no slot any more.
+            // An interface that has left has lost its slot.
             let slot = self.slots.slot_of(link.ifindex);
             let outcome = slot.map(|slot| self.attacher.interface(link, slot));
             match outcome {
@@ -160,10 +161,10 @@ impl Watcher {
         }
     }
 
-    /// Attaches to interfaces that come, until it is told to stop. What fails is tried again.
+    /// Attaches to interfaces that appear, until asked to stop. Repeats failed attempts.
     pub(super) fn follow(&mut self) {
         self.stacks = Stacks::after_start(self.watched());
-        // Some may have come before the first notification.
+        // Interfaces may have appeared before the first notification.
         let mut look = Look {
             at_everything: true,
             ..Look::default()
@@ -202,7 +203,7 @@ impl Watcher {
             && self.selection.follows_default_routes()
             && self.routed.iter().any(is_uncounted)
         {
-            // Those that stood on it may count where it did.
+            // Uplinks that stood on the interface that left may have to be counted in its place.
             look.at.extend(&self.routed);
         }
         if let Some((number, selection)) = noted.selection {
@@ -217,7 +218,7 @@ impl Watcher {
         }
         self.have_left |= !noted.left.is_empty() || !noted.given_up.is_empty();
         if noted.has_drained {
-            // One that was refused drains, too, and would be tried at each scan.
+            // A refused interface drains its own slot, too. Without this check it would be tried at every scan.
             let tries_refused = std::mem::take(&mut self.have_left);
             for (&ifindex, one) in &self.pending {
                 if tries_refused || one.why != Pending::Refused {
@@ -232,8 +233,8 @@ impl Watcher {
         look.at_everything |= noted.everything;
     }
 
-    /// A selection is in force when everything was looked at, what it leaves out is given up, and no interface waits
-    /// for the slot of one that was.
+    /// Reports that a selection is in force once all interfaces were looked at, deselected ones are given up, and no
+    /// interface waits for the slot of one of them.
     fn tell_if_in_force(&mut self) {
         let waits = |one: &Waiting| one.why == Pending::Drain;
         if self.deselected.is_empty()
@@ -260,7 +261,7 @@ impl Watcher {
         outcome
     }
 
-    /// Has interfaces detached from that are not selected any more. Does not wait for it.
+    /// Starts to detach from interfaces that are no longer selected. Does not wait for the detaching.
     fn deselect(&mut self) -> Result<()> {
         if self.selection.follows_default_routes() {
             self.routed = self.links.default_route_ifindexes()?;
@@ -306,7 +307,7 @@ impl Watcher {
             clsact.keep(&here);
         }
         let uplinks = self.uplinks(&links);
-        // One that fails keeps no other one waiting.
+        // A failing interface must not keep the others waiting.
         let mut outcome = Ok(());
         for link in &links {
             if self.stop.load(Relaxed) {
@@ -319,7 +320,7 @@ impl Watcher {
         outcome
     }
 
-    /// Asks for these alone, since all interfaces may be thousands.
+    /// Asks the kernel for these interfaces only, since there may be thousands.
     fn look_at(&mut self, ifindexes: &BTreeSet<u32>) -> Result<()> {
         let mut outcome = Ok(());
         for &ifindex in ifindexes {

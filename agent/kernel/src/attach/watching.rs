@@ -1,4 +1,4 @@
-//! Begins to watch an interface that came, and gives up one that is not to be watched any more.
+//! Starts to watch an interface that appeared, and gives up one that should no longer be watched.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use super::{closer::Detach, pending::Pending, slots::Place, watcher::Watcher};
 use crate::{limits, links::Link};
 
 impl Watcher {
-    /// Attaches the hooks of an interface that came, or says why not.
+    /// Attaches the hooks of an interface that appeared, or returns why not.
     pub(super) fn watch(&mut self, link: &Link) -> Result<Option<Pending>> {
         super::link_type(link)?;
         let settings = self.attacher.settings;
@@ -34,8 +34,8 @@ impl Watcher {
             bail!("its index has no place in the programs' table beside the others, which is rare");
         }
         if self.slots.slot_of(link.ifindex) != Some(slot) {
-            // It left before the table had it, so nobody has removed it from there. Packets of another interface
-            // with its index would count as its own.
+            // It left before it was in the table, so nobody has removed it. Packets of another interface with its index
+            // would count for it.
             self.table.forget(link.ifindex);
             let gone = io::Error::from_raw_os_error(libc::ENODEV);
             return Err(gone).context("the interface has left meanwhile");
@@ -44,19 +44,18 @@ impl Watcher {
         Ok(None)
     }
 
-    /// Detaches from an interface and gives its slot back. While a program runs there, the table must have the
-    /// interface.
+    /// Detaches from an interface and frees its slot. The interface must stay in the table while a program runs there.
     pub(super) fn give_up(&mut self, ifindex: u32) {
         drop(self.slots.take_links_of(ifindex));
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.detach(ifindex);
         }
         self.table.forget(ifindex);
-        // A link that came meanwhile is closed here.
+        // Closes a link that was added meanwhile.
         drop(self.slots.give_up(ifindex));
     }
 
-    /// The same on the thread that closes. Until its turn comes, the interface is counted.
+    /// Gives up an interface on the thread that closes links. The interface is counted until that thread gets to it.
     pub(super) fn give_up_soon(&mut self, ifindex: u32) -> Result<()> {
         if !self.slots.deselect(ifindex) {
             return Ok(());
@@ -76,13 +75,13 @@ impl Watcher {
         }
     }
 
-    /// Gives up an interface whose programs are not on it: somebody has removed them, or it left without being heard of
-    /// and another one has come with its index.
+    /// Gives up an interface whose programs are not on it: somebody has removed them, or the interface left unnoticed
+    /// and another one has its index.
     pub(super) fn leave_if_replaced(&mut self, link: &Link) -> Result<()> {
         if self.slots.slot_of(link.ifindex).is_none() || self.attacher.is_on(link)? {
             return Ok(());
         }
-        // Whatever else is at the places of ours belongs to others.
+        // Filters at our places that are not ours belong to others, and stay.
         if let Some(clsact) = &mut self.attacher.clsact {
             clsact.remove_rest(link.ifindex)?;
         }

@@ -1,4 +1,4 @@
-//! Attaches to a link's XDP hook if XDP counts right there. Otherwise attaches to TC, and says why.
+//! Attaches to a link's XDP hook if XDP counts correctly there. Otherwise attaches to TC, and logs why.
 
 use std::{
     fmt::Display,
@@ -20,35 +20,35 @@ use crate::links::{
     tags::{Features, TagPlace},
 };
 
-/// Why arriving packets are counted at TC although XDP was asked for.
+/// Why ingress is counted at TC although XDP was requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InsteadOfXdp {
-    /// The driver does not take the program.
+    /// The driver does not accept the program.
     NoNativeMode,
     /// XDP may miss the frames' VLAN tags.
     HiddenTags,
-    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and packets
-    /// would come with other indexes than the link's.
+    /// The kernel would put the program on lower devices (`bond_xdp_set`, `netvsc_vf_setxdp`), and packets would arrive
+    /// with other indexes than the link's.
     LowerDevices,
-    /// Somebody else's XDP program is there, and an interface takes one.
+    /// Somebody else's XDP program is attached, and an interface takes only one.
     Taken,
-    /// The driver runs the program on super-frames, and each of them is one frame to it (`tun_get_user`).
+    /// The driver runs the program on super-frames, so each of them counts as one frame (`tun_get_user`).
     SuperFrames,
 }
 
-/// Where XDP would find the VLAN tags of a link's frames.
+/// Where XDP finds the VLAN tags of a link's frames.
 #[derive(Debug)]
 pub enum AtXdp {
     /// In the frames.
     Counts,
-    /// The driver takes them out, and tells them to a program that asks. The text says why.
+    /// The driver takes them out, and passes them to a program that asks. The text says why they are taken out.
     AsksDriver(String),
-    /// Nowhere, or XDP would count wrong in another way, with the reason in words.
+    /// Nowhere, or XDP would count wrong in another way. The text says why.
     Miscounts(InsteadOfXdp, String),
 }
 
-/// How XDP would count on a link. `without_tags` says to bear with hidden tags. Generic XDP miscounts on every link,
-/// and the account says so.
+/// How XDP would count on a link. With `without_tags`, hidden tags are accepted. Generic XDP miscounts on every link,
+/// and the account shows that.
 pub fn at_xdp(
     (features, drivers): (&mut Features, &mut Drivers),
     link: &Link,
@@ -79,11 +79,11 @@ pub fn at_xdp(
     AtXdp::Miscounts(why, in_words)
 }
 
-/// What is to be attached to a link's XDP hook.
+/// The program to attach to a link's XDP hook.
 pub(super) enum Plan {
-    /// The program that all such links share, or the link's own.
+    /// `None` is the program that such links share, otherwise the link's own program.
     Xdp(Option<Arc<OwnedFd>>),
-    /// Nothing, since TC counts there, with the reason in words.
+    /// No program, because TC counts there. The text says why.
     Tc(InsteadOfXdp, String),
 }
 
@@ -100,7 +100,7 @@ fn lower_devices(link: &Link) -> Option<(InsteadOfXdp, String)> {
     })
 }
 
-/// A packet that is written to a tap with a GSO type bypasses the driver's own XDP and goes to the kernel's.
+/// A packet written to a tap with a GSO type bypasses the driver's XDP and goes to the kernel's generic XDP.
 fn super_frames(link: &Link) -> Option<(InsteadOfXdp, String)> {
     (link.kind == "tun").then(|| {
         let why = "a super-frame (GSO) that a virtual machine sends is one frame to XDP here";
@@ -114,7 +114,7 @@ fn hidden_tags(why: &str) -> (InsteadOfXdp, String) {
     (InsteadOfXdp::HiddenTags, in_words)
 }
 
-/// Why XDP would count wrong on a link whose driver does not answer, or whose program the kernel refuses.
+/// The reason for a link whose driver does not answer, or whose program the kernel refuses.
 pub fn cannot_be_asked(hidden: &str, error: &anyhow::Error) -> (InsteadOfXdp, String) {
     hidden_tags(&format!(
         "{hidden}, and its driver cannot be asked: {error:#}"
@@ -122,8 +122,8 @@ pub fn cannot_be_asked(hidden: &str, error: &anyhow::Error) -> (InsteadOfXdp, St
 }
 
 impl Attacher {
-    /// Decides where arriving packets are counted, and loads a program of the link's own if it takes one. That takes the
-    /// verifier's time, so it comes before the counters are read between which the hook is attached.
+    /// Decides where ingress is counted, and loads the link's own program if it needs one. The verifier takes its time,
+    /// so this comes before the two readings of the counters around attachment.
     pub(super) fn plan_xdp(&mut self, link: &Link) -> Result<Plan> {
         let settings = self.settings;
         let (mode, without_tags) = (settings.xdp_mode, settings.xdp_without_tags);
@@ -136,7 +136,8 @@ impl Attacher {
         match self.programs.tagged(link.ifindex) {
             Ok(program) => Ok(Plan::Xdp(Some(program))),
             Err(error) => {
-                // The kernel answers EINVAL for an interface that is gone, too. This says ENODEV then.
+                // For an interface that is gone the kernel also answers EINVAL. Reading its counters fails with ENODEV
+                // then.
                 self.counters.counters(link.ifindex)?;
                 let (why, in_words) = cannot_be_asked(&hidden, &error);
                 Ok(Plan::Tc(why, in_words))
@@ -144,7 +145,7 @@ impl Attacher {
         }
     }
 
-    /// Attaches to XDP, or to TC if XDP would not count right. The log and the hook say which it is.
+    /// Attaches to XDP, or to TC if XDP would count wrong. The log and the hook say which.
     pub(super) fn xdp_or_tc(&mut self, link: &Link, plan: Plan, hook: &mut Hook) -> Result<()> {
         let tagged = match plan {
             Plan::Xdp(tagged) => tagged,
@@ -153,7 +154,7 @@ impl Attacher {
         let settings = self.settings;
         let place = TagPlace::of(link);
         let tags_unknown = settings.xdp_without_tags && self.features.hiding_tags(place).is_some();
-        // What the driver tells needs no watch over where tags are.
+        // If the driver passes on the tags, their place needs no watching.
         let tag_place = tagged.is_none().then_some(place);
         let (place, mode) = match settings.xdp_mode {
             XdpMode::Auto | XdpMode::Native => (LinkPlace::XdpNative, Mode::XdpNative),
@@ -165,7 +166,8 @@ impl Attacher {
         };
         let xdp = create_link(program, link.ifindex, place);
         if xdp.as_ref().is_err_and(is_invalid) {
-            // `bpf_xdp_link_attach` answers so for an interface that is gone, too. This says ENODEV then.
+            // `bpf_xdp_link_attach` answers the same for an interface that is gone. Reading its counters fails with
+            // ENODEV then.
             self.counters.counters(link.ifindex)?;
         }
         let xdp = match xdp {
@@ -244,8 +246,8 @@ fn explain(error: io::Error, link: &Link, wanted: XdpMode) -> anyhow::Error {
         .context(format!("attach XDP to {}", link.name))
 }
 
-/// GRO comes before generic XDP, and an XDP program cannot read `gso_size`. An skb with too little headroom
-/// is copied. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
+/// GRO comes before generic XDP, and an XDP program cannot read `gso_size`. The kernel copies an skb that has too
+/// little headroom. The copy's `mac_len` is zero, so TC pushes no Ethernet header back before it runs its programs
 /// (`tc_run`; seen on 6.18).
 fn warn_of_our_generic_xdp(link: &Link, interfaces: u64) {
     tracing::warn!(
@@ -257,7 +259,8 @@ fn warn_of_our_generic_xdp(link: &Link, interfaces: u64) {
     );
 }
 
-/// Logs that an XDP hook's flows may lack their VLAN tags from then on. The line stands for this many interfaces.
+/// Logs that the flows of an XDP hook may lack their VLAN tags from now on. The line stands for `interfaces`
+/// interfaces.
 pub fn warn_of_hidden_tags(interface: &str, interfaces: u64, why: impl Display) {
     tracing::warn!(
         interface,

@@ -1,5 +1,5 @@
-//! Links in different network namespaces that the same packets pass: the ends of a cable between them, or a device that
-//! was moved away from the one on which it stands.
+//! Links in different network namespaces that the same packets pass: the two ends of a cable, or a device that was
+//! moved away from the link under it.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use crate::{
 /// Two links that count the same packets.
 #[derive(Debug, Clone)]
 pub struct Across<'a> {
-    /// The one that stands on the other, or an end.
+    /// The upper link, or one end.
     pub link: &'a Link,
     netns: &'a Namespace,
     pub other: &'a Link,
@@ -27,10 +27,10 @@ pub struct Across<'a> {
     why: Why,
 }
 
-/// The links that are watched, by network namespace.
+/// The watched links by network namespace.
 type Watched = [(Namespace, Vec<Link>)];
 
-/// The pairs of links in different namespaces, each once.
+/// The pairs of links in different namespaces that count the same packets, each pair once.
 pub fn across(watched: &Watched) -> Result<Vec<Across<'_>>> {
     if watched.len() < 2 {
         return Ok(Vec::new());
@@ -42,7 +42,7 @@ pub fn across(watched: &Watched) -> Result<Vec<Across<'_>>> {
             let mut socket = LinkSocket::open()?;
             let mut numbers = BTreeMap::new();
             for (index, file) in files.iter().enumerate() {
-                // One without a number here has nothing to do with a link here.
+                // A namespace without an id here has no link that is connected to one here.
                 let number = socket.netns_id(file.as_fd())?;
                 numbers.extend(number.map(|number| (number, index)));
             }
@@ -53,7 +53,7 @@ pub fn across(watched: &Watched) -> Result<Vec<Across<'_>>> {
     Ok(pairs(watched, &numbers))
 }
 
-/// `numbers` are, by namespace, what it calls the others: their places in `watched`.
+/// `numbers` has, for each namespace, its ids for the others, mapped to their indexes in `watched`.
 fn pairs<'a>(watched: &'a Watched, numbers: &[BTreeMap<i32, usize>]) -> Vec<Across<'a>> {
     let mut pairs: Vec<Across<'a>> = Vec::new();
     for ((netns, links), numbers) in watched.iter().zip(numbers) {
@@ -98,7 +98,7 @@ fn why(link: &Link) -> Why {
 }
 
 impl Across<'_> {
-    /// What to do about it. The same patterns choose in every namespace.
+    /// Advice for the user. The same patterns select in every namespace.
     pub fn remedy(&self) -> String {
         if self.link.name == self.other.name {
             return "leave one of the network namespaces out of --netns".to_owned();
@@ -107,7 +107,7 @@ impl Across<'_> {
     }
 }
 
-/// How the same packets come to both.
+/// How the same packets pass both.
 impl fmt::Display for Across<'_> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let link = format!("{} in {}", self.link.name, self.netns.name());
@@ -116,7 +116,7 @@ impl fmt::Display for Across<'_> {
     }
 }
 
-/// Warns of them. The log has a few, `flow-agent check` all.
+/// Warns of such pairs. The log names a few; `flow-agent check` names all.
 pub fn warn_of_across(watched: &Watched) -> Result<()> {
     let pairs = across(watched)?;
     let tell = |pair: &Across<'_>| {

@@ -10,7 +10,7 @@ use rules::pattern::Pattern;
 use super::Selection;
 use crate::{devices::Devices, links::Link};
 
-/// What a [`Selection`] decides about a link.
+/// The decision of a [`Selection`] about a link.
 #[derive(Debug, Clone)]
 pub enum Choice<'a> {
     DefaultRoute,
@@ -20,7 +20,7 @@ pub enum Choice<'a> {
     Excluded(&'a Pattern),
     /// The programs cannot read its link type.
     Unreadable(u16),
-    /// A default route leads over it, and its packets are counted at this link, on which it stands.
+    /// A default route leads over it, but its packets are counted at this lower link.
     CountedAt(u32),
 }
 
@@ -36,7 +36,7 @@ impl Choice<'_> {
         }
     }
 
-    /// The word for programs.
+    /// The name of the decision in machine-readable output.
     pub fn word(&self) -> &'static str {
         match self {
             Self::DefaultRoute => "default_route",
@@ -72,17 +72,17 @@ impl fmt::Display for Choice<'_> {
     }
 }
 
-/// Where packets that take a default route are counted: at the links that carry one. If one of these stands on
-/// another one, its packets pass both, and are counted at the lower one alone.
+/// Where packets that take a default route are counted: at the links that carry one. If one such link stands on
+/// another, its packets pass both, and only the lower one counts them.
 #[derive(Debug, Clone, Default)]
 pub struct Uplinks {
     chosen: BTreeSet<u32>,
-    /// For each carrier that is left out, the lower one.
+    /// For each carrier that is left out, the lower link that counts its packets.
     counted_at: BTreeMap<u32, u32>,
 }
 
 impl Uplinks {
-    /// `carriers` are the links with a default route, `counted` those that are counted already.
+    /// `carriers` are the links with a default route. `counted` are the links that are counted already.
     pub fn new(
         links: &[Link],
         selection: &Selection,
@@ -101,7 +101,7 @@ impl Uplinks {
         let devices = Devices::new(links);
         let lower = |link: &Link, watched: &BTreeSet<u32>| {
             let mut under = devices.nearest_under(link, watched).into_iter();
-            // Of tunnels that stand on each other in a circle none is the lower one.
+            // Tunnels that stand on each other in a circle have no lower one.
             under.find(|lower| !devices.stands_on(lower, link))
         };
         let (upper, chosen): (Vec<&Link>, Vec<&Link>) = carriers
@@ -117,7 +117,7 @@ impl Uplinks {
         }
     }
 
-    /// Whether a link is counted for its default route.
+    /// Whether a link is counted because of its default route.
     pub fn has(&self, ifindex: u32) -> bool {
         self.chosen.contains(&ifindex)
     }
@@ -196,16 +196,16 @@ mod tests {
             taken.map(|link| link.name.clone()).collect::<Vec<_>>()
         };
         let all = Selection::default();
-        // The one that carries the route is the uplink, whatever it stands on.
+        // The link that carries the route is the uplink, whatever it stands on.
         assert_eq!(names(&all, &[5], &[]), ["bond0.10"]);
         assert_eq!(names(&all, &[6], &[]), ["br0"]);
         assert_eq!(names(&all, &[4, 5], &[]), ["bond0"]);
         assert_eq!(names(&all, &[2, 5, 7], &[]), ["eth0"]);
         assert_eq!(names(&all, &[2, 3], &[]), ["eth0", "eth1"]);
         assert_eq!(names(&all, &[8, 9], &[]), ["veth0", "veth1"]);
-        // One that is left out counts nothing, so the one above it does.
+        // An excluded link counts nothing, so the link above it does.
         assert_eq!(names(&excluding(&["bond0"]), &[4, 5], &[]), ["bond0.10"]);
-        // One that is counted although its route has gone does so, too.
+        // A link that is still counted after its route has gone does so, too.
         assert!(names(&all, &[5], &[4]).is_empty());
         assert_eq!(names(&all, &[5], &[5]), ["bond0.10"]);
 

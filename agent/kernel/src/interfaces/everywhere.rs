@@ -1,4 +1,4 @@
-//! Chooses the interfaces of several network namespaces. What is asked for in all of them has to be in one of them.
+//! Chooses the interfaces of several network namespaces. A selected name or default route has to exist in one of them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::{
     netns::Namespace,
 };
 
-/// What is in one network namespace.
+/// The links and default routes of one network namespace.
 struct Here {
     links: Vec<Link>,
     default_route: BTreeSet<u32>,
@@ -31,7 +31,7 @@ impl Here {
     }
 }
 
-/// What is in all of the network namespaces, at one moment.
+/// The links and default routes of all network namespaces at one moment.
 pub struct Everywhere<'a> {
     namespaces: &'a [Namespace],
     all: Vec<Here>,
@@ -44,8 +44,7 @@ impl<'a> Everywhere<'a> {
         Ok(Self { namespaces, all })
     }
 
-    /// The links to begin with in each network namespace, sorted by ifindex. Fails as
-    /// [`select`](super::select) does.
+    /// The links to start with in each network namespace, sorted by ifindex. Fails as [`select`](super::select) does.
     pub fn select(&self, selection: &Selection) -> Result<Vec<(Namespace, Vec<Link>)>> {
         let each = self.namespaces.iter().zip(&self.all);
         each.map(|(namespace, here)| {
@@ -57,7 +56,7 @@ impl<'a> Everywhere<'a> {
         .collect()
     }
 
-    /// What is asked for and is in no network namespace, and a service waits for.
+    /// Selected names and default routes that exist in no network namespace, and that a service waits for.
     pub fn absent(&self, selection: &Selection) -> Vec<Absent> {
         let all = self.all.iter();
         let default_route = all.clone().flat_map(|here| here.default_route.clone());

@@ -1,4 +1,4 @@
-//! Asks what a link's driver can do for XDP, by generic netlink's family `netdev` (kernel 6.3).
+//! Asks what a link's driver supports for XDP, through the generic netlink family `netdev` (kernel 6.3).
 
 use anyhow::{Context as _, Error, Result, anyhow};
 
@@ -18,21 +18,21 @@ const NETDEV_XDP_RX_METADATA_VLAN_TAG: u64 = 4;
 /// Asks drivers.
 #[derive(Default)]
 pub struct Drivers {
-    /// Opened when the first one is asked.
+    /// Opened for the first question.
     netdev: Option<GenericSocket>,
 }
 
-/// What a driver says of itself.
+/// A driver's answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Driver {
     /// It takes native XDP programs.
     pub has_native_xdp: bool,
-    /// It tells them the VLAN tag that it took out of a frame (from kernel 6.8).
+    /// It passes them the VLAN tag that it took out of a frame (from kernel 6.8).
     pub tells_vlan_tags: bool,
 }
 
 impl Drivers {
-    /// Asks in the network namespace of the calling thread. Fails with a text for the user.
+    /// Asks in the network namespace of the calling thread. The error is worded for the user.
     pub fn of(&mut self, ifindex: u32) -> Result<Driver> {
         let netdev = match &mut self.netdev {
             Some(netdev) => netdev,
@@ -49,7 +49,7 @@ impl Drivers {
         };
         Ok(Driver {
             has_native_xdp: bits(NETDEV_A_DEV_XDP_FEATURES)? & NETDEV_XDP_ACT_BASIC != 0,
-            // Earlier kernels have no such attribute.
+            // Older kernels lack this attribute.
             tells_vlan_tags: bits(NETDEV_A_DEV_XDP_RX_METADATA_FEATURES)
                 .is_ok_and(|told| told & NETDEV_XDP_RX_METADATA_VLAN_TAG != 0),
         })

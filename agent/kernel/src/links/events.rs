@@ -1,4 +1,4 @@
-//! The kernel's notifications about the links of a network namespace, what TC has on them, and default routes.
+//! The kernel's notifications about the links of a network namespace, their TC filters and qdiscs, and default routes.
 
 use std::io;
 
@@ -20,36 +20,36 @@ const RECEIVE_BUFFER_LEN_BYTES: usize = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LinkEvent {
-    /// A link is there, as it is or with a change.
+    /// A link is new or has changed.
     Changed {
         ifindex: u32,
         names: LinkNames,
-        /// The bridge, bond or the like of which it is a port.
+        /// The bridge, bond or similar that it is a port of.
         master: Option<u32>,
     },
     /// The link with this index was deleted, or moved to another namespace.
     Left(u32),
-    /// A filter or a qdisc of this link was removed, perhaps with filters in it.
+    /// A filter or a qdisc of this link was removed; the qdisc may have had filters.
     TcRemoved(u32),
     /// A default route leads over these links.
     DefaultRoute(Vec<u32>),
-    /// A default route leads over a nexthop object, which has links.
+    /// A default route leads over a nexthop object; the kernel has to be asked for its links.
     DefaultRouteByNexthop,
-    /// Some events did not fit into the socket. All that happened before this one was told has happened by now.
+    /// Some notifications did not fit into the socket's buffer. Everything they reported has already happened.
     Missed,
 }
 
-/// The events of the network namespace in which it was opened, from then on.
+/// The events of one network namespace, from the time when this was opened there.
 pub(crate) struct LinkEvents {
     socket: Socket,
     buffer: Vec<u8>,
-    /// Some did not fit, and what fitted is not read yet.
+    /// A notification did not fit, and some that did are still unread.
     has_missed: bool,
 }
 
 impl LinkEvents {
     pub(crate) fn open() -> Result<Self> {
-        // Those of routes, too, even if patterns choose: that may change.
+        // Routes are included even if patterns select, since the selection may change.
         const GROUPS: [u32; 4] = [
             libc::RTNLGRP_LINK,
             libc::RTNLGRP_TC,
@@ -74,8 +74,8 @@ impl LinkEvents {
 
     /// Waits for notifications. The result is empty if none of them matters here.
     ///
-    /// The kernel says once that it dropped one, and before all that waits to be read. Until all of that is
-    /// read it drops more, and does not say so again (`netlink_overrun`, `netlink_rcv_wake`, 6.18).
+    /// When the kernel drops a notification it reports that once, ahead of everything that is waiting to be read. Until
+    /// all of that is read it drops more without another report (`netlink_overrun`, `netlink_rcv_wake`, 6.18).
     pub(crate) fn next(&mut self) -> Result<Vec<LinkEvent>> {
         self.buffer.clear();
         let flags = if self.has_missed {
@@ -114,8 +114,8 @@ fn events(datagram: &[u8]) -> Result<Vec<LinkEvent>> {
     Ok(events)
 }
 
-/// Reads an event. The family tells a link (`struct ifinfomsg`) from a message about the port of a bridge. `struct tcmsg`
-/// has the index at the same place.
+/// Reads an event. The family distinguishes a link (`struct ifinfomsg`) from a message about a bridge port. `struct
+/// tcmsg` has the index at the same offset.
 fn event(message: &Message) -> Result<Option<LinkEvent>> {
     let body = &message.body;
     if message.kind == libc::RTM_NEWROUTE {
@@ -176,14 +176,14 @@ mod tests {
                 .ip(&["link", "add", name, "type", "veth"])
                 .unwrap();
             if name == "early2" {
-                // What fitted is still to be read.
+                // The notifications that fitted are still unread.
                 assert_eq!(events.next().unwrap(), []);
             }
         }
         while !told.contains(&LinkEvent::Missed) {
             told.extend(events.next().unwrap());
         }
-        // Whoever looks at every interface only when that is told finds the last one, too.
+        // A caller that lists all interfaces only on `Missed` finds the last interface, too.
         assert_eq!(told.pop(), Some(LinkEvent::Missed));
         let is_late = |event: &LinkEvent| matches!(event, LinkEvent::Changed { names, .. } if names.name == "late0");
         assert!(!told.iter().any(is_late), "{told:?}");

@@ -1,5 +1,5 @@
-//! Prepares a socket for the kernel's notifications, so that those which matter are not lost among others: a
-//! router changes thousands of routes at once, and each of them is told.
+//! Prepares a socket for the kernel's notifications, so that the ones that matter are not lost among others: a router
+//! changes thousands of routes at once, and the kernel sends a notification for each.
 
 use std::io;
 
@@ -7,23 +7,23 @@ use netlink_sys::Socket;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
 use socket2::{SockFilter, SockRef};
 
-/// What may wait to be read, which the kernel doubles. A notification about a link takes some 3 KiB.
+/// Size of the receive buffer, which the kernel doubles. A notification about a link takes some 3 KiB.
 const WAITING_LEN_BYTES: usize = 8 * 1024 * 1024;
 
-/// Where a netlink message has its type, and `struct rtmsg` behind the header the length of its prefix.
+/// Offsets of the type in a netlink message, and of the prefix length in the `struct rtmsg` after the header.
 const TYPE_OFFSET: u32 = 4;
 const RTM_DST_LEN_OFFSET: u32 = 16 + 1;
 
-/// Leaves default routes and everything that is no route, and gives them room. Nothing may be told before.
+/// Filters out all routes except default routes, and enlarges the receive buffer. Call it before joining a group.
 pub(super) fn prepare(socket: &Socket) -> io::Result<()> {
     SockRef::from(socket).attach_filter(&filter())?;
-    // Beyond `net.core.rmem_max`, if this process may. Otherwise up to it.
+    // Try to exceed `net.core.rmem_max`, which takes `CAP_NET_ADMIN`. Otherwise the buffer is limited to it.
     set_socket_recv_buffer_size_force(socket, WAITING_LEN_BYTES)
         .or_else(|_| set_socket_recv_buffer_size(socket, WAITING_LEN_BYTES))?;
     Ok(())
 }
 
-/// Classic BPF, which the kernel runs before it charges a message to the socket (`do_one_broadcast`).
+/// A classic BPF program, which the kernel runs before it charges a message to the socket (`do_one_broadcast`).
 fn filter() -> [SockFilter; 7] {
     let load = |size: u32, offset| {
         SockFilter::new((libc::BPF_LD | size | libc::BPF_ABS) as u16, 0, 0, offset)
@@ -34,7 +34,7 @@ fn filter() -> [SockFilter; 7] {
         SockFilter::new(code as u16, then, otherwise, operand)
     };
     let end = |len| SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, len);
-    // A load takes the field as big-endian, and it is in host byte order.
+    // A load reads the field as big-endian, but it is in host byte order.
     let kind = |kind: u16| kind.to_be().into();
     [
         load(libc::BPF_H, TYPE_OFFSET),

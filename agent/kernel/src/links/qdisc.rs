@@ -16,8 +16,7 @@ const TCA_STATS2: u16 = 7;
 const TCA_STATS_QUEUE: u16 = 3;
 
 impl LinkSocket {
-    /// The drops of the root qdiscs by ifindex, with those of their classes. An interface without a queue has
-    /// no root qdisc.
+    /// The drops of each root qdisc, including its classes, by ifindex. An interface without a queue has no root qdisc.
     pub fn qdisc_drops(&mut self) -> Result<BTreeMap<u32, u64>> {
         let request = Message {
             kind: libc::RTM_GETQDISC,
@@ -33,7 +32,7 @@ impl LinkSocket {
     }
 }
 
-/// Reads the drops of a root qdisc from `struct tcmsg`, whose attributes have a `struct gnet_stats_queue`.
+/// Reads the drops of a root qdisc from `struct tcmsg` and the `struct gnet_stats_queue` in its attributes.
 fn root_drops(body: &[u8]) -> Result<Option<(u32, u64)>> {
     if u32::from_ne_bytes(field(body, 12)?) != TC_H_ROOT {
         return Ok(None);
@@ -51,7 +50,7 @@ fn root_drops(body: &[u8]) -> Result<Option<(u32, u64)>> {
     Ok(Some((ifindex, dropped.into())))
 }
 
-/// What was dropped since `before`. A qdisc that was added later began at zero.
+/// Drops since `before`. A qdisc that was added later began at zero.
 pub fn dropped_since(before: Option<u64>, after: Option<u64>) -> Option<u64> {
     let (before, after) = (before.unwrap_or_default(), after?);
     Some(after.checked_sub(before).unwrap_or(after))

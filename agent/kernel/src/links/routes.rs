@@ -1,4 +1,4 @@
-//! The links over which default routes lead: those that a route names, and those of the nexthop objects that it names
+//! The links that default routes lead over: links that a route names, and links of the nexthop objects that it names
 //! instead (`ip nexthop`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ const NHA_OIF: u16 = 5;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct DefaultRoutes {
     pub ifindexes: BTreeSet<u32>,
-    /// Nexthop objects of routes that name no interface. The kernel names the interfaces, too, unless the setting
+    /// Nexthop objects of routes that name no interface. The kernel also names the interfaces, unless
     /// `net.ipv4.nexthop_compat_mode` is 0.
     pub nexthops: BTreeSet<u32>,
 }
@@ -43,8 +43,7 @@ impl LinkSocket {
                 kind: libc::RTM_GETROUTE,
                 body,
             };
-            // A kernel without IPv6 answers with the routes of the families that it has. There may be a
-            // million of them.
+            // A kernel without IPv6 answers with the routes of its other families. There may be a million routes.
             let of_family = self
                 .netlink
                 .fold(&request, |routes: &mut DefaultRoutes, route| {
@@ -124,14 +123,14 @@ fn next_hops(mut bytes: &[u8]) -> Result<Vec<u32>> {
     Ok(ifindexes)
 }
 
-/// A nexthop object: one with an interface, or a group of others.
+/// A nexthop object: either an interface, or a group of other nexthop objects.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Nexthop {
     ifindex: Option<u32>,
     group: Vec<u32>,
 }
 
-/// Reads `struct nhmsg` and its attributes, of which the groups have a sequence of `struct nexthop_grp`.
+/// Reads `struct nhmsg` and its attributes. A group's attribute is a sequence of `struct nexthop_grp`.
 fn nexthop(body: &[u8]) -> Result<Option<(u32, Nexthop)>> {
     let (mut id, mut nexthop) = (None, Nexthop::default());
     for (kind, value) in attributes(body.get(NHMSG_LEN_BYTES..).unwrap_or_default()) {
@@ -149,7 +148,7 @@ fn nexthop(body: &[u8]) -> Result<Option<(u32, Nexthop)>> {
     Ok(id.map(|id| (id, nexthop)))
 }
 
-/// The links of these nexthops, and of those in their groups, which have no groups in them.
+/// The links of these nexthops and of the members of their groups. Groups do not nest.
 fn links_of(ids: &BTreeSet<u32>, known: &BTreeMap<u32, Nexthop>) -> BTreeSet<u32> {
     let named = ids.iter().filter_map(|id| known.get(id));
     let members = named.clone().flat_map(|nexthop| &nexthop.group);

@@ -1,8 +1,8 @@
-//! Reads the counters and names of interfaces for a scan, without the RTNL lock, which another process may
-//! hold for seconds.
+//! Reads the counters and names of interfaces for a scan without taking the RTNL lock, which another process may hold
+//! for seconds.
 //!
-//! `/proc/net/dev` needs RCU only (`dev_seq_start`). So does the name of an index (`dev_ifname`), except at
-//! the moment in which a name changes.
+//! Reading `/proc/net/dev` takes RCU only (`dev_seq_start`). So does looking up the name of an index (`dev_ifname`),
+//! except while a name is being changed.
 
 use std::{
     borrow::Cow,
@@ -23,12 +23,12 @@ use super::Counters;
 const PATH: &str = "/proc/thread-self/net/dev";
 const TITLE_LINES: usize = 2;
 
-/// The counters of every interface of the network namespace in which it was opened.
+/// The counters of every interface of one network namespace: the one it was opened in.
 pub struct Statistics {
     file: File,
 }
 
-/// The text that was read at one moment.
+/// The text of one reading.
 #[derive(Default)]
 pub struct Snapshot {
     text: Vec<u8>,
@@ -48,7 +48,7 @@ impl Statistics {
     }
 }
 
-/// One reading returns a page of the kernel's at most, which may be larger.
+/// A read returns at most one page of the kernel, and kernel pages may be larger than this.
 const PAGE: usize = 4096;
 
 impl Snapshot {
@@ -63,20 +63,20 @@ impl Snapshot {
         }
     }
 
-    /// Whether no counter of any interface, and no name, has changed between the two.
+    /// Whether the two have the same names and counters for all interfaces.
     pub fn is_like(&self, other: &Self) -> bool {
         self.text == other.text
     }
 
-    /// The counters by the names that the interfaces had at that moment.
+    /// The counters, by the names that the interfaces had then.
     pub fn by_name(&self) -> HashMap<Cow<'_, str>, Counters> {
         let lines = self.text.split(|&byte| byte == b'\n').skip(TITLE_LINES);
         lines.filter_map(counters).collect()
     }
 }
 
-/// Reads a line of `dev_seq_printf_stats`: a name, eight numbers for arriving and eight for leaving packets. A name may have any bytes but
-/// for spaces, colons and slashes (`dev_valid_name`), and is told as in [`Names::of`].
+/// Parses a line of `dev_seq_printf_stats`: a name, eight numbers for received and eight for sent packets. A name may
+/// have any bytes except spaces, colons and slashes (`dev_valid_name`); invalid UTF-8 is replaced as in [`Names::of`].
 fn counters(line: &[u8]) -> Option<(Cow<'_, str>, Counters)> {
     let colon = line.iter().position(|&byte| byte == b':')?;
     let name = String::from_utf8_lossy(line[..colon].trim_ascii_start());
@@ -101,7 +101,7 @@ fn counters(line: &[u8]) -> Option<(Cow<'_, str>, Counters)> {
     Some((name, counters))
 }
 
-/// Asks for names in the network namespace in which it was opened.
+/// A socket that asks for interface names in the network namespace it was opened in.
 pub struct Names {
     socket: OwnedFd,
 }
@@ -116,7 +116,7 @@ impl Names {
 
     /// The current name of an index. Fails with ENODEV if no interface has it.
     pub fn of(&self, ifindex: u32) -> io::Result<String> {
-        // SAFETY: `struct ifreq` is plain data, for which all zeros are a value.
+        // SAFETY: `struct ifreq` is plain data, and all zeros are a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         request.ifr_ifru.ifru_ifindex = ifindex.cast_signed();
         // SAFETY: the request is valid for the call, which reads the index and writes the name.
@@ -167,7 +167,7 @@ mod tests {
         };
         assert_eq!(counters(line.as_bytes()), Some(("eth0".into(), expected)));
         assert_eq!(counters(b"eth0: 1 2 3"), None);
-        // A name that is no UTF-8.
+        // A name that is not UTF-8.
         let line = [b"  \xff0".as_slice(), &line.as_bytes()[6..]].concat();
         assert_eq!(counters(&line), Some(("\u{fffd}0".into(), expected)));
     }

@@ -1,7 +1,7 @@
 //! Finds out whether XDP sees the VLAN tags of a link's frames.
 //!
-//! A driver may take the tag out of the frame and keep it in the skb. XDP has no skb, so frames of several
-//! VLANs then look like one flow's, each four bytes too short. Features of the link, or of its peer, decide.
+//! A driver may take the tag out of the frame and keep it in the skb. XDP has no skb, so frames of several VLANs look
+//! like one flow, each frame four bytes too short. Whether that happens depends on features of the link or of its peer.
 
 use std::{
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
@@ -28,21 +28,21 @@ const ETHTOOL_A_BITSET_BITS: u16 = 3;
 const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
 const NLA_F_NESTED: u16 = 1 << 15;
 
-/// The features for 802.1Q and 802.1ad tags, as in `netdev_features_strings` (net/ethtool/common.c).
+/// The features for 802.1Q and 802.1ad tags, named as in `netdev_features_strings` (net/ethtool/common.c).
 const RECEIVE: [&str; 2] = ["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
 const TRANSMIT: [&str; 2] = ["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"];
 
-/// Whose features decide where the tags of arriving frames are.
+/// The interface whose features decide where the tags of received frames are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagPlace {
-    /// Nobody's: frames contain their tags, or cannot have any.
+    /// None: frames contain their tags, or cannot have any.
     InFrames,
-    /// This interface's: its driver may take tags out when it receives.
+    /// This interface: its driver may take tags out when it receives.
     Receiver(u32),
-    /// Those of a veth's other end, given here: a veth passes on what that end sends (`veth_xmit`).
+    /// The other end of a veth, by ifindex: a veth passes frames on as that end sends them (`veth_xmit`).
     Sender(u32),
-    /// Unknown: the other end is in another network namespace, or the link gets its frames from other devices
-    /// that handled the tags before.
+    /// Unknown: the other end is in another network namespace, or other devices handle the tags before the link gets
+    /// the frames.
     Unknown,
 }
 
@@ -67,14 +67,14 @@ pub struct Features {
 }
 
 impl Features {
-    /// Asks in the network namespace of the calling thread.
+    /// Opens a socket in the network namespace of the calling thread.
     pub fn open() -> Self {
         Self {
             ethtool: GenericSocket::open("ethtool"),
         }
     }
 
-    /// Why XDP may miss tags there, as text. Not knowing counts as a reason.
+    /// Why XDP may miss tags there, as text for the user. Unknown features count as a reason.
     pub fn hiding_tags(&mut self, place: TagPlace) -> Option<String> {
         let (ifindex, whose, hiding) = match place {
             TagPlace::InFrames => return None,
@@ -96,7 +96,7 @@ impl Features {
         })
     }
 
-    /// The names of the features that are on.
+    /// The names of the features that are switched on.
     fn active(&mut self, ifindex: u32) -> Result<Vec<String>> {
         let ethtool = match &mut self.ethtool {
             Ok(ethtool) => ethtool,
@@ -116,7 +116,7 @@ impl Features {
         let answer = ethtool
             .get(ETHTOOL_MSG_FEATURES_GET, &request)
             .with_context(|| format!("ask for the features of ifindex {ifindex}"))?;
-        // A bit set given by names: the features that are listed are on.
+        // The answer is a list of names: a feature that is listed is on.
         let active = attribute(&answer, ETHTOOL_A_FEATURES_ACTIVE)?;
         let bits = attribute(active, ETHTOOL_A_BITSET_BITS)?;
         let names = attributes(bits).map(|(_, bit)| {
@@ -128,9 +128,9 @@ impl Features {
     }
 }
 
-/// Watches places whose tags are in their frames, and reports each once tags may be hidden there.
+/// Watches places where frames contain their tags, and reports each place once tags may be hidden there.
 ///
-/// The kernel answers under the RTNL lock, so a thread of its own asks, and the caller need not wait.
+/// The kernel answers under the RTNL lock, so a separate thread asks and the caller need not wait.
 pub struct TagWatch {
     places: Sender<(u32, TagPlace)>,
     hidden: Receiver<(TagPlace, String)>,
@@ -157,7 +157,8 @@ impl TagWatch {
         let _ = self.places.send((ifindex, place));
     }
 
-    /// The places where tags became hidden since the last call, and why. Each place comes once. Never waits.
+    /// The places where tags became hidden since the last call, each with the reason. Reports each place once. Never
+    /// blocks.
     pub fn hidden(&self) -> impl Iterator<Item = (TagPlace, String)> {
         self.hidden.try_iter()
     }
@@ -182,7 +183,7 @@ fn watch(to_watch: &Receiver<(u32, TagPlace)>, told: &Sender<(TagPlace, String)>
             let Some(why) = features.hiding_tags(place) else {
                 return true;
             };
-            // With a veth its other end leaves, too, and nothing can be known of that.
+            // When a veth leaves, its other end leaves, too, and its features are unknown.
             let name = names.of(ifindex);
             let has_left = name.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV));
             !has_left && told.send((place, why)).is_err()
@@ -216,7 +217,7 @@ mod tests {
         let watch = TagWatch::start().unwrap();
         watch.add(GONE, TagPlace::Sender(GONE + 1));
         watch.add(GONE, TagPlace::Receiver(GONE));
-        // Places are looked at in their order.
+        // The watch looks at places in the order they were added.
         watch.add(LOOPBACK_IFINDEX, TagPlace::Unknown);
         let (place, _) = watch.hidden.recv().unwrap();
         assert_eq!(place, TagPlace::Unknown);

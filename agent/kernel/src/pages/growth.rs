@@ -1,11 +1,12 @@
-//! How large the pages should be: memory follows use.
+//! Decides how large the pages should be, so that memory follows use.
 
 use super::size::{Mark, Size};
 
-/// A page is made smaller after so many scans that used little of it.
+/// A page shrinks after this many scans in a row that used little of it.
 const QUIET_SCANS: u32 = 16;
 
-/// A quiet scan finds this share of what asks for a scan, so after halving it is still far from that.
+/// A scan is quiet if it finds at most a quarter of the mark, so that after halving the page is still far below its
+/// mark.
 const QUIET_SHARE: u64 = 4;
 
 pub(super) struct Growth {
@@ -14,13 +15,13 @@ pub(super) struct Growth {
     wanted: Size,
     mark: Mark,
     quiet_scans: u32,
-    /// No other size is made for so many scans.
+    /// Scans to wait before another size may be made.
     refused_scans: u32,
 }
 
 impl Growth {
-    /// From room for `min_flows` up to that of the mark's `max_flows`. Where pages do not ask for scans they could fill
-    /// before anybody knows, so they have all of their room at once.
+    /// Pages grow from room for `min_flows` to room for the mark's `max_flows`. If the mark is off they start at full
+    /// size, since a page could fill up before userspace learns of it.
     pub(super) fn new(min_flows: u32, mark: Mark) -> Self {
         let most = Size::with_room_for(mark.max_flows);
         let least = if mark.is_off() {
@@ -42,18 +43,18 @@ impl Growth {
         self.wanted
     }
 
-    /// Whether another size may be asked of the kernel.
+    /// Whether the kernel may be asked for another size.
     pub(super) fn may_ask(&self) -> bool {
         self.refused_scans == 0
     }
 
-    /// The kernel had no page of another size. It is asked again after some scans, since asking costs most when memory is
-    /// short.
+    /// The kernel refused a page of another size. Waits some scans before asking again, since asking costs most when
+    /// memory is short.
     pub(super) fn refused(&mut self) {
         self.refused_scans = QUIET_SCANS;
     }
 
-    /// Takes in how many flows a scan found on a page of this size.
+    /// Records how many flows a scan found on a page of this size.
     pub(super) fn note(&mut self, flows: u64, size: Size) {
         self.refused_scans = self.refused_scans.saturating_sub(1);
         if !self.mark.is_off() && flows >= u64::from(self.mark.of(size)) {
@@ -101,7 +102,7 @@ mod tests {
         let wanted = growth.wanted();
         assert!(wanted.room_flows() >= 140_000);
         assert!(wanted.halved().room_flows() < 140_000);
-        // The other page is still as small as it was.
+        // The other page still has its small size.
         growth.note(4000, least);
         assert_eq!(growth.wanted(), wanted);
     }

@@ -25,15 +25,15 @@ use crate::{
     memory::map_memory_bytes,
 };
 
-/// Entries that are handed on together.
+/// Most entries passed to a sink at once.
 const BATCH_ENTRIES: usize = 512;
 
 pub struct Page {
     windows: Windows,
     behind: MapData,
-    /// If they are kept.
+    /// Set if senders are kept.
     senders_behind: Option<SendersBehind>,
-    /// Of what is behind, when there is no flow.
+    /// Memory of the overflow maps while they are empty.
     empty_behind_memory_bytes: u64,
 }
 
@@ -42,7 +42,7 @@ pub struct Windows {
     map: MapData,
     memory_bytes: u64,
     mapped: MappedWindows,
-    /// If they are kept.
+    /// Set if senders are kept.
     senders: Option<SendersOfPage>,
 }
 
@@ -50,12 +50,12 @@ pub struct Windows {
 pub struct Taken {
     keys: Vec<FlowKey>,
     values: Vec<FlowCounters>,
-    /// Of each of them, if they are kept.
+    /// The senders of each flow; empty if they are not kept.
     senders: Vec<Senders>,
 }
 
 impl Windows {
-    /// The kernel allocates all of their memory at once, and zeroes it.
+    /// Creates the windows. The kernel allocates and zeroes all of their memory at once.
     pub fn create(size: Size, kinds: Kinds) -> Result<Self> {
         let map = inner_map::create(
             "flows",
@@ -86,7 +86,7 @@ impl Windows {
         })
     }
 
-    /// The array beside them.
+    /// The array of senders beside them.
     pub fn senders(&self) -> Option<&MapData> {
         self.senders.as_ref().map(SendersOfPage::map)
     }
@@ -134,7 +134,8 @@ impl Page {
         &self.windows
     }
 
-    /// Asks the kernel only where flows may be behind, since what they take comes and goes with them.
+    /// Memory that the kernel charges. Only overflow maps change in size, with their entries, so the kernel is asked
+    /// only if there may be some.
     pub fn memory_bytes(&self, may_have_behind: bool) -> u64 {
         let behind = if may_have_behind {
             let senders = self.senders_behind.as_ref();
@@ -150,7 +151,7 @@ impl Page {
         self.windows.size()
     }
 
-    /// Takes other windows. The page must be empty.
+    /// Replaces the windows. The page must be empty.
     pub fn change(&mut self, windows: Windows) {
         self.windows = windows;
     }
@@ -163,7 +164,7 @@ impl Page {
         self.senders_behind.as_ref().map(SendersBehind::map)
     }
 
-    /// Puts a flow into the slot that a program would take. Returns whether there was one.
+    /// Puts a flow into the slot that a program would choose. Returns whether there was one.
     pub fn put(
         &mut self,
         factors: [u64; Hash::FACTORS],
@@ -185,7 +186,7 @@ impl Page {
         false
     }
 
-    /// Puts a flow into the map behind the slots. Returns whether there was room.
+    /// Puts a flow into the overflow map. Returns whether there was room.
     pub fn put_behind(
         &mut self,
         key: &FlowKey,
@@ -222,14 +223,14 @@ impl Page {
         drained + taken.hand_on(sink)
     }
 
-    /// The same for the map behind them.
+    /// Moves every entry of the overflow map to `sink`. Returns how many there were.
     pub fn drain_behind(
         &mut self,
         taken: &mut Taken,
         sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> io::Result<u64> {
         let known = self.senders_behind.as_ref().map(|senders| {
-            // The flows count, whoever sent them.
+            // The flows count even if their senders cannot be read.
             senders.take().unwrap_or_else(|error| {
                 tracing::warn!(%error, "who sent the flows behind the slots cannot be read");
                 HashMap::new()
@@ -276,7 +277,7 @@ impl Page {
 }
 
 fn bytes<T: Pod>(value: &T) -> &[u8] {
-    // SAFETY: such a value is plain bytes, so many of them.
+    // SAFETY: a `Pod` value is `size_of::<T>()` plain bytes.
     unsafe { slice::from_raw_parts((&raw const *value).cast(), size_of::<T>()) }
 }
 
@@ -291,8 +292,9 @@ impl Default for Taken {
 }
 
 impl Taken {
-    /// Adds the flows of a window, in the order of their tags, so that the same flows come in the same order from any page. Two CPUs
-    /// may have begun a flow at the same moment, each in a slot of its own. `senders` are those of each flow, or none.
+    /// Adds the flows of a window in the order of their tags, so that the order does not depend on the order of
+    /// insertion. Merges slots of the same flow: two CPUs may have inserted it at the same moment. `senders` has the
+    /// senders of each slot, or is empty.
     fn add(&mut self, window: &[Slot], senders: &[Senders]) {
         let mut flows = [(EMPTY, 0); SLOTS as usize];
         let flows = &mut flows[..window.len()];
@@ -300,7 +302,7 @@ impl Taken {
             flows[index] = (slot.counters.state, index);
         }
         flows.sort_unstable();
-        // Where the flows with this tag begin among those that are taken.
+        // `start` is the first entry with the current tag; a duplicate can only be there or later.
         let (mut tag, mut start) = (EMPTY, 0);
         for &mut (state, index) in flows {
             let Slot { key, counters } = &window[index];
@@ -346,7 +348,7 @@ mod tests {
         slot
     }
 
-    /// The interface's index and the packets of each flow, as they come out of a window.
+    /// The ifindex and packets of each flow, in the order in which a window yields them.
     fn taken(window: &[Slot]) -> Vec<(u32, u64)> {
         let mut taken = Taken::default();
         taken.add(window, &[]);

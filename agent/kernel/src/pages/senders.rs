@@ -1,5 +1,5 @@
-//! Who sent the flows of a page: an array beside its windows, in this process's memory, and a hash map beside the map behind
-//! them.
+//! Who sent the flows of a page: an array beside its windows, mapped into this process, and a hash map beside its
+//! overflow map.
 
 use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
 
@@ -25,7 +25,7 @@ use crate::{
 pub struct SendersOfPage {
     map: MapData,
     memory_bytes: u64,
-    /// For each window, an element for each kind that is kept, one kind behind the other.
+    /// The mapped array: one plane for each kind that is kept, one after the other, with an element for each window.
     start: NonNull<PlaneOfWindow>,
     windows: u32,
     kinds: Kinds,
@@ -35,7 +35,7 @@ pub struct SendersOfPage {
 unsafe impl Send for SendersOfPage {}
 
 impl SendersOfPage {
-    /// For a page of so many windows. Nothing is noted at first.
+    /// Creates the array for a page of `windows` windows, all zero.
     pub fn create(windows: u32, kinds: Kinds) -> Result<Self> {
         let elements = windows * kinds.planes();
         let map = inner_map::create(
@@ -71,7 +71,7 @@ impl SendersOfPage {
         self.memory_bytes
     }
 
-    /// Takes what is noted of a flow out. No program may use the page meanwhile.
+    /// Removes and returns the senders of a flow. No program may use the page meanwhile.
     pub fn take(&mut self, window: u32, slot: usize) -> Senders {
         let mut taken = Senders::default();
         let kinds = self.kinds;
@@ -94,7 +94,7 @@ impl SendersOfPage {
         taken
     }
 
-    /// Notes this of a flow. No program may use the page meanwhile.
+    /// Stores the senders of a flow. No program may use the page meanwhile.
     pub fn put(&mut self, window: u32, slot: usize, senders: &Senders) {
         let kinds = self.kinds;
         let of_flow = self.of_flow(window, slot);
@@ -116,25 +116,25 @@ impl SendersOfPage {
         }
     }
 
-    /// Where what is noted of a flow lies.
+    /// The place of a flow's senders.
     fn of_flow(&mut self, window: u32, slot: usize) -> OfFlow<'_> {
         assert!(window < self.windows, "{window} of {}", self.windows);
         assert!(slot < SLOTS as usize, "{slot}");
-        // SAFETY: the window is in the first plane, as was just checked, and there is one plane at least: the kernel makes no array
-        // without elements.
+        // SAFETY: the window is in the first plane, as was just checked. There is at least one plane: the kernel makes
+        // no array without elements.
         let window = unsafe { self.start.add(window as usize) };
         OfFlow {
-            // SAFETY: a window has so many slots.
+            // SAFETY: a window has `SLOTS` slots, and the slot was just checked.
             first: unsafe { window.cast::<[u64; 2]>().add(slot) },
             page: self,
         }
     }
 }
 
-/// What is noted of one flow, while no program uses the page.
+/// The senders of one flow, while no program uses the page.
 struct OfFlow<'a> {
     page: &'a SendersOfPage,
-    /// In the first plane.
+    /// The flow's place in the first plane.
     first: NonNull<[u64; 2]>,
 }
 
@@ -144,7 +144,7 @@ impl OfFlow<'_> {
         let noted = self.at(plane);
         // SAFETY: no program uses the page, and any bytes are numbers.
         let both = unsafe { noted.read() };
-        // What is not written stays clean in the CPU's caches.
+        // Zeros are not written again, so the cache line stays clean.
         if both != [0; 2] {
             // SAFETY: as above.
             unsafe { noted.write([0; 2]) };
@@ -162,7 +162,8 @@ impl OfFlow<'_> {
         let &SendersOfPage { windows, kinds, .. } = self.page;
         assert!(plane < kinds.planes(), "{plane} of {kinds:?}");
         let elements = plane as usize * windows as usize;
-        // SAFETY: planes lie one behind the other, there are so many, and the same place in another one is as far from its beginning.
+        // SAFETY: the array has `kinds.planes()` planes one after the other, each of `windows` elements, and the flow's
+        // place in another plane is at the same offset from the plane's start.
         unsafe { self.first.byte_add(elements * size_of::<PlaneOfWindow>()) }
     }
 }
@@ -170,13 +171,13 @@ impl OfFlow<'_> {
 impl Drop for SendersOfPage {
     fn drop(&mut self) {
         let elements = self.windows * self.kinds.planes();
-        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        // SAFETY: this unmaps exactly the memory mapped at creation, and nobody has a reference into it any more.
         let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(elements)) };
         debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
     }
 }
 
-/// Who sent the flows behind the slots.
+/// The senders of the flows in the overflow map.
 pub struct SendersBehind(MapData);
 
 impl SendersBehind {
@@ -197,7 +198,7 @@ impl SendersBehind {
         &self.0
     }
 
-    /// Takes all of them out. No program may use the page meanwhile.
+    /// Removes and returns all senders. No program may use the page meanwhile.
     pub fn take(&self) -> io::Result<HashMap<FlowKey, Senders>> {
         let mut taken = HashMap::new();
         bpf::take_all(self.0.fd().as_fd(), |&key, &senders| {

@@ -2,7 +2,7 @@
 
 use agent_common::{PageSize, slots::SLOTS};
 
-/// How many slots there are for three flows. At this load one flow in a hundred finds its windows full.
+/// Slots for every three flows. At this load one flow in a hundred finds its windows full.
 const SLOTS_FOR_THREE: u64 = 4;
 
 /// The size of a page.
@@ -20,7 +20,7 @@ impl Size {
         }
     }
 
-    /// How many flows find a slot, but for a few that go behind the slots.
+    /// How many flows find a slot, except a few that go to the overflow map.
     pub fn room_flows(self) -> u32 {
         let slots = u64::from(self.windows) * u64::from(SLOTS);
         u32::try_from(slots * 3 / SLOTS_FOR_THREE).unwrap_or(u32::MAX)
@@ -40,8 +40,8 @@ impl Size {
         }
     }
 
-    /// How many flows the map behind the slots takes. Beside those whose windows are full, these are flows that come
-    /// while userspace is told that the page is full.
+    /// Room of the overflow map. It takes flows whose windows are full, and flows that arrive between the report that
+    /// the page is full and the flip.
     pub fn behind_flows(max_flows: u32) -> u32 {
         const MOST_WHILE_IT_IS_TOLD: u32 = 1 << 16;
         const ONE_IN: u32 = 32;
@@ -50,7 +50,7 @@ impl Size {
             .max(max_flows / ONE_IN)
     }
 
-    /// What the programs are told.
+    /// The values that the programs read for a page of this size.
     pub(super) fn of_page(self, mark: Mark, possible_cpus: u32, sample_below: u32) -> PageSize {
         let mark_flows = mark.of(self);
         PageSize {
@@ -62,7 +62,8 @@ impl Size {
     }
 }
 
-/// When a page asks for a scan: at the share of its room that `flows` is of `max_flows`, or never if that is 0.
+/// When a page asks for a scan: when it has used the share `flows` / `max_flows` of its room. With `flows` 0 it never
+/// asks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
     pub flows: u32,
@@ -74,14 +75,14 @@ impl Mark {
         self.flows == 0
     }
 
-    /// At how many flows.
+    /// The number of flows at which a page of this size asks for a scan; 0 means never.
     pub(super) fn of(self, size: Size) -> u32 {
         if self.is_off() {
             return 0;
         }
         let flows = u64::from(self.flows) * u64::from(self.room(size));
         let flows = u32::try_from(flows / u64::from(self.max_flows.max(1)));
-        // Below one flow it would be off.
+        // 0 would switch it off.
         flows.unwrap_or(u32::MAX).max(1)
     }
 

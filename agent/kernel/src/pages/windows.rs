@@ -1,4 +1,4 @@
-//! The windows of a page in this process's own memory, so that a scan reads and empties them without a system call.
+//! The windows of a page, mapped into this process, so that a scan reads and empties them without a system call.
 
 use std::{io, os::fd::BorrowedFd, ptr::NonNull};
 
@@ -15,7 +15,7 @@ pub(super) struct MappedWindows {
     windows: u32,
 }
 
-// SAFETY: the memory belongs to the value alone in this process.
+// SAFETY: the memory belongs to this value alone in this process.
 unsafe impl Send for MappedWindows {}
 
 impl MappedWindows {
@@ -29,7 +29,7 @@ impl MappedWindows {
         self.windows
     }
 
-    /// Puts a flow into the first empty slot of a walk, while no program runs. Returns which one, if there was one.
+    /// Puts a flow into the first empty slot of a walk, while no program runs. Returns the slot, if there was one.
     pub(super) fn put(
         &mut self,
         walk: Walk,
@@ -56,8 +56,8 @@ impl MappedWindows {
         Some(number)
     }
 
-    /// Hands on the flows of each window that has some, in the order of the windows, and empties it. No program may
-    /// use the page meanwhile. With each flow comes who sent it, if that is kept.
+    /// Passes on the flows of each non-empty window, in the order of the windows, and empties it. Each flow comes with
+    /// its senders if they are kept. No program may use the page meanwhile.
     pub(super) fn take(
         &mut self,
         mut senders: Option<&mut SendersOfPage>,
@@ -85,23 +85,23 @@ impl MappedWindows {
         }
     }
 
-    /// A word of the bitmaps, which lie behind the windows.
+    /// Takes a word of the bitmaps and leaves zero.
     fn take_word(&mut self, word: u32) -> u64 {
         // SAFETY: no program uses the page, and any bytes are a number.
         unsafe { self.word(word).replace(0) }
     }
 
-    /// Where a word of the bitmaps lies.
+    /// The place of a word of the bitmaps, which follow the windows.
     fn word(&self, word: u32) -> NonNull<u64> {
         assert!(word < self.windows.div_ceil(u64::BITS));
-        // SAFETY: the array has so many elements (`slots::elements`), of which the bitmaps are the last.
+        // SAFETY: the array has `slots::elements(windows)` elements: the windows, then the bitmaps.
         let bitmaps = unsafe { self.start.add(self.windows as usize) };
-        // SAFETY: there is a bit for each window.
+        // SAFETY: the bitmaps have a bit for each window, and the word was just checked to be among them.
         unsafe { bitmaps.cast::<u64>().add(word as usize) }
     }
 
-    /// Copies the flows of a window and empties it. Returns how many there are. Calls `each` with a flow, its place among
-    /// them, and its slot.
+    /// Copies the flows of a window and empties it. Returns how many there are. Calls `each` with a flow, its index
+    /// among the copied flows, and its slot.
     #[inline]
     fn take_window(
         &mut self,
@@ -114,7 +114,7 @@ impl MappedWindows {
         let window = unsafe { self.start.add(window as usize) }.cast::<Slot>();
         let mut count = 0;
         for number in 0..SLOTS as usize {
-            // SAFETY: a window has so many slots.
+            // SAFETY: a window has `SLOTS` slots.
             let slot = unsafe { window.add(number) };
             // SAFETY: no program uses the page, and any bytes are a slot.
             let flow = unsafe { slot.read() };
@@ -132,7 +132,7 @@ impl MappedWindows {
 
 impl Drop for MappedWindows {
     fn drop(&mut self) {
-        // SAFETY: this is what was mapped, and nobody has a reference into it any more.
+        // SAFETY: this unmaps exactly the memory mapped at creation, and nobody has a reference into it any more.
         let refused = unsafe { libc::munmap(self.start.as_ptr().cast(), len_bytes(self.windows)) };
         debug_assert_eq!(refused, 0, "what was mapped can be unmapped");
     }

@@ -1,4 +1,4 @@
-//! What people are told of rules: how they are read, their faults, what decides a packet.
+//! The texts for users about rules: explanations, faults, and the deciding rule of a packet.
 
 use agent_common::L4Kind;
 

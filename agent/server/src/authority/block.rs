@@ -1,9 +1,9 @@
-//! Walks a header block (HPACK, RFC 7541) without decoding it: finds where each field ends, and mends the
-//! value of `:authority` on the way.
+//! Walks a header block (HPACK, RFC 7541) without decoding it: finds the end of each field, and replaces offending
+//! bytes in the value of `:authority`.
 
 use super::huffman;
 
-/// The bytes are no header block. h2 will report that.
+/// The bytes are not a header block; h2 reports that.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -14,10 +14,10 @@ const NAME_INDEX: u32 = 1;
 /// The longest integer that h2 accepts: its `decode_int` refuses a fifth byte after the prefix.
 const INTEGER_BYTES_AFTER_PREFIX: u8 = 4;
 
-/// How far the client is in its header block.
+/// The parser's position in a header block.
 ///
-/// A name given by an index of the dynamic table is never taken for `:authority`, since encoders use the
-/// static table's index for it, or spell it out.
+/// A name given by an index of the dynamic table is never taken for `:authority`: encoders use its index in the static
+/// table, or spell it out.
 #[derive(Debug, Default)]
 pub(super) struct Block {
     at: At,
@@ -42,7 +42,7 @@ struct Integer {
 
 #[derive(Debug, Clone, Copy)]
 enum Number {
-    /// The index of a whole field, or the table's size.
+    /// The index of a whole field, or the size of the table.
     Unread,
     NameIndex,
     Len {
@@ -51,7 +51,7 @@ enum Number {
     },
 }
 
-/// What a string is in its field.
+/// The role of a string in its field.
 #[derive(Debug, Clone, Copy)]
 enum Role {
     Name,
@@ -76,7 +76,7 @@ enum Kind {
 }
 
 impl Block {
-    /// Passes a block's next bytes, which may begin and end anywhere.
+    /// Filters a block's next bytes, which may begin and end anywhere.
     pub(super) fn pass(&mut self, bytes: &mut [u8]) -> Result<(), Malformed> {
         let mut rest = bytes;
         while let [first, ..] = *rest {
@@ -174,7 +174,7 @@ impl Text {
         Self { left, kind }
     }
 
-    /// Returns how many bytes it took, at least one.
+    /// Returns the number of bytes consumed, at least one.
     fn pass(mut self, bytes: &mut [u8]) -> (At, usize) {
         let taken = bytes.len().min(self.left as usize);
         self.left -= taken as u32;
@@ -196,7 +196,7 @@ impl Text {
         (self.or_next(), taken)
     }
 
-    /// The text if something of it is left, otherwise what follows it.
+    /// Stays in the text while some of it is left; otherwise moves on to what follows.
     fn or_next(self) -> At {
         if self.left > 0 {
             return At::Text(self);
@@ -217,7 +217,7 @@ fn name(is_huffman: bool) -> &'static [u8] {
     if is_huffman { huffman::NAME } else { NAME }
 }
 
-/// A value of `:authority` in plain bytes.
+/// The value of `:authority` in plain bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Plain {
     is_path: bool,

@@ -6,12 +6,12 @@
 /// The Huffman code of `:authority`.
 pub(super) const NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// How many bytes have a code of 1, 2, … 15 bits. Longer codes are those of control characters, backslash and
-/// non-ASCII bytes.
+/// The number of bytes with a code of 1, 2, … 15 bits. Only control characters, backslash and non-ASCII bytes have
+/// longer codes.
 const CODES: [u16; 15] = [0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3];
 
-/// For each length, the first number that is not a code but the beginning of longer codes. The codes of one
-/// length are consecutive, and those of the next length follow them.
+/// For each length, the first number that is not a code but the prefix of longer codes. Codes of one length are
+/// consecutive and continue into the next length.
 const LIMITS: [u16; 15] = {
     let mut limits = [0; 15];
     let (mut length, mut limit) = (0, 0);
@@ -27,14 +27,14 @@ const SPACE_OR_PERCENT: (u8, u16) = (5, 0b01010);
 const SLASH: (u8, u16) = (6, 0b01_1000);
 const COLON: (u8, u16) = (7, 0b101_1100);
 
-/// How far the client is in the value.
+/// The position in the value.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Authority {
-    /// The bits of a code that has begun, and their number.
+    /// The bits read of an unfinished code, and their number.
     code: u16,
     length: u8,
     is_path: bool,
-    /// The rest of the value cannot be mended.
+    /// The rest of the value cannot be corrected.
     is_foreign: bool,
 }
 
@@ -50,7 +50,7 @@ impl Authority {
         }
     }
 
-    /// Decides on each bit as it comes, since the byte may be the last one at hand.
+    /// Decides on each bit when it arrives, since the byte may be the last one available.
     fn bit(&mut self, byte: &mut u8, mask: u8) {
         self.code = self.code << 1 | u16::from(*byte & mask != 0);
         self.length += 1;

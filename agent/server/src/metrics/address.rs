@@ -1,4 +1,4 @@
-//! Where metrics are served, as a setting says it.
+//! The address to serve metrics on, parsed from the setting.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

@@ -1,4 +1,4 @@
-//! What an agent serves.
+//! Metrics and probes of an agent.
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ use super::{
     text,
 };
 
-/// `status` gives the status at this moment.
+/// `status` returns the current status.
 pub(super) struct AgentSite<S> {
     pub status: S,
     pub health: Arc<Health>,
@@ -44,8 +44,8 @@ where
     }
 }
 
-/// Answers until it is dropped. `status` gives the status at this moment, and `statuses` tells of each scan. What is served has
-/// the run times of the programs, too.
+/// Serves until it is dropped. `status` returns the current status, and `statuses` changes after each scan. The metrics
+/// include the run times of the programs.
 pub async fn serve<S>(
     (listener, time_programs): (MetricsListener, TimePrograms),
     status: S,

@@ -1,4 +1,4 @@
-//! What a collector serves.
+//! Metrics and probes of a collector.
 
 use std::{fmt, time::Duration};
 
@@ -14,17 +14,18 @@ use super::{
     process,
 };
 
-/// `status` gives the status at this moment, without its streams, and what these come to: there may be thousands.
+/// `status` returns the current status without its streams, and their sums instead: there may be thousands of streams.
 pub struct CollectorSite<S> {
     pub status: S,
 }
 
-/// What is told of all streams.
+/// Sums over all streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamSums {
     pub connected: u64,
     pub away: u64,
-    /// When the last stored scan of a connected agent ended, of the one furthest behind. Unix time in nanoseconds.
+    /// The earliest of the connected agents' last stored scan ends, that is, of the agent furthest behind. Unix time in
+    /// nanoseconds.
     pub earliest_unix_ns: Option<u64>,
     pub held_back_ns: u64,
 }
@@ -122,7 +123,7 @@ impl Collector for Shown {
     }
 }
 
-/// Agents have no series of their own, since they choose their names.
+/// Agents choose their own names, so they have no series.
 fn agents(families: &mut Families<'_>, streams: &StreamSums) -> fmt::Result {
     let now = clock::unix_of_boot_ns(clock::boot_now_ns());
     let behind = streams.earliest_unix_ns.map(|end| now.saturating_sub(end));
@@ -202,7 +203,7 @@ fn stores(families: &mut Families<'_>, stores: &[StoreStatus]) -> fmt::Result {
     )
 }
 
-/// Sums of reports that are exact.
+/// Sums of exact reports only.
 fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
     let by_path = |count: fn(&PathStatus) -> u64| {
         pairs.paths.iter().map(move |path| {
@@ -358,7 +359,7 @@ mod tests {
             ..CollectedStream::default()
         };
         let status = CollectorStatus {
-            // The last one has brought no scan yet.
+            // No scan of the last one has been stored yet.
             streams: vec![
                 stream(true, 40),
                 stream(true, 1000),

@@ -1,5 +1,5 @@
-//! Connections of strangers over HTTP/1.1: a few at a time, with one request and some seconds for each. Those that have
-//! asked nothing yet give way to the next one.
+//! HTTP/1.1 connections of untrusted clients: a few at a time, with one request and a few seconds each. A connection
+//! that has sent no request yet gives way to the next one.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use tokio::{
 use crate::silent::{Seat, Silent};
 
 const MAX_CONNECTIONS: usize = 16;
-/// For a connection, from its first byte to its last.
+/// Limit for a connection, from its first byte to its last.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// After a failure to accept, as when no file is left.
+/// Pause after a failed accept, for example when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Accepts until it is dropped.
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// One request, if it comes and its answer is read in time.
+/// Answers one request, if it arrives and its answer is read in time.
 async fn converse(
     connection: TcpStream,
     patience: Duration,
@@ -74,7 +74,7 @@ async fn converse(
         .keep_alive(false)
         .max_buf_size(MAX_HEAD_BYTES)
         .serve_connection(TokioIo::new(connection), answer);
-    // Whoever asked has left, is too slow, or speaks no HTTP.
+    // The client has left, is too slow, or does not speak HTTP.
     let _ = timeout(patience, conversation).await;
     silent.leave(seat);
 }
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// Much longer than anything here takes, and much shorter than what the server waits for.
+    /// Much longer than any step here takes, and much shorter than the server's timeout.
     const LONG: Duration = Duration::from_mins(1);
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: agent\r\n\r\n";
 
@@ -101,7 +101,7 @@ mod tests {
         address
     }
 
-    /// What comes until the server ends the connection.
+    /// Everything received until the server ends the connection.
     async fn answer(connection: &mut TcpStream) -> String {
         let mut text = String::new();
         let reading = connection.read_to_string(&mut text);
@@ -121,7 +121,7 @@ mod tests {
         let mut silent = Vec::new();
         for number in 0..MAX_CONNECTIONS {
             let mut connection = TcpStream::connect(address).await.unwrap();
-            // Half a request is none.
+            // An incomplete request counts as no request.
             let half = [&b""[..], &REQUEST[..20]][number % 2];
             connection.write_all(half).await.unwrap();
             silent.push(connection);
@@ -130,7 +130,7 @@ mod tests {
         ask(&mut connection).await;
         let rest = silent.split_off(1);
         assert_eq!(answer(&mut silent[0]).await, "");
-        // Nobody else had to go.
+        // No other connection had to go.
         for (connection, number) in rest.into_iter().zip(1..) {
             let mut connection = connection;
             let rest = &REQUEST[[0, 20][number % 2]..];
@@ -150,7 +150,7 @@ mod tests {
             }
             ask(&mut TcpStream::connect(address).await.unwrap()).await;
         }
-        // All but those that have a place.
+        // All but the ones that have a place.
         let gone = silent.len() + 1 - MAX_CONNECTIONS;
         for connection in &mut silent[..gone] {
             assert_eq!(answer(connection).await, "");

@@ -1,4 +1,4 @@
-//! What was made of the messages of the DNS.
+//! Metrics of DNS messages.
 
 use std::fmt;
 

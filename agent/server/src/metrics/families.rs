@@ -1,4 +1,4 @@
-//! Writes families of metrics in either of the texts that Prometheus reads.
+//! Writes metric families in either of Prometheus' text formats.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -10,12 +10,12 @@ use prometheus_client::{
 };
 use proto::{Count, Durations};
 
-/// A text for metrics.
+/// A text format for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// `OpenMetrics` 1.0.
     OpenMetrics,
-    /// What Prometheus read before, 0.0.4. A counter's family has the name of its samples.
+    /// Prometheus' older format, 0.0.4. A counter's family has the same name as its samples.
     Classic,
 }
 
@@ -36,13 +36,13 @@ impl Format {
     ) -> fmt::Result {
         match self {
             Self::OpenMetrics => series.encode_counter::<NoLabelSet, _, u64>(value, None),
-            // Writes the value behind the name as it is.
+            // `encode_gauge` writes name and value without a suffix.
             Self::Classic => series.encode_gauge(value),
         }
     }
 }
 
-/// A family's name, without a counter's suffix, and what it says.
+/// A family's name without the counter suffix, and its help text.
 #[derive(Clone, Copy)]
 pub struct Help<'a>(pub &'static str, pub &'a str);
 
@@ -114,7 +114,7 @@ impl<'a> Families<'a> {
         Ok(())
     }
 
-    /// How long something took, in seconds.
+    /// A histogram of durations, in seconds.
     pub fn histogram(&mut self, Help(name, help): Help<'_>, durations: &Durations) -> fmt::Result {
         let kind = MetricType::Histogram;
         let bounds = durations.bounds_ns.iter().map(|&bound| bound as f64 / 1e9);

@@ -1,4 +1,4 @@
-//! Whether the agent lives and whether it counts, for whoever watches over it.
+//! Reports for probes whether the agent is alive and whether it counts.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -9,10 +9,10 @@ use formats::human;
 use proto::AgentStatus;
 use tokio::{sync::watch, time::Instant};
 
-/// How much longer than three intervals a scan may take to come.
+/// How late a scan may be, beyond three intervals.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What a probe is told, in one line.
+/// The answer to a probe, on one line.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
     Well(String),
@@ -20,24 +20,24 @@ pub enum Verdict {
 }
 
 pub struct Health {
-    /// Whether packets were counted at everything that was selected at the start.
+    /// Whether everything selected at the start is counted.
     counting: watch::Receiver<bool>,
     /// Its sender is dropped when the agent is about to stop.
     stopping: watch::Receiver<()>,
     scanned: Mutex<Scanned>,
 }
 
-/// What was last heard of the scans.
+/// The latest news of the scans.
 #[derive(Clone, Copy)]
 struct Scanned {
     count: u64,
     interval: Duration,
-    /// When the last one was heard of, or the start before there was one.
+    /// When the last scan was reported; the start before the first one.
     at: Instant,
 }
 
 impl Health {
-    /// The first scan is due since `started`.
+    /// `started` is when the wait for the first scan began.
     pub fn new(
         counting: watch::Receiver<bool>,
         stopping: watch::Receiver<()>,
@@ -54,7 +54,7 @@ impl Health {
         }
     }
 
-    /// Takes in a new status.
+    /// Takes a new status into account.
     pub fn note(&self, status: &AgentStatus) {
         let settings = status.settings.as_ref();
         let interval_ns = settings.map_or(0, |settings| settings.scan_interval_ns);
@@ -72,13 +72,13 @@ impl Health {
         };
     }
 
-    /// Well as long as scans come.
+    /// Well as long as scans are reported.
     pub fn lives(&self) -> Verdict {
         let scanned = *self.scanned.lock().unwrap_or_else(PoisonError::into_inner);
         scanned.verdict(Instant::now())
     }
 
-    /// Well while scans come and everything that was selected at the start is counted, until the agent stops.
+    /// Well while scans are reported and everything selected at the start is counted, until the agent stops.
     pub fn counts(&self) -> Verdict {
         if self.stopping.has_changed().is_err() {
             return Verdict::Unwell("the agent is about to stop".to_owned());

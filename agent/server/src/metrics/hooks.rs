@@ -1,6 +1,6 @@
-//! What is counted at each hook, and the traffic by direction and protocol.
+//! Counters of each hook, and traffic by direction and protocol.
 //!
-//! The series of an interface go with it. What was counted there stays in the families without interfaces.
+//! When an interface leaves, its series go. Its counts stay in the families without an interface label.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,7 +12,7 @@ use super::{
     families::{Families, Help, Labels},
 };
 
-/// Follows what the packets were.
+/// Follows the description of the packets.
 pub(super) const BYTES: &str = "Their layer-2 bytes without FCS";
 
 impl Shown {
@@ -113,8 +113,8 @@ impl Shown {
     }
 }
 
-/// One series for each set of labels. An interface that was left and is selected again has hooks of both times until a scan has
-/// drained the first, and a text with a series twice would be refused as a whole.
+/// Merges series with the same labels. An interface that was deselected and selected again has old and new hooks until
+/// a scan has drained the old ones, and Prometheus rejects a text that has a series twice.
 fn summed(series: impl Iterator<Item = (Labels, u64)>) -> BTreeMap<Labels, u64> {
     let mut all = BTreeMap::new();
     for (labels, value) in series {
@@ -153,7 +153,7 @@ fn traffic_labels(mut labels: Labels, direction: Direction, protocol: &str) -> L
     labels
 }
 
-/// Of one hook. An interface that is made again has another index, so no series goes back to 0.
+/// Labels of one hook. A recreated interface has another index, so no series goes back to 0.
 fn hook_labels(hook: &HookStatus) -> Labels {
     let mut labels = interface_labels(hook);
     labels.push(("hook", hook.hook().name().to_owned()));

@@ -1,4 +1,4 @@
-//! Serves the metrics and the probes, with no more than one new text a second.
+//! Serves the metrics and the probes. Generates the text at most once per second.
 
 use std::{
     collections::BTreeMap,
@@ -26,16 +26,16 @@ use super::{
     names,
 };
 
-/// A text that is no older is sent again.
+/// A text younger than this is sent again.
 const FRESH: Duration = Duration::from_secs(1);
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-/// What is served.
+/// The content to serve.
 pub trait Site: Send + Sync + 'static {
-    /// What `/` says.
+    /// The text at `/`.
     const INDEX: &str;
 
-    /// The metrics at this moment.
+    /// The current metrics.
     fn metrics(&self, format: Format) -> Result<String, fmt::Error>;
 
     /// For `/healthz`.
@@ -61,17 +61,17 @@ impl MetricsListener {
         Ok(Self(bound))
     }
 
-    /// Answers until it is dropped.
+    /// Serves until it is dropped.
     pub async fn serve(self, site: impl Site) -> Infallible {
         let page = Page::new(site);
         connections::accept(&self.0, PATIENCE, move |request| page.answer(request)).await
     }
 }
 
-/// What the answers are made of.
+/// The source of the answers.
 struct Page<S> {
     site: S,
-    /// The last text of each format, and when it was made.
+    /// The last text of each format, and when it was generated.
     made: Mutex<BTreeMap<Format, (Instant, Bytes)>>,
     refusals: Mutex<LogLimit>,
 }
@@ -217,7 +217,7 @@ mod tests {
         let stopping = "the agent is about to stop\n";
         assert_eq!(asked("/readyz").await, (503, stopping.to_owned()));
         assert_eq!(asked("/healthz").await.0, 200);
-        // Nothing has told of an interval, so that only the grace is left.
+        // No status has reported an interval, so only the grace period applies.
         let silent = page_since(Instant::now() - Duration::from_hours(1));
         let (status, why) = asked_of(&silent, "/healthz").await;
         assert_eq!(status, 503, "{why}");

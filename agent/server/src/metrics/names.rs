@@ -1,5 +1,5 @@
-//! The names by which this host may be asked for its metrics. A web page can have its own name resolve to an address of
-//! this host (DNS rebinding), and then read all that is answered to it.
+//! The host names accepted in requests for metrics. A web page can make its own name resolve to an address of this host
+//! (DNS rebinding), and could then read every answer.
 
 use std::{
     fs::File,
@@ -16,10 +16,10 @@ use hyper::{
 const NODE: &str = "/proc/sys/kernel/hostname";
 const RESOLVER: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
-/// What is read of each of them.
+/// The most to read of each file.
 const MOST_BYTES: u64 = 256 << 10;
 
-/// The name in a request that is not this host's, if there is one. A client that gives none is no browser.
+/// The host name in a request, if it is not this host's. A client that sends none is no browser.
 pub fn foreign<B>(request: &Request<B>) -> Option<String> {
     let headers = request.headers().get_all(HOST).iter();
     let named = headers.map(HeaderValue::as_bytes);
@@ -41,11 +41,11 @@ fn is_ours(authority: &[u8], local: impl FnOnce() -> Local) -> bool {
         return true;
     }
     let host = host.trim_end_matches('.').to_ascii_lowercase();
-    // The public DNS has no name without a dot.
+    // A name without a dot is not in the public DNS.
     !host.contains('.') || local().has(&host)
 }
 
-/// What this machine says of names.
+/// The files that define this machine's names.
 #[derive(Default)]
 struct Local {
     node: String,
@@ -54,7 +54,7 @@ struct Local {
 }
 
 impl Local {
-    /// Whatever cannot be read has no names.
+    /// A file that cannot be read has no names.
     fn read() -> Self {
         Self {
             node: beginning(NODE),
@@ -63,8 +63,8 @@ impl Local {
         }
     }
 
-    /// Whether a name is the machine's, alone or in a domain in which it looks names up, or that of one of its addresses in its own
-    /// file.
+    /// Whether this is the machine's name, alone or in one of its search domains, or a name of one of its own addresses
+    /// in /etc/hosts.
     fn has(&self, name: &str) -> bool {
         let is_it = |other: &str| other.trim_end_matches('.').eq_ignore_ascii_case(name);
         let node = self.node.trim();
@@ -86,18 +86,19 @@ impl Local {
     }
 }
 
-/// Whether an address is this machine's. Lists that block names give them no real address.
+/// Whether this is an address of this machine. Block lists in /etc/hosts use unspecified and similar addresses, which
+/// do not count.
 fn is_own(address: IpAddr) -> bool {
     let is_no_hosts =
         address.is_unspecified() || address.is_multicast() || address == Ipv4Addr::BROADCAST;
-    // The kernel lets nobody have a socket at the address of another machine.
+    // The kernel refuses to bind a socket to another machine's address.
     !is_no_hosts && (address.is_loopback() || UdpSocket::bind((address, 0)).is_ok())
 }
 
 fn beginning(path: &str) -> String {
     let mut text = Vec::new();
     if let Ok(file) = File::open(path) {
-        // What cannot be read ends the text.
+        // On a read error, keep the text read so far.
         let _ = file.take(MOST_BYTES).read_to_end(&mut text);
     }
     String::from_utf8_lossy(&text).into_owned()
@@ -157,7 +158,7 @@ mod tests {
         ] {
             assert!(!is_ours(name.as_bytes(), local), "{name}");
         }
-        // Whatever is named beside it.
+        // Even if `Host` names this machine.
         let request = Request::get("http://evil.example/metrics").header(HOST, "localhost");
         let named = foreign(&request.body(()).unwrap());
         assert_eq!(named.as_deref(), Some("evil.example"));

@@ -1,4 +1,4 @@
-//! What becomes of the flows that outputs send.
+//! Metrics of the outputs: records sent, refused and lost.
 
 use std::fmt;
 
@@ -75,7 +75,7 @@ impl Shown {
         self.departed_outputs(families)
     }
 
-    /// Of those that keep batches on disk.
+    /// Series of the outputs that keep batches on disk.
     fn output_spools(&self, families: &mut Families<'_>) -> fmt::Result {
         let outputs = self.status.outputs.iter();
         let spooled = outputs.filter_map(|output| Some((output, output.spool.as_ref()?)));
@@ -110,7 +110,7 @@ impl Shown {
         )
     }
 
-    /// Of those that speak TLS.
+    /// Series of the outputs that use TLS.
     fn output_certificates(&self, families: &mut Families<'_>) -> fmt::Result {
         let outputs = self.status.outputs.iter();
         let secured = outputs.filter_map(|output| Some((output, output.tls.as_ref()?)));
@@ -134,7 +134,7 @@ impl Shown {
         )
     }
 
-    /// An output that the settings do not name any more has no series, so that reloads do not add up. Its sums stay.
+    /// Outputs removed from the settings have no series, so that reloads do not accumulate series. Their sums stay.
     fn departed_outputs(&self, families: &mut Families<'_>) -> fmt::Result {
         let departed = self.status.departed_outputs.unwrap_or_default();
         let by_fate = |count: fn(RecordSum) -> u64| {

@@ -1,4 +1,4 @@
-//! What the programs cost, in short windows that scrapes ask for.
+//! Run times of the programs, sampled in short windows when metrics are scraped.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +16,17 @@ use super::{
 
 /// How long the kernel counts, which makes all programs of the machine slower by some tens of nanoseconds.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Between two windows, at least.
+/// The shortest pause between two windows.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What the programs did in a while.
+/// The programs' runs in one window.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
     pub length: Duration,
     pub by_hook: BTreeMap<&'static str, Runs>,
 }
 
-/// How often a program has run, and for how long.
+/// How often a program has run, and for how long in total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Runs {
     pub count: u64,
@@ -37,7 +37,7 @@ pub struct Runs {
 /// has. `None` if somebody changed the kernel's setting meanwhile.
 pub type TimePrograms = Arc<dyn Fn(Duration) -> io::Result<Option<Window>> + Send + Sync>;
 
-/// Clones share what is sampled.
+/// Clones share the samples.
 #[derive(Clone)]
 pub struct Sampler {
     time_programs: TimePrograms,
@@ -59,14 +59,14 @@ pub struct Sampled {
     pub by_hook: BTreeMap<&'static str, Runs>,
 }
 
-/// What became of the last window.
+/// The outcome of the last window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// There was none yet.
+    /// There was no window yet.
     #[default]
     Pending,
     Sampled,
-    /// This process may not ask the kernel to count.
+    /// This process may not have the kernel measure.
     NotPermitted,
     Failed,
 }
@@ -97,8 +97,7 @@ impl Sampler {
         }
     }
 
-    /// What was sampled so far. Begins a window for the next time, if the last one is long enough ago. Called in a Tokio
-    /// runtime.
+    /// The samples so far. Starts another window in the background if the pause is over. Call it in a Tokio runtime.
     pub fn sampled(&self) -> Sampled {
         let mut state = self.state();
         let is_due = state.not_before.is_none_or(|time| time <= Instant::now());
@@ -109,7 +108,7 @@ impl Sampler {
         state.sampled.clone()
     }
 
-    /// If this panics, there is no other window.
+    /// If this panics, no further window starts.
     fn sample(&self) {
         let window = (self.time_programs)(WINDOW);
         let mut state = self.state();
@@ -150,7 +149,7 @@ impl Sampled {
 }
 
 impl Shown {
-    /// Without any window there are no run times, rather than zeros.
+    /// Before the first window there are no series, rather than zeros.
     pub(super) fn programs(&self, families: &mut Families<'_>) -> fmt::Result {
         let sampled = &self.sampled;
         let states = Outcome::ALL.map(|state| {

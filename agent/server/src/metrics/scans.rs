@@ -1,4 +1,4 @@
-//! When the scans come, and how long they take.
+//! Metrics of scans: how often, how late and how long.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! Compares our account with an interface's counters, and gives a verdict with its reasons.
 //!
-//! The interface is read before and after each of the two moments between which we count, so its growth has a
-//! least and a most. Our count is right if it lies anywhere between. If it does not, each known way in which
-//! interfaces count differently is tried, beginning with the fewest at once.
+//! The interface is read before and after each of the two moments between which we count, so its growth has a lower and
+//! an upper bound. Our count is right if it lies between them. If it does not, the known ways in which interfaces count
+//! differently are tried, the smallest sets first.
 
 use agent_common::{Pair, Reason};
 use proto::{Account, Hook, HookStatus, InterfaceCounters};
@@ -11,20 +11,20 @@ use serde::Serialize;
 const FCS_LEN_BYTES: i128 = 4;
 /// `veth_xdp_rcv_skb` counts an skb after `eth_type_trans`; seen on 6.18.
 const ETHERNET_HEADER_LEN_BYTES: i128 = 14;
-/// A dropped packet has at least an Ethernet header, and at most the bytes of the largest super-frame.
+/// A dropped packet has at least an Ethernet header, and at most the length of the largest super-frame.
 const PACKET_LEN_BYTES: (i128, i128) = (14, 65_535 + 22);
-/// The headers that a super-frame's segment may repeat: more than the deepest tunnel has.
+/// The most header bytes repeated in a super-frame's segment: more than the deepest tunnel has.
 const REPEATED_HEADERS_LEN_BYTES: i128 = 256;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Equal to the interface's count, to the packet and the byte.
+    /// Equal to the interface's count, in packets and bytes.
     Exact,
-    /// Equal to the interface's count after the explanations are applied.
+    /// Equal to the interface's count after applying the explanations.
     Explained,
     Unexplained,
-    /// The interface is gone, or its counters are not known at all four moments.
+    /// The interface is gone, or its counters were not read at all four moments.
     Unknown,
 }
 
@@ -41,7 +41,7 @@ pub struct Comparison {
     pub ours: Figures,
     pub interface_least: Option<Figures>,
     pub interface_most: Option<Figures>,
-    /// Ours minus the interface's; zero if ours lies between least and most.
+    /// Ours minus the interface's; zero if ours lies within the bounds.
     pub difference: Option<Figures>,
     pub explanations: Vec<String>,
     /// The part of the difference that no explanation covers.
@@ -120,7 +120,7 @@ pub fn compare(status: &HookStatus) -> Comparison {
     comparison
 }
 
-/// A value that is known to lie between two others.
+/// A value between two bounds.
 #[derive(Debug, Clone, Copy, Default)]
 struct Range {
     least: i128,
@@ -143,7 +143,7 @@ impl Range {
         self.most
     }
 
-    /// How far this lies above `other`; negative if it lies below, zero if they meet.
+    /// How far this range lies above `other`; negative below it, zero if they overlap.
     fn beyond(self, other: Self) -> i128 {
         (self.least - other.most).max(0) + (self.most - other.least).min(0)
     }
@@ -196,7 +196,7 @@ impl Figures {
     }
 }
 
-/// The growth of the interface's counters between our attachment and the flip of the last scan.
+/// The growth of the interface's counters between attachment and the flip of the last scan.
 struct Growth {
     before_attach: InterfaceCounters,
     after_attach: InterfaceCounters,
@@ -234,7 +234,7 @@ impl Growth {
         let least =
             i128::from(counter(&self.before_flip)) - i128::from(counter(&self.after_attach));
         let most = i128::from(counter(&self.after_flip)) - i128::from(counter(&self.before_attach));
-        // A counter that was reset between two reads must not make an empty range.
+        // A counter reset between two reads must not make an empty range.
         Range {
             least: least.min(most),
             most,
@@ -242,13 +242,13 @@ impl Growth {
     }
 }
 
-/// A way in which the interface counts differently, with what it adds to our figures.
+/// A way in which the interface counts differently, as an amount added to our figures.
 struct Cause {
     adds: Counted,
     text: String,
 }
 
-/// Packets of an interface that took our program into another network namespace.
+/// Packets of an interface that carried our program into another network namespace.
 fn departed(account: &Account) -> Option<Cause> {
     let departed = account.unparsed(Reason::UnknownInterface);
     let lacks = |ours: u64| Range::exactly(-i128::from(ours));
@@ -265,7 +265,7 @@ fn departed(account: &Account) -> Option<Cause> {
     })
 }
 
-/// Packets that something put in the way of the interface, which counts only what it receives itself.
+/// Packets redirected here by something like tc mirred. The interface counts only what it receives itself.
 fn redirected(account: &Account, is_egress: bool) -> Option<Cause> {
     let redirected = account.beside(Reason::OtherHeader);
     let lacks = |ours: u64| Range::exactly(-i128::from(ours));
@@ -282,7 +282,8 @@ fn redirected(account: &Account, is_egress: bool) -> Option<Cause> {
     })
 }
 
-/// What IPsec decrypts passes ingress a second time. That is no more than came in protocols that can carry it, or in no flow.
+/// Packets that IPsec decrypts pass ingress a second time. Their number is bounded by the packets in protocols that can
+/// carry IPsec, or in no flow.
 fn ipsec(account: &Account, status: &HookStatus) -> Option<Cause> {
     const CARRIERS: [&str; 4] = ["esp", "ah", "udp", "other"];
     let mut seen = proto::pair(account.seen);
@@ -306,7 +307,7 @@ fn ipsec(account: &Account, status: &HookStatus) -> Option<Cause> {
     })
 }
 
-/// A VRF device counts what its members receive and send.
+/// A VRF device counts the packets of its members.
 fn vrf(status: &HookStatus, growth: &Growth, is_egress: bool) -> Option<Cause> {
     let theirs = growth.counted(is_egress);
     let up_to = |theirs: Range| Range {
@@ -376,8 +377,7 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
         cause(none, Range { least: 0, most }, text);
     }
     if let Some((packets, text)) = drops(status, growth, is_egress) {
-        // Packets dropped after the hook are missing from the interface's count, those dropped before it from
-        // ours.
+        // Packets dropped after the hook are missing from the interface's count, packets dropped before it from ours.
         let (low, high) = PACKET_LEN_BYTES;
         if is_egress {
             let bytes = Range {
@@ -411,7 +411,7 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
     if frames > 0 && !is_egress {
         let text = "the interface counts frames without their Ethernet header, as a veth end does \
                     that polls (GRO on, or XDP by native)";
-        // Once per super-frame, or once for each of its frames if they arrived before they were merged.
+        // Once per super-frame, or once per frame if the frames arrived before they were merged.
         let fewest = frames - i128::from(segments.packets) + i128::from(supers.packets);
         let bytes = Range {
             least: -frames * ETHERNET_HEADER_LEN_BYTES,
@@ -451,7 +451,7 @@ struct Explanation<'a> {
     rest: Figures,
 }
 
-/// Finds the fewest causes that leave the least difference.
+/// Finds the fewest causes that leave the smallest difference.
 fn explain<'a>(seen: Pair, theirs: &Counted, causes: &'a [Cause]) -> Explanation<'a> {
     let subsets = 0..1u32 << causes.len();
     let explanations = subsets.map(|subset| {

@@ -1,4 +1,4 @@
-//! Checks, by two calls of `bpf(2)`, what the kernel lets this process do.
+//! Checks, with two calls of `bpf(2)`, what the kernel allows this process.
 
 use kernel::{bpf, capabilities::Capabilities, links::LOOPBACK_IFINDEX};
 
@@ -22,7 +22,7 @@ pub(super) fn syscall(capabilities: Capabilities) -> Check {
     Check::missing(name, format!("create a map: {error}"), remedy)
 }
 
-/// Asks for the programs on `lo`'s TCX ingress, which every namespace has.
+/// Queries the programs on the TCX ingress of `lo`, which every namespace has.
 pub(super) fn tcx() -> Check {
     let name = "tc";
     let Err(error) = bpf::query_tcx_ingress(LOOPBACK_IFINDEX) else {

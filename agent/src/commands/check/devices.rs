@@ -1,4 +1,4 @@
-//! Shows the devices as they stand on each other, which of them are counted, and why.
+//! Shows how the devices are stacked, which of them are counted, and why.
 
 use std::collections::BTreeSet;
 
@@ -17,45 +17,45 @@ use super::{
     xdp::{self, Asker},
 };
 
-/// After so many lines the text leaves out trees of which nothing is counted. JSON has them all.
+/// Beyond this many lines, the text omits trees without any counted device. JSON has them all.
 const MOST_LINES: usize = 40;
 
 /// A device, as a line of JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "type", rename = "device")]
 pub(super) struct Device {
-    /// The network namespace, as the settings name it; null if they name none.
+    /// The network namespace as the settings name it; null if the settings name none.
     pub(super) netns: Option<String>,
     name: String,
     ifindex: u32,
-    /// As in `ip link add type`; null for a NIC and for `lo`.
+    /// The kind as in `ip link add type`; null for a NIC and for `lo`.
     kind: Option<String>,
     is_up: bool,
-    /// The devices on which it stands.
+    /// The devices below it.
     lower: Vec<String>,
-    /// Of a virtual cable.
+    /// The other end of a virtual cable.
     other_end: Option<String>,
     is_counted: bool,
     reason: &'static str,
     detail: String,
-    /// Null unless it is counted.
+    /// Null if it is not counted.
     ingress_hook: Option<&'static str>,
-    /// Why that hook, if it is not the one that the settings ask for.
+    /// Why this hook, if it is not the one in the settings.
     ingress_detail: Option<String>,
     egress_hook: Option<&'static str>,
     #[serde(skip)]
     depth: usize,
-    /// It stands elsewhere in the text, with what is under it.
+    /// Shown elsewhere in the text, together with the devices under it.
     #[serde(skip)]
     pub(super) is_repeated: bool,
 }
 
-/// What is known of the devices when they are shown.
+/// The facts that decide how the devices are shown.
 pub(super) struct Known<'a> {
     pub netns: Option<&'a str>,
     pub links: &'a [Link],
     pub selection: &'a Selection,
-    /// Those that carry a default route.
+    /// The devices that carry a default route.
     pub carriers: &'a BTreeSet<u32>,
     /// `None` if the settings cannot be read.
     pub attach: Option<AttachSettings>,
@@ -66,12 +66,12 @@ impl Known<'_> {
         Uplinks::new(self.links, self.selection, self.carriers, &BTreeSet::new())
     }
 
-    /// Each device after those that stand on it. One on which several stand comes several times.
+    /// Each device after the ones on top of it. A device under several others appears several times.
     pub(super) fn tree(&self, asker: &mut Asker) -> Vec<Device> {
         let (devices, uplinks) = (Devices::new(self.links), self.uplinks());
         let mut tree = Vec::new();
         let mut seen = BTreeSet::new();
-        // Tunnels that stand on each other in a circle have no top.
+        // Tunnels stacked on each other in a circle have no top.
         for top in devices.tops().into_iter().chain(self.links) {
             if seen.contains(&top.ifindex) {
                 continue;
@@ -155,7 +155,7 @@ impl Known<'_> {
         detail
     }
 
-    /// A warning for each two devices that count the same packets, and for each tunnel that may.
+    /// A warning for each pair of devices that count the same packets, and for each tunnel that may.
     pub(super) fn twice(&self) -> Vec<Check> {
         let uplinks = self.uplinks();
         let counted = self
@@ -192,7 +192,7 @@ impl Known<'_> {
         warnings.chain(tunnels).chain(vrfs).collect()
     }
 
-    /// A warning for each device that is counted and misses what a flowtable takes.
+    /// A warning for each counted device that misses packets because a flowtable forwards them.
     pub(super) fn offloaded(&self, offloaded: &Offloaded) -> Vec<Check> {
         let uplinks = self.uplinks();
         let devices = Devices::new(self.links);
@@ -209,7 +209,7 @@ impl Known<'_> {
                     "leave 'flags offload' out of the flowtable, if all packets are to be counted",
                 ));
             }
-            // It takes them behind the hook of the device itself.
+            // The flowtable takes them after the hook of the device that it is on.
             let is_taken = |lower: &&Link| {
                 offloaded.devices.contains(&lower.name) && devices.stands_on(link, lower)
             };
@@ -227,7 +227,7 @@ impl Known<'_> {
     }
 }
 
-/// The tree for people, a device a line.
+/// The tree as text, one device per line.
 pub(super) fn lines(tree: &[Device]) -> Vec<String> {
     let Some(first) = tree.first() else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Explains filter rules and what they do to given packets.
+//! Explains filter rules and how they decide about given packets.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use formats::harmless;
 use rules::{Compiled, Explained, Probe, Rule, Verdict};
 use serde::Serialize;
 
-/// A line of JSON.
+/// A JSON line.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Line<'a> {
@@ -15,13 +15,13 @@ enum Line<'a> {
     Packet(&'a Verdict),
 }
 
-/// Explains rules, and what they do to packets.
+/// Explains rules, and how they decide about packets.
 pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result<String> {
     ensure!(
         probes.is_empty() || !rules.is_empty(),
         "there are no rules to try --flow on: give them with --filter or --filter-file"
     );
-    // Rules that fit in no set are refused here, as they are when the agent starts.
+    // Refuse rules that fit in no set, as the agent does when it starts.
     Compiled::new(rules, &[])?;
     let explained = rules::explain(rules);
     let mut verdicts = Vec::new();

@@ -1,4 +1,4 @@
-//! What this process's capabilities allow, as checks.
+//! Checks of what this process's capabilities allow.
 
 use kernel::{
     capabilities::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN, Capabilities},
@@ -7,7 +7,7 @@ use kernel::{
 
 use super::Check;
 
-/// For an agent that counts in these network namespaces.
+/// The checks for an agent that counts in these network namespaces.
 pub(super) fn capabilities(capabilities: Capabilities, netns: &[Netns]) -> [Check; 4] {
     [
         bpf(capabilities),
@@ -53,7 +53,7 @@ fn perfmon(capabilities: Capabilities) -> Check {
     )
 }
 
-/// The service runs without it on purpose.
+/// The service runs without `CAP_SYS_ADMIN` on purpose.
 fn sys_admin(capabilities: Capabilities, netns: &[Netns]) -> Check {
     let name = "CAP_SYS_ADMIN";
     let is_needed = netns.iter().any(|netns| *netns != Netns::Own);

@@ -1,5 +1,5 @@
-//! Checks whether this kernel's verifier accepts the agent's own programs. Nothing is attached, and what was
-//! loaded is freed at the end.
+//! Checks whether this kernel's verifier accepts the agent's own programs. Attaches nothing, and unloads them at the
+//! end.
 
 use agent_common::{drops::DropLayout, senders::Kinds};
 use anyhow::Result;
@@ -49,7 +49,7 @@ pub(super) fn programs(layout: &Layout) -> [Check; 8] {
     ]
 }
 
-/// What `--enrich unit` needs.
+/// The requirements of `--enrich unit`.
 fn units(layout: &Layout) -> Check {
     let taken = load(
         layout,
@@ -74,7 +74,7 @@ fn units(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich process` needs.
+/// The requirements of `--enrich process`.
 fn processes(layout: &Layout) -> Check {
     let taken = || {
         let settings = LoadSettings {
@@ -99,7 +99,7 @@ fn processes(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich tcp` needs, and what it needs at the end of a connection.
+/// The requirements of `--enrich tcp`, also for the end of a connection.
 fn tcp(layout: &Layout) -> Check {
     let wanted = Wanted {
         senders: Kinds::TCP,
@@ -131,7 +131,7 @@ fn tcp(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich rtt` needs.
+/// The requirements of `--enrich rtt`.
 fn rtt(layout: &Layout) -> Check {
     let wanted = Wanted {
         senders: Kinds::ROUND_TRIPS,
@@ -147,7 +147,7 @@ fn rtt(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich dns` and `icmp` need.
+/// The requirements of `--enrich dns` and `icmp`.
 fn dns(layout: &Layout) -> Check {
     let taken = || {
         let settings = LoadSettings {
@@ -168,7 +168,7 @@ fn dns(layout: &Layout) -> Check {
     }
 }
 
-/// What `--enrich drops` needs.
+/// The requirements of `--enrich drops`.
 fn drops(layout: &Layout) -> Check {
     let by_flow = layout::drops_of_this_kernel();
     let taken = || {
@@ -192,7 +192,7 @@ fn drops(layout: &Layout) -> Check {
     }
 }
 
-/// What the programs are to do beyond counting.
+/// What the programs do beyond counting.
 #[derive(Clone, Copy)]
 struct Wanted {
     decapsulate: bool,
@@ -206,7 +206,7 @@ const PLAIN: Wanted = Wanted {
     asks_drivers: false,
 };
 
-/// What a start with `--ingress-hook xdp` has, on this kernel.
+/// Loads the programs of a start with `--ingress-hook xdp`.
 pub(super) fn kernel_that_asks() -> Result<Kernel> {
     let layout = layout::of_this_kernel().unwrap_or(Layout::UNKNOWN);
     let settings = settings(Wanted {

@@ -8,7 +8,7 @@ use crate::{
     commands::settings::{Layers, Settings},
 };
 
-/// The settings, and what the agent would make of them.
+/// The settings, and the configuration built from them.
 pub(super) fn read(layers: &Layers) -> Result<(Settings, Config)> {
     let settings = layers.read()?;
     let config = settings.config()?;

@@ -1,4 +1,4 @@
-//! Checks of what the kernel tells everybody in /proc and /sys: its release, JIT and BTF.
+//! Checks of the kernel facts that everyone can read in /proc and /sys: release, JIT and BTF.
 
 use std::fs;
 
@@ -10,9 +10,9 @@ use kernel::{
 
 use super::Check;
 
-/// The oldest kernel that the agent promises to run on, and is tested on.
+/// The oldest kernel that the agent supports and is tested on.
 const FLOOR: (u32, u32) = (6, 1);
-/// The oldest kernel that has all that the programs need. Nobody has tried it.
+/// The oldest kernel with everything that the programs need. Untested.
 const UNTESTED_FROM: (u32, u32) = (5, 15);
 
 const JIT: &str = "/proc/sys/net/core/bpf_jit_enable";
@@ -75,7 +75,7 @@ pub(super) fn jit() -> Check {
     }
 }
 
-/// `may_interleave` is what was found of [`real_time`] kernels.
+/// `may_interleave` is whether the kernel may be a [`real_time`] one.
 pub(super) fn preemption(may_interleave: bool) -> Check {
     let name = "preemption";
     if may_interleave {
@@ -88,7 +88,7 @@ pub(super) fn preemption(may_interleave: bool) -> Check {
     }
 }
 
-/// `layout` is what was found of it.
+/// `layout` is the result of reading the kernel's BTF.
 pub(super) fn btf(layout: &Result<Layout>) -> Check {
     match layout {
         Ok(_) => Check::ok(

@@ -12,26 +12,26 @@ use kernel::{
 
 use super::{Check, programs};
 
-/// Asks about links, in the network namespace of the calling thread.
+/// Queries links in the calling thread's network namespace.
 #[derive(Default)]
 pub(super) struct Asker {
     features: Option<Features>,
     drivers: Drivers,
-    /// Those that would have a program of their own.
+    /// Links that would get a program of their own.
     asked: BTreeSet<u32>,
-    /// Whether the kernel takes such a program, which is the same for all of them.
+    /// Whether the kernel accepts such a program; the same for all links.
     taken: Option<Result<(), String>>,
 }
 
 impl Asker {
-    /// How XDP would count on a link, if the kernel takes the program.
+    /// How XDP would count on a link, provided that the kernel accepts the program.
     fn at_xdp(&mut self, link: &Link, mode: XdpMode, without_tags: bool) -> AtXdp {
         let features = self.features.get_or_insert_with(Features::open);
         at_xdp((features, &mut self.drivers), link, mode, without_tags)
     }
 
-    /// Why the driver of a link cannot be asked for VLAN tags. Loads the program that asks, as a start would, for the first
-    /// link, and attaches it to nothing.
+    /// Why the driver of a link cannot be asked for VLAN tags. For the first link, loads the program that asks, as a
+    /// start would, without attaching it.
     fn refusal(&mut self, link: &Link, hidden: &str) -> Option<String> {
         if !self.asked.contains(&link.ifindex) && self.asked.len() >= TaggedPrograms::MOST {
             let error = TaggedPrograms::too_many(TaggedPrograms::MOST);
@@ -52,19 +52,19 @@ fn load(ifindex: u32) -> Result<()> {
     tagged.load(ifindex).map(drop)
 }
 
-/// What libxdp calls the program that it puts on an interface, to run those of several owners in turn.
+/// libxdp's name for the program that it puts on an interface to run those of several owners in turn.
 const DISPATCHER: &str = "xdp_dispatcher";
 
-/// What the driver of a link does with a native XDP program.
+/// How the driver of a link reacts to a native XDP program.
 enum Driver {
     Takes,
     /// It has no native mode.
     Refuses,
-    /// Why it is not known.
+    /// Why that is unknown.
     Unknown(String),
 }
 
-/// Only asks the driver: attaching in native mode may reset a NIC, and changes a veth peer's offloads.
+/// Only queries the driver: attaching in native mode may reset a NIC, and changes a veth peer's offloads.
 fn driver(asker: &mut Asker, link: &Link) -> Driver {
     match asker.drivers.of(link.ifindex) {
         Ok(driver) if driver.has_native_xdp => Driver::Takes,
@@ -73,7 +73,7 @@ fn driver(asker: &mut Asker, link: &Link) -> Driver {
     }
 }
 
-/// By which program the XDP hook is taken.
+/// Describes the program that occupies the XDP hook.
 fn taken(link: &Link) -> Option<String> {
     const LOST: &str = "what it drops, sends back or redirects is not counted";
     if link.xdp == AttachedXdp::None {
@@ -121,7 +121,7 @@ pub(super) fn mode(asker: &mut Asker, link: &Link) -> Check {
     }
 }
 
-/// The hook at which arriving packets are counted with these settings, and why it is not the one they ask for.
+/// The hook that would count arriving packets with these settings, and the reason if it is not the requested one.
 pub(super) fn ingress_hook(
     asker: &mut Asker,
     link: &Link,
@@ -135,7 +135,7 @@ pub(super) fn ingress_hook(
     if let AtXdp::Miscounts(_, why) = at_xdp {
         return ("tc", Some(why));
     }
-    // Modes that are asked for by name end the start where there is no such hook.
+    // A mode requested by name fails the start if the hook is not available.
     let without = |why: String| match mode {
         XdpMode::Auto => ("tc", Some(why)),
         XdpMode::Native | XdpMode::Generic => ("none", Some(format!("the start fails: {why}"))),

@@ -1,4 +1,4 @@
-//! Shows what a query found.
+//! Shows the result of a query.
 
 use std::{
     fmt::Write as _,
@@ -14,10 +14,10 @@ use super::Form;
 
 const GAP: &str = "  ";
 
-/// The formatter knows no year of five digits.
+/// The formatter cannot print years of five digits.
 const LATEST: Duration = Duration::from_hours(24 * 365 * 8000);
 
-/// What CSV and JSON call the sums.
+/// Names of the sums in CSV and JSON.
 const SUMS: [&str; 7] = [
     "records",
     "packets",
@@ -37,7 +37,7 @@ pub(super) fn show(mut out: impl Write, form: Form, by: &[By], answer: &Answer) 
     out.flush()
 }
 
-/// What the answer does not have, a sentence each.
+/// What the answer lacks, one sentence each.
 pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
     let mut texts = Vec::new();
     let shown = answer.groups.len();
@@ -119,13 +119,13 @@ fn values(sums: &Sums) -> [u64; 7] {
     ]
 }
 
-/// What CSV and JSON call the values that a group stands for.
+/// Names in CSV and JSON of the values that identify a group.
 fn names(by: &[By]) -> Vec<&'static str> {
     let each = by.iter().flat_map(|one| match one {
         By::Address => &["address"][..],
         By::Source => &["src_addr"],
         By::Destination => &["dst_addr"],
-        // Once, if it was asked for, too.
+        // Only once, even if the protocol was asked for as well.
         By::Port if by.contains(&By::Protocol) => &["dst_port"],
         By::Port => &["protocol", "dst_port"],
         By::Protocol => &["protocol"],
@@ -138,7 +138,7 @@ fn names(by: &[By]) -> Vec<&'static str> {
     each.copied().collect()
 }
 
-/// As many as there are names.
+/// One value for each name.
 fn parts(by: &[By], group: &Group) -> Vec<Value> {
     let each = group.parts.iter().flat_map(|part| match part {
         Part::Address(address) => vec![json!(address)],
@@ -150,7 +150,7 @@ fn parts(by: &[By], group: &Group) -> Vec<Value> {
     each.collect()
 }
 
-/// `null` if it is not known.
+/// `null` if the name is unknown.
 fn of_a_name(name: &str) -> Value {
     if name.is_empty() {
         Value::Null
@@ -221,8 +221,8 @@ fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     writer.flush()
 }
 
-/// A text that controls no terminal, and that no spreadsheet takes for a formula (OWASP, "CSV Injection"). One that begins as
-/// such a cell is escaped does, too, so that each cell stands for one text.
+/// Escapes a text so that it controls no terminal and no spreadsheet takes it for a formula (OWASP, "CSV Injection"). A
+/// text that already begins with the escape is escaped as well, so that each cell stands for exactly one text.
 fn csv_cell(text: &str) -> String {
     let text = harmless(text);
     if text.starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠', '\'']) {
@@ -232,7 +232,7 @@ fn csv_cell(text: &str) -> String {
     }
 }
 
-/// A summary, the groups, and how many more there are.
+/// A summary, the groups, and the number of further groups.
 fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     writeln!(out, "{}", summary(answer))?;
     if answer.groups.is_empty() {

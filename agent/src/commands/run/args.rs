@@ -1,4 +1,4 @@
-//! The options of `flow-agent run`, and the [`Config`] that they make.
+//! The options of `flow-agent run`, and the [`Config`] built from them.
 
 use std::{fmt, path::PathBuf, time::Duration};
 
@@ -311,7 +311,7 @@ pub enum BpfLogLevel {
 }
 
 pub(super) const DEFAULT_MIN_FLOWS: u32 = 6144;
-/// A flip alone waits for some milliseconds.
+/// A flip alone takes some milliseconds.
 const MIN_SCAN_INTERVAL: Duration = Duration::from_millis(10);
 
 fn interval(text: &str) -> Result<Duration, String> {
@@ -326,7 +326,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Args {
-    /// Makes the agent's settings. Fails, whatever the machine, if no agent can start with them.
+    /// Builds the agent's configuration. Fails if no agent can start with these options on any machine.
     pub fn config(self) -> Result<Config> {
         misfit::refuse_contradictions(&self)?;
         misfit::refuse_excluded_names(&self)?;
@@ -404,7 +404,7 @@ mod tests {
             assert!(option.get_help_heading().is_some(), "{option}");
             let name = option.get_long().expect("options have long names");
             let variable = match name {
-                // The variable that other Rust programs read, too.
+                // Other Rust programs read this variable too.
                 "log" => "RUST_LOG".to_owned(),
                 _ => format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_")),
             };

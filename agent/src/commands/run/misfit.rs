@@ -1,5 +1,5 @@
-//! Settings that no agent can start with, although each value is one that its option takes: they contradict each
-//! other, or ask for more than there can be.
+//! Settings that no agent can start with, although each value is valid on its own: they contradict each other, or
+//! exceed a limit together.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -27,7 +27,7 @@ use tls::{
 
 use super::{Args, args::DEFAULT_MIN_FLOWS};
 
-/// Why settings are refused. Those to look at are named as in a file.
+/// Why settings are refused. `settings` has the names, as in a file, of the ones to look at.
 #[derive(Debug, Error)]
 #[error("{message}")]
 pub struct Misfit {
@@ -51,7 +51,8 @@ pub(super) fn selection(args: &Args) -> Selection {
     Selection {
         include: pattern::all(&args.interface),
         exclude: pattern::all(&args.exclude_interface),
-        // A service waits; whoever starts the agent by hand is told.
+        // A service waits for absent interfaces; a start by hand fails instead. `Reload::config` sets this for a
+        // service.
         waits: false,
     }
 }
@@ -108,7 +109,7 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
     listening(args).refuse_contradictions()
 }
 
-/// What TCP listeners speak, if it is TLS.
+/// TLS for TCP listeners, if it is configured.
 pub(super) fn tls(args: &Args) -> Result<Option<ServerTls>, Misfit> {
     listening(args).tls()
 }
@@ -123,7 +124,7 @@ fn listening(args: &Args) -> Listening<'_> {
     }
 }
 
-/// Where others may connect, and what they have to speak there.
+/// The addresses to listen on, and their TLS settings.
 pub(in crate::commands) struct Listening<'a> {
     pub addresses: &'a [ListenAddr],
     pub certificate: Option<&'a PathBuf>,
@@ -133,8 +134,8 @@ pub(in crate::commands) struct Listening<'a> {
 }
 
 impl Listening<'_> {
-    /// Fails if an address is given twice, if what is said of TLS is not enough for it, or if flows would be open to other
-    /// hosts although nobody said so.
+    /// Fails if an address is given twice, if its TLS settings are incomplete, or if other hosts could read flows
+    /// although nobody allowed that.
     pub(in crate::commands) fn refuse_contradictions(&self) -> Result<(), Misfit> {
         let Self {
             addresses,
@@ -178,7 +179,7 @@ impl Listening<'_> {
         Ok(())
     }
 
-    /// What TCP listeners speak, if it is TLS.
+    /// TLS for TCP listeners, if it is configured.
     pub(in crate::commands) fn tls(&self) -> Result<Option<ServerTls>, Misfit> {
         let (Some(certificate), Some(key)) = (self.certificate, self.key) else {
             return Ok(None);
@@ -200,7 +201,7 @@ impl Listening<'_> {
     }
 }
 
-/// Fails if interfaces are both named and left out. What patterns choose is known at the start.
+/// Fails if interfaces are both named and left out. The matches of patterns are known only at the start.
 pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), Misfit> {
     const SETTINGS: &[&str] = &["interface", "exclude_interface"];
     let selection = selection(args);
@@ -227,7 +228,7 @@ pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), Misfit> {
     )
 }
 
-/// Fails if more interfaces are named than may be watched. How many match a pattern is known at the start.
+/// Fails if more interfaces are named than may be watched. How many match a pattern is known only at the start.
 pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
     let selection = selection(args);
     let (count, most) = (selection.exact_names().len(), args.max_interfaces);
@@ -240,7 +241,7 @@ pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
     )
 }
 
-/// The form of flows on stdout. Fails if there are two, which nobody could read.
+/// The format of flows on stdout. Fails if two are given: mixed, they could not be read.
 pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
     let mut forms = wishes.iter().flat_map(|wishes| &wishes.0);
     let mut form = None;
@@ -253,7 +254,7 @@ pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
     Ok(form)
 }
 
-/// The outputs, with their files of TLS. Fails if two go to the same place, or if a file cannot be used.
+/// The outputs, with their TLS files loaded. Fails if two have the same destination, or if a file cannot be used.
 pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
     let outputs = named(wishes)?;
     let alone = |output: &&Output| output.is_for_a_collector_alone();
@@ -268,7 +269,7 @@ pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
     outputs.into_iter().map(prepared).collect()
 }
 
-/// Where a collector stores. Fails if there is nothing of which it could say that it is stored, or if two are the same.
+/// The outputs of a collector. Fails if one of them cannot confirm that it stored the flows, or if two are the same.
 pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
     let mut all = wishes.iter().flat_map(|wishes| &wishes.0);
     refuse(
@@ -315,12 +316,12 @@ fn prepared(output: Output) -> Result<Prepared, Misfit> {
     })
 }
 
-/// The rules of the options and of the file. Fails if there is a fault in one, or if they do not fit into a set.
+/// The rules from options and file. Fails on a fault in a rule, or if the rules do not fit into a set.
 pub(super) fn rules(args: &Args) -> Result<Vec<Rule>> {
     let misfit = |message, settings| Misfit { message, settings };
     let read = rules::read(&args.filter, args.filter_file.as_deref());
     let rules = read.map_err(|error| {
-        // A fault has a place of its own.
+        // A fault reports its own place.
         if error.is::<Fault>() {
             return error;
         }

@@ -1,5 +1,5 @@
-//! SIGHUP: reads the settings again, takes over those that can change without losing a packet, and says which
-//! of the others need a restart.
+//! SIGHUP: reads the settings again, applies the ones that can change without losing a packet, and reports which others
+//! need a restart.
 
 use std::{collections::BTreeMap, convert::Infallible, fs, io::IsTerminal as _, path::Path};
 
@@ -32,7 +32,7 @@ use crate::{
     service_manager::ServiceManager,
 };
 
-/// The settings that a running agent takes over. [`Reload::take_over`] does it.
+/// The settings that a running agent can change. [`Reload::take_over`] applies them.
 pub const TAKEN_OVER: [&str; 12] = [
     "interface",
     "exclude_interface",
@@ -48,16 +48,15 @@ pub const TAKEN_OVER: [&str; 12] = [
     "log",
 ];
 
-/// Names no file of settings, also none at [`DEFAULT_FILE`].
+/// Stands for no settings file at all, not even [`DEFAULT_FILE`].
 const NO_FILE: &str = "/dev/null";
 
-/// Receives SIGHUP. In a terminal the signal keeps its usual effect, which is the end, unless a file to read is
-/// named.
+/// Receives SIGHUP. On a terminal the signal ends the process as usual, unless a settings file is named.
 pub(super) struct Reload {
     hangup: Option<Signal>,
     layers: Layers,
     in_force: Settings,
-    /// What consumers are told of them.
+    /// The settings in force, as clients can read them.
     told: watch::Sender<SettingsInForce>,
     log: LogControl,
     is_service: bool,
@@ -66,7 +65,7 @@ pub(super) struct Reload {
     stdout: Option<Format>,
 }
 
-/// Rules that a reload compares those with that it reads.
+/// The configured rules, for comparison at the next reload.
 #[derive(PartialEq, Eq)]
 struct Configured([u8; 20]);
 
@@ -81,16 +80,16 @@ impl Configured {
     }
 }
 
-/// What changes the running agent.
+/// The handles that change the running agent.
 pub(super) struct Running {
     pub rules: RunningRules,
     pub changes: Changes,
     pub limits: watch::Sender<Limits>,
     pub outputs: Outputs,
     pub tls: Option<InForce>,
-    /// Those in which the agent counts.
+    /// The namespaces that the agent counts in.
     pub namespaces: Vec<Namespace>,
-    /// With the settings in force.
+    /// For the settings in force.
     pub needs: Needs,
 }
 
@@ -127,13 +126,13 @@ impl Reload {
         let mut config = self.in_force.config()?;
         self.configured = Configured::of(&config.rules);
         self.stdout = config.stdout;
-        // At boot the network may come after the service. A person at a terminal is better served by an error.
+        // At boot the network may come up after the service. A person at a terminal is better served by an error.
         config.selection.waits = self.is_service;
         Ok(config)
     }
 
-    /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`], until what it returns is
-    /// dropped.
+    /// Reads the settings again at every SIGHUP, including one that came since [`Reload::listen`]. Dropping the
+    /// returned value stops this.
     pub(super) fn start(
         mut self,
         mut running: Running,
@@ -159,8 +158,8 @@ impl Reload {
                 reloading.done(outcome).await;
             }
         };
-        // It reads files, may compile a million networks and asks the kernel, which may wait for a lock. A task would do
-        // that on a thread which wakes the scans.
+        // On its own thread: a reload reads files, may compile a million networks, and asks the kernel, which may wait
+        // for a lock. As a task it would block a worker thread that wakes the scans.
         let until_the_end = async move {
             tokio::select! {
                 () = reloading => {}
@@ -173,7 +172,7 @@ impl Reload {
         Ok(goes_on)
     }
 
-    /// If this fails, nothing has changed.
+    /// On failure, nothing has changed.
     async fn take_over(&mut self, running: &mut Running) -> Result<()> {
         let Running {
             rules,
@@ -186,7 +185,7 @@ impl Reload {
         } = running;
         let read = self.read()?;
         let mut config = read.config()?;
-        // An agent that runs waits for what has left, so it waits for what has yet to come, too.
+        // A running agent waits for interfaces that left, so it also waits for ones that have yet to appear.
         config.selection.waits = true;
         let times = config.times();
         ensure!(
@@ -200,10 +199,11 @@ impl Reload {
         }
 
         let needed = needs.reloaded(&config);
-        // Of all that is taken over only the rules can be refused, so they come first.
+        // The rules come first: nothing else that is applied here can be refused.
         self.take_over_rules(config.rules, rules).await?;
         changes.make(Change::Times(times)).await??;
-        // Also where it is the same: what was refused is tried again, and what was taken away is put back.
+        // Even if the selection is unchanged: this retries hooks that were refused, and restores hooks that were
+        // removed.
         changes.make(Change::Selection(config.selection)).await??;
         if std::mem::replace(needs, needed) != needed {
             needed.warn_if_limit_is_low();
@@ -224,7 +224,7 @@ impl Reload {
         Ok(())
     }
 
-    /// Rules that a client has set stay until those of the settings change.
+    /// Rules that a client has set stay until the rules of the settings change.
     async fn take_over_rules(&mut self, read: Vec<Rule>, running: &RunningRules) -> Result<()> {
         let configured = Configured::of(&read);
         if configured == self.configured {
@@ -248,7 +248,7 @@ impl Reload {
         settings.any(|(old, new)| names.contains(&&*new.name) && old.value != new.value)
     }
 
-    /// Fails if a file can be read only once, as a pipe, because then nothing would be found.
+    /// Fails if a file can be read only once, such as a pipe: a second read would find nothing.
     fn read(&self) -> Result<Settings> {
         let named = self.layers.named_file()?;
         let default = || {
@@ -269,7 +269,8 @@ impl Reload {
         Ok(settings)
     }
 
-    /// Logs what has changed and what cannot. What cannot is told at every SIGHUP until it is as it was.
+    /// Logs which settings have changed, and which of them need a restart. The latter are logged at every SIGHUP until
+    /// they are changed back.
     fn note(&mut self, read: Settings) {
         let mut wanted = BTreeMap::new();
         for (old, new) in self.in_force.values.iter_mut().zip(read.values) {
@@ -308,7 +309,7 @@ impl Reload {
     }
 }
 
-/// The agent counts in the namespaces of its start, whatever has their names now.
+/// Warns if a namespace's name has moved to another namespace: the agent keeps counting in the namespaces of its start.
 fn warn_of_replaced(namespaces: &[Namespace]) {
     for namespace in namespaces {
         if let Err(error) = namespace.check_name() {
@@ -317,7 +318,7 @@ fn warn_of_replaced(namespaces: &[Namespace]) {
     }
 }
 
-/// Whether the agent is about to stop, which is no fault of the settings.
+/// Whether the error only says that the agent is about to stop.
 fn is_stopping(error: &Error) -> bool {
     let replacing = error.downcast_ref::<ReplaceError>();
     error.is::<Stopping>() || matches!(replacing, Some(ReplaceError::Stopping(_)))

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::patterns;
 
-/// Options of `run` that say something about one run, with what to do instead of writing them into a file.
+/// Options of `run` that apply to a single run, with what to do instead of writing them into a file.
 const NOT_IN_A_FILE: [(&str, &str); 2] = [
     (
         "config",
@@ -60,7 +60,7 @@ impl<'a> Declared<'a> {
         })
     }
 
-    /// The setting of this name. The error says what may have been meant.
+    /// The setting of this name. The error suggests a similar name.
     pub fn named(command: &'a Command, name: &str) -> Result<Self, String> {
         if let Some((_, instead)) = NOT_IN_A_FILE.iter().find(|(option, _)| *option == name) {
             return Err((*instead).to_owned());
@@ -96,7 +96,7 @@ impl<'a> Declared<'a> {
         self.arg.get_help_heading().unwrap_or_default()
     }
 
-    /// The text of `--help`, in one line.
+    /// The text of `--help`, on one line.
     pub fn help(&self) -> String {
         self.arg
             .get_help()
@@ -105,7 +105,7 @@ impl<'a> Declared<'a> {
             .replace('\n', " ")
     }
 
-    /// What stands for a value in `--help`.
+    /// The placeholder for its value in `--help`.
     pub fn placeholder(&self) -> String {
         let names = self.arg.get_value_names().unwrap_or_default();
         names.first().map(ToString::to_string).unwrap_or_default()
@@ -115,7 +115,7 @@ impl<'a> Declared<'a> {
         matches!(self.arg.get_action(), ArgAction::Append)
     }
 
-    /// A table may stand in the place of a text. The option takes it as a text in JSON.
+    /// Whether a table may replace a text. The option takes it as JSON text.
     pub fn takes_tables(&self) -> bool {
         self.arg.get_value_parser().type_id() == TypeId::of::<Wishes>()
     }
@@ -142,13 +142,13 @@ impl<'a> Declared<'a> {
         }
     }
 
-    /// A regular expression for a text; see [`patterns`].
+    /// A regular expression for its texts; see [`patterns`].
     pub fn pattern(&self) -> Option<&'static str> {
         patterns::of(self.arg.get_value_parser())
     }
 
-    /// The least and the greatest number that is accepted. clap does not tell them, so its parser is asked:
-    /// what it accepts is one range, which has the default in it.
+    /// The least and the greatest number accepted. clap does not expose them, so its parser is probed: what it accepts
+    /// is one range that contains the default.
     fn bounds(&self) -> (u32, u32) {
         let default = self.defaults().first().and_then(|text| text.parse().ok());
         let inside: u32 = default.expect("a number has a default");
@@ -174,7 +174,7 @@ impl<'a> Declared<'a> {
         (least, most)
     }
 
-    /// The values that hold if nobody sets any.
+    /// The default values.
     pub fn defaults(&self) -> Vec<String> {
         let defaults = self.arg.get_default_values().iter();
         let defaults: Vec<String> = defaults
@@ -186,7 +186,7 @@ impl<'a> Declared<'a> {
         defaults
     }
 
-    /// The value that these texts make, in JSON. A setting without a value is null.
+    /// The JSON value of these texts. A setting without a value is null.
     pub fn value(&self, texts: &[String]) -> Value {
         if self.is_list() {
             return texts.iter().map(|text| Value::from(text.clone())).collect();
@@ -202,9 +202,9 @@ impl<'a> Declared<'a> {
         typed.unwrap_or_else(|| Value::from(text.clone()))
     }
 
-    /// Why the option would not take this value, if it would not.
+    /// Why the option would refuse this value, if it would.
     pub fn refusal(&self, text: &str) -> Option<Refusal> {
-        // An option that takes no value is true or false by its presence.
+        // An option that takes no value is true if present.
         if matches!(self.arg.get_action(), ArgAction::SetTrue) {
             return None;
         }
@@ -234,7 +234,7 @@ impl Refusal {
     }
 }
 
-/// The reason without what the place tells already: clap names the option and its value.
+/// The reason, without the option and the value that clap repeats.
 fn explained(error: &clap::Error) -> String {
     if let Some(source) = std::error::Error::source(error) {
         return source.to_string();

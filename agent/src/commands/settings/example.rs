@@ -1,5 +1,5 @@
-//! A file of settings with every setting in a comment: what it does, its values and its default. Made from the
-//! options.
+//! An example settings file with every setting in a comment: its purpose, its values and its default. Generated from
+//! the options.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ Every setting is in a comment with its default. Options of `flow-agent run` and 
 the setting's name in capitals) come before this file. `flow-agent config check` says whether the file can be read, \
 `flow-agent config show --running` what is in force and where it came from.";
 
-/// The file.
+/// The text of the file.
 pub fn example() -> String {
     let command = super::command();
     let mut file = String::new();
@@ -42,15 +42,15 @@ pub fn example() -> String {
     file
 }
 
-/// What the setting does, with settings named as in a file.
+/// The setting's help text, with settings named as in a file.
 pub fn help(setting: &Declared<'_>) -> String {
     let command = super::command();
     let mut options: Vec<&str> = Declared::all(&command)
         .map(|other| other.option())
         .collect();
-    // An option may begin with the name of another one.
+    // Longest first: one option's name may begin with another's.
     options.sort_by_key(|option| std::cmp::Reverse(option.len()));
-    // clap takes the full stop at the end away.
+    // clap removes the full stop at the end.
     let help = setting.help() + ".";
     options.iter().fold(help, |help, option| {
         help.replace(&format!("--{option}"), &option.replace('-', "_"))
@@ -66,7 +66,7 @@ fn values(setting: &Declared<'_>) -> String {
     }
 }
 
-/// The default, or, if there is none, what stands for a value in `--help`.
+/// The default, or the placeholder of `--help` if there is none.
 fn default(setting: &Declared<'_>) -> String {
     let default = setting.value(&setting.defaults());
     if default.is_null() {

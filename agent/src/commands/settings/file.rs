@@ -1,5 +1,5 @@
-//! A file of settings in TOML. Each key is an option of `run` with underscores for its hyphens, and its values
-//! are checked by the option's own parser, so that an error can point at the place in the file.
+//! A settings file in TOML. Each key is an option of `run` with underscores for its hyphens. The option's own parser
+//! checks the values, so that an error can point at its place in the file.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use toml::{
 
 use super::declared::{Declared, Kind, Refusal};
 
-/// The most bytes that a file may have. It is read into memory.
+/// The largest file accepted, since it is read into memory.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What a file sets.
+/// The settings of a file.
 #[derive(Debug)]
 pub struct File {
     pub path: PathBuf,
@@ -32,11 +32,11 @@ pub struct File {
 
 #[derive(Debug)]
 pub struct Entry {
-    /// From 1.
+    /// Counted from 1.
     pub line: usize,
-    /// In characters, from 1.
+    /// In characters, counted from 1.
     pub column: usize,
-    /// The values, as they would follow the option.
+    /// The values as they would follow the option.
     texts: Vec<String>,
 }
 
@@ -76,8 +76,7 @@ impl File {
         self.entries.get(setting.id())
     }
 
-    /// The command with the file's values in the place of the defaults, so that variables and options come
-    /// before them.
+    /// The command with the file's values as its defaults, so that variables and options take precedence.
     pub fn under(&self, command: Command) -> Command {
         self.entries.iter().fold(command, |command, (id, entry)| {
             command.mut_arg(id, |arg| arg.default_values(&entry.texts))
@@ -85,7 +84,7 @@ impl File {
     }
 }
 
-/// Whether opening a file may take for ever. Pipes that this process has already are named by their descriptors.
+/// Whether opening this path may block forever. Pipes that this process has open are named by descriptor.
 fn is_named_pipe(path: &Path) -> bool {
     let is_ours = path.starts_with("/dev") || path.starts_with("/proc");
     !is_ours && fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_fifo())
@@ -98,12 +97,12 @@ fn entries(bytes: &[u8], path: &str, command: &Command) -> Result<BTreeMap<Strin
     let text = str::from_utf8(bytes).expect("each of its lines is UTF-8");
     let document = Document { text, path };
     let table = DeTable::parse(text).map_err(|error| {
-        // Without a place the end is what is wrong.
+        // An error without a place is at the end of the text.
         let span = error.span().unwrap_or(text.len()..text.len());
         document.fault(span, error.message())
     })?;
     let mut pairs: Vec<_> = table.get_ref().iter().collect();
-    // The first fault of the file is told.
+    // In the order of the file, so that its first fault is reported.
     pairs.sort_by_key(|(key, _)| key.span().start);
     let mut entries = BTreeMap::new();
     for (key, value) in pairs {
@@ -131,16 +130,16 @@ struct Document<'a> {
 
 struct Place<'a> {
     line: &'a str,
-    /// Of the line, from 1.
+    /// Line number, counted from 1.
     number: usize,
-    /// In characters, from 0.
+    /// In characters, counted from 0.
     column: usize,
-    /// Where the line ends in the text.
+    /// Offset of the end of the line.
     end: usize,
 }
 
 impl<'a> Document<'a> {
-    /// The values of a setting as texts that its option takes.
+    /// The values of a setting, as texts for its option.
     fn texts(
         &self,
         setting: &Declared<'_>,
@@ -162,7 +161,7 @@ impl<'a> Document<'a> {
         texts.collect()
     }
 
-    /// The text of one value, which is of the setting's type and within its bounds.
+    /// One value as text, after checking its type and bounds.
     fn text_of(
         &self,
         setting: &Declared<'_>,
@@ -205,7 +204,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// A table as a text in JSON, which its option takes.
+    /// A table as JSON text for its option.
     fn table_of(
         &self,
         setting: &Declared<'_>,
@@ -219,7 +218,7 @@ impl<'a> Document<'a> {
                 DeValue::Boolean(value) => (*value).into(),
                 DeValue::Integer(number) => {
                     let decimal = u64::from_str_radix(number.as_str(), number.radix());
-                    // A number that is too large, or negative, is refused as what it is.
+                    // The number as written, so that one too large or negative is refused for that reason.
                     decimal.map_or_else(|_| number.as_str().into(), serde_json::Value::from)
                 }
                 DeValue::Float(_)
@@ -256,8 +255,8 @@ impl<'a> Document<'a> {
         Fault::new(place.line, place.column, width, message).at(&self.line(&place))
     }
 
-    /// A fault within a string. If the string has escapes, its characters are not those of the file, so the
-    /// whole string is marked.
+    /// A fault within a string. If the string has escapes, its characters do not map to those of the file, so the whole
+    /// string is marked.
     fn part(&self, span: Range<usize>, text: &str, fault: &Fault) -> Fault {
         let written = self.text.get(span.start + 1..span.end - 1);
         if written != Some(text) {
@@ -272,7 +271,7 @@ impl<'a> Document<'a> {
         format!("{}:{}", self.path, place.number)
     }
 
-    /// The line of a byte of the text.
+    /// The line and column of a byte offset.
     fn place(&self, offset: usize) -> Place<'a> {
         let offset = self.text.floor_char_boundary(offset);
         let before = &self.text[..offset];

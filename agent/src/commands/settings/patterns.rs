@@ -1,7 +1,7 @@
-//! Regular expressions for the texts that settings take, so that an editor marks what `run` would refuse. They are
-//! coarser than the parsers: what matches may still be refused.
+//! Regular expressions for the texts of settings, so that an editor marks what `run` would refuse. They are coarser
+//! than the parsers: a text that matches may still be refused.
 //!
-//! They are written in what ECMA-262, which JSON Schema takes, and the tests' regex crate have in common.
+//! They use only syntax that ECMA-262 (for JSON Schema) and the regex crate (for the tests) share.
 
 use std::{any::TypeId, path::PathBuf, time::Duration};
 
@@ -34,16 +34,16 @@ const INTERFACES: &str = concat!(
 );
 const NETNS: &str = "^(/.*|[^/]+)$";
 const FILTER: &str = r"^[\s;]*((include|exclude)\s+\S.*)?$";
-/// A level, or what cannot be a lone word.
+/// A level, or any text that is not a lone word.
 const LOG: &str = concat!(
     "^([Oo][Ff][Ff]|[Ee][Rr][Rr][Oo][Rr]|[Ww][Aa][Rr][Nn]|[Ii][Nn][Ff][Oo]|",
     "[Dd][Ee][Bb][Uu][Gg]|[Tt][Rr][Aa][Cc][Ee]|.*[^A-Za-z].*)$",
 );
 const PATH: &str = "^.+$";
-/// A table may stand in its place; see [`exporters::settings`].
+/// A table may replace it; see [`exporters::settings`].
 const OUTPUT: &str = "^(none|table|json|[a-z0-9]+=[^,]+)(,(none|table|json|[a-z0-9]+=[^,]+))*$";
 
-/// The one for the texts of this parser.
+/// The pattern for the texts of this parser.
 pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
     let known = [
         (TypeId::of::<Duration>(), TIME),
@@ -70,7 +70,7 @@ mod tests {
         declared::{Declared, Kind},
     };
 
-    /// By setting: what the option takes, and what it refuses.
+    /// Per setting: texts that the option takes, and texts that it refuses.
     const TEXTS: [(&str, &[&str], &[&str]); 10] = [
         (
             "scan_interval",

@@ -1,4 +1,4 @@
-//! The JSON Schema of a file of settings, for editors, made from the options.
+//! The JSON Schema of a settings file, for editors. Generated from the options.
 
 use serde_json::{Map, Value, json};
 

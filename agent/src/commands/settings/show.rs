@@ -1,5 +1,5 @@
-//! Shows settings, as a file of settings with the sources in comments, or as JSON: those that `run` would take, or
-//! those that a running agent tells.
+//! Shows settings as a settings file with the sources in comments, or as JSON: the ones that `run` would use, or the
+//! ones that a running agent reports.
 
 use std::fmt::Write as _;
 
@@ -35,7 +35,7 @@ impl From<&Settings> for SettingsInForce {
     }
 }
 
-/// A file that would set the same.
+/// A settings file that would set the same values.
 pub fn text(settings: &SettingsInForce) -> String {
     let mut text = match settings.file.as_str() {
         "" => "# no settings file\n".to_owned(),
@@ -95,13 +95,13 @@ fn word(source: SettingSource) -> &'static str {
     }
 }
 
-/// Another agent's JSON, or the text as it is.
+/// The value parsed from a remote agent's JSON, or the text itself if it is not JSON.
 fn value(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| text.into())
 }
 
-/// The value in TOML. The texts, numbers and lists of JSON are also TOML's, except that TOML has no DEL in a
-/// text. Characters that act on a terminal are escaped.
+/// The value in TOML. JSON's texts, numbers and lists are valid TOML, except that a TOML text cannot contain DEL.
+/// Control characters are escaped.
 pub(super) fn toml(value: &Value) -> String {
     let mut text = String::new();
     for character in value.to_string().chars() {

@@ -1,4 +1,4 @@
-//! Variables whose names begin as those of settings. One that nothing reads is refused, since it may be misspelt.
+//! Variables that begin like those of settings. One that nothing reads is refused, since it may be misspelt.
 
 use std::ffi::OsString;
 
@@ -6,10 +6,10 @@ use anyhow::{Result, bail};
 use clap::{Arg, Command};
 use rules::similar;
 
-/// How the names of our variables begin.
+/// Prefix of our variables.
 pub const PREFIX: &str = "FLOW_AGENT_";
 
-/// What begins the same and is no setting of `run`.
+/// Variables with this prefix that are not settings of `run`.
 pub const OF_OTHERS: [&str; 49] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
@@ -65,7 +65,7 @@ pub const OF_OTHERS: [&str; 49] = [
     "SOAK_SECONDS",
 ];
 
-/// Fails if one of these variables would be a setting, and none has this name.
+/// Fails if one of these variables looks like a setting, but no setting has this name.
 pub(super) fn refuse_unknown(
     command: &Command,
     names: impl IntoIterator<Item = OsString>,
@@ -90,7 +90,7 @@ pub(super) fn refuse_unknown(
     Ok(())
 }
 
-/// The variable of the option with the nearest name.
+/// The variable of the most similar option.
 fn nearest(command: &Command, rest: &str) -> Option<String> {
     let rest = rest.to_lowercase().replace('_', "-");
     let options = || command.get_arguments();
@@ -99,7 +99,7 @@ fn nearest(command: &Command, rest: &str) -> Option<String> {
     Some(meant.get_env()?.to_string_lossy().into_owned())
 }
 
-/// Kubernetes gives these to each container beside a Service whose name is flow-agent, or begins like it.
+/// Kubernetes sets these in each container next to a Service whose name is flow-agent or begins like it.
 fn is_of_kubernetes(rest: &str) -> bool {
     let is_of_a_port = |rest: &str| {
         let mut parts = rest.split('_');

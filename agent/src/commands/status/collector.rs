@@ -1,4 +1,4 @@
-//! What a collector reports about itself, for people.
+//! A collector's status as text.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +11,7 @@ const COLUMNS: [&str; 10] = [
 
 const PATH_COLUMNS: [&str; 7] = ["FROM", "TO", "LOSS", "SENT", "LOST", "SURPLUS", "INEXACT"];
 
-/// Lines, of which each may have what others chose.
+/// Lines of text, any of which may contain what others chose.
 pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     let mut lines = vec![format!(
         "flow-agent {} collects on {}, up {}",
@@ -51,7 +51,7 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     lines
 }
 
-/// Who called in vain.
+/// Calls that were turned away.
 fn turned_away(status: &CollectorStatus) -> Option<String> {
     let server = status.server.as_ref()?;
     let (tokens, agents) = (server.refused_tokens, server.refused_agents);
@@ -64,7 +64,7 @@ fn turned_away(status: &CollectorStatus) -> Option<String> {
     })
 }
 
-/// Who waits because of a setting.
+/// Agents that wait because of a setting.
 fn held_back(status: &CollectorStatus) -> Option<String> {
     let held = status
         .streams
@@ -80,7 +80,7 @@ fn held_back(status: &CollectorStatus) -> Option<String> {
     ))
 }
 
-/// How often agents are asked to report, and who does it more often.
+/// The report interval that agents are asked for, and agents that report more often.
 fn reports(status: &CollectorStatus) -> Option<String> {
     let asked = status.report_interval_ns;
     if asked == 0 {
@@ -100,7 +100,7 @@ fn reports(status: &CollectorStatus) -> Option<String> {
     })
 }
 
-/// Which share of the flows agents are asked to count, and who counts more.
+/// The sample rate that agents are asked for, and agents that count more.
 fn samples(status: &CollectorStatus) -> Option<String> {
     let asked = status.sample_rate;
     if asked == 0 {
@@ -119,7 +119,7 @@ fn samples(status: &CollectorStatus) -> Option<String> {
     })
 }
 
-/// What was lost on the way between agents.
+/// Losses on the way between agents.
 fn paths(pairs: &PairsStatus) -> Vec<String> {
     let mut line = format!(
         "pairs: {} of at most {} flows followed, {} seen by one agent alone",
@@ -216,7 +216,7 @@ fn row(stream: &CollectedStream, now: Duration) -> [String; 10] {
     ]
 }
 
-/// Columns as wide as what is in them. The first ones are names, the last four numbers.
+/// Columns as wide as their widest cell. The last four are numbers, the others names.
 fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());

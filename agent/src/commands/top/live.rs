@@ -12,13 +12,13 @@ use view::{
 use super::{Args, ask_for_scans, request, take, terminal::Terminal};
 use crate::commands::patiently;
 
-/// Keys wait until a scan is there as a whole, so that nobody sees or keeps the sums of a part. A pause in the middle of one
-/// ends that.
+/// Keys wait until a scan is complete, so that nobody sees or freezes partial sums. If the stream pauses this long in
+/// the middle of a scan, keys are handled anyway.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Batches that wait while the screen is drawn.
+/// Batches queued while the screen is drawn.
 const BATCHES: usize = 4;
 
-/// A stream whose connection is made again meanwhile, whatever keys are pressed. It ends with this.
+/// A stream that reconnects in the background, independent of keys. Dropping this ends it.
 struct Watching {
     events: mpsc::Receiver<Result<Event, ClientError>>,
     _task: JoinSet<()>,
@@ -54,7 +54,7 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
     let has_color = std::env::var_os("NO_COLOR").is_none();
     let mut screen = Screen::new(args.view, args.sort, rules.clone(), has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
-    // Errors of the first connection are told on a terminal that is as it was.
+    // Report errors of the first connection before the terminal changes.
     let observer = Observer::connect_with(target.clone(), request(rules));
     let mut watching = Watching::of(patiently(target, observer).await?);
     let mut terminal = Terminal::open()?;
@@ -99,7 +99,7 @@ enum Begun {
     Quit,
 }
 
-/// Asks for the flows that these rules let pass. The stream that there is goes on until the agent has taken them.
+/// Requests the flows that these rules let through. The existing stream goes on until the agent has accepted them.
 async fn begin_with(
     rules: String,
     target: &Target,
@@ -134,7 +134,7 @@ async fn begin_with(
     }
 }
 
-/// Returns whether there is something new to see.
+/// Returns whether the screen has changed.
 fn note(screen: &mut Screen, event: Event) -> Result<bool> {
     match event {
         Event::Batch(batch) => return take(screen.picture_mut(), &batch),

@@ -23,22 +23,22 @@ use view::client::Target;
 
 use crate::commands::settings::variables::PREFIX;
 
-/// How long it may take to load its programs, and to end.
+/// How long the agent may take to load its programs, and to end.
 const PATIENCE: Duration = Duration::from_mins(2);
 const LOOK: Duration = Duration::from_millis(50);
-/// Of what it logged when it failed.
+/// The most log lines to show if it failed.
 const MOST_LINES: usize = 20;
 
 pub struct OwnAgent {
     child: Child,
-    /// Goes with it.
+    /// Removed when this is dropped.
     folder: TempDir,
 }
 
 impl OwnAgent {
-    /// With these arguments of `flow-agent run`.
+    /// Starts an agent with these arguments of `flow-agent run`.
     pub fn start(arguments: &[String]) -> Result<Self> {
-        // Nobody else can look into it.
+        // Created with mode 0700.
         let folder = tempfile::Builder::new()
             .prefix("flow-agent-top-")
             .tempdir()
@@ -51,7 +51,7 @@ impl OwnAgent {
         let program = std::env::current_exe().context("find this program")?;
         let log = fs::File::create(log_of(folder)).context("make a file for the agent's log")?;
         let names_settings = |one: &String| one == "--config" || one.starts_with("--config=");
-        // Those of a service would have it send flows to a collector as well.
+        // An empty file: the service's settings could send flows to a collector as well.
         let settings = if arguments.iter().any(names_settings) {
             Vec::new()
         } else {
@@ -60,7 +60,7 @@ impl OwnAgent {
             vec!["--config".into(), empty.into_os_string()]
         };
         let mut command = Command::new(program);
-        // Nor do the variables of a service hold here.
+        // For the same reason, drop the variables of a service.
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) || name == "RUST_LOG" {
                 command.env_remove(name);
@@ -74,15 +74,15 @@ impl OwnAgent {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
-            // Keys go to the screen: an interrupt is no signal there, and the agent is told to end by us.
+            // In its own process group: the terminal's interrupts are not for the agent, since we stop it ourselves.
             .process_group(0)
             .kill_on_drop(true);
         let parent = getpid();
-        // SAFETY: it makes two system calls and nothing else.
+        // SAFETY: the closure makes only two system calls.
         unsafe {
             command.pre_exec(move || {
                 set_parent_process_death_signal(Some(Signal::TERM))?;
-                // It may have ended a moment before.
+                // The parent may have ended before the signal was set.
                 if getppid() == Some(parent) {
                     Ok(())
                 } else {
@@ -97,7 +97,7 @@ impl OwnAgent {
         Target::Unix(socket_of(self.folder.path()).display().to_string())
     }
 
-    /// Returns when it listens. Fails with what it says if it cannot start.
+    /// Returns once the agent listens. If it cannot start, fails with its log.
     pub async fn ready(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while UnixStream::connect(socket_of(self.folder.path())).is_err() {
@@ -116,7 +116,7 @@ impl OwnAgent {
         Ok(())
     }
 
-    /// Returns when it has ended by itself. Cancel safe.
+    /// Returns once the agent has ended by itself. Cancel safe.
     pub async fn ended(&mut self) -> anyhow::Error {
         match self.child.wait().await {
             Ok(status) => anyhow!("the agent ended ({status}):\n{}", self.said()),
@@ -134,7 +134,7 @@ impl OwnAgent {
         last.join("\n")
     }
 
-    /// Lets it take its programs off.
+    /// Stops the agent and waits until it has detached its programs.
     pub async fn stop(mut self) -> Result<()> {
         let pid = self
             .child

@@ -1,4 +1,4 @@
-//! The terminal: taken for the screen, and given back as it was, whatever ends the program but SIGKILL.
+//! The terminal: set up for the screen, and restored however the program ends, except by SIGKILL.
 
 use std::{io, thread, time::Duration};
 
@@ -14,9 +14,9 @@ use ratatui::DefaultTerminal;
 use tokio::sync::mpsc;
 use view::top::{draw::draw, screen::Screen};
 
-/// How long the thread that reads keys takes to notice that nobody wants them any more.
+/// How long the key-reading thread takes to notice that it is not needed any more.
 const LOOK: Duration = Duration::from_millis(100);
-/// Events that wait while the screen is drawn.
+/// Events queued while the screen is drawn.
 const EVENTS: usize = 256;
 
 pub struct Terminal {
@@ -26,7 +26,7 @@ pub struct Terminal {
 
 impl Terminal {
     pub fn open() -> Result<Self> {
-        // Gives the terminal back at a panic, too.
+        // Restores the terminal after a panic as well.
         let terminal = ratatui::try_init().inspect_err(|_| {
             let _ = ratatui::try_restore();
         });
@@ -47,7 +47,7 @@ impl Terminal {
         drawn.map(|_| ()).context("write to the terminal")
     }
 
-    /// The next key, or what else the terminal says. Cancel safe.
+    /// The next key or other terminal event. Cancel safe.
     pub async fn event(&mut self) -> Result<Event> {
         let event = self.events.recv().await;
         let event = event.unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()));
@@ -57,13 +57,13 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // If the terminal is gone there is nothing to give back.
+        // If the terminal is gone, there is nothing to restore.
         let _ = execute!(io::stdout(), DisableMouseCapture, DisableBracketedPaste);
         let _ = ratatui::try_restore();
     }
 }
 
-/// Until nobody wants more, or the terminal is gone.
+/// Reads events until the receiver or the terminal is gone.
 fn read(events: &mpsc::Sender<io::Result<Event>>) {
     while !events.is_closed() {
         let read = match event::poll(LOOK) {

@@ -14,7 +14,7 @@ use super::{
     *,
 };
 
-/// The server's side, and whom it serves.
+/// The server's side, and the clients that it accepts.
 fn server(issued: &Issued, client_ca: Option<&Ca>) -> InForce {
     let files = ServerFiles {
         certificate: issued.certificate.clone(),
@@ -39,7 +39,7 @@ fn with(files: ClientFiles, issued: &Issued) -> ClientFiles {
     }
 }
 
-/// Connects to a server that echoes a byte. The error is that of the connection or of the first byte.
+/// Connects to a server that echoes a byte. Returns the error of the connection or of the first byte.
 async fn connected(server: &InForce, files: &ClientFiles, host: &str) -> Result<(), String> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -197,7 +197,7 @@ fn files_that_cannot_be_used_are_told_and_a_certificate_takes_its_key() {
     assert!(!with(ClientFiles::default(), &a).is_empty());
 }
 
-/// With TLS 1.3 the client hears of it after the handshake, and may write first.
+/// With TLS 1.3 the client learns of the refusal after the handshake, and may write first.
 #[tokio::test]
 async fn who_writes_to_a_server_that_has_refused_it_hears_why() {
     let ca = Ca::new().unwrap();
@@ -212,7 +212,7 @@ async fn who_writes_to_a_server_that_has_refused_it_hears_why() {
     let connector = Connector::new(trusting(&ca).read(&[ALPN_H2]).unwrap());
     let uri = format!("https://localhost:{port}").parse().unwrap();
     let mut stream = connector.connect(uri).await.unwrap().into_inner();
-    // It has closed the connection then.
+    // The server has closed the connection by then.
     assert!(!refusing.await.unwrap());
     let error = loop {
         if let Err(error) = stream.write_all(&[0; 1 << 14]).await {

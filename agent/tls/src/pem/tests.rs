@@ -14,7 +14,7 @@ fn a_certificate_is_read_with_the_time_for_which_it_is_issued() {
     let ca = Ca::new().unwrap();
     let epoch = SystemTime::UNIX_EPOCH;
     let now = epoch.elapsed().unwrap().as_secs();
-    // Times from 2050 on are written in another way (RFC 5280, 4.1.2.5); the last one is 9999-12-31T23:59:59Z.
+    // Times from 2050 on have another encoding (RFC 5280, 4.1.2.5); the last one is 9999-12-31T23:59:59Z.
     for (from, to) in [
         (now - 9, now + 9),
         (0, 2_524_607_999),

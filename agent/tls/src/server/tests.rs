@@ -22,7 +22,7 @@ fn files(issued: &Issued) -> ServerFiles {
     }
 }
 
-/// The certificate that a client gets which trusts the CA.
+/// The server certificate that a client sees which trusts the CA.
 async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
     let client = ClientFiles {
         ca: Some(ca.to_owned()),
@@ -40,7 +40,7 @@ async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
     client.get_ref().1.peer_certificates().unwrap()[0].to_vec()
 }
 
-/// Looks at the files so often.
+/// Checks the files `times` times.
 fn look(in_force: &InForce, times: usize) {
     let mut last = in_force.judged();
     for _ in 0..times {
@@ -65,7 +65,7 @@ async fn no_connection_is_resumed_without_a_look_at_the_clients_certificate() {
         let acceptor = in_force.acceptor();
         let (client, server) = tokio::join!(connector.connect(name, ours), acceptor.accept(theirs));
         let (mut client, mut server) = (client.unwrap(), server.unwrap());
-        // Tickets come behind the handshake, before what is sent.
+        // Tickets would come after the handshake, before the first byte.
         server.write_u8(7).await.unwrap();
         server.flush().await.unwrap();
         assert_eq!(client.read_u8().await.unwrap(), 7);
@@ -103,7 +103,7 @@ async fn files_that_change_are_shown_and_those_that_cannot_be_used_are_told_and_
     assert_eq!(in_force.told().fault, None);
     assert_eq!(shown(&in_force, &ca.file()).await, second);
 
-    // One that has expired is no better than one that has not.
+    // An expired certificate does not replace a valid one.
     let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     ca.issue_for("a", "here", [now - 2 * hour, now - hour])
         .unwrap();

@@ -1,6 +1,6 @@
-//! The tokens that a collector knows: a line of its file has a name, what the token is good for, and the token's SHA-256, so
-//! that whoever reads the file has no token. Several lines may have one name, so that a token can be handed out before the
-//! one that it replaces goes.
+//! The tokens that a collector knows. A line of its file has a name, the token's roles, and the token's SHA-256, so a
+//! reader of the file learns no token. Several lines may have the same name, so that a new token can be handed out
+//! before the old one is removed.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use crate::{
     in_force::{self, FromFiles, Stamps},
 };
 
-/// A host of a large fleet each.
+/// One for each host of a large fleet.
 const MOST_TOKENS: usize = 16 << 10;
 pub const MOST_FILE_BYTES: u64 = 8 << 20;
 const HASH: &str = "sha256:";
@@ -61,10 +61,10 @@ impl fmt::Debug for Known {
     }
 }
 
-/// Those in force.
+/// The tokens in use.
 pub type InForce = in_force::InForce<Known>;
 
-/// Why a call is not answered.
+/// Why a call is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unknown {
     #[error(
@@ -76,7 +76,7 @@ pub enum Unknown {
     NotOurs,
 }
 
-/// A token that a call has shown.
+/// A token that a call has sent.
 #[derive(Debug, Clone)]
 pub struct Shown {
     hash: Hash,
@@ -85,7 +85,7 @@ pub struct Shown {
 
 impl Known {
     pub fn read(file: PathBuf) -> Result<Self, KnownFault> {
-        // Before it is read: what is written meanwhile is then seen at the next look.
+        // Take the stamps first, so that the next check notices a write during the read.
         let stamps = Stamps::of([&file]);
         let all = read(&file)?;
         Ok(Self {
@@ -95,7 +95,7 @@ impl Known {
         })
     }
 
-    /// How long it takes depends on the token's hash, of which nobody can make the token.
+    /// Its duration depends on the token's hash, which does not reveal the token.
     fn find(&self, hash: &Hash) -> Option<&Grant> {
         let (known, grant) = self.all.get_key_value(hash)?;
         bool::from(known.ct_eq(hash)).then_some(grant)
@@ -108,12 +108,12 @@ impl Known {
 }
 
 impl InForce {
-    /// Why the file of now is not in force.
+    /// Why the present file is not in use.
     pub fn fault(&self) -> Option<String> {
         self.state().fault.clone()
     }
 
-    /// The token that the headers of a call show.
+    /// The token in the headers of a call.
     pub fn shown(&self, headers: &HeaderMap) -> Result<Shown, Unknown> {
         let shown = headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;
         let shown = shown.to_str().ok().and_then(|shown| shown.split_once(' '));
@@ -127,12 +127,12 @@ impl InForce {
         Ok(Shown { hash, grant })
     }
 
-    /// Returns once the token is known no more, or is good for something else.
+    /// Returns once the token is removed from the file, or its grant changes.
     pub async fn withdrawn(self, shown: Shown) {
         let mut changes = self.changes();
         let is_withdrawn =
             |state: &in_force::State<Known>| state.held.find(&shown.hash) != Some(&shown.grant);
-        // It is never closed, since `self` is there.
+        // `self` holds the sender, so the channel is not closed.
         let _ = changes.wait_for(is_withdrawn).await;
     }
 }
@@ -173,7 +173,7 @@ impl FromFiles for Known {
     }
 }
 
-/// The line of a token.
+/// The file's line for a token.
 pub fn line(identity: &Identity, roles: Roles, token: &str) -> String {
     let hash = hexadecimal(&hash_of(token));
     format!("{identity} {roles} {HASH}{hash}\n")
@@ -183,7 +183,7 @@ fn hash_of(token: &str) -> Hash {
     Sha256::digest(token).into()
 }
 
-/// At least one token.
+/// Reads the file, which must have at least one token.
 fn read(path: &Path) -> Result<HashMap<Hash, Grant>, KnownFault> {
     let file = || path.display().to_string();
     let unread = |error| KnownFault::Unread(file(), error);
@@ -206,7 +206,7 @@ fn read(path: &Path) -> Result<HashMap<Hash, Grant>, KnownFault> {
     Ok(tokens)
 }
 
-/// What a line says.
+/// Parses one line.
 fn known(line: &[u8]) -> Option<(Hash, Grant)> {
     let mut words = str::from_utf8(line).ok()?.split_ascii_whitespace();
     let identity = Identity::named(words.next()?)?;
@@ -217,7 +217,7 @@ fn known(line: &[u8]) -> Option<(Hash, Grant)> {
     words.next().is_none().then_some((hash, grant))
 }
 
-/// Of hexadecimal digits.
+/// Parses hexadecimal digits.
 fn hash(digits: &str) -> Option<Hash> {
     let mut hash = Hash::default();
     let is_hash =

@@ -1,6 +1,6 @@
-//! A channel to an agent. It leaves out the details of a status: tonic panics if they are not base64
-//! (`Status::from_header_map` of 0.14.9), anybody may answer, and nothing here reads them. And it says why a secure
-//! connection ended where hyper says only that it did, because the request had not been sent yet.
+//! A channel to an agent. It strips the details from a status: tonic panics if they are not base64
+//! (`Status::from_header_map` of 0.14.9), anyone may answer with that, and nothing here reads them. It also reports why
+//! a TLS connection ended before the request was sent; hyper reports only that it ended.
 
 use std::{
     error::Error as StdError,
@@ -26,7 +26,7 @@ const DETAILS: &str = "grpc-status-details-bin";
 pub(super) struct AgentChannel {
     channel: Channel,
     last_words: LastWords,
-    /// With each request.
+    /// Sent with each request.
     shown: Option<HeaderValue>,
 }
 
@@ -60,7 +60,7 @@ impl Service<Request<Body>> for AgentChannel {
                 Some(words) => io::Error::other(words).into(),
                 None => Self::Error::from(error),
             })?;
-            // Where an answer has no message its headers are the trailers.
+            // If an answer has no message, its headers are the trailers.
             answer.headers_mut().remove(DETAILS);
             Ok(answer.map(|body| Body::new(body.map_frame(without_details))))
         })

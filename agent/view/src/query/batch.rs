@@ -1,4 +1,4 @@
-//! Counts the records of a batch: one that waits to become part of a Parquet file, or to be sent to a collector.
+//! Adds up the records of a batch from an unfinished Parquet file or from a spool.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -16,8 +16,8 @@ use rules::Facts;
 
 use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
 
-/// Counts the records of a batch that are asked for. `place` is the number of the folder that it is in. Fails if there are too many
-/// groups.
+/// Adds up the records of a batch that match the query. `place` is the number of its folder. Fails if there are too
+/// many groups.
 pub(super) fn add(
     batch: &FlowBatch,
     place: usize,
@@ -29,9 +29,9 @@ pub(super) fn add(
     }
     let nobody = AgentIdentity::default();
     let agent = batch.agent.as_ref().unwrap_or(&nobody);
-    // Its number is that of a collector's stream.
+    // A batch in a collector's stream has the number of that stream.
     let is_on_stream = batch.stream_id != 0;
-    // Who counts the records, and who tells of losses.
+    // The stream that numbers the records, and the stream that reports losses.
     let [id, teller] = if is_on_stream {
         let instances = [&*agent.instance_id, ""];
         instances.map(|instance| of_an_agent([&agent.identity, instance], batch.stream_id))
@@ -59,7 +59,7 @@ pub(super) fn add(
         sum.answer.repeated_records += batch.records.len() as u64;
         return Ok(());
     }
-    // A batch names all interfaces of its records.
+    // Each batch names all interfaces of its records.
     let mut interfaces = KnownInterfaces::default();
     interfaces.note_all(batch);
     for (record, number) in batch.records.iter().zip(0..) {
@@ -124,15 +124,15 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
     }
 }
 
-/// As in the files' columns, which have no nanoseconds.
+/// The precision of the Parquet columns.
 fn micros(unix_ns: u64) -> i64 {
     (unix_ns / 1000).cast_signed()
 }
 
-/// What stands for the stream of an agent's own output, which has no number. A scan has one of its own, since batches are
-/// counted anew when a reload changes the output. A stream of a collector has its id: a machine that is cloned with its spool
-/// goes on with the numbers of the other one, so each start of an agent counts for itself. `names` are the identity of its sender,
-/// whose numbers they are, and the agent's start.
+/// A hash that identifies a stream. An agent's own output has no stream number, so each scan counts as a stream: a
+/// reload that changes the output restarts the batch numbers. A collector's stream has an id, but a machine cloned
+/// together with its spool continues the other machine's numbers, so the start of the agent is part of the hash.
+/// `names` are the sender's identity, which owns the numbers, and the instance id of the agent's start.
 pub(super) fn of_an_agent(names: [&str; 2], number: u64) -> u64 {
     static HASHER: OnceLock<RandomState> = OnceLock::new();
     let hasher = HASHER.get_or_init(RandomState::new);

@@ -1,4 +1,4 @@
-//! Columns of a row group, by their names and as the types that they have to be.
+//! Reads the columns of a row group by name, and checks their types.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use parquet::{
     file::reader::RowGroupReader,
 };
 
-/// For which there is room at once. Our own row groups have a tenth of it.
+/// Rows to reserve space for in advance. Our own row groups have a tenth of it.
 const MOST_ROWS: usize = 1 << 20;
 pub(super) struct Columns<'a> {
     pub group: &'a dyn RowGroupReader,
-    /// Of columns, by their names.
+    /// Column indices by name.
     pub places: &'a HashMap<String, usize>,
 }
 
@@ -36,7 +36,7 @@ impl Columns<'_> {
             "its column {name} is of another type: these are no flows"
         );
         let mut reader = get_typed_column_reader::<T>(self.group.get_column_reader(place)?);
-        // A damaged file may claim any number.
+        // A damaged file may claim any number of rows.
         let (mut values, mut levels) = (Vec::with_capacity(rows.min(MOST_ROWS)), Vec::new());
         let may_be_none = column.max_def_level() > 0;
         let mut read = 0;
@@ -52,7 +52,7 @@ impl Columns<'_> {
         Ok((values, levels))
     }
 
-    /// A value for each row.
+    /// One value per row.
     pub fn optional<T: DataType>(&self, name: &str) -> Result<Vec<Option<T::T>>> {
         let (values, levels) = self.values::<T>(name)?;
         let mut values = values.into_iter();
@@ -76,7 +76,7 @@ impl Columns<'_> {
         Ok(values.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// As many as there are rows.
+    /// One text per row.
     pub fn texts(&self, name: &str) -> Result<Vec<Option<ByteArray>>> {
         self.optional::<ByteArrayType>(name)
     }

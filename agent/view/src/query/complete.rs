@@ -1,4 +1,4 @@
-//! Reads a complete file, one row group after the other.
+//! Reads a complete file, one row group at a time.
 
 use std::{collections::HashMap, fs::File, net::IpAddr, path::PathBuf};
 
@@ -28,7 +28,7 @@ pub(super) struct Complete {
     file: SerializedFileReader<File>,
     path: PathBuf,
     place: usize,
-    /// The places of columns by their names.
+    /// Column indices by name.
     places: HashMap<String, usize>,
 }
 
@@ -48,7 +48,7 @@ impl Complete {
         })
     }
 
-    /// A text of the file's metadata, as JSON.
+    /// A JSON value from the file's metadata.
     fn fact(&self, name: &str) -> Option<Value> {
         let facts = self.file.metadata().file_metadata().key_value_metadata()?;
         let fact = facts
@@ -57,7 +57,7 @@ impl Complete {
         serde_json::from_str(fact.value.as_ref()?).ok()
     }
 
-    /// Whether a row may be in the time. A group without its least and greatest value is read.
+    /// Whether a row may lie in the time range. A row group without statistics is read.
     fn may_have(&self, group: &RowGroupMetaData, question: &Question) -> bool {
         let Some(&place) = self.places.get("window_end") else {
             return true;
@@ -111,7 +111,7 @@ impl Complete {
         let text = |name: &str| agent[name].as_str().unwrap_or_default().to_owned();
         let hostname = text("hostname");
         let instance_id = text("instance_id");
-        // What has no row tells what was lost all the same.
+        // A file without rows still reports losses.
         let mut is_counted = self.file.num_row_groups() == 0;
         for number in 0..self.file.num_row_groups() {
             let group = self.file.get_row_group(number)?;
@@ -141,17 +141,17 @@ impl Complete {
 fn stream_id(text: &str) -> Option<u64> {
     u64::from_str_radix(text, 16).ok()
 }
-/// What a query needs of one row group.
+/// The columns of one row group that a query needs.
 struct Rows {
     window_start: Vec<i64>,
     window_end: Vec<i64>,
     scan_id: Vec<u64>,
     stream_seq: Vec<u64>,
-    /// In what a collector stored.
+    /// Only in files that a collector stored.
     of_streams: Option<OfStreams>,
     interface: Vec<Option<ByteArray>>,
     netns_name: Vec<Option<ByteArray>>,
-    /// If they are asked for, and the file has them.
+    /// If the query asks for them and the file has them.
     units: [Option<Vec<Option<ByteArray>>>; 2],
     processes: [Option<Vec<Option<ByteArray>>>; 2],
     names: [Option<Vec<Option<ByteArray>>>; 2],
@@ -167,12 +167,12 @@ struct Rows {
 }
 
 struct OfStreams {
-    /// Files of an earlier collector have none.
+    /// Missing in files of an earlier collector.
     identity: Option<Vec<Option<ByteArray>>>,
     instance_id: Vec<Option<ByteArray>>,
     hostname: Vec<Option<ByteArray>>,
     stream_id: Vec<Option<ByteArray>>,
-    /// Of the record in its batch.
+    /// The record's number in its batch.
     number: Vec<i32>,
 }
 
@@ -236,9 +236,9 @@ impl Rows {
         })
     }
 
-    /// `instance_id` and `hostname` are those of rows that have none. What others wrote anew may have them in any order, so each
-    /// record is known by its own number where it has one. An agent's own file has each once, and only what was read in the
-    /// making may come again.
+    /// Adds the rows. `instance_id` and `hostname` apply to rows without their own. A rewritten file may have rows in
+    /// any order, so rows with stream columns are identified by their own numbers. An agent's own file has each record
+    /// once, and repeats only what was read from the unfinished file.
     fn add(
         &self,
         place: usize,
@@ -263,7 +263,7 @@ impl Rows {
                 (!sum.once.has(stream, seq.into()), hostname)
             };
             if is_new {
-                // A file of an earlier collector may have what no agent would have sent.
+                // A file of an earlier collector may have records that no agent would have sent.
                 match self.row(row, hostname) {
                     Ok(row) => sum.row(question, &row)?,
                     Err(_) => sum.answer.unsound_records += 1,
@@ -280,7 +280,7 @@ impl Rows {
         let address = |column: &[Option<ByteArray>]| -> Result<IpAddr> {
             let address = text(column[row].as_ref())?;
             if address.is_empty() {
-                // As in a record without one, which no agent sends.
+                // Like a record without an address, which no agent sends.
                 return Ok(IpAddr::from([0; 16]));
             }
             address
@@ -342,7 +342,7 @@ impl Rows {
     }
 }
 
-/// An empty one if there is none.
+/// An empty text if there is none.
 fn text(value: Option<&ByteArray>) -> Result<&str> {
     match value {
         Some(text) => Ok(text.as_utf8()?),

@@ -14,17 +14,17 @@ use exporters::{
     parquet::{self, pieces},
 };
 
-/// How a Parquet file begins.
+/// The first bytes of a Parquet file.
 const PARQUET: &[u8] = b"PAR1";
-/// How many bytes tell what a file is.
+/// How many bytes identify a file's kind.
 const MARK_BYTES: u64 = 8;
 
 pub(super) struct Found {
     pub path: PathBuf,
     pub kind: Kind,
-    /// The number of its folder among those that were found.
+    /// The number of its folder.
     pub place: usize,
-    /// What is in the making is opened at once, since it gets another name when it is complete.
+    /// An unfinished file stays open, since it is renamed when it is complete.
     file: Option<File>,
 }
 
@@ -32,12 +32,12 @@ pub(super) struct Found {
 pub(super) enum Kind {
     Parquet,
     InTheMaking,
-    /// Of a spool, of which so much was acknowledged, if that is known.
+    /// A segment of a spool, with the acknowledged position if it is known.
     Segment(Option<Acknowledged>),
 }
 
 impl Found {
-    /// `None` if it is not there any more.
+    /// `None` if the file is gone.
     pub(super) fn open(&self) -> Result<Option<File>> {
         if let Some(file) = &self.file {
             return Ok(Some(file.try_clone()?));
@@ -53,7 +53,8 @@ fn id(metadata: &Metadata) -> Id {
     (metadata.dev(), metadata.ino())
 }
 
-/// `None` if it is not there. A FIFO is opened without waiting, and refused like all that is no file.
+/// `None` if the file is gone. Opens a FIFO without blocking, and refuses it like everything that is not a regular
+/// file.
 fn open(path: &Path) -> Result<Option<File>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -68,7 +69,7 @@ fn open(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// Finds the files in folders, and those that are named, each once.
+/// Finds the files in folders and the files named, each once.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
     let mut finder = Finder::default();
     for path in paths {
@@ -79,7 +80,8 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
             let before = finder.met;
             finder.in_the_making(path, place)?;
             finder.by_name(path, place, Kind::Parquet)?;
-            // Before the files are listed, since what is acknowledged from then on is still there to be read, or gone.
+            // Read the position before listing the files: what is acknowledged later is then either still there to be
+            // read, or gone.
             let acknowledged = Acknowledged::in_folder(path)?;
             finder.by_name(path, place, Kind::Segment(acknowledged))?;
             ensure!(
@@ -97,7 +99,7 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
             finder.named(path, folder, place)?;
         }
     }
-    // An agent's complete file has no more than what was in the making, if that is known.
+    // Unfinished files first: an agent's complete file then has no records beyond the ones already read.
     finder
         .found
         .sort_by_key(|found| found.kind == Kind::Parquet);
@@ -107,10 +109,10 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Found>> {
 #[derive(Default)]
 struct Finder {
     found: Vec<Found>,
-    /// By folder.
+    /// Numbers of folders.
     places: HashMap<Id, usize>,
     ids: HashSet<Id>,
-    /// How many files were met, those that were found before among them.
+    /// Files seen, including those seen before.
     met: usize,
 }
 
@@ -120,7 +122,7 @@ impl Finder {
         *self.places.entry(id(folder)).or_insert(next)
     }
 
-    /// Returns whether it is new.
+    /// Returns whether the file is new.
     fn add(&mut self, file: File, found: Found) -> Result<bool> {
         self.met += 1;
         let is_new = self.ids.insert(id(&file.metadata()?));
@@ -152,9 +154,9 @@ impl Finder {
         Ok(())
     }
 
-    /// While one is completed, it has another hidden name, and no complete file is there. So the folder is listed until
-    /// a listing has nothing new. It comes before the complete files: what is completed meanwhile is found twice, and not
-    /// missed.
+    /// Finds unfinished files. While one is being completed, it has another hidden name, and the complete file does not
+    /// exist yet, so the folder is listed until a listing shows nothing new. Call this before looking for complete
+    /// files: a file completed in between is then found twice rather than missed.
     fn in_the_making(&mut self, folder: &Path, place: usize) -> Result<()> {
         let hidden = format!(".{}", parquet::MADE.stem);
         let lock = format!("{hidden}{}.lock", parquet::MADE.ending[0]);
@@ -176,7 +178,7 @@ impl Finder {
         }
     }
 
-    /// Those whose names say what they are. They are opened one after the other.
+    /// Finds files whose names identify their kind. They are opened later, one at a time.
     fn by_name(&mut self, folder: &Path, place: usize, kind: Kind) -> Result<()> {
         let is_one = |name: &str| match kind {
             Kind::Segment(_) => spool::is_segment(Path::new(name)),
@@ -192,7 +194,7 @@ impl Finder {
                         continue;
                     }
                 }
-                // It is counted as gone when it is to be read.
+                // Reading it will count it as gone.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(error).with_context(|| format!("look at {}", path.display()));
@@ -227,7 +229,7 @@ fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBu
     Ok(paths)
 }
 
-/// The first bytes.
+/// The first bytes of a file.
 fn mark(file: &mut File) -> Result<Vec<u8>> {
     let mut first = Vec::new();
     file.take(MARK_BYTES).read_to_end(&mut first)?;
@@ -258,7 +260,7 @@ mod tests {
             });
             let found = (0..2000).map(|_| find(&[folder.path().to_owned()]));
             let found = found.collect();
-            // Before anything fails, since the other thread would be waited for.
+            // Before any assertion fails: the other thread is joined.
             ends.store(true, Relaxed);
             found
         });

@@ -1,4 +1,4 @@
-//! The groups that rows are added up in.
+//! The groups that rows are added to.
 
 use std::{
     cmp::Reverse,
@@ -12,7 +12,7 @@ use formats::human;
 
 use super::{Order, row::Row};
 
-/// A group takes some 400 bytes.
+/// A group takes about 400 bytes.
 const MOST_GROUPS: usize = 5_000_000;
 
 /// What rows have in common that are added up.
@@ -40,26 +40,26 @@ pub enum By {
     Name,
 }
 
-/// One value that a group stands for.
+/// One value of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     Address(IpAddr),
-    /// A protocol, and a port if it has ports and they are known.
+    /// A protocol, and the port if it has ports and this one is known.
     Port(u8, Option<u16>),
     Protocol(u8),
-    /// Empty if it is not known.
+    /// Empty if unknown.
     Name(Rc<str>),
 }
 
-/// Arrays are indexed by direction: from the source, or what the group's address sent; then the other one.
+/// Arrays are indexed by direction: 0 is from the source or from the group's own end, 1 is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     pub records: u64,
     pub packets: [u64; 2],
     pub bytes: [u64; 2],
-    /// Flows whose first record is among these.
+    /// Flows whose first record is included.
     pub begun: u64,
-    /// Flows whose last record is among these.
+    /// Flows whose last record is included.
     pub ended: u64,
 }
 
@@ -80,27 +80,27 @@ impl Sums {
         }
     }
 
-    /// The same with the directions exchanged.
+    /// The same with the directions swapped.
     fn reversed(mut self) -> Self {
         self.packets.reverse();
         self.bytes.reverse();
         self
     }
 
-    /// A sum that its type cannot hold stays at `u64::MAX`.
+    /// Sums saturate at `u64::MAX`.
     pub(super) fn add(&mut self, other: &Self) {
         for direction in 0..2 {
             let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
             add(&mut self.packets[direction], other.packets[direction]);
             add(&mut self.bytes[direction], other.bytes[direction]);
         }
-        // There are never so many rows.
+        // There are never that many rows.
         self.records += other.records;
         self.begun += other.begun;
         self.ended += other.ended;
     }
 
-    /// Whether a sum has reached what its type can hold, and may be more.
+    /// Whether a sum has saturated, so that the true value may be larger.
     pub fn is_at_its_bound(&self) -> bool {
         let all = self.packets.iter().chain(&self.bytes);
         all.copied().any(|sum| sum == u64::MAX)
@@ -128,7 +128,7 @@ pub(super) struct Groups<'a> {
     by: &'a [By],
     sums: HashMap<Vec<Part>, Sums>,
     names: Names,
-    /// The group of the row at hand.
+    /// The group of the current row.
     parts: Vec<Part>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Groups<'a> {
         let by_unit = self.by.contains(&By::Unit);
         let by_process = self.by.contains(&By::Process);
         let by_name = self.by.contains(&By::Name);
-        // An end without a name is no group of its own if the other one has a name.
+        // An end without a name gets no group of its own if the other end has a name.
         let [is_source, is_destination] = [0, 1].map(|end| {
             by_address
                 || by_unit && !row.units[end].is_empty()
@@ -166,7 +166,7 @@ impl<'a> Groups<'a> {
                 && (!by_process || row.processes[0] == row.processes[1])
                 && (!by_name || row.names[0] == row.names[1]);
             if is_source && is_same {
-                // The flow was counted a moment ago.
+                // The flow was counted for the source already.
                 sums = Sums {
                     packets: sums.packets,
                     bytes: sums.bytes,
@@ -178,7 +178,7 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// Adds to the group of a row, in which addresses, units, processes and names are those of this end: 0 is the source.
+    /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination.
     fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
         let facts = &row.facts;
@@ -208,12 +208,12 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// Those with the most, and how many there are.
+    /// The largest groups, and the number of all groups.
     pub(super) fn top(self, order: Order, most: usize) -> (Vec<Group>, usize) {
         let all = self.sums.len();
         let groups = self.sums.into_iter();
         let mut groups: Vec<_> = groups.map(|(parts, sums)| Group { parts, sums }).collect();
-        // Those with as much come in the order of their values, so that an answer is the same each time.
+        // Ties are sorted by value, so that an answer is always the same.
         groups.sort_unstable_by(|one, other| {
             let of = |group: &Group| Reverse(group.sums.by(order));
             (of(one), &one.parts).cmp(&(of(other), &other.parts))
@@ -223,7 +223,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Each name once, since most rows have the same few.
+/// Interns names, since most rows share the same few.
 #[derive(Default)]
 struct Names(HashSet<Rc<str>>);
 

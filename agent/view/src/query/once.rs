@@ -1,16 +1,16 @@
-//! Counts each record once, though a collector's files may have it twice, and a file that is completed meanwhile is read as
-//! what it was made of, too.
+//! Counts each record once. A collector's files may have a record twice, and a file completed during the query may be
+//! read both before and after.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// What was counted, as ranges of numbers, by folder and stream.
+/// The numbers counted so far, as ranges, by folder and stream.
 #[derive(Default)]
 pub(super) struct Once(HashMap<Stream, BTreeMap<u128, u128>>);
 
-/// The number of a folder, and what tells streams in it apart.
+/// A folder's number, and a hash that identifies a stream in it.
 pub(super) type Stream = (usize, u64);
 
-/// Of a record: its batch's number on the stream, and its own in the batch.
+/// The number of a record: its batch's number on the stream, and its own in the batch.
 pub(super) fn number(stream_seq: u64, record: u32) -> u128 {
     u128::from(stream_seq) << u32::BITS | u128::from(record)
 }
@@ -23,9 +23,9 @@ impl Once {
         before.is_some_and(|(_, &end)| number < end)
     }
 
-    /// Notes a number. Returns whether it comes for the first time.
+    /// Adds a number. Returns whether it is new.
     pub(super) fn is_new(&mut self, stream: Stream, number: u128) -> bool {
-        // From the first number of each range to the one behind its last.
+        // Maps the first number of each range to the one after its last.
         let ranges = self.0.entry(stream).or_default();
         let before = ranges.range(..=number).next_back();
         let before = before.map(|(&first, &end)| (first, end));
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(once.0[&(0, 7)], BTreeMap::from([(0, 6), (7, 10)]));
         assert!(!once.is_new((0, 7), 4) && once.is_new((0, 7), 6));
         assert_eq!(once.0[&(0, 7)], BTreeMap::from([(0, 10)]));
-        // Other streams and folders have numbers of their own.
+        // Other streams and folders number independently.
         assert!(once.is_new((0, 8), 4) && once.is_new((1, 7), 4));
     }
 }

@@ -1,4 +1,4 @@
-//! Paints the screen.
+//! Draws the screen.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -24,7 +24,7 @@ use super::{
     screen::{Mode, Places, Screen},
 };
 
-/// What keys do, in the line at the bottom.
+/// The keys, for the line at the bottom.
 const KEYS: &str = "q quit  ? help  / filter  s sort  r reverse  space pause  enter detail";
 
 const HELP: &str = "\
@@ -66,7 +66,7 @@ impl Theme {
     }
 }
 
-/// Two lines: where the figures are from, and what they are in all.
+/// Two lines: the source of the figures, and their totals.
 pub fn summary(picture: &Picture) -> [String; 2] {
     let window = match picture.length() {
         Some(length) => format!(
@@ -95,7 +95,7 @@ pub fn summary(picture: &Picture) -> [String; 2] {
     ]
 }
 
-/// A count with its unit behind a space, as in `1.2 M`.
+/// A count with a space before its unit: `1.2 M`.
 fn spaced(value: u64) -> String {
     let count = human::count(value);
     match count.find(|letter: char| letter.is_ascii_alphabetic()) {
@@ -104,7 +104,7 @@ fn spaced(value: u64) -> String {
     }
 }
 
-/// What makes figures other than they seem. Empty if nothing does.
+/// Warnings about misleading figures. Empty if there are none.
 pub(super) fn warnings(picture: &Picture) -> String {
     let missing = picture.missing;
     let mut said = Vec::new();
@@ -208,7 +208,7 @@ fn draw_head(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-/// Returns where each view's title is.
+/// Returns the position of each view's title.
 fn draw_tabs(
     frame: &mut Frame<'_>,
     screen: &Screen,

@@ -1,4 +1,4 @@
-//! What the flows of a stream add up to: in all, and by peer, process, unit and interface.
+//! The sums of a stream's flows: the total, and by peer, process, unit and interface.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,14 +13,15 @@ use proto::{Account, Direction, FlowBatch, FlowRecord};
 
 use super::View;
 
-/// Flows that are kept at the end of a scan: the busiest of it, then those with the most bytes. Each takes a kilobyte.
+/// The most flows kept after a scan: those with the most bytes in its window, then those with the most bytes overall.
+/// Each takes a kilobyte.
 pub const MOST_FLOWS: usize = 20_000;
-/// The same of peers, processes, units and interfaces, together.
+/// The most peers, processes, units and interfaces together.
 pub const MOST_GROUPS: usize = 20_000;
-/// Windows of which the figures are kept.
+/// Windows with figures kept for the sparkline.
 pub const HISTORY: usize = 60;
 
-/// In two directions: `[0]` is what the initiator sent, or the group, or what left; `[1]` is what came back.
+/// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub packets: [u64; 2],
@@ -72,13 +73,13 @@ impl Traffic {
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub total: Traffic,
-    /// Of the window with this number, and how many flows had packets in it.
+    /// Traffic in the window with this number, and the number of flows that had packets in it.
     last: Traffic,
     flows: u64,
     window: u64,
-    /// What a peer was called last.
+    /// The last name seen for a peer.
     pub host: Option<String>,
-    /// Bytes of both directions of the last windows, up to that one.
+    /// Bytes per window in both directions, up to that window.
     history: VecDeque<u64>,
 }
 
@@ -96,7 +97,7 @@ impl Figures {
         (self.last, self.flows, self.window) = (Traffic::default(), 0, window);
     }
 
-    /// Adds to the window.
+    /// Adds traffic of this window.
     fn add(&mut self, traffic: Traffic, window: u64) {
         self.begin(window);
         self.last.add(traffic);
@@ -105,7 +106,7 @@ impl Figures {
         }
     }
 
-    /// What came in this window, and by how many flows.
+    /// The traffic in this window, and the number of flows that had packets in it.
     fn in_window(&self, window: u64) -> (Traffic, u64) {
         if self.window == window {
             (self.last, self.flows)
@@ -115,7 +116,7 @@ impl Figures {
     }
 }
 
-/// What tells a flow from all others that are there at the same time.
+/// Identifies a flow among those that exist at the same time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FlowKey {
     place: [u32; 2],
@@ -154,7 +155,7 @@ impl FlowKey {
     }
 }
 
-/// A flow, as its last record has it.
+/// A flow, with its latest record.
 #[derive(Clone, Debug)]
 pub struct Flow {
     pub record: FlowRecord,
@@ -166,7 +167,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// With names in the place of addresses, where they are known.
+    /// The endpoints, with names instead of addresses where known.
     pub fn endpoints(&self) -> [String; 2] {
         let record = &self.record;
         let [source, destination] = self.hosts.each_ref().map(Option::as_deref);
@@ -177,15 +178,15 @@ impl Flow {
     }
 }
 
-/// What a row can be found by again.
+/// Identifies a row across redraws.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Id {
     Flow(Box<FlowKey>),
-    /// Its name. Empty for those without one.
+    /// The group's name. Empty for the group of flows without one.
     Group(View, String),
 }
 
-/// What is not as it should be, so that the figures are not what they seem.
+/// Reasons why the figures may be wrong or incomplete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
     pub lost_records: u64,
@@ -196,7 +197,7 @@ pub struct Missing {
     pub refused_in_window: bool,
     /// One flow in this many is counted; 0 is every flow.
     pub sample_rate: u32,
-    /// Packets may be reported this much later than the scan that counted them.
+    /// How much later than the scan that counted them packets may be reported.
     pub report_interval: Duration,
 }
 
@@ -204,16 +205,16 @@ pub struct Missing {
 pub struct Picture {
     flows: HashMap<FlowKey, Flow>,
     groups: HashMap<(View, String), Figures>,
-    /// `[0]` left at the interfaces, `[1]` arrived.
+    /// Index 0 is egress, index 1 is ingress.
     all: Figures,
     names: Names,
     /// The number of windows so far; 0 before the first, when only totals are known.
     window: u64,
-    /// How long the last ones were.
+    /// The lengths of the last windows.
     lengths: VecDeque<Duration>,
-    /// Its number, and whether it is a snapshot after it.
+    /// The scan's number, and whether this is a snapshot after it.
     scan: (u64, bool),
-    /// More batches of the scan are to come.
+    /// More batches of the scan will follow.
     is_partial: bool,
     pub hostname: String,
     pub end_unix_ns: u64,
@@ -223,11 +224,11 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// Takes a batch in. Returns whether it is the last one of its scan.
+    /// Adds a batch. Returns whether it is the last one of its scan.
     pub fn take(&mut self, batch: &FlowBatch) -> bool {
         self.missing.lost_records = batch.lost_records;
         if batch.scan_id == 0 && !batch.snapshot {
-            // It tells of losses at the end of a stream alone.
+            // Such a batch only reports losses at the end of a stream.
             return true;
         }
         // The first batch of a scan may be lost.
@@ -284,7 +285,7 @@ impl Picture {
 
     fn take_record(&mut self, record: &FlowRecord, is_snapshot: bool) {
         let delta = Traffic::delta(record);
-        // What a snapshot has was counted in no window that is shown.
+        // A snapshot's traffic was counted before the windows shown.
         let window = (!is_snapshot).then_some(self.window);
         let count = |figures: &mut Figures, traffic: Traffic| {
             figures.total.add(traffic);
@@ -294,7 +295,7 @@ impl Picture {
         };
         let [forward, reverse] = record.directions();
         let is_out = |side: Direction| side == Direction::Egress;
-        // As the interface sees it.
+        // As ingress and egress of the interface.
         let mut at_interface = Traffic::default();
         for (direction, side) in [forward, reverse].into_iter().enumerate() {
             let to = usize::from(!is_out(side));
@@ -316,7 +317,7 @@ impl Picture {
             (&record.src_addr, &hosts[0], delta.reversed())
         };
         let peer = human::endpoint(peer, None);
-        // A peer is its address, by whatever names flows go to it: of them, the last one is shown.
+        // A peer is identified by its address. If flows use several names for it, the last one is shown.
         if let Some(host) = host {
             let peer = self.groups.entry((View::Peers, peer.clone()));
             peer.or_default().host = Some(host.clone());
@@ -368,7 +369,7 @@ impl Picture {
         flow.hosts = hosts;
     }
 
-    /// Keeps those with the most in this window, then those with the most in all.
+    /// Keeps the flows with the most bytes in this window, then those with the most bytes overall.
     fn forget_flows(&mut self) {
         let window = self.window;
         let rank = |flow: &Flow| rank(&flow.figures, window);
@@ -385,7 +386,7 @@ impl Picture {
         self.flows.iter()
     }
 
-    /// Those of a view, by their names.
+    /// The groups of a view, by name.
     pub fn groups(&self, view: View) -> impl Iterator<Item = (&str, &Figures)> {
         let groups = self.groups.iter().filter(move |((of, _), _)| *of == view);
         groups.map(|((_, name), figures)| (name.as_str(), figures))
@@ -399,7 +400,7 @@ impl Picture {
         &self.all
     }
 
-    /// What figures have of the last window, and how many flows that were.
+    /// The traffic of the last window, and the number of flows that had packets in it.
     pub fn recent(&self, figures: &Figures) -> (Traffic, u64) {
         match self.window {
             0 => Default::default(),
@@ -407,12 +408,12 @@ impl Picture {
         }
     }
 
-    /// Whether sums of the window are not whole yet.
+    /// Whether the window's sums are still incomplete.
     pub fn is_partial(&self) -> bool {
         self.is_partial
     }
 
-    /// What has come is all that is shown of the scan, since the rest takes long.
+    /// Stops waiting for the rest of the scan, because it takes too long: shows the sums so far.
     pub fn take_as_whole(&mut self) {
         self.is_partial = false;
     }
@@ -425,17 +426,17 @@ impl Picture {
         self.window
     }
 
-    /// How long the last window was. `None` before the first.
+    /// The length of the last window. `None` before the first.
     pub fn length(&self) -> Option<Duration> {
         self.lengths.back().copied()
     }
 
-    /// A count of the last window by the second.
+    /// A count of the last window, per second.
     pub fn per_second(&self, count: u64) -> u64 {
         by_second(count, self.length().unwrap_or_default())
     }
 
-    /// Bits a second in the last windows, the newest last.
+    /// Bits per second in the last windows, the latest last.
     pub fn history(&self, figures: &Figures) -> Vec<u64> {
         let idle = usize::try_from(self.window - figures.window).unwrap_or(usize::MAX);
         let idle = std::iter::repeat_n(0, idle.min(HISTORY));
@@ -449,7 +450,7 @@ impl Picture {
         rates
     }
 
-    /// The stream has begun anew.
+    /// Resets the sums: the stream has started again.
     pub fn restart(&mut self) {
         let missing = Missing {
             gaps: self.missing.gaps,
@@ -469,7 +470,7 @@ fn by_second(count: u64, length: Duration) -> u64 {
     if seconds == 0.0 {
         return 0;
     }
-    // A float this large or strange is clamped.
+    // A float out of range is clamped.
     #[expect(clippy::cast_sign_loss, reason = "no count is negative")]
     let rate = (count as f64 / seconds).round() as u64;
     rate
@@ -480,7 +481,7 @@ fn rank(figures: &Figures, window: u64) -> (u64, u64) {
     (recent.all_bytes(), figures.total.all_bytes())
 }
 
-/// Returns how many go.
+/// Returns how many entries were removed.
 fn keep_most<K: Clone + Eq + Hash, V, R: Ord + Copy>(
     all: &mut HashMap<K, V>,
     most: usize,
@@ -500,7 +501,7 @@ fn keep_most<K: Clone + Eq + Hash, V, R: Ord + Copy>(
     surplus as u64
 }
 
-/// Whether all packets that were seen are in the account.
+/// Whether the account has every packet that was seen.
 pub fn closes(account: &Account) -> bool {
     account.missing() == Pair::default()
 }

@@ -1,4 +1,4 @@
-//! Rows on stdout, once: as a table, or as JSON Lines.
+//! Prints rows once on stdout, as a table or as JSON Lines.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use super::{
     rows::{Of, Row, cells, columns, rows},
 };
 
-/// The head, and the rows that come first. `width` is that of the terminal, if it is one.
+/// The summary, and the first rows. `width` is the terminal's width, if stdout is one.
 pub fn table(
     mut out: impl Write,
     picture: &Picture,
@@ -46,7 +46,7 @@ pub fn table(
     out.flush()
 }
 
-/// A line for each row that comes first, and one for all.
+/// One line for each of the first rows, and one for the total.
 pub fn json(
     mut out: impl Write,
     picture: &Picture,
@@ -86,12 +86,12 @@ struct Line<'a> {
 enum Named<'a> {
     Flow(FlowPart<'a>),
     Group {
-        /// `null` for all that has none.
+        /// `null` for the group of flows without a name.
         name: Option<&'a str>,
-        /// What a peer was called last.
+        /// The last name seen for a peer.
         #[serde(skip_serializing_if = "Option::is_none")]
         host: Option<&'a str>,
-        /// Those with packets in the last window.
+        /// Flows with packets in the last window.
         flows: u64,
     },
 }
@@ -165,7 +165,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What all interfaces have together, and whether that is all.
+/// The total of all interfaces, and whether it is complete.
 #[derive(Serialize)]
 struct Total {
     r#type: &'static str,
@@ -177,7 +177,7 @@ struct Total {
     sent_bytes: u64,
     received_packets: u64,
     received_bytes: u64,
-    /// Whether all packets that were seen are in it.
+    /// Whether the account has every packet that was seen.
     account_closes: Option<bool>,
     lost_records: u64,
     missing_batches: u64,

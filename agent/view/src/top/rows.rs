@@ -1,4 +1,4 @@
-//! The rows of a view in their order, and the cells that say what they have.
+//! Sorts the rows of a view and formats their cells.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -14,11 +14,11 @@ use super::{
     picture::{Figures, Flow, FlowKey, Id, Picture, Traffic},
 };
 
-/// What a row is of.
+/// What a row shows.
 #[derive(Clone, Copy)]
 pub enum Of<'a> {
     Flow(&'a FlowKey, &'a Flow),
-    /// Without a name it is all that has none.
+    /// The name is empty for the group of flows without one.
     Group(&'a str),
 }
 
@@ -26,7 +26,7 @@ pub enum Of<'a> {
 pub struct Row<'a> {
     pub of: Of<'a>,
     pub figures: &'a Figures,
-    /// What came in the last window, and by how many flows.
+    /// Traffic of the last window, and the number of flows that had packets in it.
     pub recent: Traffic,
     pub flows: u64,
 }
@@ -46,7 +46,7 @@ impl Row<'_> {
         }
     }
 
-    /// The largest comes first.
+    /// The sort key. Larger keys come first.
     fn rank(&self, sort: Sort) -> u64 {
         let of_flow = |rank: fn(&Flow) -> Option<u64>| match self.of {
             Of::Flow(_, flow) => rank(flow).map_or(0, |rank| rank.saturating_add(1)),
@@ -65,7 +65,7 @@ impl Row<'_> {
     }
 }
 
-/// The larger one of both ends.
+/// The larger value of the two ends.
 fn worst(ends: [Option<u32>; 2]) -> Option<u64> {
     ends.into_iter().flatten().max().map(u64::from)
 }
@@ -74,7 +74,7 @@ fn retransmissions(record: &FlowRecord) -> [Option<u32>; 2] {
     Tcp::both(record).map(|end| end?.total_retrans)
 }
 
-/// Those with as much come with the most bytes first, then by their names, so that they keep their places.
+/// Ties are sorted by bytes, then by name, so that rows keep their places.
 pub fn rows(picture: &Picture, view: View, sort: Sort, is_reversed: bool) -> Vec<Row<'_>> {
     let row = |of, figures| {
         let (recent, flows) = picture.recent(figures);
@@ -129,7 +129,7 @@ const FLOW_TITLES: [&str; 17] = [
     "PROCESS",
     "HISTORY",
 ];
-/// Shown only if a flow has one.
+/// Columns shown only if some flow has a value.
 const OPTIONAL: [usize; 4] = [8, 9, 14, 15];
 pub const FLOW_COLUMNS: Columns<'_> = Columns {
     titles: &FLOW_TITLES,
@@ -149,10 +149,10 @@ pub const GROUP_COLUMNS: Columns<'_> = Columns {
     dispensable: &[8, 6, 5, 7, 4, 3],
     figures: &[1, 2, 3, 4, 5, 6, 7],
 };
-/// The figures of one window each, in a cell.
+/// Windows in the sparkline of a cell.
 const CELL_HISTORY: usize = 12;
 
-/// A cell for each column.
+/// One cell per column.
 pub struct Cells(pub Vec<String>);
 
 impl AsRef<[String]> for Cells {
@@ -161,7 +161,7 @@ impl AsRef<[String]> for Cells {
     }
 }
 
-/// The columns of a view, and those of them that these rows have something for.
+/// The columns of a view, and the indices of those that are not empty in these rows.
 pub fn columns(view: View, rows: &[Cells]) -> (&'static Columns<'static>, Vec<usize>) {
     if view != View::Flows {
         return (&GROUP_COLUMNS, (0..GROUP_TITLES.len()).collect());
@@ -172,7 +172,7 @@ pub fn columns(view: View, rows: &[Cells]) -> (&'static Columns<'static>, Vec<us
     (&FLOW_COLUMNS, shown.collect())
 }
 
-/// What a click on a title sorts by.
+/// The order for a click on this column's title.
 pub fn sort_of(view: View, column: usize) -> Option<Sort> {
     let sort = match (view, column) {
         (_, 0) | (View::Flows, 1) => Sort::Name,
@@ -258,7 +258,7 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
     }
 }
 
-/// The last values as bars of a character each, the largest as high as can be. Zero is a blank.
+/// The last values as bars, one character each. The largest value has full height, zero is a blank.
 pub fn sparkline(values: &[u64], width: usize) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let values = &values[values.len().saturating_sub(width)..];

@@ -1,4 +1,4 @@
-//! What the person at the terminal has chosen, and what keys and the mouse do to it.
+//! The state of the screen: what the user has chosen, and how keys and the mouse change it.
 
 use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
@@ -16,31 +16,31 @@ use super::{
     rows::{self, rows},
 };
 
-/// What the program is asked to do.
+/// A request to the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wish {
     Nothing,
     Quit,
-    /// Observe again, with these rules.
+    /// Start a new stream with these rules.
     Observe(String),
 }
 
-/// What keys are for.
+/// What key presses apply to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     Table,
     Help,
-    /// All that is known of the row that is chosen.
+    /// Shows the details of the chosen row.
     Detail,
-    /// Rules are typed.
+    /// The user types rules.
     Filter {
         text: String,
-        /// Why they are no rules.
+        /// Why the text is not a valid set of rules.
         fault: Option<String>,
     },
 }
 
-/// Where things were drawn, for the mouse.
+/// Screen positions, for the mouse.
 #[derive(Clone, Debug, Default)]
 pub struct Places {
     pub tabs: Vec<(Rect, View)>,
@@ -51,20 +51,20 @@ pub struct Places {
 
 pub struct Screen {
     picture: Picture,
-    /// What is shown while it is paused.
+    /// The picture shown while paused.
     frozen: Option<Box<Picture>>,
     pub view: View,
-    /// Of each view, and whether it is reversed.
+    /// The order of each view, and whether it is reversed.
     orders: [(Sort, bool); View::ALL.len()],
     pub chosen: Option<Id>,
-    /// The first row that is shown.
+    /// The first visible row.
     pub first: usize,
     pub mode: Mode,
     /// The rules in force; empty for all flows.
     pub filter: String,
-    /// How the stream is. Empty if nothing is wrong with it.
+    /// A problem with the stream. Empty if there is none.
     pub trouble: String,
-    /// How often figures come, and why not more often.
+    /// How often figures arrive, and why not more often.
     pub pace: String,
     pub has_color: bool,
     pub places: Places,
@@ -90,12 +90,12 @@ impl Screen {
         screen
     }
 
-    /// What is shown.
+    /// The picture shown: frozen while paused.
     pub fn picture(&self) -> &Picture {
         self.frozen.as_deref().unwrap_or(&self.picture)
     }
 
-    /// What is known.
+    /// The live picture.
     pub fn picture_mut(&mut self) -> &mut Picture {
         &mut self.picture
     }
@@ -113,13 +113,13 @@ impl Screen {
         rows(self.picture(), self.view, sort, is_reversed)
     }
 
-    /// The place of the row that is chosen.
+    /// The position of the chosen row.
     pub fn chosen_at(&self, rows: &[rows::Row<'_>]) -> Option<usize> {
         let chosen = self.chosen.as_ref()?;
         rows.iter().position(|row| row.id(self.view) == *chosen)
     }
 
-    /// Whether nothing can come of it, as of moves of the mouse.
+    /// Whether the event has no effect, as with mouse moves.
     pub fn ignores(event: &Event) -> bool {
         let Event::Mouse(mouse) = event else {
             return false;
@@ -130,7 +130,7 @@ impl Screen {
         )
     }
 
-    /// Whether a key asks to quit while nothing else can be done.
+    /// Whether a key quits, for times when no other key works.
     pub fn quits(event: &Event) -> bool {
         let Event::Key(key) = event else { return false };
         key.code == KeyCode::Char('q')
@@ -243,14 +243,14 @@ impl Screen {
         Wish::Nothing
     }
 
-    /// The agent has taken these rules, and a new stream begins.
+    /// The agent has accepted these rules, and a new stream begins.
     pub fn begin_with(&mut self, rules: String) {
         self.filter = rules;
         (self.frozen, self.first, self.chosen) = (None, 0, None);
         self.picture = Picture::default();
     }
 
-    /// The agent has not taken them, so the stream goes on as it was.
+    /// The agent has refused these rules, so the old stream goes on.
     pub fn refuse(&mut self, rules: String, why: &str) {
         self.mode = Mode::Filter {
             text: rules,
@@ -283,7 +283,7 @@ impl Screen {
         self.orders[self.view as usize] = (sorts[at], false);
     }
 
-    /// Sorts by a column, and the other way round if it is sorted by that already.
+    /// Sorts by a column. Reverses the order if that is the column sorted by already.
     fn sort_by(&mut self, sort: Sort) {
         let (before, is_reversed) = self.order();
         self.orders[self.view as usize] = (sort, before == sort && !is_reversed);
@@ -298,7 +298,7 @@ impl Screen {
         }
     }
 
-    /// Chooses the row that `to` makes of the place of the one that is chosen and the length of a page.
+    /// Chooses the row that `to` returns for the position of the chosen row and the page length.
     fn go(&mut self, to: impl FnOnce(Option<usize>, usize) -> usize) {
         let page = usize::from(self.places.rows.height).max(1);
         let rows = self.rows();
@@ -311,7 +311,7 @@ impl Screen {
         self.show(at, page);
     }
 
-    /// Scrolls so that a row is seen.
+    /// Scrolls until a row is visible.
     fn show(&mut self, at: usize, page: usize) {
         self.first = self.first.min(at).max((at + 1).saturating_sub(page));
     }
@@ -374,7 +374,8 @@ impl Screen {
     }
 }
 
-/// As the agent takes them; empty for none. What begins with neither `include` nor `exclude` says what is shown.
+/// Rules in the agent's syntax; empty for none. A text without `include` or `exclude` in front selects the flows to
+/// show.
 fn rules_of(typed: &str) -> Result<String, String> {
     let typed = typed.trim();
     if typed.is_empty() {

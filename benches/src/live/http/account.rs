@@ -1,4 +1,4 @@
-//! What an agent lost: packets that are in no flow, by what became of them.
+//! An agent's losses: packets that are in no flow, by reason.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use crate::live::{
     status::{Status, packets, sum},
 };
 
-/// Packets from the agent's attach to the last scan.
+/// Packets between the agent's attach and its last scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     pub seen: u64,
-    /// Refused by the table, for any reason.
+    /// Packets that the table refused, for any reason.
     pub not_inserted: u64,
-    /// Seen, but in no place of the account; negative where something counted twice.
+    /// Packets seen by the hooks but missing from the account; negative if some were counted twice.
     pub missing: i64,
-    /// What the interface counted and the hooks did not see.
+    /// Packets that the interface counted and the hooks did not see.
     pub unseen: i64,
-    /// Records that the consumer did not get.
+    /// Records that did not reach the consumer.
     pub lost_records: u64,
 }
 
-/// Starts where nothing moves on the wire, before the agent is attached.
+/// Open it before the agent attaches and while the wire is idle.
 pub struct Ledger<'a> {
     host: &'a Host,
     before: Counters,
@@ -37,11 +37,11 @@ impl<'a> Ledger<'a> {
         Ok(Self { host, before })
     }
 
-    /// Once the traffic has ended: waits until the agent has scanned all of it, at most so long.
+    /// Call it after the traffic has ended. Waits up to `patience` until the agent has scanned all of it.
     pub fn close(&self, agent: &Agent, patience: Duration, interrupt: &Interrupt) -> Result<Loss> {
         let deadline = Instant::now() + patience;
         loop {
-            // The server closes its connections after the client has gone.
+            // The server closes its connections only after the client has exited.
             let wire = self.host.counters()? - self.before;
             let loss = loss(&agent.status()?, wire.rx_packets + wire.tx_packets)?;
             if loss.unseen == 0 || Instant::now() > deadline {
@@ -52,7 +52,7 @@ impl<'a> Ledger<'a> {
     }
 }
 
-/// `on_the_wire` are the skbs that the interface counted in both directions.
+/// `on_the_wire` is the number of skbs that the interface counted in both directions.
 fn loss(status: &Status, on_the_wire: u64) -> Result<Loss> {
     let account = &status.account;
     let seen = account.seen.packets;

@@ -1,4 +1,4 @@
-//! How much the machine holds: the highest rate at which all is answered in time.
+//! Finds the highest rate at which the machine answers every request in time.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use anyhow::Result;
 
 use super::client::{Outcome, Plan};
 
-/// Requests a second, the first one that is held.
+/// Requests per second, tried in this order until the machine sustains one.
 const RATES: [u32; 9] = [10_000, 8_000, 6_000, 5_000, 4_000, 3_000, 2_000, 1_000, 500];
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// A neighbour's burst is no reason to go down.
+/// Attempts per rate, so that a burst of other work does not lower the result.
 const ATTEMPTS: u32 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     pub requests_per_second: u32,
-    /// `false` for the lowest rate where not even that was held.
+    /// `false` if the machine cannot sustain even the lowest rate.
     pub is_held: bool,
 }
 
@@ -43,8 +43,8 @@ pub fn find(plan: &Plan, mut load: impl FnMut(&Plan) -> Result<Outcome>) -> Resu
     })
 }
 
-/// All answered, at the rate at which they came, 99 of 100 within 20 ms: queues that grow do not
-/// stay under it for a second.
+/// Whether all requests were answered, at the requested rate, 99 % of them within 20 ms. A growing queue exceeds that
+/// within a second.
 fn is_held(outcome: &Outcome, requests_per_second: u32) -> bool {
     outcome.failed == 0
         && outcome.requests_per_second >= 0.98 * f64::from(requests_per_second)
@@ -66,7 +66,7 @@ mod tests {
         }
     }
 
-    /// A machine that answers so many requests a second.
+    /// A machine that can answer `capacity` requests per second.
     fn machine(capacity: u32) -> impl FnMut(&Plan) -> Result<Outcome> {
         move |plan| {
             let offered = plan.requests_per_second;

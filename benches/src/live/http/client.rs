@@ -1,5 +1,5 @@
-//! The client sends requests when they are due, whether or not those before were answered, and measures how long
-//! users would have waited.
+//! The client sends each request when it is due, whether or not earlier ones were answered, and measures how long users
+//! would have waited.
 
 use std::{
     collections::VecDeque,
@@ -17,17 +17,17 @@ use super::{
     ready::Ready,
 };
 
-/// How long an answer may take after the last request was due. A failed request counts with it.
+/// How long to wait for answers after the last request was due. It is also the latency of a failed request.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     pub server: SocketAddr,
     pub requests_per_second: u32,
-    /// Requests before the window count as such but not with their latency.
+    /// Requests during the warm-up are counted, but not their latency.
     pub warm_up: Duration,
     pub window: Duration,
-    /// A request that finds none idle waits for one, and its latency shows it.
+    /// A request that finds no idle connection waits for one, and the wait counts as latency.
     pub connections: usize,
 }
 
@@ -35,12 +35,12 @@ pub struct Plan {
 pub struct Outcome {
     /// Only requests that were due in the window.
     pub latency: Percentiles,
-    /// Answered, of those due in the window, over the time until the last one's answer or the
-    /// window's end.
+    /// Answered requests that were due in the window, divided by the time to the last answer or to the window's end,
+    /// whichever is later.
     pub requests_per_second: f64,
-    /// Answered, with those of the warm-up.
+    /// Answered requests, including the warm-up.
     pub answered: u64,
-    /// Not answered, with those of the warm-up.
+    /// Unanswered requests, including the warm-up.
     pub failed: u64,
 }
 
@@ -50,7 +50,7 @@ struct Client {
     ready: Ready,
     connections: Vec<Connection>,
     idle: VecDeque<usize>,
-    /// Due, but there was no idle connection.
+    /// Requests that are due and wait for an idle connection.
     waiting: VecDeque<u64>,
     under_way: usize,
     warm_up_requests: u64,
@@ -132,7 +132,7 @@ impl Client {
             self.under_way += 1;
             let connection = &mut self.connections[index];
             connection.request = Some(request);
-            // There is room in the send buffer: the request before was answered.
+            // The send buffer is empty, because the previous request was answered.
             let sent = connection.stream.write(REQUEST);
             if !matches!(sent, Ok(len) if len == REQUEST.len()) {
                 self.replace(index)?;
@@ -170,7 +170,7 @@ impl Client {
         request >= self.warm_up_requests
     }
 
-    /// The connection broke, with its request.
+    /// Replaces a broken connection. Its request, if any, has failed.
     fn replace(&mut self, index: usize) -> Result<()> {
         let request = self.connections[index].request.take();
         self.connections[index] = Connection::open(self.plan.server, &self.ready, index)?;
@@ -221,7 +221,7 @@ impl Connection {
         })
     }
 
-    /// Whether the answer is complete; an error where there will be none.
+    /// Whether the answer is complete. Fails if no complete answer can come.
     fn receive(&mut self) -> Result<bool> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
@@ -259,7 +259,7 @@ mod tests {
     fn every_request_is_answered_after_the_server_s_delay() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let plan = plan(listener.local_addr().unwrap());
-        // It ends with the process.
+        // The thread ends with the process.
         thread::spawn(|| {
             Server::new(listener, Duration::from_millis(5))
                 .unwrap()
@@ -296,7 +296,7 @@ mod tests {
             }
         });
         let outcome = run(plan).unwrap();
-        // One request in 200 found the server asleep, but 80 were due meanwhile.
+        // Only one request in 200 hit the sleeping server directly, but 80 became due while it slept.
         assert!(
             outcome.latency.p99 > Duration::from_millis(300),
             "{outcome:?}"

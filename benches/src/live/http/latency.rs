@@ -1,14 +1,14 @@
-//! Latency as a user has it, from when a request was due to its answer, in percentiles.
+//! Percentiles of latency as users see it, from the time a request was due to its answer.
 //!
-//! A client that waits for an answer before it sends the next request asks a stalled server nothing
-//! and so measures nothing of the stall (coordinated omission). Here requests are due by the clock,
-//! whatever becomes of those before, and each one's wait begins when it was due.
+//! A client that sends the next request only after an answer sends nothing to a stalled server, and so does not measure
+//! the stall (coordinated omission). Here requests are due by the clock, whatever happened to earlier ones, and latency
+//! counts from the due time.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// When requests are due: evenly, so many a second.
+/// The due times of requests: evenly spaced, at a fixed rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
     pub start: Instant,
@@ -21,14 +21,14 @@ impl Schedule {
         self.start + Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// How many fall into a time.
+    /// The number of requests due within `time`.
     pub fn requests_in(requests_per_second: u32, time: Duration) -> u64 {
         let requests = time.as_micros() * u128::from(requests_per_second) / 1_000_000;
         u64::try_from(requests).unwrap_or(u64::MAX)
     }
 }
 
-/// All of them, so that a percentile is one that was measured and not the bound of a bucket.
+/// Keeps every latency, so that a percentile is a measured value rather than the bound of a histogram bucket.
 #[derive(Clone, Debug, Default)]
 pub struct Latencies(Vec<Duration>);
 
@@ -44,7 +44,7 @@ impl Latencies {
         self.0.push(latency);
     }
 
-    /// Nearest ranks; `None` where nothing was measured.
+    /// Percentiles by nearest rank, or `None` if nothing was measured.
     pub fn percentiles(mut self) -> Option<Percentiles> {
         self.0.sort_unstable();
         let per_mille = |rank: usize| {
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(Latencies::default().percentiles(), None);
     }
 
-    /// One server, 0.1 ms a request, that does nothing for one second of ten.
+    /// A single server that takes 0.1 ms per request and stalls for one second out of ten.
     #[test]
     fn a_stalled_server_shows_in_the_percentiles() {
         const SERVICE: Duration = Duration::from_micros(100);
@@ -109,7 +109,7 @@ mod tests {
         let mut free = schedule.start;
         for number in 0..10_000 {
             let mut begun = schedule.due(number).max(free);
-            // What a client sees that sends its next request after an answer.
+            // A client that sends its next request only after an answer would see this.
             let sent = begun;
             if stall.contains(&begun) {
                 begun = stall.end;

@@ -1,4 +1,4 @@
-//! The least of HTTP/1.1 (RFC 9112) that one request and one answer need: above all, where a message ends.
+//! The minimum of HTTP/1.1 (RFC 9112) for one request and one answer, mainly finding the end of a message.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -8,7 +8,7 @@ pub const BODY_LEN_BYTES: usize = 1024;
 
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// What the server answers; the connection stays, as HTTP/1.1 has it by default.
+/// The server's answer. The connection stays open, the default in HTTP/1.1.
 pub fn answer() -> Vec<u8> {
     let mut answer = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: \
@@ -19,12 +19,12 @@ pub fn answer() -> Vec<u8> {
     answer
 }
 
-/// Whether a request without a body is there to its end.
+/// Whether a request without a body is complete.
 pub fn is_request(received: &[u8]) -> bool {
     received.ends_with(END_OF_HEAD)
 }
 
-/// Whether the answer is there to its end; an error where it is none of ours.
+/// Whether the answer is complete. Fails if it is not one of ours.
 pub fn is_answer(received: &[u8]) -> Result<bool> {
     let Some(head_len) = received
         .windows(END_OF_HEAD.len())

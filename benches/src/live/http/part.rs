@@ -1,6 +1,6 @@
-//! Server and client as processes of their own, so that neither shares a thread with the harness.
+//! Runs server and client as separate processes, so that neither shares a thread with the harness.
 //!
-//! A part is this program again, under a command that its help does not show.
+//! Each is this same program, started with a hidden command.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -46,13 +46,13 @@ pub enum Part {
 }
 
 impl Part {
-    /// What the process does that [`serve`] or [`load`] starts.
+    /// The work of the process that [`serve`] or [`load`] starts.
     pub fn play(&self) -> Result<()> {
-        // Sleeps end up to 50 µs late otherwise.
+        // The default timer slack lets sleeps end up to 50 µs late.
         set_current_timer_slack(NonZeroU64::new(1)).context("set the timer slack")?;
         match *self {
             Self::HttpServer { listen, delay } => {
-                // Each on a CPU of its own, where there are two, in every round alike.
+                // Server and client each get their own CPU if there are two, the same one in every round.
                 affinity::pin(0)?;
                 let listener =
                     TcpListener::bind(listen).with_context(|| format!("bind {listen}"))?;
@@ -86,7 +86,7 @@ fn tell(line: &str) -> Result<()> {
     stdout.flush().context("write to stdout")
 }
 
-/// Returns when the server listens.
+/// Returns once the server listens.
 pub fn serve(host: &Host, listen: SocketAddr, delay: Duration) -> Result<Process> {
     let mut command = part(host, "http-server")?;
     command.args(["--listen", &listen.to_string()]);
@@ -101,7 +101,7 @@ pub fn serve(host: &Host, listen: SocketAddr, delay: Duration) -> Result<Process
     Ok(process)
 }
 
-/// Sends what the plan says and waits for the end of it.
+/// Sends the requests of the plan and waits until the client has finished.
 pub fn load(host: &Host, plan: &Plan, interrupt: &Interrupt) -> Result<Outcome> {
     let time = |time| humantime::format_duration(time).to_string();
     let mut command = part(host, "http-client")?;

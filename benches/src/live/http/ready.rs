@@ -1,4 +1,4 @@
-//! Waiting until one of many connections can be read, or until a moment has come.
+//! Waits until one of many connections is readable, or until a deadline.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-/// An epoll instance. A socket leaves it by being closed.
+/// An epoll instance. Closing a socket removes it.
 pub struct Ready {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
@@ -30,7 +30,7 @@ impl Ready {
         epoll::add(&self.epoll, socket, data, epoll::EventFlags::IN).context("watch a socket")
     }
 
-    /// Replaces `tokens` by those that can be read, none where the moment came first.
+    /// Replaces `tokens` with those of the readable connections, or with none if the deadline came first.
     pub fn wait(&mut self, until: Option<Instant>, tokens: &mut Vec<u64>) -> Result<()> {
         tokens.clear();
         let timeout = until.map(|until| {
@@ -40,7 +40,7 @@ impl Ready {
                 tv_nsec: 0,
             })
         });
-        // ppoll waits to the nanosecond; epoll_wait to the millisecond, up to Linux 5.11.
+        // ppoll has nanosecond resolution; before Linux 5.11, epoll can only wait in milliseconds.
         let mut epoll_ready = [PollFd::new(&self.epoll, PollFlags::IN)];
         match poll(&mut epoll_ready, timeout.as_ref()) {
             Ok(0) | Err(Errno::INTR) => return Ok(()),

@@ -1,4 +1,4 @@
-//! The server answers each request with 1 KB after a constant time, on one thread.
+//! A single-threaded server that answers each request with 1 KB after a constant delay.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,12 +18,12 @@ const LISTENER: u64 = 0;
 
 pub struct Server {
     listener: TcpListener,
-    /// From the end of a request to the answer.
+    /// Between the end of a request and its answer.
     delay: Duration,
     ready: Ready,
     connections: HashMap<u64, Connection>,
     last_token: u64,
-    /// In order, since the delay is the same for all.
+    /// Sorted by time, since every request has the same delay.
     due: VecDeque<(Instant, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl Server {
         })
     }
 
-    /// Serves until it is killed.
+    /// Serves until the process is killed.
     pub fn run(mut self) -> Result<()> {
         let answer = answer();
         let mut tokens = Vec::new();
@@ -92,7 +92,7 @@ impl Server {
         }
     }
 
-    /// A connection that ended or failed is closed; the client counts what became of its request.
+    /// Closes a connection that ended or failed. The client accounts for its request.
     fn read(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else {
             return;
@@ -113,7 +113,7 @@ impl Server {
     }
 
     fn answer(&mut self, token: u64, answer: &[u8]) {
-        // There is room for it in the send buffer: a connection has one answer under way.
+        // The send buffer has room: a connection has at most one answer outstanding.
         let sent = self
             .connections
             .get_mut(&token)

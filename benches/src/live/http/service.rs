@@ -1,5 +1,5 @@
-//! A server on a wire of its own, and the agents that come beside it: how long its answers take, what an agent and
-//! its programs cost meanwhile, and what it lost.
+//! A server on its own wire, and the agents that run beside it. Measures the latency of the server's answers, the cost
+//! of the agent and its programs, and the agent's losses.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -20,14 +20,14 @@ use crate::live::{
 };
 
 pub const SERVER_DELAY: Duration = Duration::from_millis(5);
-/// How much of one CPU the agent with a quota gets.
+/// The share of one CPU for the agent with a quota.
 pub const QUOTA_PERCENT: u32 = 1;
 
 pub struct Service {
     _server: Process,
     address: SocketAddr,
     lab: Lab,
-    /// An error where this host has none.
+    /// An error if this host does not support quotas.
     pub quota: Result<QuotaGroup>,
 }
 
@@ -47,7 +47,7 @@ impl Service {
         })
     }
 
-    /// Requests at this service, whose rate is still to be set.
+    /// A plan of requests to this service; the caller sets the rate.
     pub fn requests(&self, window: Duration) -> Plan {
         Plan {
             server: self.address,
@@ -108,7 +108,7 @@ impl Outcome {
     }
 }
 
-/// An agent with one consumer that scans often enough to be seen in a window.
+/// An agent with one consumer. It scans often enough for a window to include scans.
 struct Watched<'a> {
     ledger: Ledger<'a>,
     _consumer: Process,
@@ -117,13 +117,13 @@ struct Watched<'a> {
 
 impl<'a> Watched<'a> {
     fn new(lab: &'a Lab, settings: &[&str], setup: &Setup) -> Result<Self> {
-        /// Two scans and the consumer's start are over by then.
+        /// Enough for two scans and the start of the consumer.
         const SETTLE: Duration = Duration::from_millis(2500);
         let ledger = Ledger::open(&lab.agent)?;
         let settings = [&["--scan-interval", "1s"], settings].concat();
         let agent = Agent::start(&lab.agent, &settings, setup)?;
         let consumer = agent.watch()?;
-        // What it costs to come up is not what it costs to run.
+        // Keep the cost of starting the agent out of the measurement.
         setup.interrupt.sleep(SETTLE)?;
         Ok(Self {
             ledger,
@@ -132,7 +132,7 @@ impl<'a> Watched<'a> {
         })
     }
 
-    /// Latency, and what the agent's process costs meanwhile.
+    /// Measures latency, and the cost of the agent's process during the load.
     fn load(&mut self, load: impl FnOnce() -> Result<Outcome>) -> Result<Measures> {
         let pid = self.agent.pid();
         let meter = CpuMeter::start([pid])?;
@@ -145,7 +145,7 @@ impl<'a> Watched<'a> {
         Ok(measures)
     }
 
-    /// What the agent's programs cost.
+    /// Measures the cost of the agent's programs.
     fn programs(&mut self, load: impl FnOnce() -> Result<Outcome>) -> Result<Measures> {
         let programs = self.agent.program_ids()?;
         let (cost, outcome) = programs_during(&programs, load)?;
@@ -159,7 +159,7 @@ impl<'a> Watched<'a> {
         Ok(measures)
     }
 
-    /// Lets the agent catch up, takes its account and ends it.
+    /// Waits until the agent has scanned everything, reads its account and stops it.
     fn close(self, setup: &Setup) -> Result<Measures> {
         const PATIENCE: Duration = Duration::from_secs(15);
         let loss = self.ledger.close(&self.agent, PATIENCE, &setup.interrupt)?;

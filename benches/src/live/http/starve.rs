@@ -1,10 +1,10 @@
-//! Keeps a process from the CPU, or holds it to a share of one, until a guard is dropped.
+//! Takes the CPU away from a process, or limits its share of one, until a guard is dropped.
 
 use anyhow::Result;
 use lab::{ControlGroup, Process, control_group::Version};
 use signal_hook::consts::{SIGCONT, SIGSTOP};
 
-/// Stopped by SIGSTOP; continues when dropped, as it must before it can end.
+/// A process stopped by SIGSTOP. Dropping the guard continues it, without which it could not exit.
 pub struct Stopped<'a>(&'a Process);
 
 impl<'a> Stopped<'a> {
@@ -22,20 +22,20 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// A control group with a quota of CPU.
+/// A control group with a CPU quota.
 #[derive(Debug)]
 pub struct QuotaGroup(ControlGroup);
 
-/// A quota is so much of a period of 100 ms; the kernel takes none under 1 ms.
+/// The period of a quota, 100 ms. The kernel accepts no quota below 1 ms.
 const PERIOD_US: u32 = 100_000;
 
 impl QuotaGroup {
-    /// An error where this host has no CPU controller that we may use.
+    /// Fails if this host has no CPU controller that we may use.
     pub fn new() -> Result<Self> {
         ControlGroup::of("cpu", quota_file).map(Self)
     }
 
-    /// Holds a process to so many percent of one CPU.
+    /// Limits a process to `percent` of one CPU.
     pub fn hold(&self, pid: u32, percent: u32) -> Result<Held<'_>> {
         let held = Held(self);
         self.set(Some(PERIOD_US / 100 * percent))?;
@@ -115,7 +115,7 @@ mod tests {
         let before = process_cpu_ns(pid).unwrap();
         thread::sleep(Duration::from_millis(500));
         let used_ns = process_cpu_ns(pid).unwrap() - before;
-        // A hundredth, and the tick by which the kernel may be late.
+        // One percent, plus a tick, since the kernel may enforce the quota that late.
         assert!(used_ns < 50_000_000, "{used_ns}");
         drop((held, busy));
         drop(group);

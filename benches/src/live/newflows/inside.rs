@@ -1,4 +1,4 @@
-//! What an agent's maps say without asking the agent: which page is filled, and the packets of its account.
+//! Reads an agent's maps directly: the page in use and the packets in the account.
 
 use std::os::fd::AsFd as _;
 
@@ -49,14 +49,14 @@ impl Inside {
         })
     }
 
-    /// The page that the programs fill.
+    /// The page that the programs write to.
     pub fn page(&self) -> Result<u8> {
         let mut variables = vec![0; self.variables_len_bytes];
         bpf::lookup(self.variables.fd().as_fd(), 0, &mut variables).context("read the page")?;
         variables.first().copied().context("the page has a byte")
     }
 
-    /// Packets that the programs saw, and those of them that the table refused.
+    /// Packets that the programs saw, and packets that the table refused.
     pub fn seen_and_refused(&self) -> (u64, u64) {
         let sum = self.accounts.sum();
         let Pair { packets: seen, .. } = sum.get(Reason::Seen);

@@ -1,8 +1,8 @@
-//! The search for the highest rate without loss and the lowest one with it.
+//! Searches for the highest rate without loss and the lowest rate with loss.
 
 use anyhow::Result;
 
-/// What happened at a rate that was asked for.
+/// The outcome of sending at a requested rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// The rate that the sender reached, in flows a second.
@@ -11,22 +11,22 @@ pub struct Step {
     pub lost: u64,
 }
 
-/// Rates that were reached, in flows a second.
+/// Rates that the sender reached, in flows per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Found {
-    /// 0 where every rate lost.
+    /// 0 if flows were lost at every rate.
     pub lossless: u64,
-    /// `None` where the sender could go no faster.
+    /// `None` if the sender could not send fast enough to cause a loss.
     pub lossy: Option<u64>,
 }
 
-/// The two rates are at most so far apart.
+/// The search ends when the two rates differ by at most this much.
 const PRECISION_PERCENT: u64 = 10;
-/// A sender that stays under this part of its rate is at its limit.
+/// A sender that reaches less than this percentage of the requested rate is at its limit.
 const REACHED_PERCENT: u64 = 90;
 const LOWEST: u64 = 100;
 
-/// Doubles or halves from `first` on until the rate is between two, then halves the gap.
+/// Doubles or halves the rate, starting at `first`, until the limit lies between two rates, then bisects.
 pub fn search(first: u64, mut step: impl FnMut(u64) -> Result<Step>) -> Result<Found> {
     let mut found = Found {
         lossless: 0,
@@ -45,7 +45,7 @@ pub fn search(first: u64, mut step: impl FnMut(u64) -> Result<Step>) -> Result<F
             None if is_limit => break,
             None => 2 * rate,
             Some(lossy) if found.lossless == 0 => lossy / 2,
-            // What lost once and then did not is as near as can be told.
+            // Also true if flows were lost at a rate but not at a higher one: the search cannot get closer.
             Some(lossy) if is_near(lossy, found.lossless) => break,
             Some(lossy) => (lossy * found.lossless).isqrt(),
         };
@@ -63,7 +63,7 @@ mod tests {
 
     const TIRELESS: u64 = 1_000_000_000;
 
-    /// Searches with a table that loses above `limit`, and a sender that reaches `most`.
+    /// Searches with a table that loses flows above `limit` and a sender that reaches at most `most`.
     fn steps(limit: u64, most: u64) -> (Found, Vec<u64>) {
         let mut rates = Vec::new();
         let found = search(1000, |rate| {

@@ -1,4 +1,4 @@
-//! The table of an agent on a wire of its own, and what it loses when new flows come at a rate.
+//! The table of an agent on its own wire, and its losses at a given rate of new flows.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use crate::live::{
 };
 
 const FRAME_LEN_BYTES: usize = 64;
-/// How often a step looks at the agent's maps.
+/// How often a step reads the agent's maps.
 const LOOK: Duration = Duration::from_millis(2);
 const SHORTEST: Duration = Duration::from_secs(2);
 const LONGEST: Duration = Duration::from_secs(8);
-/// Pages that a step with early scans fills up to their mark, where time allows.
+/// Pages that a step with early scans fills up to the mark, if time allows.
 const FILLS: u64 = 4;
 
 pub struct Table {
     load: Load,
-    /// So many percent of the table; 0 is off.
+    /// The mark, in percent of the table; 0 turns early scans off.
     early_scan: u32,
     sender: Sender,
     inside: Inside,
@@ -28,9 +28,9 @@ pub struct Table {
     lab: Lab,
 }
 
-/// When a step ends if nothing is lost.
+/// When a step without a loss ends.
 enum End {
-    /// At the page's next flip, which ends the window that it began in.
+    /// At the page's next flip, the end of the window in which the step began.
     Flip,
     After(Duration),
 }
@@ -62,7 +62,8 @@ impl Table {
         Ok(table)
     }
 
-    /// A rate to begin with: what the table can take in an interval, or more where it need not wait.
+    /// The first rate to try: with early scans, a full table per interval or more; without them, half a table per
+    /// interval.
     pub fn first_rate(&self) -> u64 {
         let in_time = u64::from(self.load.table) / self.load.interval.as_secs().max(1);
         if self.early_scan == 0 {
@@ -72,8 +73,8 @@ impl Table {
         }
     }
 
-    /// Sends at the rate until something is lost, or for a whole window, or with early scans until
-    /// some pages have filled.
+    /// Sends at the rate until a flow is lost, or until the end: a whole window, or with early scans a number of filled
+    /// pages.
     pub fn step(&mut self, flows_per_second: u64, interrupt: &Interrupt) -> Result<Step> {
         let end = if self.early_scan == 0 {
             End::Flip
@@ -111,7 +112,7 @@ impl Table {
                 self.await_flip(interrupt)?;
             }
         } else if lost > 0 {
-            // Until the table is empty again.
+            // Wait until the table is empty again.
             interrupt.sleep(SHORTEST)?;
         }
         Ok(Step {
@@ -120,7 +121,7 @@ impl Table {
         })
     }
 
-    /// Waits for packets that are still in a queue.
+    /// Waits for packets that are still queued.
     fn settled(&mut self, expected: u64, interrupt: &Interrupt) -> Result<(u64, u64)> {
         let deadline = Instant::now() + SHORTEST;
         loop {
@@ -140,7 +141,7 @@ impl Table {
         Ok(())
     }
 
-    /// Fails where the account lacks a packet that the wire carried.
+    /// Fails if the account lacks a packet that the wire carried.
     pub fn check_account(&mut self) -> Result<()> {
         let (seen, _) = self.inside.seen_and_refused();
         let received = self.lab.agent.counters()?.rx_packets;

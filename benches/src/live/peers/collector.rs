@@ -1,5 +1,6 @@
-//! Counts the packets that an exporter reports over UDP: its datagrams are recorded as they come, and nfacctd reads the
-//! record once the exporter has ended. No collector has to keep up with it, and none takes CPU from it but to record.
+//! Counts the packets that an exporter reports over UDP. It records the datagrams to a file, which nfacctd reads once
+//! the exporter has ended. So nfacctd need not keep up with the exporter and takes no CPU from it; only the recording
+//! does.
 
 use std::{
     fs::{self, File},
@@ -23,12 +24,12 @@ use crate::live::{affinity, interrupt::Interrupt};
 pub const PORT: u16 = 4739;
 /// A million flows may come in one burst while this thread gets no CPU.
 const QUEUE_BYTES: usize = 256 << 20;
-/// How often a recorder to which nothing comes looks whether it should end.
+/// How often an idle recorder checks whether to stop.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Records until it is asked what came.
+/// Records datagrams until [`Collector::packets`] is called.
 pub struct Collector {
-    // Open until the kernel has said what it lost.
+    // Stays open until the kernel's drop counter has been read.
     socket: UdpSocket,
     ends: Arc<AtomicBool>,
     recorder: Option<JoinHandle<Result<()>>>,
@@ -36,7 +37,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Its files go into the folder.
+    /// Writes its files to `folder`.
     pub fn start(lab: &Lab, folder: &Path) -> Result<Self> {
         let bind = || Ok(UdpSocket::bind(("127.0.0.1", PORT))?);
         let socket = lab.agent.namespace.enter(bind).context("open a socket")?;
@@ -84,7 +85,7 @@ impl Drop for Collector {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Relaxed);
         if let Some(recorder) = self.recorder.take() {
-            // The turn has failed before, and says why.
+            // The turn has already failed and reported why.
             let _ = recorder.join();
         }
     }
@@ -94,7 +95,7 @@ fn record(folder: &Path) -> PathBuf {
     folder.join("datagrams.pcap")
 }
 
-/// Writes the datagrams into a capture as `pcap-savefile(5)` has it, until nothing comes at the end.
+/// Writes the datagrams to a capture file (`pcap-savefile(5)`) until `ends` is set and no more arrive.
 fn write_record(socket: &UdpSocket, file: File, frame: &Frame, ends: &AtomicBool) -> Result<()> {
     const MAGIC: u32 = 0xa1b2_c3d4;
     const ETHERNET: u32 = 1;
@@ -104,10 +105,10 @@ fn write_record(socket: &UdpSocket, file: File, frame: &Frame, ends: &AtomicBool
     }
     let mut datagram = vec![0; 1 << 16];
     loop {
-        // Before the socket is looked at, so that nothing comes behind the last look.
+        // Read the flag before the socket, so that no datagram can arrive after the last read.
         let is_last = ends.load(Ordering::Relaxed);
         let Ok((len, from)) = socket.recv_from(&mut datagram) else {
-            // A time without datagrams is an error that says so.
+            // A read timeout is an error too.
             if is_last {
                 return file.flush().context("write the capture");
             }
@@ -125,7 +126,8 @@ fn write_record(socket: &UdpSocket, file: File, frame: &Frame, ends: &AtomicBool
 /// Has nfacctd add up the packets of all records in the capture.
 fn read_record(folder: &Path, host: &Host, nfacctd: &Path, interrupt: &Interrupt) -> Result<u64> {
     let sums = folder.join("sums.csv");
-    // It sleeps after each buffer that it hands to its plugin. With its default, of one record, a million take minutes.
+    // nfacctd sleeps after each buffer that it passes to its plugin. By default a buffer holds one record, and a
+    // million records take minutes.
     let settings = format!(
         "daemonize: false\n\
          pcap_savefile: {}\n\
@@ -146,7 +148,7 @@ fn read_record(folder: &Path, host: &Host, nfacctd: &Path, interrupt: &Interrupt
     let mut reader = Peer::start(&mut command, folder.join("nfacctd.log"))?;
     reader.wait_until_ended(interrupt)?;
     let log = reader.log()?;
-    // `WARN: Missing data detected` where its plugin did not keep up.
+    // nfacctd warns `Missing data detected` if its plugin did not keep up.
     if let Some(line) = log.lines().find(|line| line.starts_with("WARN")) {
         bail!("nfacctd did not read everything: {line}");
     }
@@ -154,7 +156,7 @@ fn read_record(folder: &Path, host: &Host, nfacctd: &Path, interrupt: &Interrupt
     table::packets(BufReader::new(file)).context("read what nfacctd printed")
 }
 
-/// What the socket at a port had no room for, from `/proc/net/udp`; `None` if no socket has the port.
+/// The datagrams that the socket at this port dropped, from `/proc/net/udp`; `None` if no socket has the port.
 fn lost_at(port: u16, sockets: &str) -> Option<u64> {
     let port = format!(":{port:04X}");
     let has_port = |line: &&str| {

@@ -1,4 +1,4 @@
-//! Who counts: the agent or a peer, how each is started and ended, and what it reported.
+//! The contenders, the agent and its peers: starts and stops each of them and reads what it reported.
 
 use std::{
     collections::BTreeSet,
@@ -26,14 +26,14 @@ use crate::live::{
     program::{Agent, PATIENCE},
 };
 
-/// As large as that of the capture that the agent is held against elsewhere.
+/// The size of the ring in [`crate::capture`], for a fair comparison.
 const RING_BYTES: usize = 128 << 20;
-/// What softflowd gets room for; its default is 8,192.
+/// softflowd's `-m`; its default is 8,192.
 const MOST_FLOWS: u32 = 2_000_000;
 /// The agent's default for `--max-flows`.
 const USUAL_TABLE: u32 = 500_000;
 
-/// The peers' programs, as their packages are unpacked.
+/// The peers' programs in their unpacked packages.
 pub struct Packages {
     softflowd: PathBuf,
     pmacctd: PathBuf,
@@ -49,7 +49,7 @@ impl Packages {
         }
     }
 
-    /// A sentence.
+    /// The versions, as a sentence.
     pub fn versions(&self) -> Result<String> {
         let softflowd = version(&self.softflowd, "-h")?;
         let pmacctd = version(&self.pmacctd, "-V")?;
@@ -67,7 +67,7 @@ fn version(program: &Path, option: &str) -> Result<String> {
     version_in(&said).with_context(|| format!("{} says no version", program.display()))
 }
 
-/// The first word that is a number with points.
+/// The first word that is a dotted number.
 fn version_in(text: &str) -> Option<String> {
     let mut words = text
         .split_whitespace()
@@ -85,19 +85,19 @@ pub struct Contender {
 
 enum Program {
     Agent(Box<Agent>),
-    /// With its control socket.
+    /// With the path of its control socket.
     Softflowd(Peer, PathBuf),
     Pmacctd(Peer),
 }
 
-/// Where its reports go.
+/// Where the contender sends its reports.
 enum Output {
     Collector(Collector, PathBuf),
     Table(PathBuf),
 }
 
 impl Contender {
-    /// Returns when it counts; `None` for nothing.
+    /// Returns once the contender counts, or `None` for the arm `nothing`.
     pub fn start(
         arm: &str,
         lab: &Lab,
@@ -140,7 +140,7 @@ impl Contender {
         }
     }
 
-    /// Of BPF.
+    /// The ids of its BPF programs.
     pub fn program_ids(&mut self) -> Result<BTreeSet<u32>> {
         match &mut self.program {
             Program::Agent(agent) => agent.program_ids(),
@@ -148,7 +148,7 @@ impl Contender {
         }
     }
 
-    /// Ends it as its operator would, once it has counted what it holds.
+    /// Stops the contender as an operator would, so that it reports everything it holds.
     pub fn end(self, lab: &Lab, interrupt: &Interrupt) -> Result<Reports> {
         match self.program {
             Program::Agent(agent) => agent.stop()?,
@@ -168,14 +168,14 @@ impl Contender {
     }
 }
 
-/// What a contender reports, to be read when it has ended.
+/// The reports of a contender. Read them once it has ended.
 pub struct Reports {
     output: Output,
     _folder: TempDir,
 }
 
 impl Reports {
-    /// In all reports together.
+    /// The packets in all reports.
     pub fn packets(self, host: &Host, interrupt: &Interrupt) -> Result<u64> {
         match self.output {
             Output::Collector(collector, nfacctd) => collector.packets(host, &nfacctd, interrupt),
@@ -201,7 +201,7 @@ fn softflowd(program: &Path, host: &Host, folder: &Path, interrupt: &Interrupt) 
     let control = folder.join("control");
     let mut command = host.command(program);
     command
-        // In the foreground, where it keeps its rights and needs no folder of the package.
+        // In the foreground softflowd keeps its privileges and does not need the folder that the package creates.
         .args(["-d", "-i", &host.interface, "-v", "10"])
         .args(["-n", &format!("127.0.0.1:{PORT}")])
         .args(["-m", &MOST_FLOWS.to_string()])
@@ -214,12 +214,12 @@ fn softflowd(program: &Path, host: &Host, folder: &Path, interrupt: &Interrupt) 
     Ok(Program::Softflowd(peer, control))
 }
 
-/// Sends frames that softflowd ignores. It is woken only by full blocks of its ring (softflowd 1.1.0 sets a timeout of 0
-/// with `pcap_set_timeout`), so the last packets would stay in one until more came.
+/// Sends frames that softflowd ignores. It wakes only for full blocks of its ring (softflowd 1.1.0 sets a timeout of 0
+/// with `pcap_set_timeout`), so without these frames the last packets would stay in an incomplete block.
 fn fill_block(lab: &Lab) -> Result<()> {
-    /// Set aside for experiments (IEEE 802).
+    /// An EtherType for experiments (IEEE 802).
     const NO_PROTOCOL: [u8; 2] = [0x88, 0xb5];
-    /// A block holds some 400 of such frames.
+    /// A block holds about 400 of these frames.
     const FRAMES: usize = 1_000;
     let mut frame = [&lab.agent.mac[..], &lab.peer.mac, &NO_PROTOCOL].concat();
     frame.resize(FRAME_LEN_BYTES, 0);
@@ -231,7 +231,7 @@ fn fill_block(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What `softflowctl shutdown` does: softflowd exports all flows and ends.
+/// Does the same as `softflowctl shutdown`: softflowd exports all flows and exits.
 fn shut_down(control: &Path) -> Result<()> {
     let mut socket = UnixStream::connect(control).context("connect to softflowd")?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -256,7 +256,8 @@ fn pmacctd(
     table: &Path,
     interrupt: &Interrupt,
 ) -> Result<Program> {
-    // Its default is for 150,000 entries, and 259,991 for two million; it shall be a prime (CONFIG-KEYS of pmacct 1.7.7).
+    // The default fits 150,000 entries. Two million would need 259,991 (it should be a prime: CONFIG-KEYS of pmacct
+    // 1.7.7).
     let cache = if load.flows > 100_000 {
         130_003
     } else {
@@ -282,7 +283,7 @@ fn pmacctd(
     let mut command = host.command(program);
     command.arg("-f").arg(&config);
     let mut peer = Peer::start(&mut command, log)?;
-    // The last thing that its plugin says before it counts.
+    // The last line that its plugin logs before it counts.
     peer.wait_until_logged("cache entries=", interrupt)?;
     peer.wait_until_idle(interrupt)?;
     Ok(Program::Pmacctd(peer))

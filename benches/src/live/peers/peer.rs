@@ -1,4 +1,4 @@
-//! A program that is not ours, with the processes that it starts and its log.
+//! A third-party program, with the processes that it starts and its log.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ use crate::live::{
     program::PATIENCE,
 };
 
-/// A running program; all its processes end with the value. It runs on other CPUs than the sender.
+/// A running program. Dropping it ends all its processes. They stay off the sender's CPU.
 pub struct Peer {
     name: String,
     process: Process,
@@ -28,7 +28,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// What it prints goes into the file `log`.
+    /// Its output goes to the file `log`.
     pub fn start(command: &mut Command, log: PathBuf) -> Result<Self> {
         let name = Path::new(command.get_program()).file_name();
         let name = name.unwrap_or_default().to_string_lossy().into_owned();
@@ -37,7 +37,7 @@ impl Peer {
             .stdin(Stdio::null())
             .stdout(file.try_clone().context("share the log")?)
             .stderr(file)
-            // Of its own, so that a terminal's Ctrl-C comes to the bench alone.
+            // A process group of its own, so that Ctrl-C on a terminal reaches only the bench.
             .process_group(0);
         let mut peer = Self {
             name,
@@ -64,14 +64,14 @@ impl Peer {
         self.process.signal(signal)
     }
 
-    /// Returns when its log has the text.
+    /// Returns once the log contains the text.
     pub fn wait_until_logged(&mut self, text: &str, interrupt: &Interrupt) -> Result<()> {
         self.wait_until(&format!("it logs {text:?}"), interrupt, |peer| {
             Ok(peer.log()?.contains(text))
         })
     }
 
-    /// Returns when its processes have been asleep for so long that nothing can be left for them to do.
+    /// Returns once its processes have slept long enough that no work can be left.
     pub fn wait_until_idle(&mut self, interrupt: &Interrupt) -> Result<()> {
         const LOOKS: u32 = 50;
         let mut asleep = 0;
@@ -82,7 +82,7 @@ impl Peer {
         })
     }
 
-    /// Fails where a signal ended it.
+    /// Fails if a signal ended it.
     pub fn wait_until_ended(&mut self, interrupt: &Interrupt) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -139,7 +139,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // With processes that it left behind, if there are any.
+        // Include any processes that it left behind.
         let group = Pid::from_child(self.process.child());
         let _ = kill_process_group(group, Signal::KILL);
     }

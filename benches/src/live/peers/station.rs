@@ -1,4 +1,4 @@
-//! A turn: a contender on a wire of its own, what it and the sender take, and what became of the packets.
+//! A turn: runs a contender on its own wire, measures its cost and the sender's, and accounts for the packets.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -69,7 +69,8 @@ impl Station for Counted {
     }
 }
 
-/// From the first packet on: CPU over the window, then memory, then the programs' run time over as long.
+/// From the first packet on, measures the CPU over the window, then memory, then the programs' run time over another
+/// window.
 fn measure_processes(
     contender: &mut Contender,
     sent: &Sent,
@@ -94,7 +95,7 @@ fn measure_processes(
     Ok(measures)
 }
 
-/// What the sender did since it began.
+/// The sender's rate and CPU time since it began.
 fn of_sender(sent: &Sent, elapsed: Duration) -> Measures {
     let (packets, cpu_ns) = sent.so_far();
     vec![
@@ -106,7 +107,7 @@ fn of_sender(sent: &Sent, elapsed: Duration) -> Measures {
     ]
 }
 
-/// What is in no report, of the packets that the interface received.
+/// The percentage of packets that the interface received and no report contains.
 fn lost_percent(received: u64, reported: u64) -> Result<f64> {
     ensure!(received > 0, "no packet arrived");
     ensure!(

@@ -1,4 +1,4 @@
-//! The tables that pmacct's programs print: comma-separated values under a line of names.
+//! Parses the tables that pmacct's programs print: comma-separated values below a header line.
 
 use std::io::BufRead;
 
@@ -24,7 +24,7 @@ pub fn packets(table: impl BufRead) -> Result<u64> {
 mod tests {
     use super::*;
 
-    /// As pmacctd 1.7.7 prints them.
+    /// The output format of pmacctd 1.7.7.
     const FLOWS: &str = "SRC_IP,DST_IP,SRC_PORT,DST_PORT,PROTOCOL,PACKETS,BYTES\n\
                          11.0.0.0,10.77.0.1,0,53,udp,5,2490\n\
                          11.0.0.1,10.77.0.1,0,53,udp,6,2988\n";
@@ -32,7 +32,7 @@ mod tests {
     #[test]
     fn packets_are_summed_by_the_name_of_their_column() {
         assert_eq!(packets(FLOWS.as_bytes()).unwrap(), 11);
-        // What nfacctd prints of everything, once for each time that it printed.
+        // nfacctd prints a total each time it purges.
         let all = "PACKETS,BYTES\n347975,173291550\n652025,324708450\n";
         assert_eq!(packets(all.as_bytes()).unwrap(), 1_000_000);
         assert_eq!(packets("PACKETS,BYTES\n".as_bytes()).unwrap(), 0);

@@ -1,55 +1,55 @@
-//! The experiments, as a person meets them: what is asked, the sentence that answers, and which few of
-//! the figures are shown. No measured number stands here: sentences have places that the grid fills.
+//! The experiments on the page: the question, the sentence that answers it, and the few figures to show. They contain
+//! no measured number: the grid fills in the placeholders in the sentences.
 
 mod hook;
 mod host;
 
 pub struct Experiment {
-    /// Of its plot's file and its anchor on the page.
+    /// The name of the plot's file and of the anchor on the page.
     pub name: &'static str,
     pub bench: &'static str,
     pub heading: &'static str,
-    /// With places as in `answer`.
+    /// May contain placeholders, as in `answer`.
     pub question: &'static str,
-    /// `{flows}` is what all measurements have in common, `{10k: agent}` the median in that row and
-    /// column, or what an added time says, and `{10k: agent | capture}` how it stands to another
-    /// column, or with `{10k: agent | 1k: agent}` to another row.
+    /// `{flows}` is a label that all measurements share. `{10k: agent}` is the median in that row and column, or an
+    /// added time in words. `{10k: agent | capture}` compares it with another column, and `{10k: agent | 1k: agent}`
+    /// with another row.
     pub answer: &'static str,
-    /// What the horizontal and the vertical axis of the plot show, without the unit.
+    /// The names of the plot's horizontal and vertical axes, without units.
     pub axes: (&'static str, &'static str),
-    /// What all of its measurements have, as `hook=tc; measure=cpu_percent`.
+    /// Labels that all measurements share, such as `hook=tc; measure=cpu_percent`.
     pub labels: &'static str,
-    /// Titles, and labels that a row's measurements have.
+    /// A title for each row, and the labels of its measurements.
     pub rows: &'static [(&'static str, &'static str)],
     pub columns: &'static [Column],
 }
 
-/// Its title, labels that its measurements have, and what it shows of them.
+/// A title, the labels of the measurements, and how to show them.
 pub struct Column(pub &'static str, pub &'static str, pub Shows);
 
 #[derive(Clone, Copy)]
 pub enum Shows {
-    /// The measurement, in the plot too.
+    /// The measurement, in the table and the plot.
     Bar(Tone),
-    /// The measurement, in the table alone.
+    /// The measurement, only in the table.
     Figure,
-    /// The measurement over the one that has these labels instead.
+    /// The measurement divided by the one with these labels instead.
     RatioTo(&'static str),
-    /// The measurement less the one that has these labels instead.
+    /// The measurement minus the one with these labels instead.
     DifferenceTo(&'static str),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// The agent as it is by default.
+    /// The agent with its default settings.
     Agent,
-    /// A part of the agent's cost, or the agent in another state.
+    /// A part of the agent's cost, or the agent in another configuration.
     Part,
     Quiet,
     Pale,
 }
 
-/// In the order of the page. A bench that comes later adds its own.
+/// In the order of the page. Append later benches.
 pub static ALL: &[&Experiment] = &[
     &hook::OVERHEAD,
     &hook::COLD,

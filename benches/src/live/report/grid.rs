@@ -1,5 +1,5 @@
-//! The few figures of an experiment that a person reads. The table, the plot and the answer take them
-//! from here, so that the three cannot disagree.
+//! The figures of an experiment that appear on the page. The table, the plot and the answer all use this grid, so they
+//! cannot disagree.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::live::{
 
 pub struct Grid<'a> {
     pub experiment: &'a Experiment,
-    /// Titles and cells, a cell for each column.
+    /// Row titles and cells, one cell per column.
     pub rows: Vec<(&'a str, Vec<Cell<'a>>)>,
-    /// Labels that all of its measurements have in common, such as the packets a second.
+    /// Labels that all measurements share, such as the packets per second.
     settings: BTreeMap<&'a str, &'a str>,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Grid<'a> {
         })
     }
 
-    /// A sentence with its places filled; none where one of them was not measured.
+    /// Fills the placeholders of a sentence. `None` if one of them was not measured.
     pub fn fill(&self, sentence: &str) -> Option<String> {
         let mut parts = sentence.split('{');
         let mut out = parts.next()?.to_owned();
@@ -95,7 +95,7 @@ impl<'a> Grid<'a> {
         }
     }
 
-    /// By `row: column`, or by a column of the given row.
+    /// Finds a cell by `row: column`, or by a column of the given row.
     fn cell(&self, row: &str, place: &str) -> Option<Cell<'a>> {
         let (row, column) = place.split_once(": ").unwrap_or((row, place));
         let (_, cells) = self.rows.iter().find(|(title, _)| *title == row)?;
@@ -133,7 +133,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// Texts as `hook=tc; flows=10000; arm=agent`; where two name the same label, the later one counts.
+/// Parses texts such as `hook=tc; flows=10000; arm=agent`. A later value of a label overrides an earlier one.
 fn labels(texts: &[&'static str]) -> Result<Labels> {
     texts
         .iter()
@@ -147,8 +147,8 @@ fn labels(texts: &[&'static str]) -> Result<Labels> {
         .collect()
 }
 
-/// The measurement that has all the labels, `arm` and `measure` among them; none where there is none.
-/// The arm `*` is the one that is neither the agent nor nothing, nor an empty program.
+/// The measurement that has all the labels, including `arm` and `measure`; `None` if there is none. The arm `*` is the
+/// one that is neither the agent, nor nothing, nor an empty program.
 pub fn row<'a>(run: &'a Run, texts: &[&'static str]) -> Result<Option<&'a Row>> {
     let labels = labels(texts)?;
     let is_another = |arm: &str| !["nothing", "empty", "agent", "reference"].contains(&arm);
@@ -234,7 +234,7 @@ mod tests {
             fill("{two: agent | one: agent}").unwrap(),
             "3.3 times the 9.0 %"
         );
-        // Not the same for all, not measured, no such row or column.
+        // A label that differs, a cell that was not measured, an unknown row or column.
         for sentence in [
             "{flows}",
             "{two: bare}",

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// The first line of a table, and the one under it.
+/// Writes a table's header and the separator line below it.
 pub fn head(out: &mut String, cells: &[String]) {
     line(out, cells);
     line(out, &vec!["---".to_owned(); cells.len()]);

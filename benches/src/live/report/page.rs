@@ -1,4 +1,4 @@
-//! The page that a person reads: for each experiment a question, an answer, a plot and a small table.
+//! The page for readers: for each experiment a question, an answer, a plot and a small table.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::live::{host::Host, result::Run};
 
-/// The page and its plots, by file name. Each function writes into a `String`, which cannot fail.
+/// The page and its plots, by file name. The functions below write to a `String`, which cannot fail.
 pub fn files(runs: &[Run]) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::new();
     let mut page = opening(runs);

@@ -1,5 +1,5 @@
-//! A grid as a plot: the agent's bars in the one strong colour, the others quiet, on a light ground of
-//! its own, so that it reads the same on a dark page.
+//! Draws a grid as a plot. The agent's bars have the one strong colour and the others are muted. The light background
+//! is part of the plot, so it looks the same on a dark page.
 
 use anyhow::{Result, anyhow};
 use plotters::{
@@ -27,7 +27,7 @@ const GROUND: RGBColor = RGBColor(246, 248, 250);
 const INK: RGBColor = RGBColor(36, 41, 47);
 const LINES: RGBColor = RGBColor(208, 215, 222);
 const INVISIBLE: RGBAColor = RGBAColor(0, 0, 0, 0.0);
-/// A category's name that is longer goes on two lines.
+/// A longer category name is split over two lines.
 const LINE_LETTERS: usize = 12;
 
 impl Tone {
@@ -41,7 +41,7 @@ impl Tone {
     }
 }
 
-/// A group of bars for each category, one of them for each series.
+/// A group of bars for each category, with one bar per series.
 struct Bars<'a> {
     axes: (&'a str, String),
     categories: Vec<&'a str>,
@@ -59,7 +59,7 @@ pub fn svg(grid: &Grid) -> Result<String> {
 }
 
 impl<'a> Bars<'a> {
-    /// The rows whose unit is that of the first one.
+    /// The rows that have the same unit as the first one.
     fn of(grid: &Grid<'a>) -> Self {
         let unit_of = |cells: &[Cell]| cells.iter().find_map(|cell| Some(scaled(cell)?.0));
         let unit = grid.rows.iter().find_map(|(_, cells)| unit_of(cells));
@@ -167,7 +167,7 @@ impl<'a> Bars<'a> {
         Ok(())
     }
 
-    /// Left and right end of a bar.
+    /// The left and right edges of a bar.
     fn place(&self, category: usize, series: usize) -> (f64, f64) {
         const GAP: f64 = 0.15;
         let width = (1.0 - 2.0 * GAP) / self.series.len() as f64;
@@ -176,7 +176,7 @@ impl<'a> Bars<'a> {
     }
 }
 
-/// With the name of the unit.
+/// The unit's name, and the figure in that unit.
 fn scaled(cell: &Cell) -> Option<(&'static str, Figure)> {
     let Cell::Figure(row, Figure { median, low, high }) = cell else {
         return None;
@@ -194,7 +194,7 @@ fn ink(x: HPos, y: VPos) -> TextStyle<'static> {
         .pos(Pos::new(x, y))
 }
 
-/// At a comma, or the space that leaves the shortest lines, where it is too long for one.
+/// Splits a long title at a comma, or at the space that gives the shortest lines.
 fn on_two_lines(title: &str) -> Vec<&str> {
     let spaces = title.match_indices(' ').map(|(at, _)| at);
     let middle = spaces.min_by_key(|at| (*at).max(title.len() - at - 1));

@@ -1,4 +1,4 @@
-//! Tables of single figures: the README's five, and those that others publish too.
+//! Tables of single figures: the five in the README, and those that others publish too.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use super::{
 };
 use crate::live::result::{Row, Run};
 
-/// A line of a table: its bench, what is measured, in words, what chooses the measurement, as
-/// `hook=tc; measure=cpu_percent; arm=agent`, and what it stands against.
+/// A line of a table: its bench, a description, the labels that select the measurement, such as
+/// `hook=tc; measure=cpu_percent; arm=agent`, and what to compare it with.
 struct Headline(&'static str, &'static str, &'static str, Against);
 
 #[derive(Clone, Copy)]
 enum Against {
-    /// Another arm of the same run, with what it is in words.
+    /// Another arm of the same run, and a description of it.
     Arm(&'static str, &'static str),
-    /// A figure in the measure's own unit that somebody else published.
+    /// A published figure of another project, in the measure's own unit.
     Published(f64, &'static str),
 }
 
@@ -85,17 +85,17 @@ const PUBLISHED: &[Headline] = &[
     ),
 ];
 
-/// For the README; what was not measured on a host says n/a.
+/// The table for the README. A figure that a host did not measure is n/a.
 pub fn brief(runs: &[Run]) -> Result<String> {
     tables(runs, IN_README)
 }
 
-/// Ours beside what others published.
+/// Our figures beside published ones.
 pub fn published(runs: &[Run]) -> Result<String> {
     tables(runs, PUBLISHED)
 }
 
-/// One for each host that measured any of it.
+/// A table for each host that measured at least one of the headlines.
 fn tables(runs: &[Run], headlines: &[Headline]) -> Result<String> {
     let mut hosts: BTreeMap<String, Vec<&Run>> = BTreeMap::new();
     for run in runs {

@@ -1,8 +1,8 @@
-//! Numbers as text: each measure's unit, its decimals, and how a person reads it.
+//! Formats numbers: the unit of each measure, its decimals, and readable text.
 
 use crate::live::result::Figure;
 
-/// Unit of a measure, by the end of its name, what a value is divided by, and decimals.
+/// The unit of a measure by its name's suffix, the divisor for its values, and the number of decimals.
 fn unit(measure: &str) -> (&'static str, f64, usize) {
     let ends = |suffix: &str| measure.ends_with(suffix);
     if ends("bytes_per_second") {
@@ -32,7 +32,7 @@ fn unit(measure: &str) -> (&'static str, f64, usize) {
     }
 }
 
-/// How many nanoseconds a value of one is, where it is a time.
+/// The nanoseconds in one unit of the measure, if it is a time.
 pub fn nanoseconds(measure: &str) -> Option<f64> {
     match unit(measure) {
         ("ns", ..) => Some(1.0),
@@ -41,7 +41,7 @@ pub fn nanoseconds(measure: &str) -> Option<f64> {
     }
 }
 
-/// The name in words, with the unit.
+/// The measure's name in words, with its unit.
 pub fn title(measure: &str) -> String {
     let (unit, _, _) = unit(measure);
     if unit.is_empty() {
@@ -58,13 +58,13 @@ pub fn title(measure: &str) -> String {
     format!("{words} ({unit})")
 }
 
-/// In its unit, whose name comes with it.
+/// The unit's name, and the value in that unit.
 pub fn scaled(measure: &str, value: f64) -> (&'static str, f64) {
     let (unit, divisor, _) = unit(measure);
     (unit, value / divisor)
 }
 
-/// Decimals up to 100, none from there on, thousands apart: `62.2`, `453`, `1,045`.
+/// Decimals below 100, none above, and a comma between thousands: `62.2`, `453`, `1,045`.
 fn number(measure: &str, value: f64) -> String {
     let (_, divisor, decimals) = unit(measure);
     let scaled = value / divisor;
@@ -79,7 +79,7 @@ fn with_its_unit(number: &str, measure: &str) -> String {
     text.trim_end().to_owned()
 }
 
-/// A single figure with its unit.
+/// A single value with its unit.
 pub fn with_unit(measure: &str, value: f64) -> String {
     with_its_unit(&number(measure, value), measure)
 }
@@ -89,7 +89,7 @@ pub fn figure_with_unit(measure: &str, of: Figure) -> String {
     with_its_unit(&figure(measure, of), measure)
 }
 
-/// The median, with the extremes where they differ.
+/// The median, with the extremes if they differ from it.
 pub fn figure(measure: &str, figure: Figure) -> String {
     let [median, low, high] =
         [figure.median, figure.low, figure.high].map(|value| number(measure, value));
@@ -99,13 +99,13 @@ pub fn figure(measure: &str, figure: Figure) -> String {
     format!("{median} ({low}–{high})")
 }
 
-/// With the extremes.
+/// A ratio with the extremes.
 pub fn ratio(of: Figure) -> String {
     let Figure { median, low, high } = of;
     format!("**{median:.2}** ({low:.2}–{high:.2})")
 }
 
-/// A count as people write it: 1, 1k, 10k, 1M, and 65,536. What is no number stays as it is.
+/// A count in readable form: 1, 1k, 10k, 1M, or 65,536. Text that is not a number stays unchanged.
 pub fn count(text: &str) -> String {
     match text.parse::<u64>() {
         Ok(number) if number >= 1_000_000 && number.is_multiple_of(1_000_000) => {
@@ -119,7 +119,7 @@ pub fn count(text: &str) -> String {
     }
 }
 
-/// A comma before every third digit from the end.
+/// Inserts a comma before every third digit from the end.
 fn grouped(digits: &str) -> String {
     let mut out = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -1,11 +1,10 @@
-//! What a ratio or a difference says, in words that change with it, so that no sentence can claim what
-//! the rounds do not show.
+//! Puts ratios and differences into words. The words depend on the figures, so that no sentence claims what the rounds
+//! do not show.
 
 use super::units;
 use crate::live::{difference::Difference, result::Figure};
 
-/// A ratio to `other`, as `12 % less than the 20 ns`. Where not all rounds are on one side of 1, it says
-/// that too.
+/// A ratio to `other`, such as `12 % less than the 20 ns`. Says so if the rounds lie on both sides of 1.
 pub fn compared(ratio: Figure, other: &str) -> String {
     let Figure { median, low, high } = ratio;
     let is_in_doubt = low < 1.0 && high > 1.0;
@@ -29,7 +28,7 @@ pub fn compared(ratio: Figure, other: &str) -> String {
     }
 }
 
-/// As `adds 1.02 ms (0.02 to 4.44 ms with 97 % confidence)`; where zero is in the interval, it says so.
+/// Such as `adds 1.02 ms (0.02 to 4.44 ms with 97 % confidence)`. Says so if the interval contains zero.
 pub fn added(measure: &str, difference: Difference) -> String {
     let [median, low, high] = [difference.median, difference.low, difference.high]
         .map(|value| units::scaled(measure, value).1);
@@ -65,7 +64,7 @@ mod tests {
         assert_eq!(said(0.74, 0.65, 1.15), format!("26 % less {doubt}"));
         assert_eq!(said(1.28, 0.91, 1.31), format!("28 % more {doubt}"));
         assert_eq!(said(1.03, 0.99, 1.10), "about the same as the 20 ns");
-        // A round that is equal speaks for neither side.
+        // A round with equal values supports neither side.
         assert_eq!(said(0.96, 0.90, 1.0), "4 % less than the 20 ns");
     }
 

@@ -1,4 +1,4 @@
-//! What counts the packets: nothing, the agent, or a packet capture.
+//! The arm that counts packets: nothing, the agent, or a packet capture.
 
 use std::{
     collections::BTreeSet,
@@ -28,16 +28,16 @@ pub enum Counter {
     Capture(Box<CaptureProcess>),
 }
 
-/// What was counted since the start, as of the last scan.
+/// Totals since the start, as of the last scan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     pub scans: u64,
     /// Packets in flows.
     pub counted: u64,
-    /// Packets that are in no flow, for a reason.
+    /// Packets that the parser refused, and are in no flow.
     pub unparsed: u64,
     pub refused: u64,
-    /// How many of those refused found the table full.
+    /// Refused packets that found the table full.
     pub table_full: u64,
     /// Flows in the last scan.
     pub flows: u64,
@@ -60,7 +60,7 @@ impl Counter {
                     "--idle-timeout",
                     IDLE_TIMEOUT,
                 ];
-                // Where most of the table is in use, a part of it would be a scan of its own.
+                // With most of the table in use, early scans would split the traffic of one interval.
                 let whole = ["--early-scan", "0"];
                 let settings = [&usual[..], if load.fills_table() { &whole } else { &[] }].concat();
                 let agent = Agent::start(host, &settings, setup)?;
@@ -73,7 +73,7 @@ impl Counter {
         }
     }
 
-    /// `None` for nothing.
+    /// `None` for the arm `nothing`.
     pub fn pid(&mut self) -> Option<u32> {
         match self {
             Self::Nothing => None,
@@ -82,7 +82,7 @@ impl Counter {
         }
     }
 
-    /// Fails where the process that counts has ended.
+    /// Fails if the counting process has ended.
     pub fn ensure_alive(&mut self) -> Result<()> {
         let (name, process) = match self {
             Self::Nothing => return Ok(()),
@@ -110,7 +110,7 @@ impl Counter {
         }
     }
 
-    /// What the counter had no room for between two tallies.
+    /// The counter's losses for lack of room between two tallies, and the name of the measure.
     pub fn refused_by(&self, now: Tally, before: Tally) -> (&'static str, f64) {
         if let Self::Agent(_) = self {
             let table_full = now.table_full - before.table_full;
@@ -120,13 +120,13 @@ impl Counter {
         }
     }
 
-    /// Nothing takes none.
+    /// Zero for the arm `nothing`.
     pub fn memory(&mut self) -> Result<Memory> {
         self.pid().map_or(Ok(Memory::default()), Memory::of)
     }
 }
 
-/// Flows stay from turn to turn.
+/// Long enough that no flow expires between turns.
 const IDLE_TIMEOUT: &str = "1h";
 
 fn tally_of(status: &Status) -> Result<Tally> {
@@ -142,14 +142,14 @@ fn tally_of(status: &Status) -> Result<Tally> {
     })
 }
 
-/// A running `flow-capture` that ends with the value.
+/// A running `flow-capture`. Dropping it ends it.
 pub struct CaptureProcess {
     process: Process,
     lines: PathBuf,
 }
 
 impl CaptureProcess {
-    /// Returns when it captures.
+    /// Returns once it captures.
     fn start(host: &Host, interval: &str, setup: &Setup) -> Result<Self> {
         let binary = std::env::current_exe()
             .context("find this program")?
@@ -184,11 +184,11 @@ impl CaptureProcess {
         Ok(capture)
     }
 
-    /// What it said after its last scan.
+    /// The account that it printed after its last scan.
     fn account(&self) -> Result<Account> {
         let text = fs::read_to_string(&self.lines)
             .with_context(|| format!("read {}", self.lines.display()))?;
-        // A line is whole when it is ended.
+        // A line is complete only if it ends in a newline.
         let whole = text.rsplit_once('\n').context("no line yet")?.0;
         let line = whole.lines().next_back().context("no line yet")?;
         serde_json::from_str(line).context("parse what flow-capture says")
@@ -210,7 +210,7 @@ impl CaptureProcess {
 
 impl Drop for CaptureProcess {
     fn drop(&mut self) {
-        // It may have ended before, and then nobody holds the file either way.
+        // It may have ended already; either way the file is closed afterwards.
         let _ = self.process.terminate(PATIENCE);
         let _ = fs::remove_file(&self.lines);
     }

@@ -1,5 +1,5 @@
-//! An arm on a wire of its own with a sender: what a turn costs the process, the programs and the sender, and
-//! what became of its packets.
+//! An arm on its own wire with a sender. Measures the cost of a turn to the process, the programs and the sender, and
+//! accounts for the packets.
 
 use std::time::{Duration, Instant};
 
@@ -26,34 +26,35 @@ const PACE: Pace = Pace {
     longest_stall: Duration::from_millis(250),
 };
 
-/// Flows from which on a cost a flow says something.
+/// The fewest flows for which a cost per flow is meaningful.
 const MANY: u64 = 1000;
 
 pub struct Counted {
     interval: Duration,
-    /// Whole scan intervals, for which CPU time is taken.
+    /// The time over which to measure CPU, a whole number of scan intervals.
     window: Duration,
     counter: Counter,
-    /// When the first scan interval began.
+    /// The start of the first scan interval.
     started: Instant,
     sender: Sender,
     lab: Lab,
     bare: Bare,
-    /// The last one, whose packets may not all be counted yet.
+    /// The last turn, some of whose packets may not be counted yet.
     turn: Option<Turn>,
     before: (Tally, u64),
 }
 
-/// A wire on which nothing counts, for pieces of time between those of the other one.
+/// A wire without a counter, measured in short slices that alternate with those of the counted wire.
 struct Bare {
     sender: Sender,
     _lab: Lab,
 }
 
-/// A machine whose speed swings within seconds is as fast in a piece as in the one before.
+/// Short enough that the machine's speed, which may change within seconds, is the same in two consecutive slices.
 const PIECE: Duration = Duration::from_millis(50);
 const PIECES: usize = 40;
-/// So few that the sender's CPU has time left wherever it runs: where it has none, every packet takes what there is.
+/// Low enough that the sender's CPU has idle time on any machine. A saturated CPU would spend all of its time, whatever
+/// the cost per packet.
 const PIECE_PACKETS_PER_SECOND: u64 = 50_000;
 
 #[derive(Clone, Copy)]
@@ -84,7 +85,8 @@ impl Counted {
         })
     }
 
-    /// What counting adds to the sender's time for a packet: the median over pieces, each beside one on the bare wire.
+    /// The time per packet that counting adds to the sender: the median over slices, each compared with a slice on the
+    /// bare wire.
     fn added_ns(&mut self, interrupt: &Interrupt) -> Result<f64> {
         let mut added = Vec::with_capacity(PIECES);
         for number in 0..PIECES {
@@ -107,8 +109,7 @@ impl Counted {
         Ok(self.lab.peer.counters()?.tx_packets)
     }
 
-    /// Waits for a time at which no scan runs, so that a window ends well after one and before the
-    /// next.
+    /// Waits until no scan runs, such that the window ends well after a scan and before the next.
     fn await_phase(&self, interrupt: &Interrupt) -> Result<()> {
         let interval = self.interval.as_secs_f64();
         let phase = self.started.elapsed().as_secs_f64() % interval / interval;
@@ -117,10 +118,10 @@ impl Counted {
 }
 
 impl Station for Counted {
-    /// The programs' run time over a scan interval, then CPU time over whole intervals.
+    /// Measures the programs' run time over a scan interval, then CPU time over whole intervals.
     fn measure(&mut self, setup: &Setup) -> Result<Measures> {
         let Some(pid) = self.counter.pid() else {
-            // Nothing has to get into a steady state where nothing counts.
+            // Without a counter, no steady state has to be reached.
             const A_MOMENT: Duration = Duration::from_millis(200);
             let (window, _) = self.sender.during(PACKETS_PER_SECOND.into(), |sent| {
                 setup.interrupt.sleep(A_MOMENT)?;
@@ -174,7 +175,7 @@ impl Station for Counted {
         Ok(measures)
     }
 
-    /// Waits until the packets of the last turn are counted, and says what was lost.
+    /// Waits until the packets of the last turn are counted, and returns the losses.
     fn settle(&mut self, setup: &Setup) -> Result<Measures> {
         let Some(turn) = self.turn.take() else {
             return Ok(Measures::new());
@@ -182,7 +183,7 @@ impl Station for Counted {
         let tally = loop {
             let tally = self.counter.tally()?;
             let placed = tally.counted + tally.unparsed + tally.refused;
-            // The scan that was under way does not count.
+            // The scan that was in progress does not count.
             if placed == turn.sent_in_all || tally.scans >= turn.scans_at_end + 2 {
                 break tally;
             }
@@ -192,7 +193,7 @@ impl Station for Counted {
         let (before, sent_before) = self.before;
         self.before = (tally, turn.sent_in_all);
         let sent = turn.sent_in_all - sent_before;
-        // Below zero where more was counted than sent, which is as wrong as a loss.
+        // Negative if more packets were counted than sent, which is as wrong as a loss.
         let lost = sent.cast_signed() - (tally.counted - before.counted).cast_signed();
         let refused = tally.refused - before.refused;
         let unparsed = tally.unparsed - before.unparsed;
@@ -220,7 +221,7 @@ fn sender(lab: &Lab, load: Load) -> Result<Sender> {
     Sender::new(lab, FRAME_LEN_BYTES, Some(load.flows), PACE)
 }
 
-/// The sender's time for a packet.
+/// The sender's CPU time per packet in one slice.
 fn ns_in_a_piece(sender: &mut Sender, interrupt: &Interrupt) -> Result<f64> {
     let ((packets, cpu_ns), _) = sender.during(PIECE_PACKETS_PER_SECOND, |sent| {
         interrupt.sleep(PIECE)?;
@@ -230,7 +231,7 @@ fn ns_in_a_piece(sender: &mut Sender, interrupt: &Interrupt) -> Result<f64> {
     Ok(cpu_ns as f64 / packets as f64)
 }
 
-/// What was read at the two ends of a window.
+/// The difference between the readings at both ends of a window.
 struct Window {
     elapsed: Duration,
     sent_packets: u64,
@@ -258,7 +259,7 @@ impl Window {
         })
     }
 
-    /// Those of the sender.
+    /// The sender's measures.
     fn measures(&self) -> Measures {
         let rate = self.sent_packets as f64 / self.elapsed.as_secs_f64();
         let sender_ns = self.sender_cpu_ns as f64 / self.sent_packets as f64;
@@ -269,7 +270,7 @@ impl Window {
     }
 }
 
-/// As many intervals as fill the time.
+/// The smallest number of whole intervals that covers the time.
 fn whole_intervals(interval: Duration, time: Duration) -> Duration {
     let mut window = interval;
     while window < time {
@@ -278,11 +279,11 @@ fn whole_intervals(interval: Duration, time: Duration) -> Duration {
     window
 }
 
-/// Parts of a scan interval.
+/// The part of a scan interval in which no scan runs, as fractions of the interval.
 const EARLIEST_PHASE: f64 = 0.3;
 const LATEST_PHASE: f64 = 0.6;
 
-/// How long until a good phase, in intervals.
+/// The wait until that part, in intervals.
 fn wait_from(phase: f64) -> f64 {
     if phase < EARLIEST_PHASE {
         EARLIEST_PHASE - phase

@@ -1,4 +1,4 @@
-//! Observes an agent: adds up what its flows report, and says what this stream lost.
+//! Observes an agent: adds up the counts of its flows, and reports what this stream lost.
 //!
 //!     cargo run --example observe unix:/run/flow-agent/flow-agent.sock
 
@@ -27,14 +27,14 @@ async fn main() -> Result<()> {
     };
     // The stream ends when the agent stops.
     while let Some(batch) = stream.message().await? {
-        // Batches that the agent dropped because this consumer was slow are in `lost_...`, and leave no gap here.
+        // Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
         ensure!(
             batch.stream_seq == seq + 1,
             "batch {} came after {seq}: some are missing",
             batch.stream_seq
         );
         seq = batch.stream_seq;
-        // They count since the stream began.
+        // Totals since the stream began.
         lost = [batch.lost_records, batch.lost_packets, batch.lost_bytes];
         for record in &batch.records {
             records += 1;

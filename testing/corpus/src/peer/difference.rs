@@ -31,7 +31,7 @@ impl Difference {
         Self::InsideATunnel,
     ];
 
-    /// Why ours is right for a flow table, or why it does not matter.
+    /// Why our parser is right for a flow table, or why the difference does not matter.
     pub const fn reason(self) -> &'static str {
         match self {
             Self::VersionAgainstEtherType => {
@@ -74,7 +74,7 @@ impl Difference {
         }
     }
 
-    /// Whether it explains what the two parsers say.
+    /// Whether this difference explains the results of the two parsers.
     pub fn explains(self, ours: &Parsed, theirs: &Parsed) -> bool {
         let is = |parsed: &Parsed, protocol| matches!(parsed, Ok(meaning) if meaning.packet.key.protocol == protocol);
         match self {
@@ -103,7 +103,7 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const IPV4_AUTHENTICATION: u8 = 51;
 
-/// Whether two packets have the same tags and the same facts from the IP header. True if there is only one
+/// Whether two packets have the same tags and the same facts from the IP header. True if at least one parser found no
 /// packet.
 fn same_ip(ours: &Parsed, theirs: &Parsed) -> bool {
     let facts = |Meaning { packet, .. }: &Meaning| {

@@ -60,7 +60,7 @@ impl Reading {
         self.packet.key.ip_version = 6;
         self.note_place(header.slice(), packet.payload().payload, frame);
         let behind = header.slice().as_ptr().addr() - frame.as_ptr().addr() + header.slice().len();
-        // The header that the kernel puts in, with TCP behind it.
+        // The hop-by-hop header with a jumbo option that the kernel inserts, followed by TCP.
         let is_jumbo = matches!(frame.get(behind..), Some([6, 0, 0xc2, 4, _, _, _, _, ..]));
         if header.payload_length() == 0
             && header.next_header() == ip_number::IPV6_HOP_BY_HOP
@@ -101,12 +101,12 @@ impl Reading {
         Ok(transport)
     }
 
-    /// PPPoE gives the packet's length if its own header does not.
+    /// Whether the packet is inside PPPoE, whose header gives the length if the IP header does not.
     fn is_in_pppoe(&self) -> bool {
         self.packet.key.encapsulation == Encapsulation::Pppoe as u8
     }
 
-    /// Where the IP packet begins and ends.
+    /// Records where the IP packet begins and ends.
     fn note_place(&mut self, header: &[u8], payload: &[u8], frame: &[u8]) {
         let offset = |bytes: &[u8]| bytes.as_ptr().addr() - frame.as_ptr().addr();
         self.packet.ip_start_bytes = offset(header) as u16;
@@ -161,12 +161,12 @@ struct Walk {
     headers: usize,
     /// The last Fragment header.
     fragment: Option<Ipv6FragmentHeader>,
-    /// The protocol that a later fragment gives.
+    /// The protocol in a fragment header with a non-zero offset.
     later_fragment: Option<IpNumber>,
 }
 
-/// Counts the whole extension headers in `rest`, up to a later fragment. etherparse's own iterator will not
-/// do, since it reads on behind a header that was refused.
+/// Counts the complete extension headers in `rest`, up to the header of a later fragment. etherparse's own iterator is
+/// unsuitable: it continues after a header that it has refused.
 fn walk(mut next: IpNumber, mut rest: &[u8]) -> Result<Walk, Reason> {
     let mut headers = 0;
     let mut fragment = None;

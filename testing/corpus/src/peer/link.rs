@@ -1,5 +1,5 @@
-//! PPPoE and MPLS in the second parser. etherparse does not know them, so they are read here, and what they
-//! wrap goes back to etherparse.
+//! PPPoE and MPLS in the second parser. etherparse does not support them, so this module reads them and passes the
+//! payload to etherparse.
 
 use agent_common::{Encapsulation, Reason};
 use etherparse::{EtherType, Ipv6Header, LaxSlicedPacket, ether_type};
@@ -58,7 +58,7 @@ impl Reading {
     }
 }
 
-/// Whether the header's length is that of a packet that fills the frame.
+/// Whether the header's length field matches a packet that fills the frame.
 fn may_be_ipv4(bytes: &[u8]) -> bool {
     let len = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
     bytes.len().checked_sub(len).is_some_and(is_padding)

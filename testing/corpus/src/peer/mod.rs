@@ -1,7 +1,7 @@
-//! The second parser: `etherparse` takes a frame apart, and the result is put into the types of ours.
+//! The second parser: `etherparse` dissects a frame, and this module converts the result to our types.
 //!
-//! Headers, lengths and offsets come from etherparse. Two limits (two VLAN tags, eight extension headers)
-//! and the canonical order are our own rules, so they are written here a second time.
+//! Headers, lengths and offsets come from etherparse. Two limits (two VLAN tags, eight extension headers) and the
+//! canonical order are our own rules, so they are implemented here a second time.
 
 use std::{net::IpAddr, ops::Range};
 
@@ -22,7 +22,7 @@ mod tunnel;
 
 pub use difference::Difference;
 
-/// What the second parser says.
+/// The result of the second parser.
 pub struct Theirs {
     pub parsed: Parsed,
     /// Why our parser may read this frame differently.
@@ -53,16 +53,16 @@ pub fn parse(frame: &RawFrame) -> Theirs {
     }
 }
 
-/// A frame that is being read.
+/// The state while reading a frame.
 #[derive(Clone, Default)]
 struct Reading {
-    /// Whether a length of 0 means that the header cannot give it.
+    /// Whether a length of 0 means that the length does not fit the header's field.
     is_super_frame: bool,
-    /// A tunnel around it says where it ends.
+    /// Whether a surrounding tunnel gives the end of the packet.
     is_bounded: bool,
     packet: Packet,
     difference: Option<Difference>,
-    /// The payload of what may be a tunnel.
+    /// The payload, if the packet may be a tunnel.
     payload: Option<Payload>,
     outer: Option<Outer>,
     /// Bits of [`agent_common::tunnel::outcome`].
@@ -75,18 +75,18 @@ struct Payload {
     destination_port: u16,
     /// Offsets in the frame.
     range: Range<usize>,
-    /// A header says where it ends.
+    /// Whether a header gives its end.
     is_bounded: bool,
 }
 
-/// What the IP layer hands to the transport layer.
+/// The IP layer's input to the transport layer.
 struct Transport<'a> {
     protocol: u8,
     payload: &'a [u8],
-    /// From the start of the frame.
+    /// Offset in the frame.
     offset_bytes: usize,
     later_fragment: bool,
-    /// The IP header gives no length.
+    /// Whether the IP header lacks a length.
     is_endless: bool,
     src: IpAddr,
     dst: IpAddr,
@@ -100,12 +100,12 @@ const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
 
 impl Reading {
-    /// Keeps the first difference: whatever lies behind it may be misread.
+    /// Keeps the first difference, since everything after it may be misread.
     fn note(&mut self, difference: Difference) {
         self.difference.get_or_insert(difference);
     }
 
-    /// `bytes` begin with an Ethernet header and lie in `frame`.
+    /// `bytes` must begin with an Ethernet header and be a part of `frame`.
     fn ethernet(
         &mut self,
         tag: Option<u16>,
@@ -116,7 +116,7 @@ impl Reading {
         let sliced =
             LaxSlicedPacket::from_ethernet(bytes).map_err(|_| Reason::TruncatedEthernet)?;
         self.tags(tag, &sliced)?;
-        // None behind a MACsec header whose payload is encrypted.
+        // There is no payload after a MACsec header that encrypts it.
         let Some(payload) = sliced.ether_payload() else {
             return Err(Reason::NotIp);
         };
@@ -127,7 +127,7 @@ impl Reading {
         }
     }
 
-    /// What is behind the link layer.
+    /// Reads the layers above the link layer.
     fn network(&mut self, sliced: &LaxSlicedPacket<'_>, frame: &[u8]) -> Result<(), Reason> {
         let Some(payload) = sliced.ether_payload() else {
             return Err(Reason::NotIp);
@@ -158,7 +158,7 @@ impl Reading {
         }
     }
 
-    /// The IPv6 header alone if it says that nothing follows it. etherparse takes everything as its payload.
+    /// The IPv6 header alone if its length field says that nothing follows. etherparse takes the rest as payload.
     fn empty<'a>(&self, packet: &'a [u8]) -> Option<&'a [u8]> {
         let header = packet.get(..IPV6_LEN)?;
         let is_empty = header[0] >> 4 == 6 && header[4..6] == [0, 0];
@@ -207,7 +207,7 @@ impl Reading {
         })
     }
 
-    /// Our reason for an error in the IP header, given that the layer below announced `version`.
+    /// Our reason for an error in the IP header, given the `version` that the layer below announced.
     fn ip_header_error(&mut self, error: &SliceError, version: u8, header: &[u8]) -> Reason {
         let is_short = matches!(error, SliceError::Len(_));
         if version == 6 {
@@ -222,12 +222,12 @@ impl Reading {
             .map_or(0, |len| u16::from_be_bytes([len[0], len[1]]));
         let header_len = u16::from(header.first().map_or(0, |byte| byte & 0x0f)) * 4;
         let has_two_faults = if is_short {
-            // Options are missing, and the total length is wrong.
+            // Options are cut off, and the total length is wrong.
             header.len() >= IPV4_LEN
                 && total_len < header_len
                 && !(total_len == 0 && self.is_super_frame)
         } else {
-            // The header length is wrong, and the header is cut anyway.
+            // The header length is wrong, and the header is cut off as well.
             header.len() < IPV4_LEN
         };
         if has_two_faults {

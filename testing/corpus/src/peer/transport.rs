@@ -18,16 +18,16 @@ const UDP_LITE: u8 = 136;
 const ICMP_LEN: usize = 8;
 const TCP_LEN: usize = 20;
 const UDP_LEN: usize = 8;
-/// The length of SCTP's common header and of the shortest DCCP header, which etherparse does not know.
+/// The length of SCTP's common header and of the shortest DCCP header. etherparse supports neither.
 const SCTP_OR_DCCP_LEN: usize = 12;
 
-/// VXLAN, the port that Linux used for it before its RFC, VXLAN-GPE, Geneve.
+/// VXLAN, the port that Linux used for VXLAN before its RFC, VXLAN-GPE, Geneve.
 const TUNNELS: [u16; 4] = [4789, 8472, 4790, 6081];
 
-/// Reply and request.
+/// ICMP types of replies, each with its request.
 const ICMP_REPLIES: &[(u8, u8)] = &[(0, 8), (9, 10), (14, 13), (16, 15), (18, 17)];
 const ICMPV6_REPLIES: &[(u8, u8)] = &[(129, 128), (134, 133), (136, 135), (140, 139)];
-/// Requests with an identifier.
+/// Requests that have an identifier.
 const ICMP_QUERIES: &[u8] = &[8, 13, 15, 17];
 const ICMPV6_QUERIES: &[u8] = &[128];
 
@@ -103,7 +103,7 @@ impl Reading {
         }
         if TUNNELS.contains(&header.destination_port()) {
             let whole = transport.payload;
-            // What a tunnel bounds has less than 64 KiB, whatever its IP header leaves open.
+            // A datagram inside a tunnel has less than 64 KiB, even if its IP header gives no length.
             let says_nothing = len == 0 || transport.is_endless && !self.is_bounded;
             let datagram = if says_nothing {
                 whole
@@ -179,7 +179,7 @@ impl Reading {
         })
     }
 
-    /// Puts the endpoints into the key, the lower one first.
+    /// Stores the endpoints in the key, the lower one first.
     fn place(&mut self, transport: &Transport<'_>, kind: L4Kind, ports: Option<(u16, u16)>) {
         let (src_port, dst_port) = ports.unwrap_or_default();
         let mut ends = [(transport.src, src_port), (transport.dst, dst_port)];

@@ -1,4 +1,4 @@
-//! Tunnels in the second parser: their headers are read here independently, and what they carry goes to
+//! Tunnels in the second parser. This module reads their headers independently of our parser and passes the payload to
 //! etherparse.
 
 use std::ops::Range;
@@ -28,7 +28,7 @@ struct Tunnel {
 }
 
 impl Reading {
-    /// Opens the tunnels down to the innermost packet that can be read.
+    /// Opens tunnels down to the innermost readable packet.
     pub(super) fn innermost(mut self, frame: &[u8]) -> Self {
         for _ in 0..DEPTH {
             if self.difference.is_some() {
@@ -87,7 +87,7 @@ impl Reading {
         self
     }
 
-    /// A fragment without ports is a tunnel's by its protocol alone.
+    /// A later fragment has no ports, so only its protocol shows that it may belong to a tunnel.
     pub(super) fn note_later_fragment(&mut self) {
         let packet = &self.packet;
         if packet.part.offset_bytes() != 0
@@ -97,7 +97,7 @@ impl Reading {
         }
     }
 
-    /// Decided by protocol and port alone.
+    /// Decides by protocol and port alone.
     fn may_be_tunnel(&self) -> bool {
         self.payload.as_ref().is_some_and(|payload| {
             matches!(
@@ -174,7 +174,7 @@ impl Reading {
     }
 }
 
-/// The sender of the tunnel's packet is on the side of the inner packet's sender.
+/// Orders the tunnel's endpoints so that its sender is on the side of the inner packet's sender.
 fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
     let ends = [tunnel.key.addr_a, tunnel.key.addr_b];
     let sender = ends[usize::from(tunnel.direction)];
@@ -192,7 +192,7 @@ fn outer(tunnel: &Packet, inside: &Packet) -> Outer {
     }
 }
 
-/// The tags and the session around the outermost packet.
+/// The tags and the PPPoE session around the outermost packet.
 fn link(key: &FlowKey) -> Outer {
     let is_pppoe = key.encapsulation == Encapsulation::Pppoe as u8;
     Outer {

@@ -1,5 +1,5 @@
-//! Tests that nothing is lost or counted twice while packets on two CPUs and scans race all the time. The
-//! programs pause between their steps (`agent-ebpf/src/pause.rs`).
+//! Tests that nothing is lost or counted twice while packets on two CPUs and scans race continuously. The programs
+//! pause between their steps (`agent-ebpf/src/pause.rs`).
 
 #![expect(
     clippy::unwrap_used,
@@ -44,10 +44,10 @@ fn frames(lab: &Lab, flows: u16) -> Vec<Vec<u8>> {
     (1..=flows).map(frame).collect()
 }
 
-/// Allows one load at a time, since each keeps every CPU busy.
+/// Serializes the loads, since each keeps every CPU busy.
 static LOAD: Mutex<()> = Mutex::new(());
 
-/// Sends the frames over and over on these CPUs while `meanwhile` runs. Returns how often all were sent.
+/// Sends the frames repeatedly on these CPUs while `meanwhile` runs. Returns how often all of them were sent.
 fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: impl FnOnce()) -> u64 {
     let _alone = LOAD.lock().unwrap_or_else(PoisonError::into_inner);
     let is_over = AtomicBool::new(false);
@@ -73,10 +73,10 @@ fn under_full_load(lab: &Lab, cpus: &[usize], frames: &[Vec<u8>], meanwhile: imp
     })
 }
 
-/// Sends a frame for each flow on two CPUs at once, in one scan window. Returns how many entries the scan found.
+/// Sends a frame for each flow on two CPUs at once, within one scan window. Returns the number of entries in the scan.
 fn new_flows_on_two_cpus(settings: &[&str], flows: u16) -> u64 {
     let lab = Lab::quiet().unwrap();
-    // One scan window, so that each flow begins once.
+    // A single scan window, so that each flow begins once.
     let agent = Agent::start(&lab, &[settings, &["--scan-interval", "60s"]].concat());
     let before = lab.agent.counters().unwrap();
     let frames = frames(&lab, flows);
@@ -99,8 +99,8 @@ fn new_flows_on_two_cpus(settings: &[&str], flows: u16) -> u64 {
     report.last()["table_occupancy"].as_u64().unwrap()
 }
 
-/// The pauses let each CPU meet slots that the other one has taken, so that some flows are in two. These are one entry
-/// when a scan hands them on.
+/// The pauses make each CPU meet slots that the other one has claimed, so that some flows get two entries. A scan
+/// merges these before it passes them on.
 #[test]
 fn two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each() {
     const FLOWS: u16 = 500;
@@ -111,7 +111,7 @@ fn two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each() {
     }
 }
 
-/// Half of the flows, or more, go to the map behind the slots, which has room for all.
+/// At least half of the flows go to the map behind the slots, which has room for all.
 #[test]
 fn two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted() {
     if can_race_or_skip(
@@ -121,8 +121,8 @@ fn two_cpus_that_bring_the_same_new_flows_to_a_full_page_are_both_counted() {
     }
 }
 
-/// Most flips find each CPU's program between two of its steps. [`Agent::stop`] compares every scan's account
-/// with what was drained.
+/// Most flips happen while each CPU's program is between two of its steps. [`Agent::stop`] compares every scan's
+/// account with the drained counts.
 #[test]
 fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
     const FLOWS: u16 = 50;
@@ -158,7 +158,7 @@ fn every_account_closes_while_programs_are_on_their_way_at_each_flip() {
 fn pages_that_grow_and_shrink_under_full_load_lose_nothing() {
     const FLOWS: u16 = 50;
     const ROUNDS: usize = 8;
-    // That of one window.
+    // The room in one window.
     const LEAST_ROOM: u64 = 6;
     if !can_race_or_skip("races::pages_that_grow_and_shrink_under_full_load_lose_nothing") {
         return;
@@ -186,7 +186,7 @@ fn pages_that_grow_and_shrink_under_full_load_lose_nothing() {
     assert!(sums.values().all(|sum| *sum == each));
 }
 
-/// The kernel counts the programs' runs, so a packet that is in no account at all is noticed.
+/// Compares with the kernel's count of the programs' runs, which includes packets that are missing from every account.
 fn an_end_loses_no_packet(settings: &[&str], ends: usize) {
     let lab = Lab::quiet().unwrap();
     let _counting = Counting::begin();

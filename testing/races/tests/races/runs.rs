@@ -1,5 +1,5 @@
-//! How often the kernel ran an agent's programs. The kernel counts this itself, and the number stays readable
-//! after the agent has ended.
+//! The number of times that the kernel ran an agent's programs. The kernel counts the runs, and the count stays
+//! readable after the agent has ended.
 
 use std::{
     collections::BTreeSet,
@@ -12,12 +12,12 @@ use aya::{
     sys::{Stats, enable_stats},
 };
 
-/// Holds an agent's programs. The kernel counts their runs while a [`Counting`] lives.
+/// Keeps an agent's programs loaded. The kernel counts their runs while a [`Counting`] exists.
 pub struct Runs {
     programs: Vec<ProgramFd>,
 }
 
-/// While this lives, the kernel counts the runs of all programs.
+/// While it exists, the kernel counts the runs of all programs.
 pub struct Counting {
     _stats: OwnedFd,
 }
@@ -31,7 +31,7 @@ impl Counting {
 }
 
 impl Runs {
-    /// The programs that a process has loaded for hooks.
+    /// The hook programs that a process has loaded.
     pub fn of(pid: u32) -> Self {
         let ids: BTreeSet<u32> = fs::read_dir(format!("/proc/{pid}/fdinfo"))
             .unwrap()

@@ -17,7 +17,8 @@ const PORT: u16 = 7000;
 const FIRST: u16 = 6000;
 const FLOWS: u16 = 60;
 
-/// Has a socket for each of so many ports, which others may have, too. Sends a datagram from each when a line comes.
+/// Opens a socket for each port in a range, sharing the ports with other processes. Sends a datagram from each port per
+/// input line.
 const SENDER: &str = r#"
 use IO::Socket::INET; $| = 1;
 my @all = map { IO::Socket::INET->new(Proto => 'udp', PeerAddr => $ARGV[0], PeerPort => $ARGV[1], LocalPort => $ARGV[2] + $_, ReusePort => 1) || die "$!" } 0 .. $ARGV[3] - 1;
@@ -33,7 +34,8 @@ struct Sender {
 
 impl Sender {
     fn start(lab: &Lab, cpu: usize) -> Self {
-        // The kernel kills it when the thread ends that starts it, so no thread of its own pins it.
+        // Pin it with taskset rather than from a pinned thread: the kernel kills it when the thread that started it
+        // ends.
         let mut command = lab.agent.command("taskset");
         command
             .args(["--cpu-list", &cpu.to_string(), "perl", "-e", SENDER])
@@ -66,17 +68,17 @@ fn two_processes_that_send_in_one_flow_at_once_are_both_noted() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    // So that no error comes back.
+    // Bind the port, so that no ICMP error comes back.
     let to = (lab.peer.ipv4, PORT);
     let bound = lab.peer.namespace.enter(|| Ok(UdpSocket::bind(to)?));
     let receiver = bound.unwrap();
-    // Once the neighbour is known, packets leave at once.
+    // Resolve the neighbour first, so that later packets leave at once.
     let send = || Ok(UdpSocket::bind((lab.agent.ipv4, 0))?.send_to(b"first", to)?);
     lab.agent.namespace.enter(send).unwrap();
     receiver.recv(&mut [0; 8]).unwrap();
-    // Of some flows there is no room in the slots.
+    // The second settings leave too little room in the slots for all flows.
     for settings in [&[][..], &["--max-flows", "40", "--early-scan", "0"]] {
-        // All of it is one scan.
+        // A single scan covers the whole test.
         let one_scan = ["--enrich", "process", "--scan-interval", "1h"];
         let agent = Agent::start(&lab, &[&one_scan, settings].concat());
         let before = lab.agent.counters().unwrap();

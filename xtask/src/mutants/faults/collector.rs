@@ -1,4 +1,4 @@
-//! Faults in what a collector takes, stores and acknowledges, and in how it compares agents.
+//! Faults in how a collector accepts, stores and acknowledges batches, and in how it compares agents.
 
 use super::{Fault, agent, unit};
 

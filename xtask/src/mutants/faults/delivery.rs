@@ -1,4 +1,4 @@
-//! Faults in what delivers batches to a collector, and keeps them on disk until then.
+//! Faults in the delivery of batches to a collector, and in the spool that keeps them on disk until then.
 
 use super::{Fault, agent, unit};
 

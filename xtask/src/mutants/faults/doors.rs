@@ -1,4 +1,4 @@
-//! Faults in who is let in, and as whom.
+//! Faults in authentication and authorization.
 
 use super::{Fault, agent, unit};
 

@@ -1,4 +1,4 @@
-//! Faults in the programs and in what they share with the agent.
+//! Faults in the programs, and in the data that they share with the agent.
 
 use super::{FLIPS, Fault, SHARED, Target, agent, corpus, races};
 

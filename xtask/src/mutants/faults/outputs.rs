@@ -1,4 +1,4 @@
-//! Faults in what outputs tell collectors: the times of records, the numbers of templates and domains, the series of the account.
+//! Faults in the messages of outputs: record times, template and domain numbers, the account's series.
 
 use super::{Fault, agent, unit};
 

@@ -1,4 +1,4 @@
-//! Faults in what a query counts.
+//! Faults in the counts of queries.
 
 use super::{Fault, unit};
 

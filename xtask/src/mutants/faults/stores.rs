@@ -1,4 +1,4 @@
-//! Faults in the stores of a collector that are other systems.
+//! Faults in a collector's external stores.
 
 use super::{Fault, unit};
 

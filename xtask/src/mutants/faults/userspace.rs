@@ -1,4 +1,4 @@
-//! Faults in the agent's own half: the flip, the pages, the scan, the replica, names.
+//! Faults in the agent's user-space half: the flip, the pages, the scan, the replica, names.
 
 use super::{FLIPS, Fault, SHARED, agent, races, unit};
 

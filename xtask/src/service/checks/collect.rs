@@ -1,4 +1,4 @@
-//! A collector under systemd beside the agent, by the commands of the document and the unit of the package's examples.
+//! A collector under systemd beside the agent, set up with the documented commands and the packaged example unit.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -50,7 +50,7 @@ pub(super) fn stores_for_agents(service: &mut Service) -> Result<String> {
     ))
 }
 
-/// `None` if it does not answer.
+/// `None` if the collector does not answer.
 fn status(service: &Service) -> Option<Value> {
     let asked = "flow-agent status --output json --connect 127.0.0.1:4500";
     serde_json::from_str(&service.machine.output(asked)).ok()

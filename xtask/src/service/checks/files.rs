@@ -1,4 +1,4 @@
-//! Outputs to files, which take the drop-in of the package's examples, by the commands of the document.
+//! File outputs, set up with the documented commands and the packaged example drop-in.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -50,7 +50,7 @@ pub(super) fn writes_for_its_group(service: &mut Service) -> Result<String> {
     let strangers = machine.run(&format!("runuser -u stranger -- cat {FILE}"));
     ensure!(strangers.is_err(), "a stranger reads {FILE}");
 
-    // Its end completes the file.
+    // Stopping the service completes the file.
     machine.write(SETTINGS, settings("200ms"))?;
     machine.run(&format!("systemctl stop {UNIT}"))?;
     let complete = rights(&format!("{FOLDER}/flows-*.jsonl.zst"))?;
@@ -66,7 +66,7 @@ pub(super) fn writes_for_its_group(service: &mut Service) -> Result<String> {
     ))
 }
 
-/// What of the files is there, by name.
+/// The names and sizes of the output files.
 pub(super) fn kept(service: &Service) -> Result<String> {
     service
         .machine
@@ -78,7 +78,7 @@ fn output(service: &Service) -> Option<Value> {
     status["outputs"].as_array()?.first().cloned()
 }
 
-/// To the port, in lines of which the last may be unfinished.
+/// Packets to the test's port. The last line may be incomplete.
 fn packets(text: &str) -> Result<u64> {
     let whole = text.lines().filter(|line| line.ends_with('}'));
     let flows = whole.filter(|line| line.contains("\"type\":\"flow\""));

@@ -1,5 +1,4 @@
-//! The service in another network namespace, which takes the drop-in of the package's examples, by the commands of the
-//! document.
+//! The service in another network namespace, set up with the documented commands and the packaged example drop-in.
 
 use anyhow::{Context as _, Result, ensure};
 use lab::{Lab, tcx_programs};
@@ -9,7 +8,7 @@ use super::{SERVICE_PAGE, SETTINGS, Service, UNIT, commands, settings};
 const EXAMPLE: &str = "/usr/share/doc/flow-agent/examples/netns.conf";
 const DROP_INS: &str = "/etc/systemd/system/flow-agent.service.d";
 
-/// As `ip netns add` would make it in the machine, which has no `ip`.
+/// Does the same as `ip netns add`, since the machine has no `ip`.
 const ADD: &str =
     "mkdir /run/netns && touch /run/netns/blue && mount --bind /proc/self/ns/net /run/netns/blue";
 const REMOVE: &str = "umount /run/netns/blue && rm -r /run/netns";

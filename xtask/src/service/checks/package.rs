@@ -1,4 +1,4 @@
-//! The life of the package: installed, upgraded under traffic, removed, purged.
+//! The life cycle of the package: installed, upgraded under traffic, removed, purged.
 
 use std::{
     collections::BTreeSet,
@@ -13,7 +13,7 @@ use super::{
     wait_for,
 };
 
-/// What cargo-deb puts into the package beside what is declared.
+/// Files that cargo-deb adds to the declared ones.
 const ADDED: [&str; 2] = [
     "/usr/lib/systemd/system/flow-agent.service",
     "/usr/share/doc/flow-agent/copyright",
@@ -41,8 +41,8 @@ pub(super) fn installs(service: &mut Service) -> Result<String> {
     ))
 }
 
-/// Fails if the package lacks a file that `agent/Cargo.toml` declares, has another one, or has one that is empty. Returns how
-/// many there are.
+/// Fails if the package lacks a declared file of `agent/Cargo.toml`, or has an undeclared or an empty file. Returns the
+/// number of files.
 fn has_what_is_declared(machine: &Machine) -> Result<usize> {
     let lines = |line: &str| -> Result<BTreeSet<String>> {
         Ok(machine.run(line)?.lines().map(str::to_owned).collect())
@@ -64,7 +64,7 @@ fn has_what_is_declared(machine: &Machine) -> Result<usize> {
     Ok(packaged.len())
 }
 
-/// The README promises one command.
+/// The README promises that one command installs the package.
 fn the_readmes_command() -> Result<&'static str> {
     let readme = include_str!("../../../../README.md");
     let commands = commands(readme, "## Install as a service")?;
@@ -74,7 +74,7 @@ fn the_readmes_command() -> Result<&'static str> {
     Ok(command)
 }
 
-/// The last packets of an upgrade, which a rule leaves out.
+/// The number of packets sent at the end of an upgrade, which a filter rule excludes.
 const MARKS: usize = 10;
 
 pub(super) fn upgrades(service: &mut Service) -> Result<String> {
@@ -126,7 +126,7 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
         .machine
         .run("dpkg-query --show --showformat '${Version}' flow-agent")?;
     ensure!(version.ends_with("+next"), "{version}");
-    // What the first process saw until its end, and the second since its start.
+    // Packets that the first process saw until it ended, and the second since it started.
     let log = service.machine.run(&format!(
         "journalctl --sync; journalctl --no-pager --output cat --unit {UNIT} _PID={before} | grep -F 'final account'"
     ))?;
@@ -136,7 +136,7 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
         number.parse::<u64>().ok()
     });
     let first = of_log.context("the final account has no number of packets")? - seen_before;
-    // When these are counted, those before them are, too.
+    // Once these are counted, all earlier ones are too.
     service.send(9, MARKS)?;
     let second = wait_for("the last packets are counted", || {
         let Some(status) = service.status() else {
@@ -150,7 +150,7 @@ pub(super) fn upgrades(service: &mut Service) -> Result<String> {
         "of {total} packets {first} are counted by the first and {second} by the second, {at_install} were sent before \
          the installation, {at_end} before the first was gone, {at_start} before the second counted"
     );
-    // Between the two nobody counts. Those of one call may be on their way when a number is read.
+    // Between the two processes nothing counts. Packets of one call may be in flight when a number is read.
     ensure!((at_install..=at_end + 10).contains(&first), "{told}");
     ensure!(
         (total - at_start..=total.saturating_sub(first)).contains(&second),
@@ -190,7 +190,7 @@ pub(super) fn removes(service: &mut Service) -> Result<String> {
 
 pub(super) fn purges(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
-    // The administrator's own file, which no package may remove.
+    // The administrator's own file, which the package must not remove.
     machine.run(&format!("rm {RULES}"))?;
     let flows = files::kept(service)?;
     machine.run("apt-get purge --yes --quiet flow-agent && systemctl daemon-reload")?;

@@ -1,4 +1,4 @@
-//! The service behind a socket that systemd holds, by the commands of the document.
+//! The service with socket activation by systemd, set up with the documented commands.
 
 use anyhow::{Result, ensure};
 
@@ -17,7 +17,7 @@ pub(super) fn waits_behind_a_socket(service: &mut Service) -> Result<String> {
     ensure!(opened.starts_with("660 flow-agent:flow-agent "), "{opened}");
     let state = service.show("ActiveState");
     ensure!(state == "inactive", "{state}");
-    // The one who connects has it started, and is answered.
+    // Connecting starts the service, which answers the request.
     wait_for("the request is answered", || {
         let said = machine.output("flow-agent status --output json 2>&1");
         if said.contains("did not answer within") {

@@ -1,5 +1,5 @@
-//! An output whose flows wait on disk, through an end of the service. It takes the drop-in of the package's examples, by the
-//! commands of the document.
+//! An output with a spool on disk, across a restart of the service. Set up with the documented commands and the
+//! packaged example drop-in.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -51,7 +51,7 @@ pub(super) fn keeps_what_no_collector_took(service: &mut Service) -> Result<Stri
     ))
 }
 
-/// What the status says of the disk, once the output has its spool.
+/// The spool's state in the agent's status, once the output has a spool.
 fn spool(service: &Service, of: &str) -> Option<serde_json::Value> {
     let status = service.status()?;
     status["outputs"].get(0)?["spool"].get(of).cloned()

@@ -1,15 +1,15 @@
-//! The tarball, on a machine that has had no package, or none any more.
+//! The tarball, on a machine without the package.
 
 use anyhow::{Result, ensure};
 
 use super::{SERVICE_PAGE, Service, UNIT, commands};
 
-/// Such a path as somebody may choose.
+/// A path with a space, as users may choose.
 const FOLDER: &str = "/srv/my tools";
 
 pub(super) fn serves(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
-    // The package's user stayed.
+    // Purging the package left its user.
     machine.run("userdel flow-agent")?;
     machine.run("cd /tmp && sha256sum --check --quiet SHA256SUMS")?;
     machine.run(&format!(
@@ -17,7 +17,7 @@ pub(super) fn serves(service: &mut Service) -> Result<String> {
     ))?;
     let inside = |line: &str| machine.run(&format!("cd '{FOLDER}'/flow-agent-* && {line}"));
     let version = inside("./flow-agent --version")?;
-    // It loads the programs into the kernel.
+    // Loads the programs into the kernel.
     let checked = inside("./flow-agent check")?;
     ensure!(checked.ends_with("the agent can run here"), "{checked}");
     for file in ["man/flow-agent-run.1.gz", "completions/bash", "LICENSE-MIT"] {

@@ -1,4 +1,4 @@
-//! What a sender with one credential can do to the lines of others, and to memory.
+//! What a sender with one credential can do to the reports of others, and to memory.
 
 use super::{
     super::{flow::MOST_SIGHTS, sighting::MOST_INTERFACES},
@@ -12,7 +12,7 @@ fn credential(name: &str) -> Identity {
     Identity::named(name).unwrap()
 }
 
-/// Takes an agent's next scan, shown with a credential of its name.
+/// Takes an agent's next scan, sent with a credential of its name.
 fn scan(pairs: &mut Pairs, agent: &mut Agent, records: Vec<FlowRecord>) {
     let batch = agent.batch(records);
     take_from(pairs, &batch, credential(agent.name));
@@ -23,7 +23,7 @@ fn scan_at(pairs: &mut Pairs, agent: &mut Agent, records: Vec<FlowRecord>, time:
     pairs.take(&sightings(&batch, credential(agent.name)), time);
 }
 
-/// The same as another start of the agent.
+/// Takes the next scan of another start of the agent.
 fn scan_as(pairs: &mut Pairs, agent: &mut Agent, start: usize, records: Vec<FlowRecord>) {
     let batch = start_of(agent, start, records);
     take_from(pairs, &batch, credential(agent.name));
@@ -41,7 +41,7 @@ fn scan_both(pairs: &mut Pairs, agents: [&mut Agent; 2]) {
     }
 }
 
-/// Two hosts of which all is known from ten seconds after this on.
+/// Two hosts whose reports are complete from ten seconds after `begin` on.
 fn hosts(pairs: &mut Pairs, begin: u64) -> (Agent, Agent) {
     let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
     (a.now, b.now) = (begin, begin);
@@ -49,7 +49,7 @@ fn hosts(pairs: &mut Pairs, begin: u64) -> (Agent, Agent) {
     (a, b)
 }
 
-/// The next scans of two hosts. Of a hundred packets from one to the other, seven are lost.
+/// The next scans of two hosts. Seven of a hundred packets from one to the other are lost.
 fn lose(pairs: &mut Pairs, a: &mut Agent, b: &mut Agent) {
     let (began, last) = (a.now + 2, a.now + 9);
     scan(pairs, a, leaving([100, 0], Some(began), last));
@@ -60,7 +60,7 @@ fn lost() -> Told {
     path("a", "b", 100, 93, Ok(7))
 }
 
-/// Other flows than that of the hosts.
+/// Flows other than that of the hosts.
 fn flows(numbers: std::ops::Range<u32>, last_seen: u64) -> Vec<FlowRecord> {
     let flow = |number: u32| FlowRecord {
         community_id: [&number.to_be_bytes()[..], &[1; 16]].concat().into(),
@@ -89,7 +89,7 @@ fn flows_without_end_of_one_sender_leave_half_the_room_to_others() {
         scan_both(&mut pairs, [&mut a, &mut b]);
         assert_eq!(told(&due(&mut pairs)), [lost()]);
     }
-    // What is forgotten gives its place back.
+    // A forgotten flow gives its place back.
     due_at(&mut pairs, Instant::now() + WAIT);
     assert_eq!(pairs.status().flows, 0);
     scan(&mut pairs, &mut x, flows(0..100, 105));
@@ -98,7 +98,7 @@ fn flows_without_end_of_one_sender_leave_half_the_room_to_others() {
 
 #[test]
 fn an_agent_that_found_no_room_is_not_exact_where_a_part_may_be_missing_and_others_are() {
-    // `a` may have two flows of four, and then `b` one.
+    // `a` may have two of four flows, and then `b` one.
     let mut pairs = pairs_of(4);
     let (mut a, mut b) = hosts(&mut pairs, 0);
     let [mut c, mut d] = [("c", 3), ("d", 4)].map(|(name, id)| Agent::new(name, id));
@@ -124,7 +124,7 @@ fn an_agent_that_found_no_room_is_not_exact_where_a_part_may_be_missing_and_othe
         path("c", "d", 9, 8, Ok(1)),
     ];
     assert_eq!(reports, expected);
-    // Once the flow has been quiet, it is whole.
+    // Once the flow has been quiet, its sums are complete.
     scan(&mut pairs, &mut a, leaving([5, 0], None, 49));
     scan(&mut pairs, &mut b, arriving([4, 0], None, 49));
     scan_both(&mut pairs, [&mut a, &mut b]);
@@ -169,7 +169,7 @@ fn a_flow_that_is_followed_stays_exact_while_its_agents_find_no_room_for_others(
 #[test]
 fn what_an_agent_saw_of_a_flow_that_has_as_many_as_it_may_is_missing_there_alone() {
     refuse_a_part(false);
-    // Nor can one do more that says it saw it in the future.
+    // A sender that reports packets from the future can do no more.
     refuse_a_part(true);
 }
 
@@ -210,7 +210,7 @@ fn refuse_a_part(and_a_liars: bool) {
         reports.iter().all(|(.., lost)| *lost == Ok(1)),
         "{reports:?}"
     );
-    // By the clock of `a`, the packets of which a part was refused came a second later.
+    // By the clock of `a`, the partly refused packets came a second later.
     let left = FlowRecord {
         direction: Direction::Egress.into(),
         ..other
@@ -318,7 +318,7 @@ fn interfaces_of_one_credential_leave_room_for_those_of_others() {
     assert_eq!(pairs.agents.interfaces(), 1 << 17);
     let (mut a, mut b) = hosts(&mut pairs, 400);
     lose(&mut pairs, &mut a, &mut b);
-    // An interface that found no room may have been there for any time.
+    // An interface that found no room may have existed for any time.
     scan_as(&mut pairs, &mut x, 39, Vec::new());
     scan_as(&mut pairs, &mut x, 39, leaving([100, 0], Some(412), 419));
     scan_as(&mut pairs, &mut x, 39, Vec::new());
@@ -327,7 +327,7 @@ fn interfaces_of_one_credential_leave_room_for_those_of_others() {
     assert!(reports.contains(&lost()), "{reports:?}");
     let inexact = path("x", "b", 100, 93, Err(Doubt::Interfaces));
     assert!(reports.contains(&inexact), "{reports:?}");
-    // An agent that is forgotten gives their places back.
+    // A forgotten agent gives the places of its interfaces back.
     for seconds in [0, 3600] {
         let at = Instant::now() + Duration::from_secs(seconds);
         pairs.agents.forget(&HashSet::new(), WAIT, at);
@@ -395,7 +395,7 @@ fn a_sender_that_says_it_is_late_does_not_fill_the_room_for_hours() {
         take_from(pairs, &batch, credential(agent.name));
     };
     slow(&mut x, &mut pairs, flows(0..9, 5));
-    // Others may be late, too, so there is time as long as there is room.
+    // Other agents may be late as well, so the flow waits as long as there is room.
     assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
     assert_eq!(pairs.status().flows, 9);
     let (mut a, mut s) = hosts(&mut pairs, 0);
@@ -420,7 +420,7 @@ fn a_sender_that_says_it_is_late_does_not_fill_the_room_for_hours() {
     assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 9, Ok(1))]);
 }
 
-/// Records of the hosts' flow as a liar may send them: older than anything, and later than anything.
+/// Records of the hosts' flow as a liar may send them: older and later than any others.
 fn lies(last_seen: u64) -> Vec<FlowRecord> {
     [
         leaving([9, 0], Some(1), last_seen),
@@ -468,14 +468,14 @@ fn lies_about_a_flow_of_two_hosts_change_no_line_between_these() {
             scan_at(&mut pairs, &mut b, Vec::new(), time(seconds));
             pairs.look(time(seconds));
             reports.extend(pairs.due(time(seconds), usize::MAX));
-            // It is waited for, since it may be a router.
+            // The liar is waited for, since it may be a router.
             let is_told = reports.iter().any(|report| report.why.is_none());
             assert_eq!(is_told, minute == 5);
         }
         let told = told(&reports);
         let exact = told.iter().filter(|(.., lost)| lost.is_ok());
         assert_eq!(exact.collect::<Vec<_>>(), [&lost()], "{told:?}");
-        // It says nothing of the lie's times.
+        // The report does not contain the liar's times.
         let told = reports.iter().find(|report| report.why.is_none()).unwrap();
         assert_eq!((told.since, told.until), (began * SECOND, last * SECOND));
     }
@@ -536,7 +536,7 @@ fn an_agent_that_was_silent_is_late_for_what_was_told_without_it() {
         arriving([10, 0], Some(12), 19),
         later(0),
     );
-    // `a` cannot send, and `b` still sees what comes.
+    // `a` cannot send, and `b` still sees packets.
     scan_at(&mut pairs, &mut b, Vec::new(), later(300));
     scan_at(&mut pairs, &mut b, arriving([5, 0], None, 39), later(300));
     scan_at(&mut pairs, &mut b, Vec::new(), later(301));
@@ -585,7 +585,7 @@ fn reports_come_a_few_at_a_time_and_what_is_left_over_comes_first() {
         assert_eq!(due(&mut pairs), 10 * round);
     }
     assert!(first.iter().all(|&number| number < 100), "{first:?}");
-    // The same at the end.
+    // The same when the collector stops.
     pairs.stop();
     for _ in 0..10 {
         assert_eq!(pairs.end(10).len(), 10);

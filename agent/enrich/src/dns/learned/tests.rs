@@ -25,7 +25,7 @@ fn key() -> FlowKey {
     }
 }
 
-/// What the programs hand over; `direction` is 0 for the client's.
+/// A message as the programs hand it over; `direction` is 0 for the client's.
 fn message(direction: u32, seen_ns: u64, bytes: &[u8]) -> DnsMessage {
     let kept = bytes.len().min(KEPT_LEN);
     let mut message = DnsMessage {
@@ -41,14 +41,14 @@ fn message(direction: u32, seen_ns: u64, bytes: &[u8]) -> DnsMessage {
     message
 }
 
-/// For the address of `www.example`.
+/// A query for the address of `www.example`.
 fn query(id: u8) -> Vec<u8> {
     let mut bytes = vec![0, id, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
     bytes.extend(b"\x03www\x07example\x00\x00\x01\x00\x01");
     bytes
 }
 
-/// With so many addresses, from 192.0.2.0 on.
+/// An answer with this many addresses, from 192.0.2.0 on.
 fn answer(id: u8, addresses: u8) -> Vec<u8> {
     let mut bytes = query(id);
     (bytes[2], bytes[3], bytes[7]) = (0x81, 0x80, addresses);
@@ -138,7 +138,7 @@ fn an_answer_that_comes_twice_or_from_the_client_itself_is_none() {
     assert_eq!((learned.stats.answers, learned.stats.unasked), (3, 2));
 }
 
-/// Whoever can only send to this host would send both.
+/// An attacker that can only send to this host would send both.
 #[test]
 fn a_query_and_an_answer_that_both_arrive_name_nothing() {
     let mut learned = learned();
@@ -166,7 +166,7 @@ fn an_answer_with_an_error_names_nothing_and_codes_without_a_name_are_one() {
     assert_eq!(learned.names.len(), 0);
 }
 
-/// Each query is in one of these.
+/// Each query is counted in one of these.
 #[test]
 fn all_queries_are_accounted_for() {
     let mut learned = learned();
@@ -213,7 +213,7 @@ fn what_was_kept_of_a_long_answer_is_read_and_so_is_the_first_fragment() {
     };
     learned.note(&part);
     assert_eq!(learned.stats.malformed, 0);
-    // If that is said to be all, it is broken, and the query still waits.
+    // If it claims to be whole, it is malformed, and the query still waits.
     learned.note(&message(0, SECOND, &query(3)));
     learned.note(&message(1, SECOND, &answer(3, 3)[..60]));
     assert_eq!((learned.stats.malformed, learned.queries.len()), (1, 1));

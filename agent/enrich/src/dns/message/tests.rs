@@ -1,6 +1,6 @@
 use super::*;
 
-/// A name in the wire's format. Labels are divided by dots.
+/// A name in wire format. Dots separate the labels.
 fn name(text: &str) -> Vec<u8> {
     let labels = text.split('.').filter(|label| !label.is_empty());
     let mut bytes: Vec<u8> = labels
@@ -10,7 +10,7 @@ fn name(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Flags, numbers of questions and answers, and what follows them.
+/// A message: flags, numbers of questions and answers, and the rest.
 fn message(flags: u16, questions: u16, answers: u16, rest: &[&[u8]]) -> Vec<u8> {
     let words = [7, flags, questions, answers, 0, 0];
     let mut bytes: Vec<u8> = words.into_iter().flat_map(u16::to_be_bytes).collect();
@@ -70,7 +70,7 @@ fn addresses_are_those_of_the_name_that_was_asked_for_whatever_aliases_lead_ther
         record("other.example", 1, 9, &[192, 0, 2, 9]),
         record("c.cdn", 1, 10, &[192, 0, 2, 1]),
         record("c.cdn", 28, 99, &[0x20; 16]),
-        // Text, and what is of another class.
+        // A text record, and one of another class.
         record("c.cdn", 16, 1, b"\x01x"),
     ];
     let all: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
@@ -177,7 +177,7 @@ proptest::proptest! {
         let _ = read(&bytes, whole).map(|message| message.answer());
     }
 
-    /// What is nearly right goes further.
+    /// Almost valid messages get further into the parser.
     #[test]
     fn whatever_was_changed_on_the_way_is_read_or_refused(at in 0_usize..120, byte: u8, whole: bool) {
         let records = [
@@ -193,7 +193,7 @@ proptest::proptest! {
     }
 }
 
-/// Each name of such a message goes through some 250 pointers, which a comparison follows.
+/// Each name of such a message has about 250 pointers, which a comparison follows.
 #[test]
 fn a_message_of_pointers_costs_no_more_than_its_names() {
     let mut bytes = message(ANSWER, 1, 0, &[&question("a", 1)]);

@@ -76,7 +76,7 @@ fn a_name_holds_from_its_answer_on_until_its_time_is_over() {
         let name = names.of(at, address("10.0.0.1"), 101 * SECOND);
         assert!(name.is_none(), "{elsewhere:?}");
     }
-    // Said again before it is over, it holds all the time; said again later, there is a gap.
+    // Learned again before it expires, a name is valid without a break; learned later, there is a gap.
     learn(
         &mut names,
         "a",
@@ -125,7 +125,7 @@ fn of_two_names_the_one_that_was_learned_last_before_the_flow_counts() {
         of(&names, "192.0.2.1", "10.0.0.1", 4 * SECOND),
         Some(dns("b"))
     );
-    // Asked for once more, the first one is the last.
+    // Learned once more, the first name is the latest.
     learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, 5 * SECOND);
     for (second, name) in [(2, "a"), (4, "b"), (6, "a")] {
         let at = second * SECOND;
@@ -218,7 +218,7 @@ fn there_is_a_bound_and_what_is_learned_again_stays() {
         Some(dns("kept"))
     );
     assert_eq!(of(&names, "10.0.0.0", "10.0.0.1", 2 * SECOND), None);
-    // Many who ask for one address.
+    // Many clients that ask for one address.
     for number in 0..1000_u32 {
         let client = IpAddr::from((0x0b00_0000 + number).to_be_bytes()).to_string();
         learn(&mut names, "kept", &client, &["192.0.2.1"], 60, SECOND);
@@ -226,7 +226,7 @@ fn there_is_a_bound_and_what_is_learned_again_stays() {
     }
     let known = names.newer.get(&(realm(), address("192.0.2.1")));
     assert_eq!(known.map(Vec::len), Some(MOST_PER_ADDRESS));
-    // The time of none was over.
+    // None of the dropped names had expired.
     let learned = 1000 + 1 + 1000;
     assert_eq!(names.forgotten(), learned - names.len() as u64);
 }
@@ -235,7 +235,7 @@ fn there_is_a_bound_and_what_is_learned_again_stays() {
 fn what_is_over_makes_room_first_and_is_not_counted_as_forgotten() {
     let mut names = Names::at_most(100, 7);
     for client in 0..MOST_PER_ADDRESS as u8 {
-        // The second one's is over first.
+        // The second client's name expires first.
         let ttl = if client == 1 { 10 } else { 60 };
         let client = IpAddr::from([10, 0, 0, client]).to_string();
         learn(&mut names, "a", &client, &["192.0.2.1"], ttl, SECOND);

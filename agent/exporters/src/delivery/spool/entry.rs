@@ -1,4 +1,4 @@
-//! A batch as it lies in a segment: a header with two checksums, then the encoded batch. All numbers are little-endian.
+//! A batch in a segment: a header with two checksums, then the encoded batch. All numbers are little-endian.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -8,34 +8,34 @@ use proto::RecordSum;
 use super::super::waiting::Point;
 
 pub const HEADER_BYTES: usize = 120;
-/// Longer ones are damage.
+/// A longer length means damage.
 const MOST_BYTES: u32 = 64 << 20;
 
-/// What is known of a batch without its bytes.
+/// Everything about a batch except its body.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Header {
-    /// Its number on the stream.
+    /// Sequence number on the stream.
     pub seq: u64,
-    /// When it came.
+    /// When it was queued.
     pub unix_ns: u64,
     /// What it reports.
     pub own: RecordSum,
-    /// What all batches with lower numbers report, whatever became of them.
+    /// Total of all batches with lower sequence numbers, whether delivered or lost.
     pub before: Volume,
-    /// What was lost so far before it had a number.
+    /// Total lost before it got a sequence number.
     pub lost_in_queue: Volume,
     pub len_bytes: u32,
-    /// Of its bytes.
+    /// CRC-32 of the body.
     pub crc: u32,
 }
 
-/// Numbers on a stream. Others are damage.
+/// Valid sequence numbers. Others mean damage.
 pub const SEQS: RangeInclusive<u64> = 1..=u64::MAX / 2;
-/// The header's checksum stands before this.
+/// The bytes that the header's checksum covers; the checksum precedes them.
 const CHECKED: Range<usize> = 4..HEADER_BYTES;
 
 impl Header {
-    /// Fills in length and checksum of these bytes.
+    /// Sets length and checksum of this body.
     pub fn of(self, parts: &[impl AsRef<[u8]>]) -> Self {
         let mut crc = crc32fast::Hasher::new();
         let mut len_bytes = 0;
@@ -62,7 +62,7 @@ impl Header {
         bytes
     }
 
-    /// `None` where the bytes are damaged.
+    /// `None` if the header is damaged.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four"));
         if short(0) != crc32fast::hash(&bytes[CHECKED]) {
@@ -95,12 +95,12 @@ impl Header {
         is_sound.then_some(header)
     }
 
-    /// Whether these are its bytes.
+    /// Whether this is the body that belongs to the header.
     pub fn fits(&self, bytes: &[u8]) -> bool {
         bytes.len() as u64 == u64::from(self.len_bytes) && crc32fast::hash(bytes) == self.crc
     }
 
-    /// The point that it follows.
+    /// The stream's position before this batch.
     pub fn preceding(&self) -> Point {
         Point {
             seq: self.seq - 1,
@@ -108,12 +108,12 @@ impl Header {
         }
     }
 
-    /// The point that it brings the stream to.
+    /// The stream's position after this batch.
     pub fn through(&self) -> Point {
         self.preceding().with(self.seq, self.own)
     }
 
-    /// What it takes of a segment.
+    /// Size in a segment: header and body.
     pub fn stored_bytes(&self) -> u64 {
         HEADER_BYTES as u64 + u64::from(self.len_bytes)
     }

@@ -1,4 +1,4 @@
-//! What is missing between the batches of a spool. Each loss counts once, however often the spool is opened and read.
+//! The gaps between the batches of a spool. Each one counts once, however often the spool is opened and read.
 
 use std::collections::VecDeque;
 
@@ -8,11 +8,11 @@ use super::super::waiting::{Point, without};
 
 #[derive(Debug, Default)]
 pub struct Losses {
-    /// Up to what was acknowledged.
+    /// Total of the gaps up to the acknowledged point.
     done: Volume,
-    /// Behind that, each with the number that it ends with.
+    /// Later gaps, each with its last sequence number.
     later: VecDeque<(u64, Volume)>,
-    /// Known since the spool was opened, and still ahead.
+    /// Known since the spool was opened, but not reached yet.
     ahead: Volume,
 }
 
@@ -25,7 +25,7 @@ impl Losses {
         }
     }
 
-    /// All that is known to be missing.
+    /// Total of all known gaps.
     pub fn all(&self) -> Volume {
         let mut all = self.done;
         all += self.ahead;
@@ -39,7 +39,7 @@ impl Losses {
         self.done
     }
 
-    /// This is missing between the points.
+    /// Adds a gap between two points.
     pub fn meet(&mut self, missing: Volume, from: Point, to: Point) {
         if missing == Volume::default() {
             return;
@@ -54,7 +54,7 @@ impl Losses {
         self.ahead = without(self.ahead, missing);
     }
 
-    /// What ends up to this number is told for good.
+    /// Gaps up to this sequence number become final.
     pub fn acknowledge(&mut self, seq: u64) {
         while let Some((_, missing)) = self.later.pop_front_if(|(end, _)| *end <= seq) {
             self.done += missing;

@@ -1,4 +1,4 @@
-//! How far a spool has come, in a file of its own that is written anew.
+//! The spool's progress, in a small file that each sync replaces.
 
 use std::{
     fs,
@@ -17,29 +17,29 @@ use super::{
 };
 
 pub const NAME: &str = "mark.json";
-/// Several times what the largest numbers take.
+/// Several times the length of a mark with the largest numbers.
 const MOST_BYTES: u64 = 16 << 10;
 
-/// As of one moment. In the file it is a line of JSON, and its checksum (CRC-32 in hexadecimal) is the next one.
+/// A snapshot of the progress. The file has a line of JSON and then a line with its CRC-32 in hexadecimal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mark {
     pub stream_id: u64,
     /// Everything up to here was acknowledged, or is lost.
     pub done: Point,
-    /// The last number that was given.
+    /// The last sequence number assigned.
     pub last: Point,
-    /// What was lost so far before it had a number.
+    /// Total lost before it got a sequence number.
     pub lost_in_queue: Volume,
-    /// What is known to be missing among batches with numbers.
+    /// Total known to be lost among batches with sequence numbers.
     pub lost: Volume,
-    /// The part of it up to `done`.
+    /// The part of `lost` up to `done`.
     pub lost_done: Volume,
-    /// No number was given afterwards.
+    /// No sequence number was assigned after this mark.
     pub is_last: bool,
 }
 
 impl Mark {
-    /// `None` if there is none, and an error inside if it is not what was written.
+    /// `None` if there is no mark. The inner error says that the file is damaged.
     pub fn read(folder: &Path) -> Result<Option<Result<Self>>> {
         let path = folder.join(NAME);
         let reading = || format!("read {}", path.display());
@@ -72,7 +72,7 @@ impl Mark {
         Ok(mark)
     }
 
-    /// In the place of the one before, which stays if this fails.
+    /// Replaces the mark. If this fails, the previous one stays.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let json = serde_json::to_string(self).context("encode a mark")?;
         let crc = crc32fast::hash(json.as_bytes());

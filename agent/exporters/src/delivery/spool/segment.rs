@@ -1,4 +1,4 @@
-//! A file of the spool: batches in the order of their numbers.
+//! A segment: one file of the spool, with batches in ascending order of sequence numbers.
 
 use std::{
     fs::{self, File},
@@ -19,26 +19,26 @@ use super::{
 use crate::backoff::Backoff;
 
 pub const MAGIC: [u8; 8] = *b"flowspl1";
-/// Magic, stream, and a checksum of both.
+/// Magic, stream ID, and a checksum of both.
 const FRONT_BYTES: usize = 20;
 const SUFFIX: &str = "spool";
 
-/// What is known of a file of the spool.
+/// A segment as far as its headers describe it.
 #[derive(Debug)]
 pub struct Segment {
     pub path: PathBuf,
-    /// The number of its first batch, which is its name.
+    /// Sequence number of its first batch, which is also the file name.
     pub first_seq: u64,
-    /// When its first batch came.
+    /// When its first batch was queued.
     pub first_unix_ns: u64,
-    /// Its last batch that can be found; `None` if it has none.
+    /// Header of its last readable batch; `None` if it has none.
     pub last: Option<Header>,
-    /// Where the next batch would begin.
+    /// Offset where the next batch goes.
     pub end: u64,
 }
 
 impl Segment {
-    /// Makes one that is not there.
+    /// Creates the file. Fails if it exists.
     pub fn create(folder: &Path, stream_id: u64, first_seq: u64) -> io::Result<(Self, File)> {
         let path = folder.join(format!("{first_seq:020}.{SUFFIX}"));
         let mut options = File::options();
@@ -49,7 +49,7 @@ impl Segment {
             .mode(MODE)
             .open(&path)?;
         if let Err(error) = file.write_all_at(&front(stream_id), 0) {
-            // What has no batch is of no use.
+            // A segment without a front is useless.
             let _ = fs::remove_file(&path);
             return Err(error);
         }
@@ -66,14 +66,14 @@ impl Segment {
         }
     }
 
-    /// The number in the name of a file, if it is one of a spool.
+    /// The sequence number in a file name, if the file is a segment.
     pub fn seq_of(path: &Path) -> Option<u64> {
         let is_one = path.extension().is_some_and(|suffix| suffix == SUFFIX);
         let seq = path.file_stem()?.to_str()?.parse().ok()?;
         (is_one && SEQS.contains(&seq)).then_some(seq)
     }
 
-    /// Opens a file whose batches have not been looked for. Returns the number of its stream, too; `None` if it is no segment.
+    /// Opens a segment without scanning its batches. Also returns its stream ID. `None` if the file is not a segment.
     pub fn open(path: PathBuf, first_seq: u64) -> io::Result<Option<(Self, u64)>> {
         let Some(file) = own_file::open(&path)? else {
             return Ok(None);
@@ -82,7 +82,7 @@ impl Segment {
         Ok(stream_id.map(|stream_id| (Self::new(path, first_seq), stream_id)))
     }
 
-    /// Looks for its batches, one after the other. Says where that ends if the file goes on.
+    /// Scans the headers one after the other. Returns the damage if the file continues after the last readable one.
     pub fn look_through(&mut self, mut found: impl FnMut(&Header)) -> io::Result<Option<Damage>> {
         let mut reader = Reader::open(self)?;
         loop {
@@ -103,12 +103,13 @@ impl Segment {
         }
     }
 
-    /// Brings to the disk what others have written.
+    /// Syncs what earlier processes wrote.
     pub fn sync(&self) -> io::Result<()> {
         self.file()?.sync_data()
     }
 
-    /// Brings it to the disk although others may have failed to. They would have been told, and nobody else is.
+    /// Writes the segment anew, because an earlier sync may have failed: the kernel reports that only to the files open
+    /// at the time.
     pub fn renew(&self) -> io::Result<()> {
         self.copied(&self.file()?).map(drop)
     }
@@ -118,7 +119,7 @@ impl Segment {
         file.ok_or_else(|| io::Error::other("it is no regular file any more"))
     }
 
-    /// Another file on the disk, which has its name from here on.
+    /// Copies the segment to a new file, syncs it, and renames it into place.
     fn copied(&self, file: &File) -> io::Result<File> {
         let new = self.path.with_file_name("segment.new");
         let copied = own_file::replace(&new, MODE).and_then(|copy| {
@@ -128,7 +129,7 @@ impl Segment {
             Ok(copy)
         });
         if copied.is_err() {
-            // It takes room that the spool may not have.
+            // The copy takes space that the spool may not have.
             let _ = fs::remove_file(&new);
         }
         copied
@@ -147,7 +148,7 @@ impl Segment {
     }
 }
 
-/// The number of the stream that a file begins with; `None` if it is no segment.
+/// The stream ID at the front of a file; `None` if the file is not a segment.
 pub fn stream_of(file: &File) -> io::Result<Option<u64>> {
     let mut read = [0; FRONT_BYTES];
     match file.read_exact_at(&mut read, 0) {
@@ -158,7 +159,7 @@ pub fn stream_of(file: &File) -> io::Result<Option<u64>> {
     Ok((read == front(stream_id)).then_some(stream_id))
 }
 
-/// Whether trying again is of no use.
+/// Whether an error is permanent, so that a retry is pointless.
 pub fn is_damage(error: &io::Error) -> bool {
     let passes = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR];
     let passes = passes.map(Errno::raw_os_error);
@@ -176,8 +177,8 @@ pub fn front(stream_id: u64) -> [u8; FRONT_BYTES] {
     front
 }
 
-/// Out of the kernel's memory, which most likely has it still: `copy_file_range` could take what the disk has. What cannot be
-/// read is found to be damaged when its batch is read.
+/// Copies through the page cache, which most likely still has the data; `copy_file_range` could copy what is on disk
+/// instead. Unreadable pieces become zeros, and the checksums show the damage when the batch is read.
 fn copy_pieces(from: &File, to: &File, len: u64) -> io::Result<()> {
     const PIECE_BYTES: u64 = 64 << 10;
     let mut piece = vec![0; PIECE_BYTES as usize];
@@ -192,7 +193,7 @@ fn copy_pieces(from: &File, to: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// From here on nothing can be read.
+/// Nothing can be read from this offset on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
     pub at: u64,
@@ -220,12 +221,12 @@ impl Reader {
         Self { file, at }
     }
 
-    /// Where the next batch begins.
+    /// Offset of the next batch.
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// The next batch, with its bytes if they are whole. `None` at the end, and where the rest is damaged.
+    /// The next batch, with its body if that is intact. `None` at the end and where the rest is damaged.
     pub fn next(&mut self) -> io::Result<Option<(Header, Option<Bytes>)>> {
         let Next::Batch(header) = self.header()? else {
             return Ok(None);
@@ -238,7 +239,7 @@ impl Reader {
         Ok(Some((header, bytes)))
     }
 
-    /// The next header, which stays the next one.
+    /// The next header, without advancing.
     pub fn peek(&mut self) -> io::Result<Option<Header>> {
         Ok(match self.header()? {
             Next::Batch(header) => Some(header),
@@ -266,19 +267,19 @@ impl Reader {
     }
 }
 
-/// Writes batches behind each other.
+/// Appends batches to a segment.
 pub struct Writer {
     file: File,
     refused: Option<Refused>,
 }
 
-/// What the disk did not take.
+/// The state after a failed sync.
 struct Refused {
     again_at: Instant,
     backoff: Backoff,
 }
 
-/// Copies are not made more often than this, since each has all of a segment.
+/// Least time between copies, since each one rewrites a whole segment.
 const PAUSE: Duration = Duration::from_secs(1);
 
 impl Writer {
@@ -289,7 +290,7 @@ impl Writer {
         }
     }
 
-    /// What fails leaves nothing that would be taken for a batch.
+    /// Appends a batch. After a failure the file is cut back to its previous end.
     pub fn append(&self, segment: &mut Segment, header: Header, parts: &[Bytes]) -> io::Result<()> {
         let whole = [&header.encode()[..], &parts.concat()].concat();
         if let Err(error) = self.file.write_all_at(&whole, segment.end) {
@@ -300,9 +301,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Brings everything to the disk for sure. The kernel tells once that it could not write something, and then takes it for
-    /// written (`fsync`(2)). So after a failure all is copied to another file, at once with `is_urgent` and else after a
-    /// pause. Returns whether that file has the name now.
+    /// Syncs everything. The kernel reports a failed write only once and then considers the page clean (`fsync`(2)). So
+    /// after a failure the whole segment is copied to a new file: at once with `is_urgent`, otherwise after a pause.
+    /// Returns whether the new file replaced the old one.
     pub fn sync(&mut self, segment: &Segment, is_urgent: bool) -> io::Result<bool> {
         let Some(refused) = &mut self.refused else {
             let synced = self.file.sync_data();

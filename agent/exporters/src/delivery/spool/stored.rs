@@ -1,4 +1,4 @@
-//! Reads the segments of a spool beside the agent that writes them, for those who ask what waits there.
+//! Reads the segments of a spool while the agent may be writing them, to show which batches wait.
 
 use std::{fs::File, io, path::Path};
 
@@ -13,7 +13,7 @@ use super::{
     segment::{self, Reader, Segment, is_damage},
 };
 
-/// Whether a folder is a spool, which may be empty.
+/// Whether a folder is a spool. It may be empty.
 pub fn is_spool(folder: &Path) -> bool {
     folder.join(mark::NAME).is_file()
 }
@@ -22,7 +22,7 @@ pub fn is_segment(path: &Path) -> bool {
     Segment::seq_of(path).is_some()
 }
 
-/// What collectors have acknowledged of the stream in a spool, as of the last second.
+/// How far collectors have acknowledged the stream of a spool. At most a second old.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acknowledged {
     stream_id: u64,
@@ -30,7 +30,7 @@ pub struct Acknowledged {
 }
 
 impl Acknowledged {
-    /// As the mark in a folder says. `None` if there is none, or a damaged one.
+    /// Reads the mark of a folder. `None` if there is none, or if it is damaged.
     pub fn in_folder(folder: &Path) -> Result<Option<Self>> {
         let mark = Mark::read(folder)?.and_then(Result::ok);
         Ok(mark.map(|mark| Self {
@@ -40,9 +40,9 @@ impl Acknowledged {
     }
 }
 
-/// The batches of a segment that wait, from front to end.
+/// The unacknowledged batches of a segment, front to end.
 pub struct Stored {
-    /// `None` if it is no segment.
+    /// `None` if the file is not a segment.
     reader: Option<Reader>,
     acknowledged_seq: u64,
     len_bytes: u64,
@@ -62,7 +62,7 @@ impl Stored {
         })
     }
 
-    /// The next one that is whole. What a disk does not give back is damage, as it is to the agent.
+    /// The next intact batch. Read errors of the disk count as damage, as they do for the agent.
     pub fn next_batch(&mut self) -> io::Result<Option<FlowBatch>> {
         let Some(reader) = &mut self.reader else {
             return Ok(None);
@@ -83,7 +83,7 @@ impl Stored {
         }
     }
 
-    /// What could not be read: damaged batches, and what is behind the last one that was found.
+    /// Bytes that could not be read: damaged batches, and everything after the last readable one.
     pub fn unread_bytes(&self) -> u64 {
         let read_bytes = self.reader.as_ref().map_or(0, Reader::at);
         self.damaged_bytes + self.len_bytes.saturating_sub(read_bytes)

@@ -1,4 +1,4 @@
-//! What a receiver says about a call, and whether to send the message again: as OpenTelemetry's protocol asks for it
+//! Interprets a call's status, and decides whether to send the message again, by the rules of OpenTelemetry's protocol
 //! (OTLP, "Failures").
 
 use std::time::Duration;
@@ -20,13 +20,13 @@ const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
-/// Binary headers come with padding or without.
+/// Binary headers come with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// `google.rpc.Status`, as far as it is read.
+/// The part of `google.rpc.Status` that we read.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Details {
     #[prost(message, repeated, tag = "3")]
@@ -58,8 +58,8 @@ struct Delay {
     nanos: i32,
 }
 
-/// The headers, unless a status of gRPC stands in them, say whether it comes later. A server that does not know gRPC has a
-/// status of HTTP alone, which stands for one of gRPC ("HTTP to gRPC Status Code Mapping").
+/// Checks the headers of a response. If they have no gRPC status, that comes in the trailers. A server that does not
+/// speak gRPC has only an HTTP status, which maps to a gRPC one ("HTTP to gRPC Status Code Mapping").
 pub(super) fn of_http(http: StatusCode, headers: &HeaderMap) -> Result<(), Failure> {
     if http == StatusCode::OK || headers.contains_key(STATUS) {
         return Ok(());
@@ -75,9 +75,9 @@ pub(super) fn of_http(http: StatusCode, headers: &HeaderMap) -> Result<(), Failu
     failure(code, &format!("HTTP {}", http.as_u16()), None)
 }
 
-/// The status that ends an answer.
+/// Checks the gRPC status at the end of an answer.
 pub(super) fn of_grpc(mut last: HeaderMap) -> Result<(), Failure> {
-    // Status would panic if this is not base64.
+    // `Status::from_header_map` would panic if this is not base64.
     let details = last.remove(DETAILS);
     let Some(status) = Status::from_header_map(&last) else {
         return Err(anyhow!("the answer ends without a status of gRPC").into());
@@ -86,7 +86,7 @@ pub(super) fn of_grpc(mut last: HeaderMap) -> Result<(), Failure> {
     failure(status.code(), status.message(), asked)
 }
 
-/// `asked` is how long the receiver asks to be left alone.
+/// `asked` is the pause that the receiver asks for.
 fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Failure> {
     let may_pass = match code {
         Code::Ok => return Ok(()),
@@ -96,7 +96,7 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
         | Code::OutOfRange
         | Code::Unavailable
         | Code::DataLoss => true,
-        // Otherwise nothing says that there will be room.
+        // Without a delay nothing promises that there will be room.
         Code::ResourceExhausted => asked.is_some(),
         Code::Unknown
         | Code::InvalidArgument
@@ -123,7 +123,7 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
     })
 }
 
-/// The code as in gRPC's specification, and what the receiver says, in one line.
+/// The code as spelled in gRPC's specification, and the receiver's message, in one line.
 fn told(code: Code, message: &str) -> String {
     let mut told = String::new();
     for letter in format!("{code:?}").chars() {
@@ -140,7 +140,7 @@ fn told(code: Code, message: &str) -> String {
     told
 }
 
-/// The delay of a `RetryInfo`: zero if it has none, `None` if there is no such thing.
+/// The delay of a `RetryInfo`: zero if it has none, `None` if there is no `RetryInfo`.
 fn asked_pause(details: &[u8]) -> Option<Duration> {
     let details = BASE64.decode(details).ok()?;
     let details = Details::decode(&*details).ok()?;

@@ -1,4 +1,4 @@
-//! A call that streams messages to a server, which answers with messages of its own.
+//! A streaming call: the client sends messages, and the server answers with messages of its own.
 
 use std::{collections::VecDeque, future::poll_fn, mem::take};
 
@@ -11,7 +11,7 @@ use tonic::codegen::http::{HeaderMap, HeaderValue, header};
 use super::{Connection, MESSAGE_HEADER_BYTES, header_of, request, status};
 use crate::transport::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE};
 
-/// A call on a connection of its own, which ends with it.
+/// A streaming call on its own connection, which ends with the call.
 pub(crate) struct StreamingCall {
     pub(crate) outbox: Outbox,
     pub(crate) answers: Answers,
@@ -54,44 +54,44 @@ impl StreamingCall {
     }
 }
 
-/// Every server takes frames of this length.
+/// Every server accepts frames of this length.
 const FRAME_BYTES: usize = 16 << 10;
-/// Shorter parts are copied, so that they share a frame. Servers count small frames that nobody has read against a client: h2
-/// ends a connection with some hundred of them.
+/// Shorter parts are copied into a shared frame. Servers limit small unread frames: h2 closes a connection after some
+/// hundred of them.
 const SMALL_BYTES: usize = 1 << 10;
 
-/// Messages that are handed to the connection as fast as the server takes them.
+/// Outgoing messages, passed to the connection as fast as the server takes them.
 pub(crate) struct Outbox {
     stream: SendStream<Bytes>,
-    /// What is left of them.
+    /// Frames to send, in order.
     parts: VecDeque<Bytes>,
-    /// What comes after them.
+    /// Bytes that follow the frames in `parts`, collected for one frame.
     shared: BytesMut,
     put_bytes: u64,
     sent_bytes: u64,
-    /// Messages of which the last byte has not been sent: their numbers, and how much was put in when they were whole.
+    /// Messages not sent completely: number, and end as a byte offset in the stream.
     ends: VecDeque<(u64, u64)>,
-    /// The last one that was sent as a whole.
+    /// Number of the last message sent completely.
     sent: u64,
 }
 
 impl Outbox {
-    /// Nothing is left.
+    /// Whether everything was sent.
     pub(crate) fn is_empty(&self) -> bool {
         self.parts.is_empty() && self.shared.is_empty()
     }
 
-    /// One more message would go into the frame that is begun.
+    /// Whether another message may be added to the current frame.
     pub(crate) fn has_room(&self) -> bool {
         self.parts.is_empty() && self.shared.len() < FRAME_BYTES
     }
 
-    /// The number of the last message that was sent as a whole; 0 before the first one.
+    /// Number of the last message sent completely; 0 before the first one.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Puts in the message with this number, the concatenation of `parts`, of which large ones are not copied.
+    /// Adds a message, the concatenation of `parts`. Large parts are not copied.
     pub(crate) fn put(&mut self, number: u64, parts: [Bytes; 2]) {
         let len_bytes = parts.iter().map(Bytes::len).sum();
         let header = header_of(len_bytes, false);
@@ -113,7 +113,7 @@ impl Outbox {
         }
     }
 
-    /// Returns when nothing is left. Cancel safe.
+    /// Sends everything. Cancel safe.
     pub(crate) async fn flush(&mut self) -> Result<(), Failure> {
         self.end_frame();
         let Self {
@@ -154,12 +154,12 @@ impl Outbox {
 
 pub(crate) struct Answers {
     state: State,
-    /// Of answers that are not whole.
+    /// Bytes of incomplete answers.
     read: BytesMut,
 }
 
 enum State {
-    /// The headers have not come.
+    /// The headers have not arrived.
     Head(ResponseFuture),
     Body {
         headers: HeaderMap,
@@ -168,7 +168,7 @@ enum State {
 }
 
 impl Answers {
-    /// The next answer. Cancel safe. Fails at the end of the call, with what the server says of it.
+    /// Returns the next answer. Cancel safe. Fails when the call ends, with the server's status.
     pub(crate) async fn next(&mut self) -> Result<Bytes, Failure> {
         loop {
             if let Some(answer) = self.whole()? {
@@ -193,7 +193,7 @@ impl Answers {
                         continue;
                     }
                     let trailers = body.trailers().await.context("the call broke off")?;
-                    // Without a message the headers are the trailers.
+                    // A response without messages has only headers, which are the trailers.
                     status::of_grpc(trailers.unwrap_or_else(|| take(headers)))?;
                     return Err(anyhow!("the server ended the call").into());
                 }
@@ -201,7 +201,7 @@ impl Answers {
         }
     }
 
-    /// An answer that has been read as a whole, if there is one.
+    /// Takes a complete answer from the bytes read so far, if there is one.
     fn whole(&mut self) -> anyhow::Result<Option<Bytes>> {
         let Some((&[flag, length @ ..], _)) = self.read.split_first_chunk::<MESSAGE_HEADER_BYTES>()
         else {

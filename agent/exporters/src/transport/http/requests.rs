@@ -1,4 +1,4 @@
-//! Requests one after another on a connection, which is made anew when it has ended.
+//! Sends requests one after another over a connection, reconnecting when it has ended.
 
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ use super::super::{Endpoint, MOST_ANSWER_BYTES, broken_by};
 pub(crate) struct Requests {
     pub(super) endpoint: Endpoint,
     pub(super) connection: Option<Connection>,
-    /// For a connection, and for an answer.
+    /// Time limit for connecting, and for an answer.
     pub(super) patience: Duration,
 }
 
 pub(super) struct Connection {
     pub(super) requests: SendRequest<Full<Bytes>>,
-    /// Moves the bytes.
+    /// Drives the connection.
     task: JoinHandle<hyper::Result<()>>,
 }
 
 impl Connection {
-    /// What broke the connection: where that was before the request was handed to it, the request hears only that there is
-    /// none.
+    /// The error that broke the connection. If it broke before the request reached it, the request's own error says
+    /// only that there is no connection.
     async fn why(&mut self, error: hyper::Error) -> hyper::Error {
         if !error.is_canceled() && !error.is_closed() {
             return error;
@@ -46,7 +46,7 @@ impl Drop for Connection {
     }
 }
 
-/// A whole answer.
+/// A complete answer.
 pub(crate) struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -62,17 +62,17 @@ impl Requests {
         }
     }
 
-    /// Its host and port.
+    /// Host and port of the server.
     pub(crate) fn address(&self) -> String {
         self.endpoint.address()
     }
 
-    /// Returns the answer when it is whole.
+    /// Sends a request and returns the complete answer.
     pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Answer> {
-        // Taken, so that a future that is dropped in the middle of a request leaves no connection for the next one.
+        // Take the connection out, so that cancelling this future midway leaves none for the next request.
         let connected = self.connection.take();
         let mut connection = match connected {
-            // Servers close connections that are old or idle, which is no failure.
+            // Servers close old or idle connections, which is not a failure.
             Some(mut connection) => match connection.requests.ready().await {
                 Ok(()) => connection,
                 Err(_) => self.connect().await?,
@@ -98,7 +98,7 @@ impl Requests {
     }
 }
 
-/// Sends a request and reads the whole answer, so that the connection can take the next one.
+/// Sends a request and reads the complete answer, so that the connection is ready for the next one.
 async fn answered(connection: &mut Connection, request: Request<Full<Bytes>>) -> Result<Answer> {
     let answer = match connection.requests.send_request(request).await {
         Ok(answer) => answer,
@@ -141,7 +141,7 @@ mod tests {
     use super::{super::super::PATIENCE, *};
     use crate::settings::HostPort;
 
-    /// With TLS 1.3 the connection may break before the request is handed to it.
+    /// With TLS 1.3 the connection may break before the request reaches it.
     #[tokio::test]
     async fn a_request_that_comes_after_a_refusal_hears_why() {
         let ca = Ca::new().unwrap();
@@ -165,7 +165,7 @@ mod tests {
             ca: Some(ca.file()),
             ..ClientFiles::default()
         };
-        // What the server speaks. Nothing is said in it.
+        // The ALPN protocol that the server accepts. Nothing is sent over it.
         let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
         let requests = Requests::new(Endpoint::new(to, Some(tls)), PATIENCE);
         let mut connection = requests.connect().await.unwrap();

@@ -1,4 +1,4 @@
-//! When a flow ends by itself, and which one ends when there is no room.
+//! When a flow ends by itself, and which one is evicted when there is no room.
 
 use super::*;
 
@@ -64,7 +64,7 @@ fn other_times_hold_from_the_next_scan_on() {
     assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
 }
 
-/// By the first times the closed flow would make room, by the others the living one.
+/// With the first times the closed flow is evicted, with the others the living one.
 #[test]
 fn other_times_decide_which_flow_makes_room() {
     let mut replica = replica(2);
@@ -109,7 +109,7 @@ fn a_flow_with_packets_in_the_scan_of_a_sleep_outlives_it() {
         .iter()
         .map(|record| record.last_seen_unix_ns - UNIX as u64);
     assert_eq!(last_seen.collect::<Vec<_>>(), [2 * SECOND, SECOND]);
-    // After that the machine does not sleep.
+    // From here on the machine does not sleep.
     let ended = scan_keys(&mut replica, 4 + SLEPT, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
 }
@@ -160,7 +160,7 @@ fn what_many_flows_took_is_given_back_when_they_have_ended_and_the_others_go_on(
     assert_eq!(scan(&mut replica, 1, &all).len(), 0);
     let full = (replica.slab.end(), replica.index.capacity());
     assert_eq!(full.0, MANY);
-    // The first and a later one live, and a new one takes the first slot that is free.
+    // The first and a later flow live, and a new one takes the first free slot.
     let two = [3, 5000].map(|flow| (flow, counters(20, &[ACK], &[])));
     scan(&mut replica, 20, &two);
     let ended = scan(&mut replica, 31, &[]);

@@ -1,4 +1,4 @@
-//! What came of flows that failed, by their flags and by ICMP errors.
+//! The failures of flows, by their flags and by ICMP errors.
 
 use proto::record::{Failure, IcmpError};
 
@@ -10,8 +10,8 @@ const ERROR: IcmpError = IcmpError {
 };
 const ECE_AND_CWR: u8 = 0xc0;
 
-/// What the records of each scan say. A flow of TCP begins with what `packets` are, from the initiator and back, and is quiet until
-/// it has ended.
+/// The failures in the records of each scan. A TCP flow starts with `packets`, from the initiator and back, and is
+/// then quiet until it has ended.
 fn failures(initiator: u8, [sent, answered]: [&[u8]; 2]) -> Vec<Option<Failure>> {
     let mut replica = replica(8);
     let mut both = if initiator == 0 {
@@ -36,23 +36,23 @@ fn flags_tell_what_came_of_a_connection() {
             ([&[SYN][..], &[RST | ACK][..]], [refused; 2]),
             ([&[SYN | ECE_AND_CWR], &[RST | ACK]], [refused; 2]),
             ([&[SYN, SYN], &[]], [None, Some(Failure::Unanswered)]),
-            // Who goes on has heard something.
+            // An initiator that goes on has received something.
             ([&[SYN, ACK], &[]], [None; 2]),
             ([&[SYN, ACK], &[SYN | ACK]], [None; 2]),
-            // Half open is no failure of the one who asks.
+            // A half-open connection is no failure of its initiator.
             ([&[SYN], &[SYN | ACK]], [None; 2]),
             ([ALL, &[SYN | ACK, FIN | ACK]], [None; 2]),
-            // A segment that is too late.
+            // A segment that comes too late.
             ([ALL, &[SYN | ACK, FIN | ACK, RST]], [None; 2]),
             ([&[SYN, ACK], &[SYN | ACK, RST]], reset),
             ([&[SYN, ACK, RST], &[SYN | ACK]], reset),
             ([&[SYN, ACK, FIN | ACK], &[SYN | ACK, RST]], reset),
-            // A scanner that wants to know no more has no connection.
+            // A scanner that only wants to know whether the port is open has no connection.
             ([&[SYN, RST], &[SYN | ACK]], [None; 2]),
-            // Seen one way.
+            // Only one direction is seen.
             ([&[SYN, ACK, RST | ACK], &[]], reset),
             ([&[SYN, ACK, FIN | ACK, RST], &[]], [None; 2]),
-            // What comes behind a close, or out of nowhere.
+            // A segment after a close, or a stray one.
             ([&[ACK], &[RST]], [None; 2]),
             ([&[FIN | ACK], &[RST]], [None; 2]),
             ([&[RST], &[]], [None; 2]),
@@ -128,14 +128,14 @@ fn an_error_waits_for_two_scans_and_no_longer() {
 fn an_error_counts_for_the_initiators_packets_as_long_as_nothing_is_answered() {
     let mut replica = replica(8);
     let flow = |second, answers: &[u8]| (udp(1), counters(second, &[0], answers));
-    // It quotes what came back.
+    // The error quotes an answer.
     replica.note_error(&udp(1), 1, ERROR, u64::MAX);
     let records = scan_keys(&mut replica, 1, &[flow(1, &[])]);
     assert_eq!(unreachable(&records), [false]);
     replica.note_error(&udp(1), 0, ERROR, u64::MAX);
     let records = scan_keys(&mut replica, 2, &[flow(2, &[])]);
     assert_eq!(unreachable(&records), [true]);
-    // One that quotes an answer takes nothing back.
+    // An error that quotes an answer takes nothing back.
     replica.note_error(&udp(1), 1, ERROR, u64::MAX);
     let records = scan_keys(&mut replica, 3, &[flow(3, &[])]);
     assert_eq!(unreachable(&records), [true]);
@@ -154,7 +154,7 @@ fn a_connection_that_goes_on_is_not_unreachable_though_only_one_way_is_seen() {
     assert_eq!(unreachable(&records), [true]);
 }
 
-/// Both arrive, so the error is looked for at the wrong side.
+/// Both arrive, so the error is looked up at the wrong side.
 #[test]
 fn at_a_mirror_port_an_error_finds_its_flow_too() {
     let mut replica = replica(8);
@@ -190,7 +190,7 @@ fn the_next_flow_in_a_slot_has_no_error_of_the_one_before() {
     replica.note_error(&udp(1), 0, ERROR, u64::MAX);
     let records = scan_keys(&mut replica, 1, &[(udp(1), counters(1, &[0], &[]))]);
     assert_eq!(unreachable(&records), [true]);
-    // The first one makes room.
+    // The first flow is evicted.
     let records = scan_keys(&mut replica, 2, &[(udp(2), counters(2, &[0], &[]))]);
     assert_eq!(unreachable(&records), [true, false]);
 }

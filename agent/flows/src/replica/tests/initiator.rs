@@ -1,10 +1,10 @@
-//! Who opened a flow: what proves it, what is remembered of it, and when it is assumed.
+//! Who opened a flow: what proves it, what is remembered, and when it is assumed.
 
 use agent_common::{TcpInfo, tcp::Role};
 
 use super::*;
 
-/// The initiator, and whether that is assumed.
+/// The initiators, and whether they are assumed.
 fn initiators(records: &[Record]) -> Vec<(u8, bool)> {
     let of = |record: &Record| (record.initiator, record.initiator_assumed);
     records.iter().map(of).collect()
@@ -26,12 +26,12 @@ fn a_handshake_proves_who_opened_and_nothing_else_does() {
             ([&[], &[SYN | ACK]], true),
             ([&[RST], &[SYN | ACK]], true),
             ([&[RST | ACK], &[SYN | ACK]], true),
-            // Seen one way.
+            // Only one direction is seen.
             ([&[], &[SYN | ACK, PSH | ACK]], false),
             ([&[ACK], &[ACK]], true),
             ([&[ACK], &[]], true),
             ([&[RST | ACK], &[]], true),
-            // Both ask at once.
+            // Both ends ask at once.
             ([&[SYN], &[SYN]], true),
         ] {
             let [sent, answered] = packets;
@@ -147,12 +147,12 @@ fn what_is_remembered_of_a_connection_is_over_with_the_next_ones_syn() {
         &[(1, counters(1, &[SYN, ACK], &[SYN | ACK]))],
     );
     scan(&mut replica, 50, &[]);
-    // The other end opens one, which ends by FIN.
+    // The other end opens a connection, which ends by FIN.
     let next = counters(60, &[SYN | ACK, FIN | ACK], &[SYN, ACK, FIN | ACK]);
     let records = scan(&mut replica, 60, &[(1, first_by(next, 1))]);
     assert_eq!(initiators(&records), [(1, false)]);
     scan(&mut replica, 90, &[]);
-    // Of a third one the beginning is not seen.
+    // The beginning of a third connection is not seen.
     let later = first_by(counters(100, &[], &[PSH | ACK]), 1);
     let records = scan(&mut replica, 100, &[(1, later)]);
     assert_eq!(initiators(&records), [(1, true)]);
@@ -162,7 +162,7 @@ fn what_is_remembered_of_a_connection_is_over_with_the_next_ones_syn() {
 #[test]
 fn a_syn_of_the_other_end_goes_before_what_is_remembered() {
     for (first, more) in [
-        // Within one scan, and in the next one, after a packet that may be of either.
+        // Within one scan, and in the next one, after a packet that may belong to either.
         (counters(60, &[], &[ACK, SYN]), None),
         (counters(60, &[], &[ACK]), Some(counters(61, &[], &[SYN]))),
         (
@@ -187,7 +187,7 @@ fn a_syn_of_the_other_end_goes_before_what_is_remembered() {
     }
 }
 
-/// Else a scan of ports would push out what is remembered of connections.
+/// Otherwise a port scan would push out the remembered connections.
 #[test]
 fn a_connection_that_was_never_established_is_not_remembered() {
     for answer in [RST | ACK, SYN | ACK] {
@@ -205,7 +205,7 @@ fn what_fin_has_closed_is_not_remembered_and_what_made_room_is() {
     let mut replica = replica(1);
     let closed = counters(1, &[SYN, ACK, FIN | ACK], &[SYN | ACK, FIN | ACK]);
     scan(&mut replica, 1, &[(1, closed)]);
-    // Each makes room for the next one.
+    // Each flow is evicted for the next one.
     scan(
         &mut replica,
         2,
@@ -232,20 +232,20 @@ fn a_flow_without_handshake_is_known_to_begin_after_a_pause_that_was_seen() {
     let of = |second| counters(second, &[0], &[0]);
     scan_keys(&mut replica, 1, &[(udp(1), of(1))]);
     replica.watch(InterfaceId::default());
-    // The interface is watched from here on; what is seen within the idle timeout may be older.
+    // The interface is watched from here on; a flow seen within the idle timeout may be older.
     for (second, is_assumed) in [(10, true), (39, true), (40, false)] {
         let records = scan_keys(&mut replica, second, &[(udp(second as u32), of(second))]);
         let began = records.iter().filter(|record| record.end_reason.is_none());
         let assumed: Vec<_> = began.map(|record| record.initiator_assumed).collect();
         assert_eq!(assumed, [is_assumed], "{second}");
     }
-    // Other rules, another rate, or a table that was full.
+    // Other filter rules, another sample rate, or a full table.
     replica.note_gap();
     let records = scan_keys(&mut replica, 50, &[(udp(50), of(50))]);
     assert_eq!(initiators(&records), [(0, true)]);
     let records = scan_keys(&mut replica, 81, &[(udp(81), of(81))]);
     assert!(!records[0].initiator_assumed);
-    // Others have no part in that.
+    // Flows of other interfaces are not affected.
     let elsewhere = FlowKey {
         ifindex: 7,
         ..udp(82)
@@ -269,7 +269,7 @@ fn one_direction_proves_no_beginning_while_rules_may_leave_out_the_other() {
     assert_eq!(initiators(&records), [(0, true)]);
     let records = scan_keys(&mut replica, 101, &[(udp(2), answer(101))]);
     assert_eq!(initiators(&records), [(0, false)]);
-    // Without the rules the question of the first one is counted at last.
+    // Without the rules the first flow's question is finally counted.
     replica.follow_rules(false);
     let asked = first_by(counters(102, &[0], &[]), 0);
     let both = [(udp(1), asked), (udp(2), asked)];
@@ -313,7 +313,7 @@ fn who_sent_a_request_of_icmp_is_known_and_who_sent_an_error_is_not() {
     }
 }
 
-/// Takes in a flow with what the sockets of this host show, by direction.
+/// Takes in a flow with the roles that sockets of this host show, by direction.
 fn scan_roles(
     replica: &mut Replica,
     second: u64,

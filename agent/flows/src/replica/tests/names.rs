@@ -1,4 +1,4 @@
-//! What the ends of flows are called: as when the flow began, for as long as it lives.
+//! Names of the ends of flows: fixed when the flow begins, for as long as it lives.
 
 use enrich::dns::Dns;
 use proto::record::NameOrigin;
@@ -15,7 +15,7 @@ fn named_key(number: u8) -> FlowKey {
     }
 }
 
-/// The destination's name with how it was learned, and whether the source has one.
+/// The destination's name and how it was learned, and whether the source has a name.
 fn names(records: &[Record]) -> Vec<(Option<(u64, NameOrigin)>, bool)> {
     let of = |record: &Record| {
         let [source, destination] = record.names;
@@ -36,12 +36,12 @@ fn a_flow_keeps_the_name_that_it_began_with_and_the_next_one_has_its_own() {
     assert_eq!(at(1, counters(1, &[SYN], &[SYN | ACK])), [a]);
     dns.learn_these(NET, &[("b", "10.0.0.1", "255.0.0.0", 2 * SECOND)]);
     assert_eq!(at(2, ended), [a]);
-    // The same ports again: it ends, and another begins.
+    // The same ports again: the flow ends, and another begins.
     let b = (Some((2, NameOrigin::Dns)), false);
     assert_eq!(at(3, counters(3, &[SYN], &[])), [a, b]);
 }
 
-/// Its batches are complete only when the scan is.
+/// The batches of a scan are complete only when the scan is.
 #[test]
 fn the_name_of_a_flow_that_ends_can_be_told_until_the_scan_is_over() {
     let dns = Dns::of_these_at_most(2, NET, &[("a", "10.0.0.1", "255.0.0.0", 1)]);
@@ -55,11 +55,11 @@ fn the_name_of_a_flow_that_ends_can_be_told_until_the_scan_is_over() {
         told
     };
     assert_eq!(at(1, 1), ["a"]);
-    // No address has it any more.
+    // No address has the name any more.
     for host in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
         dns.learn_these(NET, &[("b", "10.0.0.1", host, 1)]);
     }
-    // The flow makes room for another one.
+    // The flow is evicted for another one.
     assert_eq!(at(2, 2), ["a"]);
 }
 
@@ -68,7 +68,7 @@ fn a_flow_that_has_ended_holds_no_name() {
     let dns = Dns::of_these_at_most(2, NET, &[("a", "10.0.0.1", "255.0.0.0", 1)]);
     let mut replica = replica(8).naming(Some(dns.clone()));
     let flow = |number, second| (named_key(number), counters(second, &[ACK], &[ACK]));
-    // One that stays, in a slot behind it.
+    // A flow that stays, in a slot after it.
     scan_keys(&mut replica, 1, &[flow(1, 1), flow(2, 1)]);
     for host in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
         dns.learn_these(NET, &[("b", "10.0.0.3", host, 1)]);
@@ -103,7 +103,7 @@ fn a_slot_that_is_used_again_has_no_name_of_the_flow_before() {
     };
     let a = (Some((1, NameOrigin::Dns)), false);
     assert_eq!(at(1, 1), [a]);
-    // The first one makes room.
+    // The first flow is evicted.
     let of_another = (Some((1, NameOrigin::DnsOfAnother)), false);
     assert_eq!(at(2, 2), [a, of_another]);
     let elsewhere = FlowKey {

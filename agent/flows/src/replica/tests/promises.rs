@@ -1,5 +1,4 @@
-//! Properties that hold whatever comes in whatever order: no packet is lost or reported twice, and every flow
-//! ends once.
+//! Properties that hold for any packets in any order: no packet is lost or reported twice, and every flow ends once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,12 +6,12 @@ use proptest::prelude::*;
 
 use super::{sides::directions, *};
 
-/// What the records so far say about a living flow.
+/// What the records so far report about a living flow.
 #[derive(Default)]
 struct Told {
     delta: [Counts; 2],
     last_seen_unix_ns: u64,
-    /// With the key, consumers match the records of one flow by these.
+    /// Consumers match the records of one flow by the key and these.
     names: Option<(u8, Direction)>,
 }
 
@@ -27,7 +26,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Compares what the replica says of all flows with what was told of them.
+    /// Compares the replica's snapshot of all flows with the records so far.
     fn compare(&self, replica: &Replica) {
         let mut listed = 0;
         let slots = replica.slab.end();
@@ -82,7 +81,7 @@ impl Listener {
     }
 }
 
-/// Checks after a scan that no flow is left whose time has come.
+/// Checks after a scan that no flow is left that should have ended.
 fn nothing_is_due(replica: &Replica) {
     let now_ns = replica.clock.boot_ns;
     for slot in (0..replica.slab.end()).filter(|&slot| replica.slab.get(slot).is_some()) {
@@ -208,7 +207,7 @@ fn add_to(sums: &mut Sums, key: &FlowKey, direction: u8, hook: Direction, packet
     }
 }
 
-/// Plays scans, and checks that the records say for each hook what was seen there.
+/// Plays scans, and checks for each hook that the records report the packets seen there.
 fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>], report_seconds: u64) {
     let mut replica = replica(max_flows);
     replica.report_every(Duration::from_secs(report_seconds));

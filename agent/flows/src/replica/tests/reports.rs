@@ -1,4 +1,4 @@
-//! Reports that are put off.
+//! Reports that wait for the report interval.
 
 use super::*;
 
@@ -62,7 +62,7 @@ fn all_that_waits_is_reported_where_a_scan_is_the_last_of_its_kind_and_the_next_
     assert_eq!(packets(&last), [(3, None)]);
     assert_eq!(packets(&scan(&mut replica, 30, &counted(30))), []);
     assert_eq!(packets(&scan(&mut replica, 90, &[])), [(1, None)]);
-    // The same scan may take the interval away.
+    // The scan may also turn off the interval.
     scan(&mut replica, 100, &counted(100));
     replica.report_every(Duration::ZERO);
     replica.report_all();
@@ -75,7 +75,7 @@ fn all_that_waits_is_reported_where_a_scan_is_the_last_of_its_kind_and_the_next_
 
 #[test]
 fn a_record_lasts_from_the_first_to_the_last_packet_that_it_counts() {
-    // What a scan at this second drains, by the seconds of its first and its last packet.
+    // The counters that a scan at this second drains, by the seconds of the first and the last packet.
     let between = |first: u64, last: u64| {
         let mut both = counters(first, &[ACK], &[]);
         both.unite(&counters(last, &[ACK], &[ACK]));
@@ -103,7 +103,7 @@ fn a_record_lasts_from_the_first_to_the_last_packet_that_it_counts() {
         assert_eq!(told.each_ref().map(|records| durations(records)), expected);
         assert_eq!(told[3][0].end_reason, Some(EndReason::IdleTimeout));
     }
-    // Both halves of a flow at a mirror port, of which the second one came first.
+    // Both halves of a flow at a mirror port; the second half came first.
     let mut replica = replica(8);
     let [mut there, mut back] = [counters(3, &[ACK], &[]), counters(1, &[], &[ACK])];
     began(&mut there, 0, 0);
@@ -179,7 +179,7 @@ fn a_report_interval_of_six_scans_makes_a_sixth_of_the_records_however_many_scan
             let counted = counters(second, &[ACK], &[]);
             let updates: Vec<_> = (0..FLOWS).map(|flow| (flow, counted)).collect();
             let records = scan(&mut replica, second, &updates);
-            // The minute before is that of their beginning.
+            // The minute before that has the flows' beginnings.
             if second > 60 {
                 let packets = records.iter().map(|record| record.delta[0].packets);
                 reported.0 += records.len();

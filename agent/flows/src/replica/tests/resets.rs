@@ -1,4 +1,4 @@
-//! What an RST does to a flow, whose connection may ignore it.
+//! What an RST does to a flow whose connection may ignore it.
 
 use agent_common::TcpInfo;
 use proto::record::Failure;
@@ -19,7 +19,7 @@ fn a_connection_that_goes_on_after_an_rst_is_the_same_flow_and_has_not_failed() 
     let mut records = scan(&mut replica, 1, &[(1, opening())]);
     records.extend(scan(&mut replica, 2, &[(1, counters(2, &[], &[RST]))]));
     records.extend(scan(&mut replica, 3, &[(1, both(3))]));
-    // For longer than a closed flow lingers.
+    // Longer than a closed flow lingers.
     records.extend(scan(&mut replica, 20, &[(1, both(20))]));
     assert_eq!(reasons(&records), [None; 4]);
     assert_eq!(records[3].total[0].packets, 5);
@@ -53,7 +53,7 @@ fn what_is_answered_by_more_rsts_has_ended() {
     assert_eq!(ended[0].failure, Some(Failure::Reset));
 }
 
-/// The pause is longer than a closed flow lingers, so its end was told.
+/// The pause is longer than a closed flow lingers, so its end was reported.
 #[test]
 fn a_connection_that_goes_on_much_later_keeps_its_ends() {
     let mut replica = replica(8);
@@ -69,7 +69,7 @@ fn a_connection_that_goes_on_much_later_keeps_its_ends() {
     );
 }
 
-/// What TCP knows of a connection.
+/// The TCP state of a connection.
 fn known() -> TcpInfo {
     TcpInfo {
         min_rtt_us: 1,
@@ -78,12 +78,12 @@ fn known() -> TcpInfo {
     }
 }
 
-/// A flow whose socket on this host, at b, has got an RST.
+/// A flow whose socket on this host, at b, has received an RST.
 fn reset_with_socket() -> (Replica, TcpInfo) {
     reset_with(|info| info)
 }
 
-/// The same, whose socket has `noted` of what TCP knows.
+/// The same flow; `noted` marks the TCP state that its socket has.
 fn reset_with(noted: fn(TcpInfo) -> TcpInfo) -> (Replica, TcpInfo) {
     let mut replica = replica(8);
     let info = known();
@@ -163,7 +163,7 @@ fn a_socket_whose_end_nobody_tells_counts_once_however_often_it_is_asked() {
     }
 }
 
-/// Of a refused connection nothing is known at the end.
+/// A refused connection leaves no TCP state at its end.
 #[test]
 fn a_flow_ends_when_the_socket_is_gone_of_which_nothing_is_known() {
     let (mut replica, info) = reset_with_socket();

@@ -1,4 +1,4 @@
-//! Who sent the packets, and what TCP knows of the connection: it stays with its flow, and is that of no other.
+//! Senders and TCP state: they stay with their flow, and belong to no other.
 
 use agent_common::{Sample, Senders, TcpInfo, round_trip::Segment, tcp::EndedConnection};
 use proto::round_trip::RoundTrip;
@@ -6,7 +6,7 @@ use proto::round_trip::RoundTrip;
 use super::*;
 use crate::replica::senders::Coming;
 
-/// Takes in flows with who sent them.
+/// Takes in flows with their senders.
 fn scan_sent(
     replica: &mut Replica,
     second: u64,
@@ -16,7 +16,7 @@ fn scan_sent(
     let mut sink = |record: &Record| records.push(*record);
     let keys: Vec<_> = updates.iter().map(|one| one.0).collect();
     let counters: Vec<_> = updates.iter().map(|one| one.1).collect();
-    // Both kinds at once: what is no cgroup's has a process, and the root is none's.
+    // Both kinds at once: a sender without a cgroup has a process, and the root has none.
     let senders = updates.iter().map(|one| Senders {
         cgroup_ids: one.2,
         process_keys: one
@@ -83,7 +83,7 @@ fn the_next_flow_with_the_same_ports_has_senders_of_its_own() {
     let records = scan_sent(&mut replica, 2, &[(key(1), next, [0, 9])]);
     assert_eq!(named(&records), [[7, 8], [0, 9]]);
     assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
-    // The slot of a flow that has ended is another one's.
+    // The slot of the ended flow belongs to another one.
     scan_sent(&mut replica, 60, &[]);
     assert!(replica.is_empty());
     let other = counters(61, &[ACK], &[]);
@@ -189,7 +189,7 @@ fn a_half_that_begins_the_next_flow_takes_its_sender_along() {
     let mut next = halves(2, opened, [[9, 0], [0, 10]]);
     let records = scan_sent(&mut replica, 2, &next);
     assert_eq!(named(&records), [[7, 8], [9, 10]]);
-    // Whichever comes first.
+    // In either order.
     scan_sent(&mut replica, 3, &halves(3, closed, [[9, 0], [0, 10]]));
     next = halves(4, opened, [[11, 0], [0, 12]]);
     next.reverse();
@@ -197,7 +197,7 @@ fn a_half_that_begins_the_next_flow_takes_its_sender_along() {
     assert_eq!(named(&records), [[9, 10], [11, 12]]);
 }
 
-/// What TCP knows of a connection that has sent so many segments.
+/// The TCP state of a connection that has sent this many segments.
 fn sent(data_segs_out: u32) -> TcpInfo {
     TcpInfo {
         min_rtt_us: 1,
@@ -206,7 +206,7 @@ fn sent(data_segs_out: u32) -> TcpInfo {
     }
 }
 
-/// Takes in flows with what TCP noted with their packets, and at the end of connections.
+/// Takes in flows with the TCP state noted with their packets, and at the end of connections.
 fn scan_tcp(
     replica: &mut Replica,
     second: u64,
@@ -248,11 +248,11 @@ fn what_tcp_knew_last_is_said_from_the_initiator_on() {
     };
     assert_eq!(at(1, [nothing, sent(7)], &[]), [[7, 0]]);
     assert_eq!(at(2, [sent(3), nothing], &[]), [[7, 3]]);
-    // The end is later than the packet, however the two come: also if the packet is on the page that follows.
+    // The end is later than the packet, whichever of them comes first, even if the packet is on the next page.
     let ends = [(key(1), 1, sent(9), 3), (key(1), 0, sent(4), 3)];
     assert_eq!(at(3, [sent(3), nothing], &ends), [[9, 4]]);
     assert_eq!(at(4, [nothing, sent(8)], &[]), [[9, 4]]);
-    // Another connection, whose beginning nobody saw.
+    // Another connection, whose beginning was not seen.
     assert_eq!(at(5, [sent(1), nothing], &[]), [[9, 1]]);
 }
 
@@ -267,16 +267,16 @@ fn an_end_goes_to_a_flow_that_came_before_or_comes_with_the_next_scan_and_then_t
         )
     };
     assert_eq!(scan_tcp(&mut replica, 1, &[of(1, 1)], &[]), [[0, 0]]);
-    // Its flow has no packet any more.
+    // The flow has no more packets.
     let none = scan_tcp(&mut replica, 2, &[], &[(key(1), 0, sent(5), 1)]);
     assert_eq!(none, [[0; 2]; 0]);
     assert_eq!(scan_tcp(&mut replica, 3, &[of(1, 3)], &[]), [[5, 0]]);
-    // These flows begin on the page that follows, and one scan later.
+    // These flows begin on the next page, and one scan later.
     let ends = [(key(2), 0, sent(6), 5), (key(3), 1, sent(7), 6)];
     scan_tcp(&mut replica, 4, &[], &ends);
     assert_eq!(scan_tcp(&mut replica, 5, &[of(2, 5)], &[]), [[6, 0]]);
     assert_eq!(scan_tcp(&mut replica, 6, &[of(3, 6)], &[]), [[0, 0]]);
-    // Of a connection that had asked before the flow began.
+    // The end of a connection that was noted before the flow began.
     let ends = [(key(4), 0, sent(8), 6)];
     assert_eq!(scan_tcp(&mut replica, 7, &[of(4, 7)], &ends), [[0, 0]]);
 }
@@ -289,7 +289,7 @@ fn the_next_flow_with_the_same_ports_has_a_connection_of_its_own() {
     let first = [(key(1), whole, [sent(7), sent(8)])];
     scan_tcp(&mut replica, 1, &first, &[]);
     let next = counters(2, &[SYN], &[]);
-    // The end is that of the connection before.
+    // The end belongs to the previous connection.
     let ends = [(key(1), 0, sent(9), 1), (key(1), 1, sent(10), 1)];
     let updates = [(key(1), next, [sent(1), nothing])];
     let told = scan_tcp(&mut replica, 2, &updates, &ends);
@@ -305,13 +305,13 @@ fn the_next_flow_with_the_same_ports_has_its_own_end_also_within_a_scan() {
     let first = [(key(1), closed(1), [sent(7), sent(8)])];
     scan_tcp(&mut replica, 1, &first, &[]);
     let next = [(key(1), closed(2), [sent(1), sent(2)])];
-    // One end of the first connection, and one of the second.
+    // One end belongs to the first connection, and one to the second.
     let ends = [(key(1), 0, sent(9), 1), (key(1), 1, sent(10), 2)];
     let told = scan_tcp(&mut replica, 2, &next, &ends);
     assert_eq!(told, [[9, 8], [1, 10]]);
 }
 
-/// Its own end is not that of who makes room.
+/// The end of the new flow does not go to the flow that is evicted for it.
 #[test]
 fn who_makes_room_for_a_flow_does_not_get_its_end() {
     let mut replica = replica(1);
@@ -330,7 +330,7 @@ fn who_makes_room_for_a_flow_does_not_get_its_end() {
     assert_eq!(replica.evicted(), 1);
 }
 
-/// A sample that took so long.
+/// A round trip sample of this length.
 fn took(us: u64, flags: u8) -> Sample {
     let segment = Segment {
         sequence: 0,
@@ -436,7 +436,7 @@ fn a_connection_that_follows_at_once_has_times_of_its_own() {
     let whole = counters(1, &[SYN, ACK, FIN], &[SYN | ACK, FIN]);
     scan(1, whole, [took(200, SYN), took(50, SYN)]);
     scan(2, counters(2, &[SYN], &[]), [Sample::SPOILED, Sample::NONE]);
-    // The SYN comes again, and nobody knows which one is answered.
+    // The SYN is repeated, and it is unknown which one is answered.
     let answered = counters(3, &[SYN, ACK], &[SYN | ACK]);
     scan(3, answered, [took(9, SYN), took(300, SYN)]);
     assert_eq!(

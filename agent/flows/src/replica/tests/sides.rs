@@ -11,7 +11,7 @@ fn half(direction: u8, hook: Direction, counters: FlowCounters) -> (FlowKey, Flo
     at(direction ^ u8::from(hook == EGRESS), counters)
 }
 
-/// What one side of the interface counted of the flow.
+/// The flow as counted on one side of the interface.
 fn at(side: u8, counters: FlowCounters) -> (FlowKey, FlowCounters) {
     (key(1).with_side(side), counters)
 }
@@ -245,7 +245,7 @@ fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
         scan_keys(&mut replica, 1, &[at(0, counters(1, &[ACK], &[]))]);
         let mut records = Vec::new();
         for (second, egress) in (2..).zip(egress) {
-            // After it, in the same scan, comes what this side sees of the answers.
+            // The answers that this side sees come after it, in the same scan.
             let updates = [at(1, *egress), at(0, counters(2, &[], &[ACK]))];
             records.extend(scan_keys(&mut replica, second, &updates));
         }

@@ -1,4 +1,4 @@
-//! The endpoints of the tunnels that flows came through.
+//! The outer endpoints of flows that came through tunnels.
 
 use agent_common::{Encapsulation, Outer};
 
@@ -67,12 +67,12 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
     assert_eq!(scan(1, &[1], true), told(&[1]));
     // The second flow takes the place of the first, which then comes again.
     assert_eq!(scan(2, &[2, 1], true), told(&[1, 2, 2, 1]));
-    // If the endpoints of the second flow, which is gone, were kept, the next flow with its key would get them.
+    // If the endpoints of the second flow, which has ended, were kept, the next flow with its key would get them.
     assert_eq!(scan(3, &[2], false)[1], (flow(2), None));
 }
 
-/// A scan in which the kernel tells the endpoints with this number. Returns for each record the number of its
-/// endpoints, and whether it is the flow's last.
+/// A scan in which the kernel has the endpoints with this number. Returns for each record the number of its endpoints,
+/// and whether it is the flow's last.
 fn scan_through(
     replica: &mut Replica,
     second: u64,
@@ -169,7 +169,7 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
             (tunnelled(hook), counters(1, &[SYN], &[])),
             (tunnelled(1 - hook), counters(1, &[], &[RST | ACK])),
         ];
-        // The endpoints may come from either half, since the kernel may have forgotten one of them.
+        // The endpoints may come from either half, since the kernel may have evicted one of them.
         for side in [0, 1] {
             let mut replica = super::replica(8);
             replica.note_outer(&tunnelled(side), &halves[0].1, || Some(outer));

@@ -52,7 +52,7 @@ fn a_token_is_known_by_its_hash_alone_with_its_name_and_roles() {
         format!("Bearer {ONE} {ONE}"),
         format!("Bearer {ONE},{OTHER}"),
         format!("Basic {ONE}"),
-        // What is in the file is no token.
+        // The hash in the file is not a token.
         format!("Bearer {}", one.split_once(HASH).unwrap().1.trim()),
         format!("Bearer {}", one.split(' ').next_back().unwrap().trim()),
         ONE.to_owned(),
@@ -95,7 +95,7 @@ fn what_is_no_line_of_a_token_is_told_without_it() {
     for (contents, words) in [
         ("", "has no token"),
         ("# none\n\n", "has no token"),
-        // As files were before tokens had names.
+        // A file from before tokens had names.
         (ONE, "line 1 of "),
         (&format!("{good}\n{ONE}\n"), "line 3 of "),
         (&format!("a send {ONE}"), "line 1 of "),
@@ -141,7 +141,7 @@ fn tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_no
         log.contains("the tokens stay as they were: line 1 of "),
         "{log}"
     );
-    // Another token of the same name changes nothing for the one before.
+    // Another token of the same name does not affect the first.
     replace(&path, &format!("{one}{}", line_of("a", "send", OTHER))).unwrap();
     let log = logged(look);
     assert!(log.contains("the tokens have been read again"), "{log}");

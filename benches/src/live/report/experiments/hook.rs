@@ -1,4 +1,4 @@
-//! Experiments about a packet at the hook, and about the table that counts it.
+//! Experiments on the cost per packet at the hook, and on the table that counts packets.
 
 use super::{
     Column, Experiment,

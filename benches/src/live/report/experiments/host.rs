@@ -1,4 +1,4 @@
-//! Experiments about what a host, its users and the agent's process notice.
+//! Experiments on the agent's effect on the host and its users, and on its own process.
 
 use super::{
     Column, Experiment,
@@ -264,7 +264,7 @@ pub static PEERS: Experiment = Experiment {
     ],
 };
 
-/// The other agent is the arm `*`, whatever its name.
+/// The arm `*` is the other agent, whatever its name.
 pub static COMPARE: Experiment = Experiment {
     name: "compare",
     bench: "compare",
