@@ -25,7 +25,7 @@ use super::{
 #[cfg(test)]
 mod tests;
 
-/// How long to wait, after shutting down, for the peer to take TLS's close_notify and to close the connection. Before
+/// How long to wait, after shutting down, for the peer to take TLS's `close_notify` and to close the connection. Before
 /// that, while h2 and hyper send their last frames, the limit of an idle connection applies ([`Caller::ends_at`]).
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -65,7 +65,7 @@ impl Guarded {
     /// Fails once the connection has given way, was idle too long, has an overdue unread answer, or has waited long
     /// enough for its peer. Call it at every read, write and flush: if the peer reads nothing, only one of them may be
     /// polled. At the end that is the flush (hyper's `Buffered::poll_shutdown`), and TLS is flushed only after
-    /// close_notify.
+    /// `close_notify`.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.caller.has_given_way(context) {
             return Err(io::ErrorKind::ConnectionAborted.into());

@@ -83,7 +83,7 @@ impl Handshake {
         }
     }
 
-    /// Sends close_notify, if the handshake is done.
+    /// Sends `close_notify`, if the handshake is done.
     pub(super) fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.state {
             State::Done(stream) => Pin::new(stream).poll_shutdown(context),

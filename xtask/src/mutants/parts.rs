@@ -159,7 +159,11 @@ pub const PARTS: [Part; 11] = [
     ),
     units("flows", "agent/flows/", &["flows"]),
     units("hub", "agent/hub/", &["hub", "server"]),
-    units("tls", "agent/tls/", &["tls", "exporters", "server", "collector"]),
+    units(
+        "tls",
+        "agent/tls/",
+        &["tls", "exporters", "server", "collector"],
+    ),
 ];
 
 /// A crate whose faults are caught by unit tests.
