@@ -19,6 +19,15 @@ pub fn root() -> &'static Path {
         .expect("xtask lies in the root folder")
 }
 
+/// The folder of one of the workspace's packages.
+#[cfg(test)]
+pub fn package_folder(package: &str) -> PathBuf {
+    let places = ["", "agent", "testing"].map(|place| root().join(place).join(package));
+    let mut places = places.into_iter();
+    let found = places.find(|place| place.join("Cargo.toml").is_file());
+    found.unwrap_or_else(|| panic!("no package {package}"))
+}
+
 /// The cargo that started this program, with the root folder as working directory.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

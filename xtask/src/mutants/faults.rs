@@ -125,7 +125,7 @@ mod tests {
     use std::{collections::BTreeSet, fs, path::PathBuf};
 
     use super::*;
-    use crate::workspace::root;
+    use crate::workspace::{package_folder, root};
 
     #[test]
     fn every_fault_is_in_the_sources_and_has_its_name_alone() {
@@ -139,11 +139,7 @@ mod tests {
 
     /// The file that contains a target's test.
     fn file(target: &Target) -> PathBuf {
-        let package = ["", "agent", "testing"]
-            .map(|folder| root().join(folder).join(target.package))
-            .into_iter()
-            .find(|package| package.join("Cargo.toml").is_file())
-            .unwrap();
+        let package = package_folder(target.package);
         let module = target.test.rsplit_once("::").map(|(module, _)| module);
         let folder = match target.binary {
             Binary::Lib => package.join("src"),

@@ -192,13 +192,10 @@ pub fn part_of(file: &str) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        path::{Path, PathBuf},
-    };
+    use std::{fs, path::Path};
 
     use super::*;
-    use crate::workspace::root;
+    use crate::workspace::{package_folder, root};
 
     fn sources(folder: &Path) -> String {
         let mut text = String::new();
@@ -213,19 +210,11 @@ mod tests {
         text
     }
 
-    /// The folder of a package.
-    fn folder(package: &str) -> PathBuf {
-        let places = ["", "agent", "testing"].map(|place| root().join(place).join(package));
-        let mut places = places.into_iter();
-        let found = places.find(|place| place.join("Cargo.toml").is_file());
-        found.unwrap_or_else(|| panic!("no package {package}"))
-    }
-
     /// Whether a package with a part's tests has a module of that name, as a file or a folder.
     fn is_module(part: &Part, name: &str) -> bool {
         let path = name.trim_end_matches("::").replace("::", "/");
         let places = part.tests_of.iter().flat_map(|package| {
-            ["src", "tests/agent"].map(|place| folder(package).join(place).join(&path))
+            ["src", "tests/agent"].map(|place| package_folder(package).join(place).join(&path))
         });
         places
             .into_iter()
@@ -240,7 +229,7 @@ mod tests {
             assert!(place.exists(), "no source fits {file}");
         }
         for part in PARTS {
-            let tests = sources(&folder("agent").join("tests"));
+            let tests = sources(&package_folder("agent").join("tests"));
             for name in part.tests {
                 let test = format!("#[test]\nfn {name}() {{");
                 // Unit tests are in modules of this name.
