@@ -233,7 +233,7 @@ pub mod tcp_flags {
 /// From the lowest bit on:
 ///
 /// - Nine bits per direction: the TCP header's flag byte, where SYN means SYN without ACK, then SYN with ACK.
-/// - The direction and the DSCP of the packet that created the entry.
+/// - The direction of the packet that created the entry.
 /// - Per direction, whether the sender was looked up, whether a round trip is measured, and whether that has ended.
 /// - Whether a SYN's answer was looked up before it had a whole socket.
 #[repr(transparent)]
@@ -244,9 +244,7 @@ impl FlowBits {
     const SYN_ACK: u32 = 1 << 8;
     const BITS_A_DIRECTION: u32 = 9;
     const FIRST_DIRECTION_SHIFT: u32 = 2 * Self::BITS_A_DIRECTION;
-    const DSCP_SHIFT: u32 = Self::FIRST_DIRECTION_SHIFT + 1;
-    const DSCP_BITS: u32 = 6;
-    const ASKED_SHIFT: u32 = Self::DSCP_SHIFT + Self::DSCP_BITS;
+    const ASKED_SHIFT: u32 = Self::FIRST_DIRECTION_SHIFT + 1;
     const MEASURED_SHIFT: u32 = Self::ASKED_SHIFT + 2;
     const SETTLED_SHIFT: u32 = Self::MEASURED_SHIFT + 2;
     const ASKED_EARLY: u32 = 1 << (Self::SETTLED_SHIFT + 2);
@@ -308,12 +306,11 @@ impl FlowBits {
         Self(flags << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
     }
 
-    /// The packet that creates the entry: its direction, which is the initiator's, and its DSCP (RFC 2474, six bits).
+    /// The packet that creates the entry: its direction, which is the initiator's.
     #[inline(always)]
     #[must_use]
-    pub const fn first(direction: u8, dscp: u8) -> Self {
-        let dscp = dscp as u32 & ((1 << Self::DSCP_BITS) - 1);
-        Self((direction as u32 & 1) << Self::FIRST_DIRECTION_SHIFT | dscp << Self::DSCP_SHIFT)
+    pub const fn first(direction: u8) -> Self {
+        Self((direction as u32 & 1) << Self::FIRST_DIRECTION_SHIFT)
     }
 
     #[inline(always)]
@@ -322,7 +319,7 @@ impl FlowBits {
         Self(self.0 | more.0)
     }
 
-    /// The bits of the TCP flags alone, without the first packet's direction and DSCP.
+    /// The bits of the TCP flags alone, without the first packet's direction.
     #[must_use]
     pub const fn flags(self) -> Self {
         Self(self.0 & ((1 << Self::FIRST_DIRECTION_SHIFT) - 1))
@@ -359,11 +356,6 @@ impl FlowBits {
         (self.0 >> Self::FIRST_DIRECTION_SHIFT) as u8 & 1
     }
 
-    /// The DSCP of that packet.
-    pub const fn dscp(self) -> u8 {
-        (self.0 >> Self::DSCP_SHIFT) as u8 & ((1 << Self::DSCP_BITS) - 1)
-    }
-
     /// The nine bits of a direction. A SYN with ACK sets ACK and [`Self::SYN_ACK`], not SYN.
     const fn of(self, direction: usize) -> u32 {
         self.0 >> (Self::BITS_A_DIRECTION * (direction & 1) as u32)
@@ -386,9 +378,81 @@ pub struct FlowCounters {
     pub ip_bytes: [u64; 2],
     /// `CLOCK_BOOTTIME` nanoseconds.
     pub first_seen_ns: u64,
-    /// The kernel's tick counter. Reading it costs a packet nothing measurable, whereas reading a clock
-    /// would be the most expensive part of counting it.
-    pub last_seen_jiffies: u64,
+    /// The low half of the kernel's tick counter. Reading that costs a packet nothing measurable, whereas reading a
+    /// clock would be the most expensive part of counting it.
+    pub last_seen_jiffies: u32,
+    pub classes: Classes,
+}
+
+/// The DSCP (RFC 2474, six bits) of the first packet of each direction, in 16 bits each, set with an atomic OR.
+///
+/// The first six bits of a direction have the DSCP, the next six its complement. So two first packets that come at once
+/// with different values show: a bit is set in both.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Classes(pub u32);
+
+impl Classes {
+    const BITS_A_DIRECTION: u32 = 16;
+    const DSCP_BITS: u32 = 6;
+    const DSCP: u32 = (1 << Self::DSCP_BITS) - 1;
+
+    /// A first packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn first(direction: u8, dscp: u8) -> Self {
+        let dscp = dscp as u32 & Self::DSCP;
+        let bits = dscp | (dscp ^ Self::DSCP) << Self::DSCP_BITS;
+        Self(bits << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
+    }
+
+    #[inline(always)]
+    const fn of(self, direction: u8) -> u32 {
+        self.0 >> (Self::BITS_A_DIRECTION * (direction & 1) as u32)
+            & ((1 << Self::BITS_A_DIRECTION) - 1)
+    }
+
+    /// These, and those of the same flow's later packets.
+    #[must_use]
+    pub const fn and_later(self, later: Self) -> Self {
+        let mut all = self.0;
+        if self.of(0) == 0 {
+            all |= later.of(0);
+        }
+        if self.of(1) == 0 {
+            all |= later.of(1) << Self::BITS_A_DIRECTION;
+        }
+        Self(all)
+    }
+
+    /// A byte for each direction: the DSCP, and whether it is known.
+    #[must_use]
+    pub fn compact(self) -> [u8; 2] {
+        [0, 1].map(|direction| self.dscp(direction).map_or(0, |dscp| dscp | 1 << 6))
+    }
+
+    /// The classes that [`Self::compact`] made so short.
+    #[must_use]
+    pub fn expand(bytes: [u8; 2]) -> Self {
+        let mut all = 0;
+        for (direction, byte) in (0..).zip(bytes) {
+            if byte & 1 << 6 != 0 {
+                all |= Self::first(direction, byte).0;
+            }
+        }
+        Self(all)
+    }
+
+    /// The DSCP of a direction's first packet. `None` without a packet, or if it cannot be told.
+    pub const fn dscp(self, direction: u8) -> Option<u8> {
+        let bits = self.of(direction);
+        let (dscp, complement) = (bits & Self::DSCP, bits >> Self::DSCP_BITS & Self::DSCP);
+        if dscp ^ complement == Self::DSCP {
+            Some(dscp as u8)
+        } else {
+            None
+        }
+    }
 }
 
 /// The sums of a flow's packets in one direction.
@@ -452,6 +516,18 @@ impl FlowCounters {
         (second as u64) << 32 | first as u64
     }
 
+    /// Whether the tick counter has `other` after `jiffies`. It wraps.
+    #[inline(always)]
+    pub const fn is_later(jiffies: u32, other: u32) -> bool {
+        other.wrapping_sub(jiffies).cast_signed() > 0
+    }
+
+    /// `last_seen_jiffies` and `classes` as one word.
+    #[inline(always)]
+    pub const fn last_word(last_seen_jiffies: u32, classes: Classes) -> u64 {
+        Self::word(FlowBits(last_seen_jiffies), classes.0)
+    }
+
     /// Adds the counters of another entry for the same flow and window.
     pub fn unite(&mut self, other: &Self) {
         if other.first_seen_ns < self.first_seen_ns {
@@ -469,7 +545,10 @@ impl FlowCounters {
             self.ip_bytes[direction] += other.ip_bytes[direction];
         }
         self.bits = self.bits.and(other.bits.flags());
-        self.last_seen_jiffies = self.last_seen_jiffies.max(other.last_seen_jiffies);
+        self.classes = self.classes.and_later(other.classes);
+        if Self::is_later(self.last_seen_jiffies, other.last_seen_jiffies) {
+            self.last_seen_jiffies = other.last_seen_jiffies;
+        }
     }
 }
 
@@ -504,8 +583,7 @@ mod tests {
     fn flags_keep_their_union_and_their_direction_and_tell_the_syns_apart() {
         for flags in 0..=u8::MAX {
             for direction in [0, 1] {
-                let seen =
-                    FlowBits::segment(direction, flags).and(FlowBits::first(1 - direction, 0x2e));
+                let seen = FlowBits::segment(direction, flags).and(FlowBits::first(1 - direction));
                 let direction = usize::from(direction);
                 assert_eq!(seen.tcp_flags(direction), flags);
                 assert_eq!(seen.tcp_flags(1 - direction), 0);
@@ -516,7 +594,6 @@ mod tests {
                 assert!(!seen.has_syn_without_ack(1 - direction));
                 assert!(!seen.has_syn_with_ack(1 - direction));
                 assert_eq!(usize::from(seen.first_direction()), 1 - direction);
-                assert_eq!(seen.dscp(), 0x2e);
             }
         }
     }
@@ -543,10 +620,10 @@ mod tests {
 
     #[test]
     fn halves_of_a_flow_keep_the_first_packet_of_one() {
-        let first = FlowBits::first(1, 46).and(FlowBits::segment(0, tcp_flags::FIN));
-        let second = FlowBits::first(0, 63).and(FlowBits::segment(1, tcp_flags::RST));
+        let first = FlowBits::first(1).and(FlowBits::segment(0, tcp_flags::FIN));
+        let second = FlowBits::first(0).and(FlowBits::segment(1, tcp_flags::RST));
         let both = first.and(second.flags());
-        assert_eq!((both.first_direction(), both.dscp()), (1, 46));
+        assert_eq!(both.first_direction(), 1);
         assert_eq!(
             (both.tcp_flags(0), both.tcp_flags(1)),
             (tcp_flags::FIN, tcp_flags::RST)
@@ -609,7 +686,7 @@ mod tests {
     fn who_was_asked_changes_nothing_else() {
         let plain = FlowBits::segment(0, 0xff)
             .and(FlowBits::segment(1, 0xff))
-            .and(FlowBits::first(1, 0x3f));
+            .and(FlowBits::first(1));
         assert!(!plain.was_asked());
         for direction in [0, 1] {
             let asked = plain.and(FlowBits::asked(direction));
@@ -634,8 +711,38 @@ mod tests {
             assert!(!settled.has(FlowBits::asked(0)) && !settled.has(FlowBits::asked(1)));
             for bits in [asked, early, settled] {
                 assert_eq!(bits.flags(), plain.flags());
-                assert_eq!((bits.dscp(), bits.first_direction()), (0x3f, 1));
+                assert_eq!(bits.first_direction(), 1);
             }
+        }
+    }
+
+    #[test]
+    fn each_direction_has_the_dscp_of_its_first_packet() {
+        for dscp in 0..64 {
+            let first = Classes::first(1, dscp);
+            assert_eq!((first.dscp(0), first.dscp(1)), (None, Some(dscp)));
+            let both = Classes(first.0 | Classes::first(0, 63 - dscp).0);
+            assert_eq!((both.dscp(0), both.dscp(1)), (Some(63 - dscp), Some(dscp)));
+            // Two CPUs have a first packet at once.
+            let mixed = Classes(first.0 | Classes::first(1, (dscp + 1) % 64).0);
+            assert_eq!(mixed.dscp(1), None);
+            let later = Classes::first(1, 0).and_later(both);
+            assert_eq!((later.dscp(0), later.dscp(1)), (Some(63 - dscp), Some(0)));
+            for classes in [first, both, later, Classes::default()] {
+                assert_eq!(Classes::expand(classes.compact()), classes);
+            }
+        }
+    }
+
+    #[test]
+    fn the_later_tick_is_kept_when_the_counter_wraps() {
+        let at = |last_seen_jiffies| FlowCounters {
+            last_seen_jiffies,
+            ..FlowCounters::default()
+        };
+        for [mut one, other] in [[at(u32::MAX), at(3)], [at(3), at(u32::MAX)]] {
+            one.unite(&other);
+            assert_eq!(one.last_seen_jiffies, 3);
         }
     }
 

@@ -5,7 +5,7 @@ mod window;
 
 use agent_common::{
     FlowCounters, Packet, Reason,
-    flow::FlowBits,
+    flow::{Classes, FlowBits},
     senders::Question,
     slots::{self, Found, Hash, SLOTS, Slot, Slots as _, TRIES, WINDOWS_A_BITMAP, Window},
 };
@@ -106,9 +106,15 @@ impl<'a> Sought<'a> {
     /// The bits of a flow that the packet begins.
     #[inline(always)]
     fn first_bits(&self) -> FlowBits {
-        FlowBits::first(self.packet.initiator, self.packet.dscp)
+        FlowBits::first(self.packet.initiator)
             .and(self.bits())
             .and(self.begun(0))
+    }
+
+    /// The DSCP of a flow that the packet begins.
+    #[inline(always)]
+    fn first_class(&self) -> Classes {
+        Classes::first(self.packet.direction, self.packet.dscp)
     }
 
     /// The bits that every packet sets in its flow.
@@ -263,7 +269,7 @@ pub fn settle(question: Question, packet: &Packet, settled: FlowBits) {
 #[inline(always)]
 fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question {
     let packet = sought.packet;
-    let now_jiffies = clock::jiffies();
+    let now_jiffies = clock::low_jiffies();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.
@@ -272,7 +278,7 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
         atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
         atomic::add(&raw mut (*flow).ip_bytes[direction], size.ip_bytes);
         // Usually the tick is the same, so nothing is written.
-        if (*flow).last_seen_jiffies < now_jiffies {
+        if FlowCounters::is_later((*flow).last_seen_jiffies, now_jiffies) {
             (*flow).last_seen_jiffies = now_jiffies;
         }
         // Usually all bits are set, so nothing is written.

@@ -16,9 +16,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use agent_common::{
-    Counts, Direction, FlowKey, HookAccount, L4Kind, Reason, TcpInfo, protocol::UDP,
-};
+use agent_common::{Counts, FlowKey, HookAccount, L4Kind, Reason, protocol::UDP};
 use exporters::{
     Outputs,
     settings::{Wish, Wishes},
@@ -160,32 +158,14 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
     };
     key.addr_a[..4].copy_from_slice(&[10, 0, 0, 1]);
     key.addr_b[..4].copy_from_slice(&[10, 0, 0, 2]);
-    Record {
-        key,
-        initiator: 0,
-        initiator_assumed: false,
-        senders_shared: [false; 2],
-        direction: Direction::Egress,
-        reverse_direction: Direction::Ingress,
-        delta: [delta, Counts::default()],
-        total: [total, Counts::default()],
-        delta_duration_ns: end - begin,
-        first_seen_unix_ns: begin,
-        last_seen_unix_ns: end,
-        tcp_flags: [0; 2],
-        dscp: 0,
-        end_reason: None,
-        is_closing: false,
-        community_id: community_id(&key, 0),
-        outer: None,
-        cgroup_ids: [0; 2],
-        process_keys: [0; 2],
-        tcp: [TcpInfo::default(); 2],
-        names: [None; 2],
-        failure: None,
-        round_trips: Default::default(),
-        dropped: [0; 2],
-    }
+    let mut record = Record::new(key, 0);
+    record.src.direction = proto::Direction::Egress;
+    record.dst.direction = proto::Direction::Ingress;
+    record.src = record.src.with_counts(delta, total);
+    record.delta_duration_ns = end - begin;
+    (record.first_seen_unix_ns, record.last_seen_unix_ns) = (begin, end);
+    record.community_id = community_id(&key, 0);
+    record
 }
 
 fn unix_ns() -> u64 {

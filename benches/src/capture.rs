@@ -11,7 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::{FlowCounters, FlowKey, LinkType, Packet, flow::FlowBits, parse_all};
+use agent_common::{
+    FlowCounters, FlowKey, LinkType, Packet,
+    flow::{Classes, FlowBits},
+    parse_all,
+};
 use anyhow::Result;
 use flows::replica::{Replica, ReplicaSettings};
 use rustix::time::{ClockId, clock_gettime};
@@ -193,13 +197,14 @@ fn count(
     let seen_ns = frame.unix_ns.saturating_add_signed(-boot_to_unix_ns);
     let entry = table.entry(packet.key).or_insert_with(|| FlowCounters {
         first_seen_ns: seen_ns,
-        bits: FlowBits::first(packet.direction, packet.dscp),
+        bits: FlowBits::first(packet.direction),
+        classes: Classes::first(packet.direction, packet.dscp),
         ..FlowCounters::default()
     });
     let direction = usize::from(packet.direction & 1);
     entry.packets[direction] += 1;
     entry.bytes[direction] += frame.wire_len_bytes();
-    entry.last_seen_jiffies = seen_ns / TICK_NS;
+    entry.last_seen_jiffies = (seen_ns / TICK_NS) as u32;
     entry.bits = entry
         .bits
         .and(FlowBits::segment(packet.direction, packet.tcp_flags));

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use agent_common::{
     FlowCounters, FlowKey, L4Kind, Process, Sample, Senders, TcpInfo,
-    flow::{FlowBits, tcp_flags},
+    flow::{Classes, FlowBits, tcp_flags},
     round_trip::Segment,
     slots::{self, Hash, Walk},
 };
@@ -151,8 +151,9 @@ impl Profile {
             packets,
             bytes: [packets[0] * lens[0], packets[1] * lens[1]],
             first_seen_ns: seen_ns[0].min(seen_ns[1]),
-            last_seen_jiffies: seen_ns[0].max(seen_ns[1]) / TICK_NS,
-            bits: FlowBits::first(
+            last_seen_jiffies: (seen_ns[0].max(seen_ns[1]) / TICK_NS) as u32,
+            bits: FlowBits::first((bits >> 19 & 1) as u8),
+            classes: Classes::first(
                 (bits >> 19 & 1) as u8,
                 if bits.is_multiple_of(16) { 46 } else { 0 },
             ),

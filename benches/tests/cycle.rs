@@ -17,7 +17,7 @@ use exporters::{
 };
 use flows::replica::{Replica, ReplicaSettings};
 use prost::Message as _;
-use proto::{FlowBatch, FlowRecord};
+use proto::{Endpoint, FlowBatch, FlowRecord};
 use sys::clock::ScanClock;
 
 #[global_allocator]
@@ -107,14 +107,20 @@ fn a_scan_allocates_by_the_batch_and_never_by_the_flow() {
 fn udp_flows() -> Vec<FlowRecord> {
     vec![
         FlowRecord {
+            src: Some(Endpoint {
+                addr: vec![192, 0, 2, 1].into(),
+                port: Some(1000),
+                delta_packets: 1,
+                delta_bytes: 100,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: vec![192, 0, 2, 2].into(),
+                port: Some(53),
+                ..Endpoint::default()
+            }),
             protocol: 17,
-            src_addr: vec![192, 0, 2, 1].into(),
-            dst_addr: vec![192, 0, 2, 2].into(),
-            src_port: Some(1000),
-            dst_port: Some(53),
             ip_version: 4,
-            delta_packets: 1,
-            delta_bytes: 100,
             ..FlowRecord::default()
         };
         1_000
@@ -234,12 +240,12 @@ fn all_that_is_known_of_flows_is_in_the_batches() {
     let batch = FlowBatch::decode(user_space.last_batch().unwrap().body.clone()).unwrap();
     assert_eq!(batch.records.len() as u32, PROBECTL.flows);
     for flow in &batch.records {
-        assert_ne!(flow.cgroup_ids(), [None; 2]);
-        assert_ne!(flow.process_keys(), [None; 2]);
-        assert_ne!(flow.host_ids(), [None; 2]);
+        assert_ne!(flow.ends().map(|end| end.cgroup_id), [None; 2]);
+        assert_ne!(flow.ends().map(|end| end.process_key), [None; 2]);
+        assert_ne!(flow.ends().map(|end| end.host_id), [None; 2]);
         if flow.protocol == u32::from(TCP) {
-            assert_ne!([flow.src_tcp_rtt_us, flow.dst_tcp_rtt_us], [None; 2]);
-            assert!(flow.src_ack_rtt_us.is_some() && flow.dst_ack_rtt_us.is_some());
+            assert_ne!([flow.src().tcp_rtt_us, flow.dst().tcp_rtt_us], [None; 2]);
+            assert!(flow.src().ack_rtt_us.is_some() && flow.dst().ack_rtt_us.is_some());
         }
     }
     assert_eq!(batch.cgroups.len(), 50);

@@ -71,8 +71,9 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
     first.bytes[direction] = bytes;
     first.ip_bytes[direction] = ip_bytes;
     first.first_seen_ns = clock::boot_ns();
-    first.last_seen_jiffies = clock::jiffies();
+    first.last_seen_jiffies = clock::low_jiffies();
     first.bits = sought.first_bits();
+    first.classes = sought.first_class();
     let key = packet.key;
     let Some(map) = BEHIND.get(sought.page) else {
         return NO_MAP;

@@ -90,7 +90,8 @@ unsafe impl Slots for Visit<'_> {
             (*counters).bytes[direction] = self.size.bytes;
             (*counters).ip_bytes[direction] = self.size.ip_bytes;
             (*counters).first_seen_ns = clock::boot_ns();
-            (*counters).last_seen_jiffies = clock::jiffies();
+            (*counters).last_seen_jiffies = clock::low_jiffies();
+            (*counters).classes = self.sought.first_class();
         }
     }
 

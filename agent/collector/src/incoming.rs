@@ -19,7 +19,7 @@ use proto::{
         fields::{AGENT, RECORDS, each_field},
         validity,
     },
-    ends,
+    limits,
 };
 use sys::clock;
 use tls::identity::{Grant, Identity, Role};
@@ -132,35 +132,35 @@ impl Incoming {
                 &cgroup.container_runtime,
             ];
             let mut texts = texts.into_iter();
-            cgroup.path.len() <= ends::MAX_CGROUP_PATH_BYTES
+            cgroup.path.len() <= limits::MAX_CGROUP_PATH_BYTES
                 && texts.all(|text| text.len() <= MOST_NAME_BYTES)
         };
         ensure!(
             self.batch.cgroups.iter().all(is_short),
             "a cgroup's path has at most {} bytes, and its other texts {MOST_NAME_BYTES}",
-            ends::MAX_CGROUP_PATH_BYTES
+            limits::MAX_CGROUP_PATH_BYTES
         );
         let mut commands = self.batch.processes.iter().map(|one| one.name.len());
         ensure!(
-            commands.all(|len| len <= ends::MAX_PROCESS_NAME_BYTES),
+            commands.all(|len| len <= limits::MAX_PROCESS_NAME_BYTES),
             "a process's name has at most {} bytes",
-            ends::MAX_PROCESS_NAME_BYTES
+            limits::MAX_PROCESS_NAME_BYTES
         );
         let mut hosts = self.batch.hosts.iter().map(|one| one.name.len());
         ensure!(
-            hosts.all(|len| len <= ends::MAX_HOST_NAME_BYTES),
+            hosts.all(|len| len <= limits::MAX_HOST_NAME_BYTES),
             "a host's name has at most {} bytes",
-            ends::MAX_HOST_NAME_BYTES
+            limits::MAX_HOST_NAME_BYTES
         );
         let mut exchanges = self.batch.dns_exchanges.iter();
         ensure!(
             exchanges.all(|one| {
-                one.name.len() <= ends::MAX_HOST_NAME_BYTES
-                    && one.addrs.len() <= ends::MAX_DNS_ANSWERS
+                one.name.len() <= limits::MAX_HOST_NAME_BYTES
+                    && one.addrs.len() <= limits::MAX_DNS_ANSWERS
             }),
             "an exchange of the DNS has a name of at most {} bytes, and at most {} addresses",
-            ends::MAX_HOST_NAME_BYTES,
-            ends::MAX_DNS_ANSWERS
+            limits::MAX_HOST_NAME_BYTES,
+            limits::MAX_DNS_ANSWERS
         );
         let is_short = |reasons: &BTreeMap<String, Count>| {
             let mut names = reasons.keys();
@@ -300,7 +300,7 @@ fn with_identity(raw: &Bytes, sender: &Identity) -> Bytes {
 
 #[cfg(test)]
 mod tests {
-    use proto::{Account, FlowRecord, Process};
+    use proto::{Account, Endpoint, FlowRecord, Process};
     use tls::identity::Roles;
 
     use super::*;
@@ -320,8 +320,14 @@ mod tests {
             stream_id: 0x55,
             interfaces: vec![Interface::default()],
             records: vec![FlowRecord {
-                delta_packets: u64::MAX,
-                delta_reverse_packets: 3,
+                src: Some(Endpoint {
+                    delta_packets: u64::MAX,
+                    ..Endpoint::default()
+                }),
+                dst: Some(Endpoint {
+                    delta_packets: 3,
+                    ..Endpoint::default()
+                }),
                 ..FlowRecord::default()
             }],
             account: Some(Account::default()),

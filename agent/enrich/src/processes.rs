@@ -174,7 +174,7 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use proto::ends::MAX_PROCESS_NAME_BYTES;
+    use proto::limits::MAX_PROCESS_NAME_BYTES;
 
     use super::*;
 

@@ -4,12 +4,11 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
-use proto::{FlowBatch, FlowRecord, Interface};
+use proto::{FlowBatch, FlowRecord, Interface, columns::Row};
 use sys::log_limit::LogLimit;
 
 use super::encoder::{Encoder, Message};
 use domain::Domains;
-use enriched::Enriched;
 use fields::{Length, Specifiers};
 use flow::{Flow, Form, Lengths, Shape};
 use message::{Header, Writer};
@@ -308,13 +307,14 @@ impl Encoder for Ipfix {
             let len = self.lengths.of(shape);
             let flow = Flow::new(record, settings.octets);
             let plain = (flow, shape, len);
-            let enriched = settings
+            let row = settings
                 .enterprise
-                .and_then(|_| Enriched::of(batch, record));
-            let is_written = match &enriched {
-                Some(enriched) => {
-                    let len = len + enriched.len_bytes(settings.is_biflow);
-                    let whole = (flow.with(enriched), shape.enriched(), len);
+                .map(|_| Row::new(batch, record, None))
+                .filter(enriched::is_enriched);
+            let is_written = match &row {
+                Some(row) => {
+                    let len = len + enriched::len_bytes(row, settings.is_biflow);
+                    let whole = (flow.with(row), shape.enriched(), len);
                     if write(whole, settings, &mut telling, &mut writer) {
                         true
                     } else if !writer.is_empty()

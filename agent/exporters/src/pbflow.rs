@@ -73,7 +73,7 @@ impl Pbflow {
                 egress: tail(Direction::Egress),
             };
         }
-        let packets = [flow.delta_packets, flow.delta_reverse_packets];
+        let packets = [flow.src().delta_packets, flow.dst().delta_packets];
         for (direction, is_answer) in flow.directions().into_iter().zip([false, true]) {
             if packets[usize::from(is_answer)] == 0 {
                 continue;

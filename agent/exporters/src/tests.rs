@@ -9,7 +9,7 @@ use agent_common::Pair;
 use futures_util::poll;
 use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES};
 use prost::Message as _;
-use proto::{EndReason, FlowBatch, FlowRecord, RecordSum, batch::Batch};
+use proto::{EndReason, Endpoint, FlowBatch, FlowRecord, RecordSum, batch::Batch};
 use settings::{Wish, Wishes};
 use tokio::{net::UdpSocket, task::spawn_blocking};
 
@@ -65,8 +65,11 @@ fn batch(scan_id: u64) -> Batch {
 /// The same with other facts of the flow.
 fn batch_of(scan_id: u64, flow: FlowRecord) -> Batch {
     let record = FlowRecord {
-        delta_packets: 3,
-        delta_bytes: 300,
+        src: Some(Endpoint {
+            delta_packets: 3,
+            delta_bytes: 300,
+            ..flow.src().clone()
+        }),
         ..flow
     };
     let batch = FlowBatch {
@@ -346,9 +349,12 @@ async fn what_is_not_wanted_yet_does_not_wait() {
     hub.publish(&batch(1));
     hub.publish(&batch(2));
     let ended = FlowRecord {
-        // More than came through the queue: the output may have begun later than the flow.
-        total_packets: 1_000,
-        total_bytes: 100_000,
+        src: Some(Endpoint {
+            // More than came through the queue: the output may have begun later than the flow.
+            total_packets: 1_000,
+            total_bytes: 100_000,
+            ..Endpoint::default()
+        }),
         end_reason: Some(EndReason::IdleTimeout.into()),
         ..FlowRecord::default()
     };

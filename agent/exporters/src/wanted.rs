@@ -83,10 +83,10 @@ impl Sieve {
                 return false;
             }
             let mut before = facts;
-            if record.total_packets == record.delta_packets {
+            if record.src().total_packets == record.src().delta_packets {
                 before.sent[0] = None;
             }
-            if record.total_reverse_packets == record.delta_reverse_packets {
+            if record.dst().total_packets == record.dst().delta_packets {
                 before.sent[1] = None;
             }
             let was_wanted = self.is_wanted(record, before, total_bytes - record.delta().bytes);
@@ -112,21 +112,27 @@ impl Sieve {
 
 #[cfg(test)]
 mod tests {
-    use proto::EndReason;
+    use proto::{EndReason, Endpoint};
 
     use super::*;
 
     /// A flow's record after this many packets of 100 bytes each way, `more` of them since the last one.
     fn record(packets: u64, more: u64, ended: bool) -> FlowRecord {
         FlowRecord {
-            total_packets: packets,
-            total_bytes: packets * 100,
-            total_reverse_packets: packets,
-            total_reverse_bytes: packets * 100,
-            delta_packets: more,
-            delta_bytes: more * 100,
-            delta_reverse_packets: more,
-            delta_reverse_bytes: more * 100,
+            src: Some(Endpoint {
+                total_packets: packets,
+                total_bytes: packets * 100,
+                delta_packets: more,
+                delta_bytes: more * 100,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                total_packets: packets,
+                total_bytes: packets * 100,
+                delta_packets: more,
+                delta_bytes: more * 100,
+                ..Endpoint::default()
+            }),
             end_reason: ended.then_some(EndReason::IdleTimeout.into()),
             ..FlowRecord::default()
         }
@@ -143,7 +149,7 @@ mod tests {
             };
             let (records, out) = sieve.take(&mut batch);
             left_out += out.packets;
-            kept.extend(records.iter().map(|record| record.delta_packets));
+            kept.extend(records.iter().map(|record| record.src().delta_packets));
         }
         (kept, left_out)
     }
@@ -199,18 +205,27 @@ mod tests {
     #[test]
     fn a_flow_that_the_rules_come_to_want_comes_with_what_it_had_before() {
         let half = |total, more, reverse, ended| FlowRecord {
-            src_addr: vec![10, 0, 0, 1].into(),
-            dst_addr: vec![10, 0, 0, 2].into(),
-            total_reverse_packets: reverse,
-            total_reverse_bytes: reverse * 100,
-            delta_reverse_packets: 0,
-            delta_reverse_bytes: 0,
-            direction: proto::Direction::Ingress.into(),
+            src: Some(Endpoint {
+                addr: vec![10, 0, 0, 1].into(),
+                direction: proto::Direction::Ingress.into(),
+                ..record(total, more, ended).src().clone()
+            }),
+            dst: Some(Endpoint {
+                addr: vec![10, 0, 0, 2].into(),
+                total_packets: reverse,
+                total_bytes: reverse * 100,
+                delta_packets: 0,
+                delta_bytes: 0,
+                ..record(total, more, ended).dst().clone()
+            }),
             ..record(total, more, ended)
         };
         let answered = FlowRecord {
-            delta_reverse_packets: 4,
-            delta_reverse_bytes: 400,
+            dst: Some(Endpoint {
+                delta_packets: 4,
+                delta_bytes: 400,
+                ..half(3, 1, 4, false).dst().clone()
+            }),
             ..half(3, 1, 4, false)
         };
         let flow = [half(2, 2, 0, false), answered, half(3, 0, 4, true)];

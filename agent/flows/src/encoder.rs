@@ -31,7 +31,7 @@ use sys::clock;
 
 /// The encoder closes a batch before its records exceed this size. The scan's own fields and the names of cgroups and
 /// processes come on top: at most 33 bytes per interface, about 300 bytes per cgroup (at most 1.6 KB, see
-/// [`MAX_CGROUP_PATH_BYTES`](proto::ends::MAX_CGROUP_PATH_BYTES)), and at most 80 bytes per process, two processes per
+/// [`MAX_CGROUP_PATH_BYTES`](proto::limits::MAX_CGROUP_PATH_BYTES)), and at most 80 bytes per process, two processes per
 /// record. This stays far below gRPC's default limit of 4 MiB.
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// The encoder also closes a batch once its records name this many cgroups. The last record may add one more.
@@ -215,20 +215,23 @@ impl BatchEncoder {
         let encoded = self.record.write(record);
         self.open.make_room(encoded.len(), &self.names, sink);
         self.open.append(encoded);
-        if record.cgroup_ids != [0; 2] {
-            self.open.cgroups.add(record.cgroup_ids);
-            if record.delta == record.total {
-                self.open.begun.add(record.cgroup_ids);
+        let ends = record.ends();
+        let cgroups = ends.map(|end| end.cgroup_id.unwrap_or_default());
+        if cgroups != [0; 2] {
+            self.open.cgroups.add(cgroups);
+            if record.delta() == record.total() {
+                self.open.begun.add(cgroups);
             }
         }
-        if record.process_keys != [0; 2] {
-            self.open.processes.add(record.process_keys);
+        let processes = ends.map(|end| end.process_key.unwrap_or_default());
+        if processes != [0; 2] {
+            self.open.processes.add(processes);
         }
-        if record.names != [None, None] {
-            let ids = record.names.map(|name| name.map_or(0, |name| name.id));
-            self.open.hosts.add(ids);
+        let hosts = ends.map(|end| end.host_id.unwrap_or_default());
+        if hosts != [0; 2] {
+            self.open.hosts.add(hosts);
         }
-        for delta in record.delta {
+        for delta in record.delta() {
             self.open.count(delta.pair());
         }
     }

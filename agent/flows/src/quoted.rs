@@ -5,7 +5,6 @@ use agent_common::{
     icmp::{IcmpMessage, KEPT_LEN},
     parse_all, protocol,
 };
-use proto::record::IcmpError;
 
 const ICMP_LEN: usize = 8;
 /// An error quotes at least this many bytes after the IP header (RFC 792). They hold the ports.
@@ -17,6 +16,13 @@ const TCP_LENGTH: usize = 12;
 const TCP_SHORTEST: u8 = 5 << 4;
 /// ICMP for IPv4 only: the packet is too long. The sender uses it for path MTU discovery (RFC 1191).
 const FRAGMENTATION_NEEDED: u8 = 4;
+
+/// The type and code of an ICMP error; of an ICMPv6 error if the flow is IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpError {
+    pub icmp_type: u8,
+    pub code: u8,
+}
 
 /// The flow of a quoted packet, the packet's direction in it, and the ICMP error that quotes it.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,6 +15,7 @@ mod order;
 mod outers;
 mod remembered;
 mod reports;
+mod round_trip;
 mod segments;
 mod senders;
 mod sides;
@@ -31,7 +32,9 @@ use agent_common::{
 use enrich::dns::Dns;
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
-use proto::record::{EndReason, IcmpError, Record};
+use proto::{EndReason, record::Record};
+
+use crate::quoted::IcmpError;
 use sys::{
     clock::{self, ScanClock},
     process_memory,
@@ -493,7 +496,7 @@ impl Replica {
                 .note(self.senders.cgroup_ids(slot), unreported.counts);
         }
         if let Some(due) = self.reports.add(slot, unreported, self.clock.boot_ns) {
-            sink(&self.record(slot, due, None));
+            sink(&self.record(slot, self.clock, due, None));
         } else if let Some(due_ns) = self.reports.due_ns(slot) {
             self.slab.note_due(slot, due_ns);
         }
@@ -551,7 +554,7 @@ impl Replica {
             return;
         }
         if let Some(due) = self.reports.due(slot, self.clock.boot_ns) {
-            sink(&self.record(slot, due, None));
+            sink(&self.record(slot, self.clock, due, None));
         }
         let end_ns = self.slab[slot].end_ns(self.lifetimes);
         let report_ns = self.reports.due_ns(slot).unwrap_or(u64::MAX);
@@ -633,7 +636,6 @@ impl Replica {
         let end = self.slab.end();
         for slot in slots.start..slots.end.min(end) {
             if let Some(entry) = self.slab.get(slot) {
-                let is_joined = entry.sides == Sides::Joined;
                 let held = self.reports.held(slot);
                 let told = Unreported {
                     counts: [0, 1].map(|side| entry.total[side] - held[side]),
@@ -641,21 +643,9 @@ impl Replica {
                 };
                 let told_until_ns = self.reports.told_until_ns(slot);
                 let told_until_ns = told_until_ns.unwrap_or(entry.last_seen_boot_ns);
-                sink(&Record {
-                    delta_duration_ns: told.duration_ns(told_until_ns),
-                    outer: self.outers.of(&entry.key, is_joined),
-                    names: self.names.of(slot, entry.initiator),
-                    round_trips: self.senders.round_trips_of(slot, entry.initiator),
-                    dropped: self.dropped.of(slot, entry.initiator),
-                    senders_shared: self.senders.are_shared(slot, entry.initiator),
-                    ..entry.record(
-                        clock,
-                        told,
-                        self.senders.of(slot),
-                        self.errors.of(slot, entry.initiator),
-                        None,
-                    )
-                });
+                let mut record = self.record(slot, clock, told, None);
+                record.delta_duration_ns = told.duration_ns(told_until_ns);
+                sink(&record);
             }
         }
         slots.end < end
@@ -771,29 +761,30 @@ impl Replica {
         }
     }
 
-    fn record(&self, slot: u32, unreported: Unreported, end_reason: Option<EndReason>) -> Record {
+    fn record(
+        &self,
+        slot: u32,
+        clock: ScanClock,
+        unreported: Unreported,
+        end_reason: Option<EndReason>,
+    ) -> Record {
         let entry = &self.slab[slot];
+        let error = self.errors.of(slot, entry.initiator);
+        let mut record = entry.record(clock, unreported, error, end_reason);
         let is_joined = entry.sides == Sides::Joined;
-        Record {
-            outer: self.outers.of(&entry.key, is_joined),
-            names: self.names.of(slot, entry.initiator),
-            round_trips: self.senders.round_trips_of(slot, entry.initiator),
-            dropped: self.dropped.of(slot, entry.initiator),
-            senders_shared: self.senders.are_shared(slot, entry.initiator),
-            ..entry.record(
-                self.clock,
-                unreported,
-                self.senders.of(slot),
-                self.errors.of(slot, entry.initiator),
-                end_reason,
-            )
+        if let Some(outer) = self.outers.of(&entry.key, is_joined) {
+            record = record.with_outer(&outer);
         }
+        self.senders.fill(slot, &mut record);
+        self.names.fill(slot, &mut record);
+        self.dropped.fill(slot, &mut record);
+        record
     }
 
     fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
         self.tell(slot, sink);
         let rest = self.reports.take(slot);
-        let record = self.record(slot, rest, Some(reason));
+        let record = self.record(slot, self.clock, rest, Some(reason));
         if let Some(failure) = record.failure {
             self.failed.note(failure);
         }

@@ -1,8 +1,6 @@
 //! The cells of tables of flows, in a few characters each.
 
-use proto::{
-    Cgroup, Direction, EndReason, Failure, FlowRecord, Process, round_trip::RoundTrip, tcp::Tcp,
-};
+use proto::{Cgroup, Direction, EndReason, Failure, FlowRecord, Process};
 
 use super::{harmless::harmless, human};
 
@@ -83,9 +81,9 @@ pub fn process(process: &Process) -> String {
 /// Both ends' round trips in microseconds. TCP's own value covers the whole path. Without one, the time to the
 /// acknowledgment seen here.
 pub fn round_trips(record: &FlowRecord) -> [Option<u32>; 2] {
-    let known = Tcp::both(record).map(|end| end?.rtt_us);
+    let known = record.ends().map(|end| end.tcp_rtt_us);
     if known == [None, None] {
-        RoundTrip::both(record).map(|end| (end.ack_us != 0).then_some(end.ack_us))
+        record.ends().map(|end| end.ack_rtt_us)
     } else {
         known
     }
@@ -188,15 +186,14 @@ mod tests {
     #[test]
     fn the_direction_is_the_initiators_and_tells_a_mirror_port() {
         let shown = |forward: Direction, reverse: Direction| {
-            direction(&FlowRecord {
-                direction: forward.into(),
-                reverse_direction: reverse.into(),
-                ..FlowRecord::default()
-            })
+            let mut record = FlowRecord::default();
+            record.src_mut().set_direction(forward);
+            record.dst_mut().set_direction(reverse);
+            direction(&record)
         };
         let none = Direction::Unspecified;
-        assert_eq!(shown(Direction::Ingress, none), "in");
-        assert_eq!(shown(Direction::Egress, none), "out");
+        assert_eq!(shown(Direction::Ingress, Direction::Egress), "in");
+        assert_eq!(shown(Direction::Egress, Direction::Ingress), "out");
         assert_eq!(shown(Direction::Ingress, Direction::Ingress), "in in");
         assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
         assert_eq!(shown(none, none), "?");

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use proto::{Direction, Encapsulation, FlowRecord, protocols};
+use proto::{Direction, Encapsulation, Endpoint, FlowRecord, protocols};
 
 /// An interface's name, preceded by the name of its network namespace, if that has one: `eth0`, `blue/eth0`.
 pub fn interface(netns_name: &str, name: &str) -> String {
@@ -96,29 +96,19 @@ pub fn protocol_of(number: u32) -> String {
 
 /// The encapsulation of the flow's packets.
 pub fn encapsulation(record: &FlowRecord) -> Option<&'static str> {
-    Some(match Encapsulation::try_from(record.encapsulation?) {
-        Ok(Encapsulation::Pppoe) => "pppoe",
-        Ok(Encapsulation::Mpls) => "mpls",
-        Ok(Encapsulation::Vxlan) => "vxlan",
-        Ok(Encapsulation::Geneve) => "geneve",
-        Ok(Encapsulation::Gre) => "gre",
-        Ok(Encapsulation::IpInIp) => "ip_in_ip",
-        Ok(Encapsulation::Unspecified) | Err(_) => "unknown",
-    })
+    let known = Encapsulation::try_from(record.encapsulation?);
+    Some(known.unwrap_or_default().name())
 }
 
 /// The sides of the interface on which the initiator's and the responder's packets are seen.
 pub fn directions(record: &FlowRecord) -> [Option<Direction>; 2] {
-    let side = |value: i32| match Direction::try_from(value) {
-        Ok(Direction::Unspecified) | Err(_) => None,
-        Ok(side) => Some(side),
-    };
-    let forward = side(record.direction);
-    let opposite = forward.map(|forward| match forward {
-        Direction::Ingress => Direction::Egress,
-        Direction::Egress | Direction::Unspecified => Direction::Ingress,
-    });
-    [forward, side(record.reverse_direction).or(opposite)]
+    let known = |end: &Endpoint| Some(end.direction()).filter(|one| *one != Direction::Unspecified);
+    record.ends().map(known)
+}
+
+/// An end with its port, and with its name instead of its address if it has one.
+pub fn end(name: Option<&str>, end: &Endpoint) -> String {
+    named_endpoint(name, &end.addr, end.port)
 }
 
 /// At most `width` characters of the text. The last one is `…` if some are missing.

@@ -2,31 +2,22 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::{self, Write as _},
+    fmt,
     io::{self, Write},
-    net::IpAddr,
 };
 
 use base64::{display::Base64Display, engine::general_purpose::STANDARD};
 use proto::{
-    Account, AgentIdentity, Count, Direction, EndReason, Failure, FlowBatch, FlowRecord, Interface,
-    ends::{EndCgroup, EndHost, EndProcess},
+    Account, AgentIdentity, Count, FlowBatch, FlowRecord,
+    columns::{COLUMNS, Row, Visitor, visit},
     known_interfaces::KnownInterfaces,
-    round_trip::RoundTrip,
-    tcp::Tcp,
 };
 use serde::{Serialize, Serializer};
 
 use self::dns::DnsLine;
-use self::senders::{
-    DESTINATION, DESTINATION_HOST, DESTINATION_PROCESS, DESTINATION_ROUND_TRIP, DESTINATION_TCP,
-    HostOfEnd, OfEnd, ProcessOfEnd, RoundTripOfEnd, SOURCE, SOURCE_HOST, SOURCE_PROCESS,
-    SOURCE_ROUND_TRIP, SOURCE_TCP, TcpOfEnd,
-};
 use super::{LostSoFar, harmless, human};
 
 mod dns;
-mod senders;
 #[cfg(test)]
 mod tests;
 
@@ -96,9 +87,7 @@ impl JsonLines {
         flows: &[FlowRecord],
     ) -> io::Result<()> {
         for record in flows {
-            let interface = self.interfaces.of(record);
-            let line = FlowLine::new(batch, record, interface);
-            write_line(out, &mut self.line, &line)?;
+            self.flow(out, batch, record, None)?;
         }
         Ok(())
     }
@@ -106,14 +95,26 @@ impl JsonLines {
     /// The flows of a whole batch with their numbers in it, so that a reader can recognize a line that was sent twice.
     pub fn numbered_flows(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
         for (record, number) in batch.records.iter().zip(0..) {
-            let interface = self.interfaces.of(record);
-            let line = FlowLine {
-                record: Some(number),
-                ..FlowLine::new(batch, record, interface)
-            };
-            write_line(out, &mut self.line, &line)?;
+            self.flow(out, batch, record, Some(number))?;
         }
         Ok(())
+    }
+
+    fn flow(
+        &mut self,
+        out: &mut impl Write,
+        batch: &FlowBatch,
+        record: &FlowRecord,
+        number: Option<u32>,
+    ) -> io::Result<()> {
+        let row = Row::new(batch, record, self.interfaces.of(record));
+        self.line.clear();
+        serde_json::to_writer(&mut self.line, &FlowHead::new(batch, number))?;
+        // The object goes on.
+        self.line.pop();
+        visit(&row, &mut Members(&mut self.line));
+        self.line.push(b'}');
+        end_line(out, &mut self.line)
     }
 
     /// The DNS exchanges.
@@ -141,6 +142,10 @@ const DELETE: u8 = 0x7f;
 fn write_line(out: &mut impl Write, buffer: &mut Vec<u8>, line: &impl Serialize) -> io::Result<()> {
     buffer.clear();
     serde_json::to_writer(&mut *buffer, line)?;
+    end_line(out, buffer)
+}
+
+fn end_line(out: &mut impl Write, buffer: &mut Vec<u8>) -> io::Result<()> {
     buffer.push(b'\n');
     if buffer.is_ascii() && !buffer.contains(&DELETE) {
         return out.write_all(buffer);
@@ -200,8 +205,9 @@ impl fmt::Display for StreamId {
     }
 }
 
+/// What a flow's line has besides the facts about the flow.
 #[derive(Serialize)]
-struct FlowLine<'a> {
+struct FlowHead<'a> {
     r#type: &'static str,
     #[serde(flatten)]
     origin: Option<Origin<'a>>,
@@ -214,236 +220,105 @@ struct FlowLine<'a> {
     /// Only if true.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     snapshot: bool,
-    interface: Option<&'a str>,
-    ifindex: u32,
-    direction: Option<&'static str>,
-    reverse_direction: Option<&'static str>,
-    netns: u32,
-    netns_name: Option<&'a str>,
-    vlan_ids: &'a [u32],
-    ip_version: u32,
-    protocol: u32,
-    src_addr: Option<IpAddr>,
-    src_port: Option<u32>,
-    dst_addr: Option<IpAddr>,
-    dst_port: Option<u32>,
-    icmp_type: Option<u32>,
-    icmp_code: Option<u32>,
-    icmp_identifier: Option<u32>,
-    later_fragment: bool,
-    initiator_assumed: bool,
-    packets: u64,
-    bytes: u64,
-    reverse_packets: u64,
-    reverse_bytes: u64,
-    ip_bytes: u64,
-    reverse_ip_bytes: u64,
-    total_packets: u64,
-    total_bytes: u64,
-    total_reverse_packets: u64,
-    total_reverse_bytes: u64,
-    total_ip_bytes: u64,
-    total_reverse_ip_bytes: u64,
-    first_seen_ns: u64,
-    last_seen_ns: u64,
-    duration_ns: u64,
-    tcp_flags: Option<u32>,
-    reverse_tcp_flags: Option<u32>,
-    dscp: Option<u32>,
-    end_reason: Option<&'static str>,
-    /// Only for failed flows.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    icmp_error_type: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    icmp_error_code: Option<u32>,
-    community_id: CommunityId<'a>,
-    encapsulation: Option<&'static str>,
-    tunnel_id: Option<u32>,
-    outer_src_addr: Option<IpAddr>,
-    outer_dst_addr: Option<IpAddr>,
-    outer_vlan_ids: &'a [u32],
-    outer_pppoe_session: Option<u32>,
-    /// Only if the agent looks up senders, and only for an end that has one.
-    #[serde(flatten)]
-    source: Option<OfEnd<'a>>,
-    #[serde(flatten)]
-    destination: Option<OfEnd<'a>>,
-    #[serde(flatten)]
-    source_process: Option<ProcessOfEnd<'a>>,
-    #[serde(flatten)]
-    destination_process: Option<ProcessOfEnd<'a>>,
-    #[serde(flatten)]
-    source_host: Option<HostOfEnd<'a>>,
-    #[serde(flatten)]
-    destination_host: Option<HostOfEnd<'a>>,
-    #[serde(flatten)]
-    source_tcp: Option<TcpOfEnd>,
-    #[serde(flatten)]
-    destination_tcp: Option<TcpOfEnd>,
-    #[serde(flatten)]
-    source_round_trip: RoundTripOfEnd,
-    #[serde(flatten)]
-    destination_round_trip: RoundTripOfEnd,
-    /// Only if true.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    src_sender_shared: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dst_sender_shared: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    total_dropped_packets: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    total_reverse_dropped_packets: Option<u64>,
     sample_rate: u32,
 }
 
-impl<'a> FlowLine<'a> {
-    fn new(batch: &'a FlowBatch, record: &'a FlowRecord, interface: Option<&'a Interface>) -> Self {
-        let [direction, reverse_direction] =
-            human::directions(record).map(|side| side.map(direction_name));
-        let [source, destination] = EndCgroup::both(batch, record);
-        let [source_process, destination_process] = EndProcess::both(batch, record);
-        let [source_host, destination_host] = EndHost::both(batch, record);
-        let [source_tcp, destination_tcp] = Tcp::both(record);
-        let [to_source, to_destination] = RoundTrip::both(record);
+impl<'a> FlowHead<'a> {
+    fn new(batch: &'a FlowBatch, record: Option<u32>) -> Self {
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
             scan_id: batch.scan_id,
             batch: batch.batch_index,
             stream_seq: batch.stream_seq,
-            record: None,
+            record,
             snapshot: batch.snapshot,
-            interface: interface.map(|interface| interface.name.as_str()),
-            ifindex: record.ifindex,
-            direction,
-            reverse_direction,
-            netns: record.netns,
-            netns_name: interface
-                .map(|interface| interface.netns_name.as_str())
-                .filter(|name| !name.is_empty()),
-            vlan_ids: &record.vlan_ids,
-            ip_version: record.ip_version,
-            protocol: record.protocol,
-            src_addr: human::address(&record.src_addr),
-            src_port: record.src_port,
-            dst_addr: human::address(&record.dst_addr),
-            dst_port: record.dst_port,
-            icmp_type: record.icmp_type,
-            icmp_code: record.icmp_code,
-            icmp_identifier: record.icmp_identifier,
-            later_fragment: record.later_fragment,
-            initiator_assumed: record.initiator_assumed,
-            packets: record.delta_packets,
-            bytes: record.delta_bytes,
-            reverse_packets: record.delta_reverse_packets,
-            reverse_bytes: record.delta_reverse_bytes,
-            ip_bytes: record.delta_ip_bytes,
-            reverse_ip_bytes: record.delta_reverse_ip_bytes,
-            total_packets: record.total_packets,
-            total_bytes: record.total_bytes,
-            total_reverse_packets: record.total_reverse_packets,
-            total_reverse_bytes: record.total_reverse_bytes,
-            total_ip_bytes: record.total_ip_bytes,
-            total_reverse_ip_bytes: record.total_reverse_ip_bytes,
-            first_seen_ns: record.first_seen_unix_ns,
-            last_seen_ns: record.last_seen_unix_ns,
-            duration_ns: record.delta_duration_ns,
-            tcp_flags: record.tcp_flags,
-            reverse_tcp_flags: record.reverse_tcp_flags,
-            dscp: record.dscp,
-            end_reason: end_reason(record),
-            failure: failure(record),
-            icmp_error_type: record.icmp_error_type,
-            icmp_error_code: record.icmp_error_code,
-            community_id: CommunityId(&record.community_id),
-            encapsulation: human::encapsulation(record),
-            tunnel_id: record.tunnel_id,
-            outer_src_addr: human::address(&record.outer_src_addr),
-            outer_dst_addr: human::address(&record.outer_dst_addr),
-            outer_vlan_ids: &record.outer_vlan_ids,
-            outer_pppoe_session: record.outer_pppoe_session,
-            source: source.map(|sender| OfEnd(SOURCE, sender)),
-            destination: destination.map(|sender| OfEnd(DESTINATION, sender)),
-            source_process: source_process.map(|maker| ProcessOfEnd(SOURCE_PROCESS, maker)),
-            destination_process: destination_process
-                .map(|maker| ProcessOfEnd(DESTINATION_PROCESS, maker)),
-            source_host: source_host.map(|host| HostOfEnd(SOURCE_HOST, host)),
-            destination_host: destination_host.map(|host| HostOfEnd(DESTINATION_HOST, host)),
-            source_tcp: source_tcp.map(|tcp| TcpOfEnd(SOURCE_TCP, tcp)),
-            destination_tcp: destination_tcp.map(|tcp| TcpOfEnd(DESTINATION_TCP, tcp)),
-            source_round_trip: RoundTripOfEnd(SOURCE_ROUND_TRIP, to_source),
-            destination_round_trip: RoundTripOfEnd(DESTINATION_ROUND_TRIP, to_destination),
-            total_dropped_packets: some(record.total_dropped_packets),
-            src_sender_shared: record.src_sender_shared.then_some(true),
-            dst_sender_shared: record.dst_sender_shared.then_some(true),
-            total_reverse_dropped_packets: some(record.total_reverse_dropped_packets),
             sample_rate: batch.sample_rate,
         }
     }
 }
 
-/// `None` for 0.
-fn some(packets: u64) -> Option<u64> {
-    (packets != 0).then_some(packets)
-}
+/// Appends the facts about a flow as members of an object.
+struct Members<'o>(&'o mut Vec<u8>);
 
-/// The name of the end reason; `None` while the flow lives.
-pub fn end_reason(record: &FlowRecord) -> Option<&'static str> {
-    let name = match EndReason::try_from(record.end_reason?) {
-        Ok(EndReason::IdleTimeout) => "idle_timeout",
-        Ok(EndReason::ActiveTimeout) => "active_timeout",
-        Ok(EndReason::EndOfFlow) => "end_of_flow",
-        Ok(EndReason::ForcedEnd) => "forced_end",
-        Ok(EndReason::LackOfResources) => "lack_of_resources",
-        Ok(EndReason::Unspecified) | Err(_) => "unknown",
-    };
-    Some(name)
-}
-
-/// The failure of a flow, if it failed.
-pub fn failure(record: &FlowRecord) -> Option<&'static str> {
-    let name = match Failure::try_from(record.failure?) {
-        Ok(Failure::Refused) => "refused",
-        Ok(Failure::Unanswered) => "unanswered",
-        Ok(Failure::Unreachable) => "unreachable",
-        Ok(Failure::Reset) => "reset",
-        Ok(Failure::Unspecified) | Err(_) => "unknown",
-    };
-    Some(name)
-}
-
-pub fn direction_name(side: Direction) -> &'static str {
-    match side {
-        Direction::Unspecified => "unknown",
-        Direction::Ingress => "ingress",
-        Direction::Egress => "egress",
+impl Members<'_> {
+    fn member<const C: usize>(&mut self, value: &(impl Serialize + ?Sized)) {
+        let Self(out) = self;
+        out.push(b',');
+        out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
+        serde_json::to_writer(out, value).expect("a vector grows");
     }
-}
 
-/// Appends the Community ID, if the record has one.
-pub fn community_id(record: &FlowRecord, text: &mut String) -> Option<()> {
-    let digest = &record.community_id;
-    (!digest.is_empty()).then(|| write!(text, "{}", CommunityId(digest)).ok())?
-}
-
-/// `1:` and base64, or null if the agent sent none.
-struct CommunityId<'a>(&'a [u8]);
-
-impl Serialize for CommunityId<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.0.is_empty() {
-            return serializer.serialize_none();
+    /// Most members are `null` without a value.
+    fn optional<const C: usize>(&mut self, value: Option<&(impl Serialize + ?Sized)>) {
+        match value {
+            Some(value) => self.member::<C>(value),
+            None if COLUMNS[C].is_left_out => {}
+            None => self.member::<C>(&()),
         }
-        serializer.collect_str(self)
+    }
+
+    fn shown<const C: usize>(&mut self, value: Option<impl fmt::Display>) {
+        if let Some(value) = value {
+            let Self(out) = self;
+            out.push(b',');
+            out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
+            // Neither addresses nor Community IDs have anything to escape.
+            write!(out, "\"{value}\"").expect("a vector grows");
+        } else {
+            self.optional::<C>(None::<&()>);
+        }
     }
 }
 
-impl fmt::Display for CommunityId<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "1:{}", Base64Display::new(self.0, &STANDARD))
+impl<'a> Visitor<'a> for Members<'_> {
+    fn number<const C: usize>(&mut self, value: Option<u32>) {
+        self.optional::<C>(value.as_ref());
     }
+
+    fn counter<const C: usize>(&mut self, value: u64) {
+        if value != 0 || !COLUMNS[C].is_left_out {
+            self.member::<C>(&value);
+        }
+    }
+
+    fn id<const C: usize>(&mut self, value: Option<u64>) {
+        self.optional::<C>(value.as_ref());
+    }
+
+    fn flag<const C: usize>(&mut self, value: bool) {
+        if value || !COLUMNS[C].is_left_out {
+            self.member::<C>(&value);
+        }
+    }
+
+    fn time<const C: usize>(&mut self, unix_ns: u64) {
+        self.member::<C>(&unix_ns);
+    }
+
+    fn address<const C: usize>(&mut self, bytes: &'a [u8]) {
+        self.shown::<C>(human::address(bytes));
+    }
+
+    fn digest<const C: usize>(&mut self, bytes: &'a [u8]) {
+        self.shown::<C>(community_id(bytes));
+    }
+
+    fn numbers<const C: usize>(&mut self, values: &'a [u32]) {
+        self.member::<C>(values);
+    }
+
+    fn text<const C: usize>(&mut self, value: Option<&'a str>) {
+        self.optional::<C>(value);
+    }
+}
+
+/// `1:` and base64; `None` if the agent sent none.
+pub fn community_id(digest: &[u8]) -> Option<impl fmt::Display> {
+    let text = fmt::from_fn(move |formatter| {
+        write!(formatter, "1:{}", Base64Display::new(digest, &STANDARD))
+    });
+    (!digest.is_empty()).then_some(text)
 }
 
 #[derive(Serialize)]

@@ -62,14 +62,14 @@ impl Names {
 
     /// The units of the source's and of the destination's end.
     pub fn units(&self, record: &FlowRecord) -> [Option<&str>; 2] {
-        of_ends(record.cgroup_ids(), &self.units)
+        of_ends(record.ends().map(|end| end.cgroup_id), &self.units)
     }
 
     /// The names of the ends.
     ///
     /// A tilde marks a name that the other end did not learn from the DNS itself, so it is less certain.
     pub fn hosts(&self, record: &FlowRecord) -> [Option<String>; 2] {
-        let [source, destination] = of_ends(record.host_ids(), &self.hosts);
+        let [source, destination] = of_ends(record.ends().map(|end| end.host_id), &self.hosts);
         let shown = |name: Option<&str>, learned: NameSource| {
             Some(match learned {
                 NameSource::Dns => name?.to_owned(),
@@ -79,13 +79,13 @@ impl Names {
             })
         };
         [
-            shown(source, record.src_host_source()),
-            shown(destination, record.dst_host_source()),
+            shown(source, record.src().host_source()),
+            shown(destination, record.dst().host_source()),
         ]
     }
 
     pub fn processes(&self, record: &FlowRecord) -> [Option<&str>; 2] {
-        of_ends(record.process_keys(), &self.processes)
+        of_ends(record.ends().map(|end| end.process_key), &self.processes)
     }
 }
 

@@ -234,9 +234,8 @@ impl Scan {
     /// Keeps the `most` busiest flows, by bytes in both directions since the last scan.
     fn sort(&mut self, most: usize) {
         let busy = |record: &FlowRecord| {
-            let bytes = record
-                .delta_bytes
-                .saturating_add(record.delta_reverse_bytes);
+            let [src, dst] = record.ends().map(|end| end.delta_bytes);
+            let bytes = src.saturating_add(dst);
             (Reverse(bytes), record.first_seen_unix_ns)
         };
         self.busiest.sort_unstable_by_key(busy);
@@ -293,21 +292,27 @@ fn in_brackets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use agent_common::{HookAccount, Reason};
-    use proto::{EndReason, Interface};
+    use proto::{EndReason, Endpoint, Interface};
 
     use super::*;
 
     fn record(number: u32, bytes: u64) -> FlowRecord {
         FlowRecord {
+            src: Some(Endpoint {
+                addr: number.to_be_bytes().to_vec().into(),
+                port: Some(40_000),
+                delta_packets: 1,
+                delta_bytes: bytes,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: vec![192, 0, 2, 1].into(),
+                port: Some(443),
+                ..Endpoint::default()
+            }),
             protocol: 6,
             ip_version: 4,
             ifindex: 2,
-            src_addr: number.to_be_bytes().to_vec().into(),
-            dst_addr: vec![192, 0, 2, 1].into(),
-            src_port: Some(40_000),
-            dst_port: Some(443),
-            delta_packets: 1,
-            delta_bytes: bytes,
             first_seen_unix_ns: 1_000_000_000,
             ..FlowRecord::default()
         }
@@ -388,7 +393,10 @@ mod tests {
     #[test]
     fn a_list_keeps_its_order_and_says_what_is_left_out() {
         let all = |number| FlowRecord {
-            total_packets: 4321,
+            src: Some(Endpoint {
+                total_packets: 4321,
+                ..record(number, 10).src().clone()
+            }),
             ..record(number, 10)
         };
         let listed = FlowBatch {

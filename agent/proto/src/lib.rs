@@ -1,27 +1,30 @@
 //! The messages of `flow.v1`: generated code, and how batches are written, read and checked.
 //!
 //! [`batch`] writes and reads records without the generated types, and checks what others sent. [`record`] is a record before it is
-//! encoded, [`accounts`] are sums of packets by fate. [`ends`], [`tcp`] and [`round_trip`] are what a batch says of the ends of a record;
+//! encoded, and [`columns`] are its facts side by side, for all other formats. [`accounts`] are sums of packets by fate;
 //! [`mentions`] and [`known_interfaces`] follow what records name. [`community_id`], [`protocols`] and [`dns_codes`] are terms of the field.
 //!
 //! May depend on: `agent-common`. Knows nothing about aya.
 
-use std::ops::{AddAssign, SubAssign};
+use std::{
+    ops::{AddAssign, SubAssign},
+    sync::LazyLock,
+};
 
 use agent_common::{HookAccount, Pair, Reason, dns, protocol};
+use bytes::Bytes;
 use serde::Serializer;
 
 pub mod accounts;
 pub mod batch;
+pub mod columns;
 pub mod community_id;
 pub mod dns_codes;
-pub mod ends;
 pub mod known_interfaces;
+pub mod limits;
 pub mod mentions;
 pub mod protocols;
 pub mod record;
-pub mod round_trip;
-pub mod tcp;
 
 mod generated {
     #![expect(
@@ -57,7 +60,25 @@ impl From<Count> for Pair {
     }
 }
 
+impl From<agent_common::Direction> for Direction {
+    fn from(side: agent_common::Direction) -> Self {
+        match side {
+            agent_common::Direction::Ingress => Self::Ingress,
+            agent_common::Direction::Egress => Self::Egress,
+        }
+    }
+}
+
 impl Direction {
+    #[must_use]
+    pub fn opposite(self) -> Self {
+        match self {
+            Self::Unspecified => Self::Unspecified,
+            Self::Ingress => Self::Egress,
+            Self::Egress => Self::Ingress,
+        }
+    }
+
     pub fn side(self) -> Option<agent_common::Direction> {
         match self {
             Self::Unspecified => None,
@@ -71,63 +92,101 @@ impl DnsExchange {
     /// The flow of this exchange, with the fields that filter rules read: both endpoints and a packet in each
     /// direction.
     pub fn flow(&self) -> FlowRecord {
+        let end = |addr: &[u8], port: u32| Endpoint {
+            addr: Bytes::copy_from_slice(addr),
+            port: Some(port),
+            total_packets: 1,
+            ..Endpoint::default()
+        };
         FlowRecord {
+            src: Some(end(&self.client_addr, self.client_port)),
+            dst: Some(end(&self.server_addr, dns::PORT.into())),
             protocol: protocol::UDP.into(),
             ip_version: if self.client_addr.len() == 4 { 4 } else { 6 },
-            src_addr: self.client_addr.clone().into(),
-            dst_addr: self.server_addr.clone().into(),
-            src_port: Some(self.client_port),
-            dst_port: Some(dns::PORT.into()),
             ifindex: self.ifindex,
             netns: self.netns,
-            total_packets: 1,
-            total_reverse_packets: 1,
             ..FlowRecord::default()
         }
     }
 }
 
-impl FlowRecord {
-    /// Packets and bytes of both directions that the record reports. Wraps like the counters, whatever a
-    /// sender claims.
+/// An end of a record that names none.
+static NO_END: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
+
+impl Endpoint {
+    /// Packets and bytes that the record reports.
     pub fn delta(&self) -> Pair {
         Pair {
-            packets: self.delta_packets.wrapping_add(self.delta_reverse_packets),
-            bytes: self.delta_bytes.wrapping_add(self.delta_reverse_bytes),
+            packets: self.delta_packets,
+            bytes: self.delta_bytes,
         }
     }
 
-    /// The ids of the cgroups that sent the source's and the destination's packets.
-    pub fn cgroup_ids(&self) -> [Option<u64>; 2] {
-        [self.src_cgroup_id, self.dst_cgroup_id]
+    /// Packets and bytes since the flow's first packet.
+    pub fn total(&self) -> Pair {
+        Pair {
+            packets: self.total_packets,
+            bytes: self.total_bytes,
+        }
     }
 
-    /// The keys of the processes that sent the source's and the destination's packets.
-    pub fn process_keys(&self) -> [Option<u64>; 2] {
-        [self.src_process_key, self.dst_process_key]
+    fn report_total(&mut self) {
+        self.delta_packets = self.total_packets;
+        self.delta_bytes = self.total_bytes;
+        self.delta_ip_bytes = self.total_ip_bytes;
+    }
+}
+
+impl FlowRecord {
+    /// The initiator. Every record of an agent has both ends.
+    pub fn src(&self) -> &Endpoint {
+        self.src.as_ref().unwrap_or(&NO_END)
     }
 
-    /// The ids of the host names of the source and the destination.
-    pub fn host_ids(&self) -> [Option<u64>; 2] {
-        [self.src_host_id, self.dst_host_id]
+    /// The responder.
+    pub fn dst(&self) -> &Endpoint {
+        self.dst.as_ref().unwrap_or(&NO_END)
+    }
+
+    pub fn ends(&self) -> [&Endpoint; 2] {
+        [self.src(), self.dst()]
+    }
+
+    pub fn src_mut(&mut self) -> &mut Endpoint {
+        self.src.get_or_insert_default()
+    }
+
+    pub fn dst_mut(&mut self) -> &mut Endpoint {
+        self.dst.get_or_insert_default()
+    }
+
+    /// Packets and bytes of both directions that the record reports. Wraps like the counters, whatever a
+    /// sender claims.
+    pub fn delta(&self) -> Pair {
+        let [src, dst] = self.ends();
+        Pair {
+            packets: src.delta_packets.wrapping_add(dst.delta_packets),
+            bytes: src.delta_bytes.wrapping_add(dst.delta_bytes),
+        }
     }
 
     /// Packets and bytes of both directions since the flow's first packet.
     pub fn total(&self) -> Pair {
+        let [src, dst] = self.ends();
         Pair {
-            packets: self.total_packets + self.total_reverse_packets,
-            bytes: self.total_bytes + self.total_reverse_bytes,
+            packets: src.total_packets + dst.total_packets,
+            bytes: src.total_bytes + dst.total_bytes,
         }
     }
 
-    /// The sides of the interface at which the packets of the source and of the destination were seen. For a
-    /// direction without packets, the opposite of the other side.
+    /// The sides of the interface at which the packets of the source and of the destination were seen. If the record
+    /// does not say, ingress, and the opposite of the other side.
     pub fn directions(&self) -> [Direction; 2] {
-        let forward = match self.direction() {
+        let forward = match self.src().direction() {
             Direction::Egress => Direction::Egress,
             Direction::Ingress | Direction::Unspecified => Direction::Ingress,
         };
-        let reverse = match (self.reverse_direction(), forward) {
+        let reverse = match (self.dst().direction(), forward) {
             (Direction::Unspecified, Direction::Ingress) => Direction::Egress,
             (Direction::Unspecified, _) => Direction::Ingress,
             (known, _) => known,
@@ -151,12 +210,8 @@ impl FlowRecord {
 
     /// Sets the deltas to the totals, so that the record reports its flow from the first packet on.
     pub fn report_total(&mut self) {
-        self.delta_packets = self.total_packets;
-        self.delta_bytes = self.total_bytes;
-        self.delta_reverse_packets = self.total_reverse_packets;
-        self.delta_reverse_bytes = self.total_reverse_bytes;
-        self.delta_ip_bytes = self.total_ip_bytes;
-        self.delta_reverse_ip_bytes = self.total_reverse_ip_bytes;
+        self.src_mut().report_total();
+        self.dst_mut().report_total();
         self.delta_duration_ns = match self.total().packets {
             0 | 1 => 0,
             _ => self
@@ -359,34 +414,41 @@ mod tests {
 
     #[test]
     fn a_report_of_the_total_has_the_sums_of_each_direction() {
+        let end = |packets, bytes, ip_bytes| Endpoint {
+            total_packets: packets,
+            total_bytes: bytes,
+            total_ip_bytes: ip_bytes,
+            ..Endpoint::default()
+        };
         let mut record = FlowRecord {
-            total_packets: 1,
-            total_bytes: 60,
-            total_reverse_packets: 2,
-            total_reverse_bytes: 140,
-            total_ip_bytes: 46,
-            total_reverse_ip_bytes: 112,
+            src: Some(end(1, 60, 46)),
+            dst: Some(end(2, 140, 112)),
             ..FlowRecord::default()
         };
-        let total = record.clone();
         record.report_total();
-        let all = FlowRecord {
-            delta_packets: 1,
-            delta_bytes: 60,
-            delta_reverse_packets: 2,
-            delta_reverse_bytes: 140,
-            delta_ip_bytes: 46,
-            delta_reverse_ip_bytes: 112,
-            ..total
-        };
-        assert_eq!(record, all);
+        let of = |end: &Endpoint| (end.delta(), end.delta_ip_bytes);
+        assert_eq!(
+            record.ends().map(of),
+            record.ends().map(|end| (end.total(), end.total_ip_bytes))
+        );
+        assert_eq!(
+            record.delta(),
+            Pair {
+                packets: 3,
+                bytes: 200
+            }
+        );
+        assert_eq!(record.dst().delta_ip_bytes, 112);
     }
 
     #[test]
     fn the_times_of_a_record_are_those_of_the_packets_that_it_counts() {
         let record = |packets: [u64; 2], delta_duration_ns| FlowRecord {
-            delta_packets: packets[0],
-            total_packets: packets[1],
+            src: Some(Endpoint {
+                delta_packets: packets[0],
+                total_packets: packets[1],
+                ..Endpoint::default()
+            }),
             first_seen_unix_ns: 1_000,
             last_seen_unix_ns: 9_000,
             delta_duration_ns,

@@ -21,9 +21,9 @@ pub struct OfRecord {
 impl OfRecord {
     pub fn new(record: &FlowRecord) -> Self {
         Self {
-            cgroup_ids: record.cgroup_ids(),
-            process_keys: record.process_keys(),
-            host_ids: record.host_ids(),
+            cgroup_ids: record.ends().map(|end| end.cgroup_id),
+            process_keys: record.ends().map(|end| end.process_key),
+            host_ids: record.ends().map(|end| end.host_id),
         }
     }
 }
@@ -110,7 +110,7 @@ impl Mentions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::fields::each_field;
+    use crate::{Endpoint, batch::fields::each_field};
 
     fn batch() -> FlowBatch {
         let cgroup = |id| Cgroup {
@@ -137,9 +137,15 @@ mod tests {
     #[test]
     fn what_records_mention_stays_and_what_is_no_name_does() {
         let record = FlowRecord {
-            src_cgroup_id: Some(2),
-            dst_process_key: Some(6),
-            src_host_id: Some(8),
+            src: Some(Endpoint {
+                cgroup_id: Some(2),
+                host_id: Some(8),
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                process_key: Some(6),
+                ..Endpoint::default()
+            }),
             ..FlowRecord::default()
         };
         let mentions = Mentions::of([&record, &FlowRecord::default()]);

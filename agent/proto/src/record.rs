@@ -1,128 +1,221 @@
 //! The record that the flow cache makes of one flow after one scan, before it is encoded.
 
-use agent_common::{Counts, Direction, FlowKey, Outer, TcpInfo};
+use std::ops::{Deref, DerefMut};
 
-use crate::round_trip::RoundTrip;
+use agent_common::{Counts, Encapsulation, FlowKey, L4Kind, Outer, TcpInfo};
 
-/// Why a flow ended: the values of IPFIX element 136, `flowEndReason` (RFC 5102).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EndReason {
-    /// No packet was seen for the idle timeout.
-    IdleTimeout = 1,
-    /// The record of a continuing flow. Not used, since a continuing flow has no end reason.
-    ActiveTimeout = 2,
-    /// FIN from both sides (from one side if only that one was seen), or RST.
-    EndOfFlow = 3,
-    /// The agent stopped, or packets of the flow appeared at a side of the interface that its earlier records
-    /// do not name.
-    ForcedEnd = 4,
-    /// The flow cache was full, and this flow had been quiet for the longest time.
-    LackOfResources = 5,
+use bytes::Bytes;
+
+include!(concat!(env!("OUT_DIR"), "/record.rs"));
+
+/// An IP address as it is sent: its first 4 or 16 bytes, or none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Address {
+    pub(crate) bytes: [u8; 16],
+    pub(crate) len: u8,
 }
 
-/// How a flow failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The initiator's SYN was answered by RST.
-    Refused,
-    /// Until the idle timeout, the initiator sent only SYNs and no packet came back.
-    Unanswered,
-    /// The only answer was an ICMP error that quotes a packet of the initiator.
-    Unreachable(IcmpError),
-    /// One end of a connection sent RST before both had sent FIN, and nothing shows that the other end
-    /// ignored it.
-    Reset,
-}
+impl Address {
+    /// An address as the programs keep it: 16 bytes, of which IPv4 uses the first four.
+    #[inline]
+    pub fn new(ip_version: u8, bytes: [u8; 16]) -> Self {
+        let len = if ip_version == 4 { 4 } else { 16 };
+        Self { bytes, len }
+    }
 
-impl Failure {
-    /// The number in the enum in `flow.proto`.
-    pub fn number(self) -> u64 {
-        match self {
-            Self::Refused => 1,
-            Self::Unanswered => 2,
-            Self::Unreachable(_) => 3,
-            Self::Reset => 4,
-        }
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// The type and code of an ICMP error; of an ICMPv6 error if the flow is IPv6.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IcmpError {
-    pub icmp_type: u8,
-    pub code: u8,
+/// Up to two VLAN ids, the outer one first; 0 if absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VlanIds(pub [u16; 2]);
+
+impl VlanIds {
+    /// Those that are there.
+    pub fn numbers(self) -> impl Iterator<Item = u32> {
+        self.0.into_iter().filter(|&id| id != 0).map(u32::from)
+    }
 }
 
-/// How a name was learned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameOrigin {
-    /// The other end of the flow had queried the DNS for it.
-    Dns = 1,
-    /// Another client had queried the DNS for it.
-    DnsOfAnother = 2,
-    /// /etc/hosts has it.
-    HostsFile = 3,
-}
-
-/// The name of one end of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordName {
-    /// The `HostName.id` in the batch.
-    pub id: u64,
-    pub source: NameOrigin,
-}
-
-/// One flow after one scan. `[0]` is forward, from the initiator; `[1]` is reverse.
+/// One flow after one scan, as the flow cache reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub key: FlowKey,
     /// The endpoint of the key that is the initiator and therefore the record's source: 0 is a, 1 is b.
     pub initiator: u8,
-    /// Whether the initiator is unproven. See `initiator_assumed` in `flow.proto`.
-    pub initiator_assumed: bool,
-    /// The side at which the initiator's packets are seen. Without any, the opposite of the side of the
-    /// answers.
-    pub direction: Direction,
-    /// The side at which the answers are seen: the opposite one, except at a mirror port and on loopback,
-    /// where both directions arrive.
-    pub reverse_direction: Direction,
-    /// Counts since the last record of this flow.
-    pub delta: [Counts; 2],
-    /// The time from the first to the last packet that `delta` counts; 0 for a single packet.
-    pub delta_duration_ns: u64,
-    /// Counts since the first packet of this flow.
-    pub total: [Counts; 2],
-    /// When the first packet was seen, Unix time in nanoseconds.
-    pub first_seen_unix_ns: u64,
-    /// When the last packet was seen, Unix time in nanoseconds, never before `first_seen_unix_ns`.
-    pub last_seen_unix_ns: u64,
-    /// The union of the TCP flag bytes since the first packet.
-    pub tcp_flags: [u8; 2],
-    /// The DSCP of the first packet, six bits (RFC 2474).
-    pub dscp: u8,
-    /// `None` while the flow continues.
-    pub end_reason: Option<EndReason>,
-    /// Whether the connection was closed and the flow waits for late packets.
-    pub is_closing: bool,
-    /// Community ID version 1 with seed 0: the SHA-1 digest, without `1:` and base64.
-    pub community_id: [u8; 20],
-    /// The endpoints of the tunnel around the flow.
-    pub outer: Option<Outer>,
-    /// The cgroups of the sockets that sent the packets; 0 if unknown.
-    pub cgroup_ids: [u64; 2],
-    /// The processes that made these sockets: [`Process::key`](agent_common::Process::key); 0 if unknown.
-    pub process_keys: [u64; 2],
-    /// Whether sockets of other cgroups or processes have also sent some of the packets.
-    pub senders_shared: [bool; 2],
-    /// The names of the source and the destination.
-    pub names: [Option<RecordName>; 2],
-    pub failure: Option<Failure>,
-    /// What TCP measured on each side, as of the last packet at which it was read, or at the end of the
-    /// connection.
-    pub tcp: [TcpInfo; 2],
-    /// The time from the interface to each end and back.
-    pub round_trips: [RoundTrip; 2],
-    /// Packets from each end that the kernel dropped after they had arrived and been counted, since the flow
-    /// began.
-    pub dropped: [u64; 2],
+    pub fields: Fields,
+}
+
+impl Deref for Record {
+    type Target = Fields;
+
+    fn deref(&self) -> &Fields {
+        &self.fields
+    }
+}
+
+impl DerefMut for Record {
+    fn deref_mut(&mut self) -> &mut Fields {
+        &mut self.fields
+    }
+}
+
+impl Record {
+    /// A record with what the key says.
+    pub fn new(key: FlowKey, initiator: u8) -> Self {
+        let kind = key.kind();
+        let has_ports = kind == Some(L4Kind::Ports);
+        let is_query = kind == Some(L4Kind::IcmpQuery);
+        let [icmp_type, icmp_code] = key.port_a.to_be_bytes();
+        let is_icmp = is_query || kind == Some(L4Kind::Icmp);
+        let end = |addr, port: u16| EndFields {
+            addr: Address::new(key.ip_version, addr),
+            port: has_ports.then_some(port.into()),
+            ..EndFields::default()
+        };
+        let [src, dst] = in_order(
+            initiator,
+            [end(key.addr_a, key.port_a), end(key.addr_b, key.port_b)],
+        );
+        let [encapsulation, tunnel_id] = tunnel(&key);
+        let fields = Fields {
+            src,
+            dst,
+            protocol: key.protocol.into(),
+            ip_version: key.ip_version.into(),
+            ifindex: key.ifindex,
+            netns: key.netns,
+            vlan_ids: VlanIds(key.vlan_ids),
+            icmp_type: is_icmp.then_some(icmp_type.into()),
+            icmp_code: is_icmp.then_some(icmp_code.into()),
+            icmp_identifier: is_query.then_some(key.port_b.into()),
+            later_fragment: kind == Some(L4Kind::Fragment),
+            encapsulation: encapsulation.and_then(|number| number.cast_signed().try_into().ok()),
+            tunnel_id,
+            ..Fields::default()
+        };
+        Self {
+            key,
+            initiator,
+            fields,
+        }
+    }
+
+    /// With the headers around its tunnel.
+    #[must_use]
+    pub fn with_outer(mut self, outer: &Outer) -> Self {
+        let addresses = [outer.addr_a, outer.addr_b].map(|one| Address::new(outer.ip_version, one));
+        if self.key.encapsulation != 0 {
+            [self.src.outer_addr, self.dst.outer_addr] = in_order(self.initiator, addresses);
+        }
+        self.outer_vlan_ids = VlanIds(outer.vlan_ids);
+        self.outer_pppoe_session =
+            (outer.has_pppoe_session != 0).then_some(outer.pppoe_session.into());
+        self
+    }
+
+    pub fn ends(&self) -> [&EndFields; 2] {
+        [&self.fields.src, &self.fields.dst]
+    }
+
+    /// What source and destination have sent since the flow's last record.
+    pub fn delta(&self) -> [Counts; 2] {
+        self.ends().map(EndFields::delta)
+    }
+
+    /// What source and destination have sent since the flow began.
+    pub fn total(&self) -> [Counts; 2] {
+        self.ends().map(EndFields::total)
+    }
+}
+
+/// The number in the enum in `flow.proto` and the tunnel's own. The enum has the numbers in a flow's key, except that
+/// GRE without a GRE key is GRE.
+fn tunnel(key: &FlowKey) -> [Option<u32>; 2] {
+    let number = key.encapsulation;
+    match Encapsulation::from_u8(number) {
+        _ if number == 0 => [None, None],
+        Some(Encapsulation::Mpls | Encapsulation::IpInIp) => [Some(number.into()), None],
+        Some(Encapsulation::GreWithoutKey) => [Some(Encapsulation::Gre as u32), Some(0)],
+        _ => [Some(number.into()), Some(key.tunnel_id)],
+    }
+}
+
+/// Source and destination for a and b.
+fn in_order<T>(initiator: u8, [a, b]: [T; 2]) -> [T; 2] {
+    if initiator == 0 { [a, b] } else { [b, a] }
+}
+
+impl EndFields {
+    /// Since the flow's last record.
+    fn delta(&self) -> Counts {
+        Counts {
+            packets: self.delta_packets,
+            bytes: self.delta_bytes,
+            ip_bytes: self.delta_ip_bytes,
+        }
+    }
+
+    /// Since the flow began.
+    fn total(&self) -> Counts {
+        Counts {
+            packets: self.total_packets,
+            bytes: self.total_bytes,
+            ip_bytes: self.total_ip_bytes,
+        }
+    }
+
+    /// With what it has sent since the flow's last record, and since the flow began.
+    #[must_use]
+    pub fn with_counts(self, delta: Counts, total: Counts) -> Self {
+        Self {
+            delta_packets: delta.packets,
+            delta_bytes: delta.bytes,
+            delta_ip_bytes: delta.ip_bytes,
+            total_packets: total.packets,
+            total_bytes: total.bytes,
+            total_ip_bytes: total.ip_bytes,
+            ..self
+        }
+    }
+
+    /// With what the kernel's TCP says of this end.
+    #[must_use]
+    pub fn with_tcp(self, info: TcpInfo) -> Self {
+        if !info.is_known() {
+            return self;
+        }
+        Self {
+            tcp_rtt_us: (info.rtt_us != 0).then_some(info.rtt_us),
+            tcp_min_rtt_us: (info.min_rtt_us != TcpInfo::NO_RTT).then_some(info.min_rtt_us),
+            tcp_total_retrans: Some(info.total_retrans),
+            tcp_delivered: Some(info.delivered),
+            tcp_delivered_ce: Some(info.delivered_ce),
+            tcp_data_segs_out: Some(info.data_segs_out),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_trip_that_was_not_measured_is_not_said() {
+        let fresh = TcpInfo {
+            min_rtt_us: TcpInfo::NO_RTT,
+            ..TcpInfo::default()
+        };
+        let end = EndFields::default().with_tcp(fresh);
+        assert_eq!((end.tcp_rtt_us, end.tcp_min_rtt_us), (None, None));
+        assert_eq!(
+            (end.tcp_total_retrans, end.tcp_delivered),
+            (Some(0), Some(0))
+        );
+        let unknown = EndFields::default().with_tcp(TcpInfo::default());
+        assert_eq!(unknown, EndFields::default());
+    }
 }

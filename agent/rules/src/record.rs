@@ -10,8 +10,8 @@
 
 use std::net::IpAddr;
 
-use agent_common::{Direction, L4Kind};
-use proto::{FlowRecord, record::Record};
+use agent_common::Direction;
+use proto::FlowRecord;
 
 use super::{Action, Net, Ports, Rule, Sides};
 
@@ -96,45 +96,20 @@ fn hold<T, V: Copy>(terms: &Sides<T>, [src, dst]: [V; 2], holds: impl Fn(&T, &V)
         && (terms.either.is_empty() || any(&terms.either, src) || any(&terms.either, dst))
 }
 
-impl From<&Record> for Facts {
-    fn from(record: &Record) -> Self {
-        let key = &record.key;
-        let is_reversed = record.initiator != 0;
-        let in_order = |a, b| if is_reversed { [b, a] } else { [a, b] };
-        let len = if key.ip_version == 4 { 4 } else { 16 };
-        let address = |bytes: &[u8; 16]| address(&bytes[..len]);
-        let [forward, reverse] = record.total.map(|total| total.packets != 0);
-        let has_ports = key.kind() == Some(L4Kind::Ports);
-        Self {
-            protocol: key.protocol,
-            addresses: in_order(address(&key.addr_a), address(&key.addr_b)),
-            ports: has_ports.then(|| {
-                let [a, b] = [key.port_a, key.port_b];
-                if is_reversed { [b, a] } else { [a, b] }
-            }),
-            sent: [
-                forward.then_some(record.direction),
-                reverse.then_some(record.reverse_direction),
-            ],
-        }
-    }
-}
-
 impl From<&FlowRecord> for Facts {
     fn from(record: &FlowRecord) -> Self {
-        let direction = record.direction().side().unwrap_or(Direction::Ingress);
-        let reverse_direction = record.reverse_direction().side();
-        let reverse_direction = reverse_direction.unwrap_or(direction.opposite());
-        let port = |port: Option<u32>| port.and_then(|port| u16::try_from(port).ok());
-        let ports = port(record.src_port).zip(port(record.dst_port));
+        let ends = record.ends();
+        let ports = ends.map(|end| end.port.and_then(|port| u16::try_from(port).ok()));
+        let sides = record.directions().map(proto::Direction::side);
+        let sent = |end: usize| sides[end].filter(|_| ends[end].total_packets != 0);
         Self {
             protocol: u8::try_from(record.protocol).unwrap_or(u8::MAX),
-            addresses: [address(&record.src_addr), address(&record.dst_addr)],
-            ports: ports.map(|(src, dst)| [src, dst]),
-            sent: [
-                (record.total_packets != 0).then_some(direction),
-                (record.total_reverse_packets != 0).then_some(reverse_direction),
-            ],
+            addresses: ends.map(|end| address(&end.addr)),
+            ports: match ports {
+                [Some(src), Some(dst)] => Some([src, dst]),
+                _ => None,
+            },
+            sent: [sent(0), sent(1)],
         }
     }
 }

@@ -421,13 +421,19 @@ mod tests {
             Bytes::from([next(), next()].concat())
         };
         let mut record = |port| proto::FlowRecord {
+            src: Some(proto::Endpoint {
+                addr: address(),
+                port: Some(port),
+                delta_packets: 1,
+                total_packets: 1,
+                ..proto::Endpoint::default()
+            }),
+            dst: Some(proto::Endpoint {
+                addr: address(),
+                port: Some(port),
+                ..proto::Endpoint::default()
+            }),
             protocol: 17,
-            src_addr: address(),
-            dst_addr: address(),
-            src_port: Some(port),
-            dst_port: Some(port),
-            delta_packets: 1,
-            total_packets: 1,
             ..Default::default()
         };
         let message = FlowBatch {

@@ -103,20 +103,28 @@ impl StreamFilter {
 
 #[cfg(test)]
 mod tests {
+    use proto::Endpoint;
+
     use super::*;
 
     fn record(port: u32, ifindex: u32) -> FlowRecord {
         FlowRecord {
+            src: Some(Endpoint {
+                addr: Bytes::from_static(&[10, 0, 0, 1]),
+                port: Some(5000),
+                delta_packets: 1,
+                delta_bytes: 100,
+                total_packets: 7,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: Bytes::from_static(&[10, 0, 0, 2]),
+                port: Some(port),
+                delta_packets: 2,
+                delta_bytes: 300,
+                ..Endpoint::default()
+            }),
             protocol: 6,
-            src_addr: Bytes::from_static(&[10, 0, 0, 1]),
-            dst_addr: Bytes::from_static(&[10, 0, 0, 2]),
-            src_port: Some(5000),
-            dst_port: Some(port),
-            delta_packets: 1,
-            delta_bytes: 100,
-            delta_reverse_packets: 2,
-            delta_reverse_bytes: 300,
-            total_packets: 7,
             ifindex,
             netns: 9,
             ..FlowRecord::default()

@@ -247,22 +247,28 @@ impl Iterator for Listed {
 mod tests {
     use std::collections::BTreeSet;
 
-    use proto::{Account, batch::Batch};
+    use proto::{Account, Endpoint, batch::Batch};
 
     use super::*;
     use crate::asks::MAX_SNAPSHOT_BYTES;
 
     fn record(number: u64) -> FlowRecord {
         FlowRecord {
+            src: Some(Endpoint {
+                addr: Bytes::from_static(&[10, 0, 0, 1]),
+                port: Some(number as u32),
+                delta_packets: number,
+                delta_bytes: 1000 - number,
+                total_packets: number,
+                total_bytes: 1000 - number,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: Bytes::from_static(&[10, 0, 0, 2]),
+                port: Some(53),
+                ..Endpoint::default()
+            }),
             protocol: 17,
-            src_addr: Bytes::from_static(&[10, 0, 0, 1]),
-            dst_addr: Bytes::from_static(&[10, 0, 0, 2]),
-            src_port: Some(number as u32),
-            dst_port: Some(53),
-            delta_packets: number,
-            delta_bytes: 1000 - number,
-            total_packets: number,
-            total_bytes: 1000 - number,
             first_seen_unix_ns: number % 10,
             last_seen_unix_ns: number,
             ..FlowRecord::default()
@@ -309,7 +315,10 @@ mod tests {
         let [batch] = &batches[..] else {
             panic!("{} batches", batches.len());
         };
-        let numbers = batch.records.iter().map(|record| record.total_packets);
+        let numbers = batch
+            .records
+            .iter()
+            .map(|record| record.src().total_packets);
         (numbers.collect(), batch.clone())
     }
 
@@ -392,8 +401,14 @@ mod tests {
             };
             let own = 100 + u64::from(index);
             let record = |number| FlowRecord {
-                src_cgroup_id: Some(own),
-                dst_cgroup_id: Some(7),
+                src: Some(Endpoint {
+                    cgroup_id: Some(own),
+                    ..record(number).src().clone()
+                }),
+                dst: Some(Endpoint {
+                    cgroup_id: Some(7),
+                    ..record(number).dst().clone()
+                }),
                 ..record(number)
             };
             let message = FlowBatch {
@@ -430,7 +445,7 @@ mod tests {
         for batch in &batches {
             let named = batch.records.iter();
             let named: BTreeSet<_> = named
-                .flat_map(|record| [record.src_cgroup_id, record.dst_cgroup_id])
+                .flat_map(|record| [record.src().cgroup_id, record.dst().cgroup_id])
                 .flatten()
                 .collect();
             let told: Vec<_> = batch.cgroups.iter().map(|cgroup| cgroup.id).collect();

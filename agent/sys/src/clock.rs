@@ -38,10 +38,11 @@ impl ScanClock {
     /// the sleep if the first packet did, whose time comes from a clock that counts sleep. Otherwise it is
     /// taken to lie before the sleep. So the result is never too late, but may be too early by the sleep.
     pub fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
-        let ticks = self
-            .jiffies
+        // A page holds what came since the last scan, so half of the counter is enough.
+        let ticks = (self.jiffies as u32)
             .wrapping_sub(counters.last_seen_jiffies)
             .cast_signed();
+        let ticks = i64::from(ticks);
         let tick_ns = self.tick_ns.cast_signed();
         let awake_ns = self
             .boot_ns
@@ -227,7 +228,7 @@ mod tests {
     fn counters(first_seen_ns: u64, last_seconds_ago: u64) -> FlowCounters {
         FlowCounters {
             first_seen_ns,
-            last_seen_jiffies: 1_000_000 - last_seconds_ago * TICKS_A_SECOND,
+            last_seen_jiffies: (1_000_000 - last_seconds_ago * TICKS_A_SECOND) as u32,
             ..FlowCounters::default()
         }
     }

@@ -194,7 +194,7 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
                 "grpc.reflection.v1.ServerReflection",
             ]
         );
-        let record = asked(&["describe", "flow.v1.FlowRecord"]);
+        let record = asked(&["describe", "flow.v1.Endpoint"]);
         assert!(record.contains("uint64 delta_packets"), "{record}");
         let status = asked(&["flow.v1.FlowAgent/GetStatus"]);
         let status: Value = serde_json::from_str(&status).unwrap();
@@ -349,9 +349,10 @@ fn number(message: &Value, name: &str) -> u64 {
 
 /// A record in protobuf's JSON, with the names of `--output json`.
 fn as_flow_line(record: &Value) -> Value {
-    let address = |name: &str| {
+    let [src, dst] = ["src", "dst"].map(|end| &record[end]);
+    let address = |end: &Value| {
         let bytes = BASE64_STANDARD
-            .decode(record[name].as_str().unwrap())
+            .decode(end["addr"].as_str().unwrap())
             .unwrap();
         let bytes: [u8; 4] = bytes.try_into().unwrap();
         std::net::Ipv4Addr::from(bytes).to_string()
@@ -359,13 +360,13 @@ fn as_flow_line(record: &Value) -> Value {
     serde_json::json!({
         "vlan_ids": [],
         "protocol": number(record, "protocol"),
-        "src_addr": address("srcAddr"),
-        "src_port": number(record, "srcPort"),
-        "dst_addr": address("dstAddr"),
-        "dst_port": number(record, "dstPort"),
-        "packets": number(record, "deltaPackets"),
-        "bytes": number(record, "deltaBytes"),
-        "reverse_packets": number(record, "deltaReversePackets"),
-        "reverse_bytes": number(record, "deltaReverseBytes"),
+        "src_addr": address(src),
+        "src_port": number(src, "port"),
+        "dst_addr": address(dst),
+        "dst_port": number(dst, "port"),
+        "packets": number(src, "deltaPackets"),
+        "bytes": number(src, "deltaBytes"),
+        "reverse_packets": number(dst, "deltaPackets"),
+        "reverse_bytes": number(dst, "deltaBytes"),
     })
 }

@@ -37,13 +37,13 @@ fn send(lab: &Lab, ports: std::ops::Range<u16>, sent: &mut Sums) {
 fn add_deltas(sums: &mut Sums, records: &[FlowRecord]) {
     for record in records {
         assert_eq!(record.end_reason, None);
-        let sum = sums.entry(record.src_port.unwrap()).or_default();
+        let sum = sums.entry(record.src().port.unwrap()).or_default();
         *sum += Pair {
-            packets: record.delta_packets,
-            bytes: record.delta_bytes,
+            packets: record.src().delta_packets,
+            bytes: record.src().delta_bytes,
         };
         assert_eq!(
-            (record.total_packets, record.total_bytes),
+            (record.src().total_packets, record.src().total_bytes),
             (sum.packets, sum.bytes)
         );
     }
@@ -137,7 +137,10 @@ async fn who_comes_between_two_scans_knows_every_packet_since_the_flows_began() 
         limit: 3,
     };
     let listed = list(&target, longest).await;
-    let ports = listed.records.iter().map(|record| record.src_port.unwrap());
+    let ports = listed
+        .records
+        .iter()
+        .map(|record| record.src().port.unwrap());
     assert_eq!(ports.collect::<Vec<_>>(), [15, 14, 13]);
     assert_eq!((listed.scan_id, listed.left_out_records), (2, 27));
     agent.stop_silent();
@@ -188,8 +191,8 @@ async fn all_of(mut observer: Observer) -> (Pair, usize) {
         assert_eq!(batch.lost_batches, 0);
         for record in &batch.records {
             sum += Pair {
-                packets: record.delta_packets,
-                bytes: record.delta_bytes,
+                packets: record.src().delta_packets,
+                bytes: record.src().delta_bytes,
             };
         }
         if batch.snapshot {

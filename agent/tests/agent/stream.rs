@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo};
+use agent_common::{Counts, FlowKey, HookAccount, L4Kind};
 use exporters::Outputs;
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use hub::{DEFAULT_QUEUED_BYTES, Hub};
@@ -182,32 +182,15 @@ fn record(number: u32) -> Record {
         bytes: 60,
         ip_bytes: 46,
     };
-    Record {
-        key,
-        initiator: 0,
-        initiator_assumed: false,
-        senders_shared: [false; 2],
-        direction: Direction::Ingress,
-        reverse_direction: Direction::Egress,
-        delta: [counts; 2],
-        total: [counts; 2],
-        delta_duration_ns: 1,
-        first_seen_unix_ns: 1,
-        last_seen_unix_ns: 2,
-        tcp_flags: [0; 2],
-        dscp: 0,
-        end_reason: None,
-        is_closing: false,
-        community_id: [1; 20],
-        outer: None,
-        cgroup_ids: [0; 2],
-        process_keys: [0; 2],
-        tcp: [TcpInfo::default(); 2],
-        names: [None; 2],
-        failure: None,
-        round_trips: Default::default(),
-        dropped: [0; 2],
-    }
+    let mut record = Record::new(key, 0);
+    record.src.direction = proto::Direction::Ingress;
+    record.dst.direction = proto::Direction::Egress;
+    record.src = record.src.with_counts(counts, counts);
+    record.dst = record.dst.with_counts(counts, counts);
+    record.delta_duration_ns = 1;
+    (record.first_seen_unix_ns, record.last_seen_unix_ns) = (1, 2);
+    record.community_id = [1; 20];
+    record
 }
 
 fn socket(directory: &TempDir) -> (ListenAddr, Target) {
@@ -257,7 +240,7 @@ async fn two_consumers_see_the_same_scans() {
         for number in 1..=batches {
             let batch = batch(observer).await;
             assert_eq!((batch.stream_seq, batch.lost_batches), (number as u64, 0));
-            sources.extend(batch.records.iter().map(|record| record.src_addr.clone()));
+            sources.extend(batch.records.iter().map(|record| record.src().addr.clone()));
         }
         assert_eq!(sources.len(), flows as usize);
         for (number, source) in (0..flows).zip(sources) {

@@ -109,7 +109,7 @@ pub fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64), const FLAGS: usize>(
     if let Some(flow) = table.get_ptr_mut(key) {
         // SAFETY: `flow` comes from a look-up in this program run, and the index is 0 or 1.
         let (packets, bytes) = unsafe {
-            (*flow).last_seen_jiffies = now;
+            (*flow).last_seen_jiffies = now as u32;
             (
                 &raw mut (*flow).packets[direction],
                 &raw mut (*flow).bytes[direction],
@@ -120,7 +120,7 @@ pub fn add<K, N: FnOnce() -> u64, A: Fn(*mut u64, u64), const FLAGS: usize>(
         return;
     }
     let mut first = FlowCounters {
-        last_seen_jiffies: now,
+        last_seen_jiffies: now as u32,
         ..FlowCounters::default()
     };
     first.packets[direction] = 1;

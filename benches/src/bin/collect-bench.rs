@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use agent_common::{Counts, Direction, FlowKey, HookAccount, L4Kind, TcpInfo, protocol::TCP};
+use agent_common::{Counts, FlowKey, HookAccount, L4Kind, protocol::TCP};
 use anyhow::{Context as _, Result, bail};
 use benches::live::result::Figure;
 use clap::Parser;
@@ -399,30 +399,19 @@ fn record(flow: u32, begin: u64) -> Record {
         ip_bytes: packets * 686,
     };
     let packets = u64::from(flow % 90) + 1;
-    Record {
-        key,
-        initiator: 0,
-        initiator_assumed: false,
-        senders_shared: [false; 2],
-        direction: Direction::Egress,
-        reverse_direction: Direction::Ingress,
-        delta: [counts(packets), counts(2 * packets)],
-        total: [counts(9 * packets), counts(18 * packets)],
-        delta_duration_ns: u64::from(flow) * 10_007,
-        first_seen_unix_ns: begin - u64::from(flow) * 1_000_003,
-        last_seen_unix_ns: begin + u64::from(flow) * 10_007,
-        tcp_flags: [0x1a, 0x1a],
-        dscp: 0,
-        end_reason: None,
-        is_closing: false,
-        community_id: community_id(&key, 0),
-        outer: None,
-        cgroup_ids: [0; 2],
-        process_keys: [0; 2],
-        tcp: [TcpInfo::default(); 2],
-        names: [None; 2],
-        failure: None,
-        round_trips: Default::default(),
-        dropped: [0; 2],
+    let mut record = Record::new(key, 0);
+    record.src.direction = proto::Direction::Egress;
+    record.dst.direction = proto::Direction::Ingress;
+    record.src = record.src.with_counts(counts(packets), counts(9 * packets));
+    record.dst = record
+        .dst
+        .with_counts(counts(2 * packets), counts(18 * packets));
+    for end in [&mut record.fields.src, &mut record.fields.dst] {
+        end.tcp_flags = Some(0x1a);
     }
+    record.delta_duration_ns = u64::from(flow) * 10_007;
+    record.first_seen_unix_ns = begin - u64::from(flow) * 1_000_003;
+    record.last_seen_unix_ns = begin + u64::from(flow) * 10_007;
+    record.community_id = community_id(&key, 0);
+    record
 }

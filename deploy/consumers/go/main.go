@@ -42,8 +42,8 @@ func main() {
 		last = batch
 		for _, record := range batch.Records {
 			records++
-			packets += record.DeltaPackets + record.DeltaReversePackets
-			bytes += record.DeltaBytes + record.DeltaReverseBytes
+			packets += record.Src.DeltaPackets + record.Dst.DeltaPackets
+			bytes += record.Src.DeltaBytes + record.Dst.DeltaBytes
 		}
 		if batch.LastOfScan {
 			tell()

@@ -34,8 +34,8 @@ def add(message):
     sums["batches"] += 1
     for record in batch.records:
         sums["records"] += 1
-        sums["packets"] += record.delta_packets + record.delta_reverse_packets
-        sums["bytes"] += record.delta_bytes + record.delta_reverse_bytes
+        sums["packets"] += record.src.delta_packets + record.dst.delta_packets
+        sums["bytes"] += record.src.delta_bytes + record.dst.delta_bytes
 
 
 settings = {

@@ -34,8 +34,8 @@ with grpc.insecure_channel(target) as channel:
         lost_packets, lost_bytes = batch.lost_packets, batch.lost_bytes
         for record in batch.records:
             records += 1
-            packets += record.delta_packets + record.delta_reverse_packets
-            octets += record.delta_bytes + record.delta_reverse_bytes
+            packets += record.src.delta_packets + record.dst.delta_packets
+            octets += record.src.delta_bytes + record.dst.delta_bytes
         if batch.last_of_scan:
             tell()
 tell()

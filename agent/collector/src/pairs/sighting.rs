@@ -153,7 +153,7 @@ fn is_one_host(addr: IpAddr) -> bool {
 impl Sighting {
     /// Returns `None` if no agent would have made the record, or if the address may mean another host on each link.
     fn of(record: &FlowRecord, batch: &FlowBatch) -> Option<Self> {
-        let addr = [&record.src_addr, &record.dst_addr].map(|bytes| human::address(bytes));
+        let addr = [&record.src().addr, &record.dst().addr].map(|bytes| human::address(bytes));
         let [Some(src), Some(dst)] = addr else {
             return None;
         };
@@ -162,20 +162,20 @@ impl Sighting {
         }
         let community_id = record.community_id[..].try_into().ok()?;
         let [forward, reverse] = human::directions(record).map(|side| side?.side());
-        let mut ends = [(src, record.src_port), (dst, record.dst_port)];
+        let mut ends = [(src, record.src().port), (dst, record.dst().port)];
         let mut ways = [
             Way {
                 side: forward,
                 sum: Sum {
-                    packets: record.delta_packets,
-                    ip_bytes: record.delta_ip_bytes,
+                    packets: record.src().delta_packets,
+                    ip_bytes: record.src().delta_ip_bytes,
                 },
             },
             Way {
                 side: reverse,
                 sum: Sum {
-                    packets: record.delta_reverse_packets,
-                    ip_bytes: record.delta_reverse_ip_bytes,
+                    packets: record.dst().delta_packets,
+                    ip_bytes: record.dst().delta_ip_bytes,
                 },
             },
         ];
@@ -183,8 +183,8 @@ impl Sighting {
             ends.swap(0, 1);
             ways.swap(0, 1);
         }
-        let is_first = record.total_packets == record.delta_packets
-            && record.total_reverse_packets == record.delta_reverse_packets;
+        let is_first = record.src().total_packets == record.src().delta_packets
+            && record.dst().total_packets == record.dst().delta_packets;
         Some(Self {
             flow: FlowId {
                 community_id,

@@ -5,7 +5,7 @@ mod attacks;
 use std::time::Instant;
 
 use prost::Message as _;
-use proto::{Account, AgentIdentity, Count, Direction, FlowBatch, FlowRecord, Interface};
+use proto::{Account, AgentIdentity, Count, Direction, Endpoint, FlowBatch, FlowRecord, Interface};
 use tls::identity::{Grant, Identity, Roles};
 
 use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
@@ -109,19 +109,26 @@ fn record(
 ) -> FlowRecord {
     let before = u64::from(began.is_none());
     FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, 1].into(),
+            port: Some(4000),
+            direction: direction as i32,
+            delta_packets: packets[0],
+            delta_ip_bytes: packets[0] * 100,
+            total_packets: packets[0] + before,
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 0, 2].into(),
+            port: Some(53),
+            direction: direction.opposite() as i32,
+            delta_packets: packets[1],
+            delta_ip_bytes: packets[1] * 100,
+            total_packets: packets[1],
+            ..Endpoint::default()
+        }),
         protocol: 17,
-        src_addr: vec![10, 0, 0, 1].into(),
-        dst_addr: vec![10, 0, 0, 2].into(),
-        src_port: Some(4000),
-        dst_port: Some(53),
         community_id: vec![7; 20].into(),
-        direction: direction as i32,
-        delta_packets: packets[0],
-        delta_ip_bytes: packets[0] * 100,
-        delta_reverse_packets: packets[1],
-        delta_reverse_ip_bytes: packets[1] * 100,
-        total_packets: packets[0] + before,
-        total_reverse_packets: packets[1],
         first_seen_unix_ns: began.unwrap_or_default() * SECOND,
         last_seen_unix_ns: last_seen * SECOND,
         ..FlowRecord::default()
@@ -226,17 +233,8 @@ fn whoever_was_taken_for_the_initiator_the_ways_are_the_same() {
     let (mut a, mut b) = known(&mut pairs);
     a.scan(&mut pairs, leaving([100, 48], Some(12), 19));
     let mut swapped = arriving([93, 50], Some(12), 19).remove(0);
-    std::mem::swap(&mut swapped.src_addr, &mut swapped.dst_addr);
-    std::mem::swap(&mut swapped.src_port, &mut swapped.dst_port);
-    std::mem::swap(
-        &mut swapped.delta_packets,
-        &mut swapped.delta_reverse_packets,
-    );
-    std::mem::swap(
-        &mut swapped.total_packets,
-        &mut swapped.total_reverse_packets,
-    );
-    swapped.direction = Direction::Egress as i32;
+    let ends = (swapped.src.take(), swapped.dst.take());
+    (swapped.dst, swapped.src) = ends;
     b.scan(&mut pairs, vec![swapped]);
     for agent in [&mut a, &mut b] {
         agent.scan(&mut pairs, Vec::new());
@@ -831,7 +829,7 @@ fn addresses_that_mean_another_host_on_each_link_are_left_out() {
         vec![0; 16],
     ] {
         let mut flow = leaving([1, 0], Some(13), 19);
-        flow[0].dst_addr = addr.into();
+        flow[0].dst_mut().addr = addr.into();
         a.scan(&mut pairs, flow);
     }
     assert_eq!(pairs.status().flows, 0);

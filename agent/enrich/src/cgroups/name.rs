@@ -3,7 +3,7 @@
 //! systemd: <https://systemd.io/CONTROL_GROUP_INTERFACE>. Container runtimes name a container's cgroup by its id. If
 //! systemd makes the cgroup, they add a prefix of their own; otherwise it is often below a folder of their own.
 
-use proto::{Cgroup, ends::MAX_CGROUP_PATH_BYTES};
+use proto::{Cgroup, limits::MAX_CGROUP_PATH_BYTES};
 
 /// Units that processes run in, by the end of their name.
 const UNITS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];

@@ -19,7 +19,7 @@ use std::{
 
 use agent_common::Senders;
 use anyhow::{Context as _, Result, ensure};
-use proto::ends::MAX_CGROUP_PATH_BYTES;
+use proto::limits::MAX_CGROUP_PATH_BYTES;
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
     fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags},

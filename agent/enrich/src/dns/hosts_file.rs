@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use proto::ends::MAX_HOST_NAME_BYTES;
+use proto::limits::MAX_HOST_NAME_BYTES;
 
 /// Where the hosts file is.
 pub const PATH: &str = "/etc/hosts";

@@ -10,7 +10,7 @@ use domain::{
     },
     rdata::{A, Aaaa, Cname},
 };
-use proto::ends::{MAX_DNS_ANSWERS, MAX_HOST_NAME_BYTES};
+use proto::limits::{MAX_DNS_ANSWERS, MAX_HOST_NAME_BYTES};
 
 /// The longest chain of aliases that is followed. Resolvers follow about ten at most (Unbound, BIND).
 const MOST_ALIASES: usize = 16;

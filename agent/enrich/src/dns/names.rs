@@ -12,7 +12,7 @@ use std::{
 
 use agent_common::FlowKey;
 use foldhash::fast::RandomState;
-use proto::record::NameOrigin;
+use proto::NameSource;
 use sys::clock;
 
 use super::{MOST_BYTES_PER_FLOW_END, message::Address};
@@ -49,12 +49,12 @@ pub struct EndName {
 }
 
 const _: () = assert!(size_of::<Option<EndName>>() as u64 == MOST_BYTES_PER_FLOW_END);
-const _: () = assert!((NameOrigin::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
+const _: () = assert!((NameSource::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
 
 impl EndName {
     const SOURCE_BITS: u32 = 2;
 
-    fn new(name: &Arc<HostName>, source: NameOrigin) -> Self {
+    fn new(name: &Arc<HostName>, source: NameSource) -> Self {
         Self {
             name: Arc::clone(name),
             number_and_source: name.id << Self::SOURCE_BITS | source as u64,
@@ -65,11 +65,11 @@ impl EndName {
         self.number_and_source >> Self::SOURCE_BITS
     }
 
-    pub fn source(&self) -> NameOrigin {
+    pub fn source(&self) -> NameSource {
         match self.number_and_source & ((1 << Self::SOURCE_BITS) - 1) {
-            1 => NameOrigin::Dns,
-            2 => NameOrigin::DnsOfAnother,
-            _ => NameOrigin::HostsFile,
+            1 => NameSource::Dns,
+            2 => NameSource::DnsOfAnother,
+            _ => NameSource::HostsFile,
         }
     }
 
@@ -257,14 +257,14 @@ impl Names {
             known.max_by_key(|known| known.since_ns)
         };
         if let Some(known) = last(true) {
-            return Some(EndName::new(&known.name, NameOrigin::Dns));
+            return Some(EndName::new(&known.name, NameSource::Dns));
         }
         if realm == self.home
             && let Some(name) = self.of_hosts.get(&address)
         {
-            return Some(EndName::new(name, NameOrigin::HostsFile));
+            return Some(EndName::new(name, NameSource::HostsFile));
         }
-        last(false).map(|known| EndName::new(&known.name, NameOrigin::DnsOfAnother))
+        last(false).map(|known| EndName::new(&known.name, NameSource::DnsOfAnother))
     }
 
     /// Calls `each` with the names of these ids, in the same order. All of them must be in use.

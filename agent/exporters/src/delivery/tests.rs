@@ -9,7 +9,7 @@ use agent_common::Pair;
 use futures_util::{Stream, StreamExt as _, stream};
 use hub::{DEFAULT_QUEUED_BYTES, Hub};
 use proto::{
-    AgentIdentity, FlowRecord, OutputStatus,
+    AgentIdentity, Endpoint, FlowRecord, OutputStatus,
     batch::Batch,
     flow_collector_server::{FlowCollector, FlowCollectorServer},
 };
@@ -157,8 +157,11 @@ const AGENT: &str = "agent-1";
 /// A batch of so many records, each of three packets with 300 bytes.
 fn batch(scan_id: u64, records: u32) -> Batch {
     let record = FlowRecord {
-        delta_packets: 3,
-        delta_bytes: 300,
+        src: Some(Endpoint {
+            delta_packets: 3,
+            delta_bytes: 300,
+            ..Endpoint::default()
+        }),
         ..FlowRecord::default()
     };
     let message = FlowBatch {
@@ -248,7 +251,7 @@ impl Output {
         let subscription = hub.subscribe_output("collector", "test");
         let tally = Arc::new(Tally::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
-        let endpoint = |to| Endpoint::new(to, None);
+        let endpoint = |to| crate::transport::Endpoint::new(to, None);
         let collectors = Collectors {
             endpoints: collectors.into_iter().map(endpoint).collect(),
             spooling: None,

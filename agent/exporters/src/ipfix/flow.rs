@@ -1,10 +1,9 @@
 //! Data records of flows: which fields a flow has, and their values.
 
-use proto::{Direction, Encapsulation, EndReason, FlowRecord};
+use proto::{Direction, Encapsulation, EndReason, Endpoint, FlowRecord, columns::Row};
 
 use super::{
-    elements as ie,
-    enriched::Enriched,
+    elements as ie, enriched,
     fields::{Fields, Length},
 };
 
@@ -44,9 +43,9 @@ impl Shape {
     pub fn of(flow: &FlowRecord, has_netns: bool) -> Self {
         let transport = if flow.icmp_type.is_some() {
             Transport::Icmp
-        } else if flow.tcp_flags.is_some() {
+        } else if flow.src().tcp_flags.is_some() {
             Transport::Tcp
-        } else if flow.src_port.is_some() {
+        } else if flow.src().port.is_some() {
             Transport::Ports
         } else {
             Transport::Other
@@ -161,46 +160,40 @@ pub(super) struct Flow<'a> {
     reverse: Count,
     direction: u8,
     reverse_direction: u8,
-    enriched: Option<&'a Enriched<'a>>,
+    /// What else is known about the flow.
+    row: Option<&'a Row<'a>>,
 }
 
 impl<'a> Flow<'a> {
     #[inline]
     pub fn new(record: &'a FlowRecord, octets: Octets) -> Self {
-        let count = |packets: u64, layer2: u64, ip: u64| Count {
-            packets,
-            layer2,
+        let count = |end: &Endpoint| Count {
+            packets: end.delta_packets,
+            layer2: end.delta_bytes,
             octets: match octets {
-                Octets::Layer2 => layer2,
-                Octets::Ip => ip,
+                Octets::Layer2 => end.delta_bytes,
+                Octets::Ip => end.delta_ip_bytes,
             },
         };
+        let [src, dst] = record.ends();
         let directions = record.directions();
         let [direction, reverse_direction] =
             directions.map(|direction| u8::from(direction == Direction::Egress));
         Self {
             record,
             is_answer: false,
-            forward: count(
-                record.delta_packets,
-                record.delta_bytes,
-                record.delta_ip_bytes,
-            ),
-            reverse: count(
-                record.delta_reverse_packets,
-                record.delta_reverse_bytes,
-                record.delta_reverse_ip_bytes,
-            ),
+            forward: count(src),
+            reverse: count(dst),
             direction,
             reverse_direction,
-            enriched: None,
+            row: None,
         }
     }
 
     /// Adds annotations, for an enriched shape.
-    pub fn with(self, enriched: &'a Enriched<'a>) -> Self {
+    pub fn with(self, row: &'a Row<'a>) -> Self {
         Self {
-            enriched: Some(enriched),
+            row: Some(row),
             ..self
         }
     }
@@ -230,15 +223,17 @@ impl<'a> Flow<'a> {
         let record = self.record;
         let is_biflow = form.is_biflow;
         let transport = shape.transport();
+        let dscp = self.ends().map(|end| end.dscp.unwrap_or_default() as u8);
         if is_biflow {
             out.u64(ie::PACKET_DELTA_COUNT.reverse(), self.reverse.packets);
             out.u64(ie::OCTET_DELTA_COUNT.reverse(), self.reverse.octets);
             out.u64(ie::LAYER2_OCTET_DELTA_COUNT.reverse(), self.reverse.layer2);
             out.u8(ie::FLOW_DIRECTION.reverse(), self.reverse_direction);
+            out.u8(ie::IP_DIFF_SERV_CODE_POINT.reverse(), dscp[1]);
             if transport == Transport::Tcp {
                 out.u8(
                     ie::TCP_CONTROL_BITS.reverse(),
-                    self.tcp_flags(!self.is_answer),
+                    Self::tcp_flags(self.ends()[1]),
                 );
             }
         }
@@ -267,9 +262,8 @@ impl<'a> Flow<'a> {
             };
             out.u8(ie::BIFLOW_DIRECTION, source);
         }
-        let dscp = record.dscp.unwrap_or_default() as u8;
-        out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);
-        out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp);
+        out.u8(ie::IP_CLASS_OF_SERVICE, dscp[0] << 2);
+        out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp[0]);
         // A continuing flow has no end reason, so its records say active timeout. The packetless record with the reason
         // of a closed flow is usually not sent, so its closing record says end of flow.
         let reason = match record.end_reason() as u8 {
@@ -285,16 +279,16 @@ impl<'a> Flow<'a> {
         }
         self.layer2(shape, out);
         if shape.is_enriched()
-            && let Some(enriched) = self.enriched
+            && let Some(&row) = self.row
         {
-            enriched.walk(self.is_answer, is_biflow, out);
+            let row = if self.is_answer { row.reversed() } else { row };
+            enriched::walk(&row, is_biflow, out);
         }
     }
 
     #[inline]
     fn addresses(&self, shape: Shape, out: &mut impl Fields) {
-        let record = self.record;
-        let (source, destination) = self.in_order(&record.src_addr, &record.dst_addr);
+        let [source, destination] = self.ends().map(|end| &end.addr);
         if shape.has(Shape::IPV6) {
             out.field::<16>(ie::SOURCE_IPV6_ADDRESS, address(source));
             out.field::<16>(ie::DESTINATION_IPV6_ADDRESS, address(destination));
@@ -328,15 +322,14 @@ impl<'a> Flow<'a> {
                 }
             }
             Transport::Ports | Transport::Tcp => {
-                let ports = self.in_order(&record.src_port, &record.dst_port);
-                let (source, destination) = (*ports.0, *ports.1);
+                let [source, destination] = self.ends().map(|end| end.port);
                 out.u16(ie::SOURCE_TRANSPORT_PORT, source.unwrap_or_default() as u16);
                 out.u16(
                     ie::DESTINATION_TRANSPORT_PORT,
                     destination.unwrap_or_default() as u16,
                 );
                 if shape.transport() == Transport::Tcp {
-                    out.u8(ie::TCP_CONTROL_BITS, self.tcp_flags(self.is_answer));
+                    out.u8(ie::TCP_CONTROL_BITS, Self::tcp_flags(self.ends()[0]));
                 }
             }
         }
@@ -369,22 +362,18 @@ impl<'a> Flow<'a> {
     }
 
     /// In one byte, because pmacct reads only the first one.
-    fn tcp_flags(&self, of_answers: bool) -> u8 {
-        let record = self.record;
-        let flags = if of_answers {
-            record.reverse_tcp_flags
-        } else {
-            record.tcp_flags
-        };
-        flags.unwrap_or_default() as u8
+    fn tcp_flags(end: &Endpoint) -> u8 {
+        end.tcp_flags.unwrap_or_default() as u8
     }
 
+    /// Source and destination, as seen from this endpoint.
     #[inline]
-    fn in_order<'b, T>(&self, source: &'b T, destination: &'b T) -> (&'b T, &'b T) {
+    fn ends(&self) -> [&'a Endpoint; 2] {
+        let [src, dst] = self.record.ends();
         if self.is_answer {
-            (destination, source)
+            [dst, src]
         } else {
-            (source, destination)
+            [src, dst]
         }
     }
 }

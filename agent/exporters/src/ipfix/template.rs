@@ -1,19 +1,35 @@
 //! Template numbers of flows. A number means the same fields in every agent with any settings: a collector may confuse
 //! agents that share an address and an observation domain.
 
+use proto::columns::COLUMNS;
+
 use super::{Settings, flow::Shape};
 
 /// First numbers of the templates with IANA elements only, by form. Options have 400 to 406. The rest of 256 to 639
-/// stays unused, because earlier versions had templates there whose fields depended on the settings.
-const BIFLOW: u16 = 768;
+/// and of 768 to 1535 stays unused, because earlier versions had other templates there.
+const BIFLOW: u16 = 896;
 const UNIFLOW: u16 = 640;
 /// First number of the templates with enterprise elements.
-const ENTERPRISES: u16 = 1024;
+const ENTERPRISES: u16 = 1536;
 /// Templates per enterprise: biflows and uniflows, with and without annotations.
 const OF_ENTERPRISE: u16 = 4 * SHAPES;
 const SHAPES: u16 = Shape::COUNT as u16;
-/// Enterprises with the same remainder share template numbers.
+/// Enterprises with the same remainder share template numbers, and so do versions of this program.
 const PLACES: u32 = ((u16::MAX - ENTERPRISES + 1) / OF_ENTERPRISE) as u32;
+
+/// Differs between versions whose elements of the enterprise differ.
+const VERSION: u32 = {
+    let mut hash = 0_u32;
+    let mut column = 0;
+    while column < COLUMNS.len() {
+        if let Some(number) = COLUMNS[column].element {
+            hash = hash.wrapping_mul(31).wrapping_add(number as u32);
+            hash = hash.wrapping_add(COLUMNS[column].bits() as u32);
+        }
+        column += 1;
+    }
+    hash
+};
 
 pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
     let within = u16::from(shape.plain_number());
@@ -21,7 +37,7 @@ pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
         let first = if settings.is_biflow { BIFLOW } else { UNIFLOW };
         return first + within;
     };
-    let place = (enterprise % PLACES) as u16;
+    let place = ((enterprise % PLACES + VERSION % PLACES) % PLACES) as u16;
     let kind = u16::from(settings.is_biflow) << 1 | u16::from(shape.is_enriched());
     ENTERPRISES + OF_ENTERPRISE * place + SHAPES * kind + within
 }
@@ -30,20 +46,21 @@ pub(super) fn number(shape: Shape, settings: &Settings) -> u16 {
 mod tests {
     use std::{collections::BTreeMap, ops::RangeInclusive};
 
-    use proto::FlowRecord;
+    use proto::{FlowBatch, FlowRecord, columns::Row};
     use sha1::{Digest as _, Sha1};
 
     use super::*;
-    use crate::ipfix::{Octets, enriched::Enriched, flow::Flow, options::Kind, specifiers};
+    use crate::ipfix::{Octets, flow::Flow, options::Kind, specifiers};
 
-    const BEFORE: RangeInclusive<u16> = 256..=639;
+    const BEFORE: [RangeInclusive<u16>; 3] = [256..=639, 768..=895, 1024..=1535];
     const OPTIONS: RangeInclusive<u16> = 400..=406;
 
     /// The templates of all shapes, by number.
     fn templates(settings: &Settings) -> BTreeMap<u16, Vec<u8>> {
         let record = FlowRecord::default();
-        let enriched = Enriched::default();
-        let flow = Flow::new(&record, settings.octets).with(&enriched);
+        let batch = FlowBatch::default();
+        let row = Row::new(&batch, &record, None);
+        let flow = Flow::new(&record, settings.octets).with(&row);
         let plain = (0..SHAPES as u8).map(Shape::from_number);
         let mut shapes: Vec<_> = plain.clone().collect();
         if settings.enterprise.is_some() {
@@ -80,7 +97,8 @@ mod tests {
                     ..Settings::datagrams()
                 };
                 for (number, fields) in templates(&settings) {
-                    assert!(!OPTIONS.contains(&number) && !BEFORE.contains(&number));
+                    assert!(!OPTIONS.contains(&number));
+                    assert!(BEFORE.iter().all(|unused| !unused.contains(&number)));
                     let before = known.insert(number, fields.clone());
                     assert!(before.is_none_or(|before| before == fields), "{number}");
                 }
@@ -114,11 +132,10 @@ mod tests {
     /// `UNIFLOW` so that the old numbers are no longer used, then update these digests.
     #[test]
     fn the_fields_of_a_number_never_change() {
-        let digest = |enterprise, (is_biflow, octets)| {
+        let digest = |(is_biflow, octets)| {
             let settings = Settings {
                 is_biflow,
                 octets,
-                enterprise,
                 ..Settings::datagrams()
             };
             let mut hash = Sha1::new();
@@ -129,13 +146,8 @@ mod tests {
             let digest: [u8; 20] = hash.finalize().into();
             u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]])
         };
-        for (enterprise, biflow, uniflow) in [
-            (None, 1_366_170_719, 1_318_682_740),
-            (Some(64_123), 1_498_587_813, 4_241_869_533),
-        ] {
-            let digests = FORMS.map(|form| digest(enterprise, form));
-            // Templates do not depend on which octets are counted.
-            assert_eq!(digests, [biflow, biflow, uniflow, uniflow]);
-        }
+        let (biflow, uniflow) = (4_090_803_936, 1_318_682_740);
+        // Templates do not depend on which octets are counted.
+        assert_eq!(FORMS.map(digest), [biflow, biflow, uniflow, uniflow]);
     }
 }

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::{
     logs::v1::LogRecord,
     metrics::v1::metric::Data,
 };
-use proto::{Cgroup, Process, accounts::AccountOfHook};
+use proto::{Cgroup, Endpoint, Process, accounts::AccountOfHook};
 
 use super::*;
 use crate::ipfix::tests::flows;
@@ -183,8 +183,11 @@ fn no_attribute_comes_twice_and_none_is_empty() {
 #[test]
 fn an_initiator_that_is_assumed_is_said_to_be() {
     let assumed = FlowRecord {
+        dst: Some(Endpoint {
+            sender_shared: true,
+            ..flows::tcp().dst().clone()
+        }),
         initiator_assumed: true,
-        dst_sender_shared: true,
         ..flows::tcp()
     };
     let (logs, _) = send(&mut encoder(plain()), &batch(), &[flows::tcp(), assumed]);
@@ -207,8 +210,14 @@ fn an_initiator_that_is_assumed_is_said_to_be() {
 fn a_side_has_its_name_and_one_that_is_not_known_has_none() {
     let sides = |direction: proto::Direction, reverse: proto::Direction| {
         let flow = FlowRecord {
-            direction: direction.into(),
-            reverse_direction: reverse.into(),
+            src: Some(Endpoint {
+                direction: direction.into(),
+                ..flows::tcp().src().clone()
+            }),
+            dst: Some(Endpoint {
+                direction: reverse.into(),
+                ..flows::tcp().dst().clone()
+            }),
             ..flows::tcp()
         };
         let (logs, _) = send(&mut encoder(plain()), &batch(), &[flow]);
@@ -274,20 +283,32 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         ..batch()
     };
     let flow = |src_cgroup_id, dst_cgroup_id| FlowRecord {
-        src_cgroup_id,
-        dst_cgroup_id,
+        src: Some(Endpoint {
+            cgroup_id: src_cgroup_id,
+            ..flows::in_vxlan().src().clone()
+        }),
+        dst: Some(Endpoint {
+            cgroup_id: dst_cgroup_id,
+            ..flows::in_vxlan().dst().clone()
+        }),
         ..flows::in_vxlan()
     };
     let of_processes = FlowRecord {
-        src_process_key: Some(5 << 32 | 1),
-        // Nobody knows its name.
-        dst_process_key: Some(6 << 32 | 1),
-        src_tcp_rtt_us: Some(812),
-        src_handshake_rtt_us: Some(90),
-        dst_ack_rtt_us: Some(12_000),
-        total_dropped_packets: 4,
-        src_tcp_total_retrans: Some(0),
-        dst_tcp_data_segs_out: Some(4),
+        src: Some(Endpoint {
+            process_key: Some(5 << 32 | 1),
+            tcp_rtt_us: Some(812),
+            handshake_rtt_us: Some(90),
+            total_dropped_packets: 4,
+            tcp_total_retrans: Some(0),
+            ..flow(Some(7), Some(8)).src().clone()
+        }),
+        dst: Some(Endpoint {
+            // Nobody knows its name.
+            process_key: Some(6 << 32 | 1),
+            ack_rtt_us: Some(12_000),
+            tcp_data_segs_out: Some(4),
+            ..flow(Some(7), Some(8)).dst().clone()
+        }),
         ..flow(Some(7), Some(8))
     };
     let all = [of_processes, flow(None, Some(7)), flow(Some(9), None)];
@@ -355,8 +376,11 @@ fn an_end_has_its_name_and_how_that_was_learned() {
         ..batch()
     };
     let flow = FlowRecord {
-        dst_host_id: Some(3),
-        dst_host_source: proto::NameSource::Dns.into(),
+        dst: Some(Endpoint {
+            host_id: Some(3),
+            host_source: proto::NameSource::Dns.into(),
+            ..flows::tcp().dst().clone()
+        }),
         ..flows::tcp()
     };
     let (logs, _) = send(&mut encoder(plain()), &batch, &[flow]);
@@ -616,8 +640,14 @@ fn what_is_said_of_metrics_is_a_warning() {
 fn a_flow_says_what_it_is_in_one_line() {
     let all = [flows::tcp(), flows::ping6(), flows::fragments()];
     let of_v6 = FlowRecord {
-        src_addr: flows::v6(1),
-        dst_addr: flows::v6(2),
+        src: Some(Endpoint {
+            addr: flows::v6(1),
+            ..flows::tcp().src().clone()
+        }),
+        dst: Some(Endpoint {
+            addr: flows::v6(2),
+            ..flows::tcp().dst().clone()
+        }),
         ip_version: 6,
         protocol: 200,
         ..flows::tcp()

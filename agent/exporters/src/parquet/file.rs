@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use sys::process_memory;
 
 use super::{
-    columns::{COLUMNS, OF_A_COLLECTOR, Row},
+    columns::{OF_A_COLLECTOR, OF_A_FLOW, Row},
     pieces::Pieces,
     values::{Column, schema},
 };
@@ -36,13 +36,13 @@ const MOST_OTHERS: usize = 10_000;
 
 /// Writes the Parquet file and returns it. An unreadable piece ends the file, and is logged.
 pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
-    let columns: Vec<_> = COLUMNS.iter().collect();
+    let columns: Vec<_> = OF_A_FLOW.iter().collect();
     made_with(&columns, Facts::of_an_agent(), pieces, to, compression)
 }
 
 /// The same for a collector, whose pieces come from many agents.
 pub(super) fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
-    let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(COLUMNS).collect();
+    let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(&OF_A_FLOW).collect();
     made_with(&columns, Facts::of_many(), pieces, to, compression)
 }
 
@@ -160,12 +160,7 @@ impl Rows<'_> {
         let mut interfaces = KnownInterfaces::default();
         interfaces.note_all(batch);
         self.facts.note(batch)?;
-        let row = |(record, number)| Row {
-            batch,
-            number,
-            record,
-            interface: interfaces.of(record),
-        };
+        let row = |(record, number)| Row::new(batch, number, record, interfaces.of(record));
         let rows: Vec<Row<'_>> = batch.records.iter().zip(0..).map(row).collect();
         for (column, writer) in self.columns.iter().zip(columns) {
             column.write(writer, &rows)?;

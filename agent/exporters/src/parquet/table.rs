@@ -1,15 +1,11 @@
 //! Batches as rows of a database's two tables, each as a Parquet file in memory: the flow records, and the batches
 //! themselves with their origin and losses.
 
-use std::{
-    iter::once,
-    net::{IpAddr, Ipv6Addr},
-    sync::Arc,
-};
+use std::{iter::once, sync::Arc};
 
 use anyhow::Result;
 use bytes::Bytes;
-use formats::{human, json::JsonLines};
+use formats::json::JsonLines;
 use hub::Volume;
 use parquet::{
     basic::{Compression as Codec, ZstdLevel},
@@ -21,15 +17,13 @@ use parquet::{
 use proto::{Account, Count, FlowBatch, FlowRecord, known_interfaces::KnownInterfaces};
 
 use super::{
-    columns::{COLUMNS, OF_A_COLLECTOR, Row},
+    columns::{OF_A_COLLECTOR, OF_A_FLOW, Row},
     values::{
         Column,
-        Values::{Address, Boolean, Counter, Nanos, Number, OptionalAddress, Text, Time},
+        Values::{Boolean, Counter, Number, Text, Time},
         column, schema,
     },
 };
-
-const NO_ADDRESS: Ipv6Addr = Ipv6Addr::UNSPECIFIED;
 
 /// A table of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,41 +37,41 @@ pub enum Table {
 /// The columns of a batch, after the columns of [`OF_A_COLLECTOR`] that it shares with records.
 const OF_A_BATCH: &[Column] = &[
     column("version", Text(version)),
-    column("stream_seq", Counter(|row| row.batch.stream_seq)),
-    column("scan_id", Counter(|row| row.batch.scan_id)),
-    column("batch_index", Number(32, |row| row.batch.batch_index)),
-    column("last_of_scan", Boolean(|row| row.batch.last_of_scan)),
-    column("window_start", Time(|row| row.batch.window_start_unix_ns)),
-    column("window_end", Time(|row| row.batch.window_end_unix_ns)),
-    column("records", Counter(|row| row.batch.records.len() as u64)),
+    column("stream_seq", Counter(|row| row.batch().stream_seq)),
+    column("scan_id", Counter(|row| row.batch().scan_id)),
+    column("batch_index", Number(32, |row| row.batch().batch_index)),
+    column("last_of_scan", Boolean(|row| row.batch().last_of_scan)),
+    column("window_start", Time(|row| row.batch().window_start_unix_ns)),
+    column("window_end", Time(|row| row.batch().window_end_unix_ns)),
+    column("records", Counter(|row| row.batch().records.len() as u64)),
     column("packets", Counter(|row| volume(row).packets)),
     column("bytes", Counter(|row| volume(row).bytes)),
-    column("lost_batches", Counter(|row| row.batch.lost_batches)),
-    column("lost_records", Counter(|row| row.batch.lost_records)),
-    column("lost_packets", Counter(|row| row.batch.lost_packets)),
-    column("lost_bytes", Counter(|row| row.batch.lost_bytes)),
+    column("lost_batches", Counter(|row| row.batch().lost_batches)),
+    column("lost_records", Counter(|row| row.batch().lost_records)),
+    column("lost_packets", Counter(|row| row.batch().lost_packets)),
+    column("lost_bytes", Counter(|row| row.batch().lost_bytes)),
     column(
         "left_out_records",
-        Counter(|row| row.batch.left_out_records),
+        Counter(|row| row.batch().left_out_records),
     ),
     column(
         "left_out_packets",
-        Counter(|row| row.batch.left_out_packets),
+        Counter(|row| row.batch().left_out_packets),
     ),
-    column("left_out_bytes", Counter(|row| row.batch.left_out_bytes)),
+    column("left_out_bytes", Counter(|row| row.batch().left_out_bytes)),
     column(
         "refused_in_window",
-        Boolean(|row| row.batch.refused_in_window),
+        Boolean(|row| row.batch().refused_in_window),
     ),
     column(
         "tracked_flows",
-        Counter(|row| row.batch.tracked_flows.unwrap_or_default()),
+        Counter(|row| row.batch().tracked_flows.unwrap_or_default()),
     ),
-    column("sample_rate", Number(32, |row| row.batch.sample_rate)),
+    column("sample_rate", Number(32, |row| row.batch().sample_rate)),
     column(
         "final",
         Boolean(|row| {
-            row.batch
+            row.batch()
                 .account
                 .as_ref()
                 .is_some_and(|account| account.r#final)
@@ -117,12 +111,7 @@ impl Table {
         let none = FlowRecord::default();
         let mut rows = Vec::new();
         for (batch, interfaces) in batches.iter().zip(&interfaces) {
-            let row = |(record, number)| Row {
-                batch,
-                number,
-                record,
-                interface: interfaces.of(record),
-            };
+            let row = |(record, number)| Row::new(batch, number, record, interfaces.of(record));
             match self {
                 Self::Flows => rows.extend(batch.records.iter().zip(0..).map(row)),
                 Self::Batches => rows.extend(once((&none, 0)).map(row)),
@@ -150,34 +139,14 @@ impl Table {
 
     fn columns(self) -> Vec<Column> {
         let all: Vec<_> = match self {
-            Self::Flows => OF_A_COLLECTOR.iter().chain(COLUMNS).collect(),
+            Self::Flows => OF_A_COLLECTOR.iter().chain(&OF_A_FLOW).collect(),
             Self::Batches => {
                 let of_both = OF_A_COLLECTOR.iter().filter(|one| one.name != "record");
                 of_both.chain(OF_A_BATCH).collect()
             }
         };
-        all.into_iter().map(native).collect()
+        all.into_iter().map(|column| column.native()).collect()
     }
-}
-
-/// A column with the database's native types: nanoseconds, and binary addresses.
-fn native(column: &Column) -> Column {
-    let values = match (column.name, column.values) {
-        ("src_addr", _) => Address(|row| ipv6(&row.record.src_addr).unwrap_or(NO_ADDRESS)),
-        ("dst_addr", _) => Address(|row| ipv6(&row.record.dst_addr).unwrap_or(NO_ADDRESS)),
-        ("outer_src_addr", _) => OptionalAddress(|row| ipv6(&row.record.outer_src_addr)),
-        ("outer_dst_addr", _) => OptionalAddress(|row| ipv6(&row.record.outer_dst_addr)),
-        (_, Time(of)) => Nanos(of),
-        (_, values) => values,
-    };
-    Column { values, ..*column }
-}
-
-fn ipv6(address: &[u8]) -> Option<Ipv6Addr> {
-    Some(match human::address(address)? {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
-        IpAddr::V6(v6) => v6,
-    })
 }
 
 /// The interfaces of one batch. Other batches may come from another agent.
@@ -188,29 +157,29 @@ fn known(batch: &FlowBatch) -> KnownInterfaces {
 }
 
 fn version(row: &Row, text: &mut String) -> Option<()> {
-    text.push_str(&row.batch.agent.as_ref()?.version);
+    text.push_str(&row.batch().agent.as_ref()?.version);
     Some(())
 }
 
 /// The total of a batch's records. Wraps like the counters.
 fn volume(row: &Row) -> Volume {
     let mut volume = Volume::default();
-    for record in &row.batch.records {
+    for record in &row.batch().records {
         volume += Volume::of_record(record.delta());
     }
     volume
 }
 
 fn counted(row: &Row, of: fn(&Account) -> &Option<Count>) -> Count {
-    let account = row.batch.account.as_ref();
+    let account = row.batch().account.as_ref();
     account.and_then(|account| *of(account)).unwrap_or_default()
 }
 
 /// The account as one line of JSON.
 fn account(row: &Row, text: &mut String) -> Option<()> {
-    row.batch.account.as_ref()?;
+    row.batch().account.as_ref()?;
     let mut line = Vec::new();
-    JsonLines::default().end(&mut line, row.batch).ok()?;
+    JsonLines::default().end(&mut line, row.batch()).ok()?;
     text.push_str(std::str::from_utf8(&line).ok()?.trim_end());
     Some(())
 }

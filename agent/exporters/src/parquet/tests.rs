@@ -5,7 +5,7 @@ use parquet::{
     record::Field,
     schema::printer::print_schema,
 };
-use proto::{Account, AgentIdentity, Direction, Encapsulation, EndReason, Interface};
+use proto::{Account, AgentIdentity, Direction, Encapsulation, EndReason, Endpoint, Interface};
 use serde_json::{Value, json};
 
 use super::*;
@@ -17,13 +17,19 @@ mod written;
 /// A record of the first flow, with this many packets of 100 bytes.
 fn flow(packets: u64) -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, 1].into(),
+            port: Some(1),
+            delta_packets: packets,
+            delta_bytes: packets * 100,
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 0, 2].into(),
+            port: Some(2),
+            ..Endpoint::default()
+        }),
         protocol: 17,
-        src_addr: vec![10, 0, 0, 1].into(),
-        dst_addr: vec![10, 0, 0, 2].into(),
-        src_port: Some(1),
-        dst_port: Some(2),
-        delta_packets: packets,
-        delta_bytes: packets * 100,
         ifindex: 2,
         netns: 5,
         ip_version: 4,
@@ -65,7 +71,7 @@ fn temporary(content: &[u8]) -> File {
 /// Makes a file of pieces, of row groups of two pieces.
 fn made(pieces: &[u8]) -> SerializedFileReader<File> {
     let to = tempfile::tempfile().unwrap();
-    let columns: Vec<_> = columns::COLUMNS.iter().collect();
+    let columns: Vec<_> = columns::OF_A_FLOW.iter().collect();
     let facts = file::Facts::of_an_agent();
     let to = (to, Compression::Zstd);
     let whole = file::in_groups_of(4, &columns, facts, &mut temporary(pieces), to).unwrap();

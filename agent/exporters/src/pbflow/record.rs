@@ -41,7 +41,10 @@ impl Head {
             bytes: [0; Self::LEN_BYTES],
             len: 0,
         };
-        let in_order = |forward, reverse| if is_answer { reverse } else { forward };
+        let [mut from, mut to] = flow.ends();
+        if is_answer {
+            (from, to) = (to, from);
+        }
         head.number::<1>(match flow.ip_version {
             6 => ETHERTYPE_IPV6,
             _ => ETHERTYPE_IPV4,
@@ -52,26 +55,20 @@ impl Head {
         head.message::<4>(|head| head.time(end));
         // netobserv's decoder reads these two messages without checking that they exist.
         head.message::<6>(|head| {
-            let addresses = [&flow.src_addr[..], &flow.dst_addr[..]];
-            head.message::<1>(|head| head.address(addresses[usize::from(is_answer)]));
-            head.message::<2>(|head| head.address(addresses[usize::from(!is_answer)]));
-            head.number::<3>(flow.dscp.unwrap_or_default().into());
+            head.message::<1>(|head| head.address(&from.addr));
+            head.message::<2>(|head| head.address(&to.addr));
+            head.number::<3>(from.dscp.unwrap_or_default().into());
         });
         head.message::<7>(|head| {
-            let ports = [flow.src_port, flow.dst_port].map(Option::unwrap_or_default);
-            head.number::<1>(ports[usize::from(is_answer)].into());
-            head.number::<2>(ports[usize::from(!is_answer)].into());
+            head.number::<1>(from.port.unwrap_or_default().into());
+            head.number::<2>(to.port.unwrap_or_default().into());
             head.number::<3>(flow.protocol.into());
         });
-        head.number::<8>(in_order(flow.delta_bytes, flow.delta_reverse_bytes));
-        head.number::<9>(in_order(flow.delta_packets, flow.delta_reverse_packets));
+        head.number::<8>(from.delta_bytes);
+        head.number::<9>(from.delta_packets);
         if flow.protocol == u32::from(TCP) {
-            let flags = if is_answer {
-                flow.reverse_tcp_flags
-            } else {
-                flow.tcp_flags
-            };
-            head.number::<13>(flags_of(flags.unwrap_or_default(), is_answer).into());
+            let flags = flags_of(from.tcp_flags.unwrap_or_default(), is_answer);
+            head.number::<13>(flags.into());
         }
         if let Some(icmp_type) = flow.icmp_type {
             let kind = if is_answer {

@@ -1,5 +1,7 @@
 //! The encoder against messages that are written out, and against a decoder that was made for others.
 
+use proto::Endpoint;
+
 use super::*;
 use crate::ipfix::tests::flows;
 
@@ -55,8 +57,14 @@ fn each_direction_with_packets_has_a_record() {
     let mut pbflow = encoder();
     for (packets, expected) in [([3, 2], 2), ([3, 0], 1), ([0, 2], 1), ([0, 0], 0)] {
         let flow = FlowRecord {
-            delta_packets: packets[0],
-            delta_reverse_packets: packets[1],
+            src: Some(Endpoint {
+                delta_packets: packets[0],
+                ..flows::tcp().src().clone()
+            }),
+            dst: Some(Endpoint {
+                delta_packets: packets[1],
+                ..flows::tcp().dst().clone()
+            }),
             ..flows::tcp()
         };
         let records = records(&mut pbflow, &batch(), &[flow]);
@@ -94,8 +102,14 @@ fn answers_have_both_ends_and_the_side_exchanged() {
 fn flags_that_come_together_have_netobservs_own_bits() {
     let flags = |there, back| {
         let flow = FlowRecord {
-            tcp_flags: Some(there),
-            reverse_tcp_flags: Some(back),
+            src: Some(Endpoint {
+                tcp_flags: Some(there),
+                ..flows::tcp().src().clone()
+            }),
+            dst: Some(Endpoint {
+                tcp_flags: Some(back),
+                ..flows::tcp().dst().clone()
+            }),
             ..flows::tcp()
         };
         let records = records(&mut encoder(), &batch(), &[flow]);
@@ -108,7 +122,10 @@ fn flags_that_come_together_have_netobservs_own_bits() {
     assert_eq!(flags(0x02, 0x14), (0x02, 0x14));
     assert_eq!(flags(0x11, 0x01), (0x210, 0x01));
     let udp = FlowRecord {
-        tcp_flags: Some(2),
+        src: Some(Endpoint {
+            tcp_flags: Some(2),
+            ..flows::udp_with_tags().src().clone()
+        }),
         ..flows::udp_with_tags()
     };
     assert_eq!(records(&mut encoder(), &batch(), &[udp])[0].flags, 0);
@@ -117,7 +134,10 @@ fn flags_that_come_together_have_netobservs_own_bits() {
 #[test]
 fn what_their_decoder_reads_unasked_is_there_without_content() {
     let empty = FlowRecord {
-        delta_packets: 1,
+        src: Some(Endpoint {
+            delta_packets: 1,
+            ..Endpoint::default()
+        }),
         ip_version: 4,
         ..FlowRecord::default()
     };
@@ -166,16 +186,22 @@ fn many_flows_go_out_in_several_messages() {
 #[test]
 fn the_longest_record_has_room() {
     let flow = FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(u32::MAX),
+            port: Some(u32::MAX),
+            delta_packets: u64::MAX,
+            delta_bytes: u64::MAX,
+            ..flows::ping6().src().clone()
+        }),
+        dst: Some(Endpoint {
+            port: Some(u32::MAX),
+            ..flows::ping6().dst().clone()
+        }),
         protocol: u32::MAX,
-        src_port: Some(u32::MAX),
-        dst_port: Some(u32::MAX),
-        delta_packets: u64::MAX,
-        delta_bytes: u64::MAX,
         first_seen_unix_ns: u64::MAX,
         last_seen_unix_ns: u64::MAX,
         icmp_type: Some(u32::MAX),
         icmp_code: Some(u32::MAX),
-        dscp: Some(u32::MAX),
         ..flows::ping6()
     };
     let records = records(&mut encoder(), &batch(), &[flow]);

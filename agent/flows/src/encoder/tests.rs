@@ -1,14 +1,9 @@
-use agent_common::{
-    Counts, Direction, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason, TcpInfo,
-};
-use proptest::prelude::*;
+use agent_common::{Counts, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason, TcpInfo};
+use proptest::{prelude::*, sample::select};
 use proto::{
-    FlowRecord, batch,
-    record::{EndReason, Failure, IcmpError, NameOrigin, RecordName},
-    round_trip::RoundTrip,
-    tcp::Tcp,
+    EndReason, Failure, FlowRecord, NameSource, batch,
+    record::{Address, EndFields, Fields, VlanIds},
 };
-use rules::Facts;
 
 use super::*;
 
@@ -183,57 +178,53 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-type OfEnds = (
-    [u64; 2],
-    [u64; 2],
-    [TcpInfo; 2],
-    [Option<RecordName>; 2],
-    Option<Failure>,
-    [RoundTrip; 2],
-    [u64; 2],
-);
+/// Values of which any varint length is as likely as another.
+fn any_number() -> impl Strategy<Value = u64> {
+    (any::<u64>(), 0..=64u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0))
+}
 
-/// Cgroups, processes, TCP state, names, failures, round trips, and drops.
-fn senders() -> impl Strategy<Value = OfEnds> {
-    let both = || (0..3_u64, any::<u64>()).prop_map(<[u64; 2]>::from);
-    let tcp = [tcp_info(), tcp_info()];
-    let names = [name(), name()];
-    let round_trips = [round_trip(), round_trip()];
-    let dropped = both();
-    (both(), both(), tcp, names, failure(), round_trips, dropped)
+fn any_short() -> impl Strategy<Value = u32> {
+    (any::<u32>(), 0..=32u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0))
 }
 
 /// Often without one.
-fn round_trip() -> impl Strategy<Value = RoundTrip> {
-    let us = || prop_oneof![Just(0), any::<u32>()];
-    (us(), us()).prop_map(|(handshake_us, ack_us)| RoundTrip {
-        handshake_us,
-        ack_us,
-    })
+fn maybe<T: Clone + std::fmt::Debug>(
+    some: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Option<T>> {
+    proptest::option::weighted(0.3, some)
 }
 
-fn failure() -> impl Strategy<Value = Option<Failure>> {
-    let error = any::<[u8; 2]>().prop_map(|[icmp_type, code]| {
-        let error = IcmpError { icmp_type, code };
-        Failure::Unreachable(error)
-    });
-    let failures = prop_oneof![
-        Just(Failure::Refused),
-        Just(Failure::Unanswered),
-        Just(Failure::Reset),
-        error
-    ];
-    proptest::option::of(failures)
-}
-
-fn name() -> impl Strategy<Value = Option<RecordName>> {
-    let sources = [
-        NameOrigin::Dns,
-        NameOrigin::DnsOfAnother,
-        NameOrigin::HostsFile,
-    ];
-    let name = (1..=u64::MAX, proptest::sample::select(sources.to_vec()));
-    proptest::option::of(name.prop_map(|(id, source)| RecordName { id, source }))
+prop_compose! {
+    /// What an end has beyond the key of its flow.
+    fn end()(
+        counts in [counts(), counts()],
+        direction in select(vec![proto::Direction::Ingress, proto::Direction::Egress]),
+        [tcp_flags, dscp] in [maybe(0..256_u32), maybe(0..64_u32)],
+        [cgroup_id, process_key] in [maybe(1..=u64::MAX), maybe(1..=u64::MAX)],
+        sender_shared in any::<bool>(),
+        name in maybe((1..=u64::MAX, select(vec![NameSource::Dns, NameSource::HostsFile]))),
+        tcp in tcp_info(),
+        [handshake_rtt_us, ack_rtt_us] in [maybe(any_short()), maybe(any_short())],
+        dropped in prop_oneof![Just(0), any_number()],
+    ) -> EndFields {
+        let [delta, total] = counts;
+        EndFields {
+            direction,
+            tcp_flags,
+            dscp,
+            cgroup_id,
+            process_key,
+            sender_shared,
+            host_id: name.map(|(id, _)| id),
+            host_source: name.map(|(_, source)| source).unwrap_or_default(),
+            handshake_rtt_us,
+            ack_rtt_us,
+            total_dropped_packets: dropped,
+            ..EndFields::default()
+        }
+        .with_counts(delta, total)
+        .with_tcp(tcp)
+    }
 }
 
 /// Often without round trips, or entirely unknown.
@@ -252,108 +243,74 @@ fn tcp_info() -> impl Strategy<Value = TcpInfo> {
     })
 }
 
-fn record() -> impl Strategy<Value = Record> {
-    let counters = ([counts(), counts()], [counts(), counts()]);
-    let rest = (
-        any::<u64>(),
-        any::<u64>(),
-        any::<[u8; 2]>(),
-        0..64u8,
-        any::<[u8; 20]>(),
-        proptest::option::of(outer()),
-        senders(),
-    );
-    let directions = (any::<bool>(), any::<bool>(), any::<bool>());
-    (key(), 0..=1u8, directions, counters, rest, 0..=5u8).prop_map(
-        |(
-            key,
-            initiator,
-            directions,
-            (delta, total),
-            (first, last, tcp_flags, dscp, community_id, outer, of_ends),
-            end,
-        )| {
-            let (cgroup_ids, process_keys, tcp, names, failure, round_trips, dropped) = of_ends;
-            Record {
-                key,
-                initiator,
-                initiator_assumed: directions.2,
-                direction: Direction::from_bit(directions.0.into()),
-                reverse_direction: Direction::from_bit(directions.1.into()),
-                delta,
-                delta_duration_ns: last >> 1,
-                total,
-                first_seen_unix_ns: first,
-                last_seen_unix_ns: last,
-                tcp_flags,
-                dscp,
-                end_reason: match end {
-                    1 => Some(EndReason::IdleTimeout),
-                    2 => Some(EndReason::ActiveTimeout),
-                    3 => Some(EndReason::EndOfFlow),
-                    4 => Some(EndReason::ForcedEnd),
-                    5 => Some(EndReason::LackOfResources),
-                    _ => None,
-                },
-                is_closing: first % 2 == 1,
-                community_id,
-                outer: outer.filter(|_| key.encapsulation != 0),
-                cgroup_ids,
-                process_keys,
-                senders_shared: [directions.1, directions.2],
-                tcp,
-                names,
-                failure,
-                round_trips,
-                dropped,
-            }
-        },
-    )
+prop_compose! {
+    fn record()(
+        key in key(),
+        initiator in 0..=1_u8,
+        outer in maybe(outer()),
+        ends in [end(), end()],
+        [first, last] in [1..=u64::MAX, 1..=u64::MAX],
+        duration in any_number(),
+        [initiator_assumed, closing] in any::<[bool; 2]>(),
+        end_reason in maybe(select(vec![EndReason::IdleTimeout, EndReason::EndOfFlow])),
+        failure in maybe(select(vec![Failure::Refused, Failure::Unreachable])),
+        error in maybe(any::<[u8; 2]>()),
+        community_id in any::<[u8; 20]>(),
+    ) -> Record {
+        let mut record = Record::new(key, initiator);
+        if let Some(outer) = outer {
+            record = record.with_outer(&outer);
+        }
+        let [src, dst] = [record.src, record.dst].map(|end| (end.addr, end.port, end.outer_addr));
+        for (end, (addr, port, outer_addr), more) in [
+            (&mut record.fields.src, src, ends[0]),
+            (&mut record.fields.dst, dst, ends[1]),
+        ] {
+            *end = EndFields { addr, port, outer_addr, ..more };
+        }
+        let fields = &mut record.fields;
+        (fields.first_seen_unix_ns, fields.last_seen_unix_ns) = (first, last);
+        fields.delta_duration_ns = duration;
+        (fields.initiator_assumed, fields.closing) = (initiator_assumed, closing);
+        (fields.end_reason, fields.failure) = (end_reason, failure);
+        fields.icmp_error_type = error.map(|[icmp_type, _]| icmp_type.into());
+        fields.icmp_error_code = error.map(|[_, code]| code.into());
+        fields.community_id = community_id;
+        record
+    }
 }
 
 const TCP: u8 = 6;
 
-/// The message according to its definition, without regard to speed.
-fn side(direction: Direction) -> i32 {
-    match direction {
-        Direction::Ingress => proto::Direction::Ingress,
-        Direction::Egress => proto::Direction::Egress,
-    }
-    .into()
-}
-
-fn expected(record: &Record) -> FlowRecord {
-    let key = &record.key;
-    let len = if key.ip_version == 4 { 4 } else { 16 };
-    let mut ends = [(key.addr_a, key.port_a), (key.addr_b, key.port_b)];
-    if record.initiator == 1 {
-        ends.reverse();
-    }
+/// What the key of a flow says, and the headers around its tunnel, according to the definition of the message.
+fn of_key(key: &FlowKey, initiator: u8, outer: Option<Outer>) -> FlowRecord {
+    let bytes = |version: u8, addr: [u8; 16]| {
+        Bytes::copy_from_slice(&addr[..if version == 4 { 4 } else { 16 }])
+    };
     let kind = key.kind().unwrap();
     let has_ports = kind == L4Kind::Ports;
     let is_icmp = matches!(kind, L4Kind::Icmp | L4Kind::IcmpQuery);
-    let is_tcp = has_ports && key.protocol == TCP;
-    let tcp = record.tcp.map(Tcp::of);
+    let end = |addr, port: u16, outer_addr: Option<[u8; 16]>| proto::Endpoint {
+        addr: bytes(key.ip_version, addr),
+        port: has_ports.then_some(port.into()),
+        outer_addr: outer
+            .zip(outer_addr)
+            .map_or_else(Bytes::new, |(outer, addr)| bytes(outer.ip_version, addr)),
+        ..proto::Endpoint::default()
+    };
+    let in_tunnel = outer.filter(|_| key.encapsulation != 0);
+    let mut ends = [
+        end(key.addr_a, key.port_a, in_tunnel.map(|outer| outer.addr_a)),
+        end(key.addr_b, key.port_b, in_tunnel.map(|outer| outer.addr_b)),
+    ];
+    if initiator == 1 {
+        ends.reverse();
+    }
+    let [src, dst] = ends.map(Some);
     FlowRecord {
+        src,
+        dst,
         protocol: key.protocol.into(),
-        src_addr: Bytes::copy_from_slice(&ends[0].0[..len]),
-        dst_addr: Bytes::copy_from_slice(&ends[1].0[..len]),
-        src_port: has_ports.then_some(ends[0].1.into()),
-        dst_port: has_ports.then_some(ends[1].1.into()),
-        delta_packets: record.delta[0].packets,
-        delta_bytes: record.delta[0].bytes,
-        delta_reverse_packets: record.delta[1].packets,
-        delta_reverse_bytes: record.delta[1].bytes,
-        delta_ip_bytes: record.delta[0].ip_bytes,
-        delta_reverse_ip_bytes: record.delta[1].ip_bytes,
-        total_packets: record.total[0].packets,
-        total_bytes: record.total[0].bytes,
-        total_reverse_packets: record.total[1].packets,
-        total_reverse_bytes: record.total[1].bytes,
-        total_ip_bytes: record.total[0].ip_bytes,
-        total_reverse_ip_bytes: record.total[1].ip_bytes,
-        first_seen_unix_ns: record.first_seen_unix_ns,
-        last_seen_unix_ns: record.last_seen_unix_ns,
         ip_version: key.ip_version.into(),
         ifindex: key.ifindex,
         netns: key.netns,
@@ -362,11 +319,6 @@ fn expected(record: &Record) -> FlowRecord {
         icmp_code: is_icmp.then_some((key.port_a & 0xff).into()),
         icmp_identifier: (kind == L4Kind::IcmpQuery).then_some(key.port_b.into()),
         later_fragment: kind == L4Kind::Fragment,
-        tcp_flags: is_tcp.then_some(record.tcp_flags[0].into()),
-        reverse_tcp_flags: is_tcp.then_some(record.tcp_flags[1].into()),
-        dscp: Some(record.dscp.into()),
-        end_reason: record.end_reason.map(|reason| reason as i32),
-        community_id: Bytes::copy_from_slice(&record.community_id),
         // 7 is GRE (5) without a key.
         encapsulation: match key.encapsulation {
             0 => None,
@@ -374,53 +326,12 @@ fn expected(record: &Record) -> FlowRecord {
             known => Some(known.into()),
         },
         tunnel_id: tunnel_id(key),
-        outer_src_addr: outer_addr(record, 0),
-        outer_dst_addr: outer_addr(record, 1),
-        direction: side(record.direction),
-        reverse_direction: if record.direction == record.reverse_direction {
-            side(record.direction)
-        } else {
-            0
-        },
-        outer_vlan_ids: record.outer.map_or_else(Vec::new, |it| tags(it.vlan_ids)),
-        outer_pppoe_session: record
-            .outer
+        outer_vlan_ids: outer.map_or_else(Vec::new, |it| tags(it.vlan_ids)),
+        outer_pppoe_session: outer
             .filter(|outer| outer.has_pppoe_session != 0)
             .map(|outer| outer.pppoe_session.into()),
-        src_cgroup_id: Some(record.cgroup_ids[0]).filter(|&id| id != 0),
-        dst_cgroup_id: Some(record.cgroup_ids[1]).filter(|&id| id != 0),
-        src_process_key: Some(record.process_keys[0]).filter(|&key| key != 0),
-        dst_process_key: Some(record.process_keys[1]).filter(|&key| key != 0),
-        src_tcp_rtt_us: tcp[0].rtt_us,
-        dst_tcp_rtt_us: tcp[1].rtt_us,
-        src_tcp_min_rtt_us: tcp[0].min_rtt_us,
-        dst_tcp_min_rtt_us: tcp[1].min_rtt_us,
-        src_tcp_total_retrans: tcp[0].total_retrans,
-        dst_tcp_total_retrans: tcp[1].total_retrans,
-        src_tcp_delivered: tcp[0].delivered,
-        dst_tcp_delivered: tcp[1].delivered,
-        src_tcp_delivered_ce: tcp[0].delivered_ce,
-        dst_tcp_delivered_ce: tcp[1].delivered_ce,
-        src_tcp_data_segs_out: tcp[0].data_segs_out,
-        dst_tcp_data_segs_out: tcp[1].data_segs_out,
-        src_host_id: record.names[0].map(|name| name.id),
-        dst_host_id: record.names[1].map(|name| name.id),
-        src_host_source: record.names[0].map_or(0, |name| name.source as i32),
-        dst_host_source: record.names[1].map_or(0, |name| name.source as i32),
-        failure: record.failure.map(number_of),
-        icmp_error_type: error(record).map(|error| error.icmp_type.into()),
-        icmp_error_code: error(record).map(|error| error.code.into()),
-        src_handshake_rtt_us: measured(record.round_trips[0].handshake_us),
-        dst_handshake_rtt_us: measured(record.round_trips[1].handshake_us),
-        src_ack_rtt_us: measured(record.round_trips[0].ack_us),
-        dst_ack_rtt_us: measured(record.round_trips[1].ack_us),
-        total_dropped_packets: record.dropped[0],
-        total_reverse_dropped_packets: record.dropped[1],
-        initiator_assumed: record.initiator_assumed,
-        src_sender_shared: record.senders_shared[0],
-        dst_sender_shared: record.senders_shared[1],
-        delta_duration_ns: record.delta_duration_ns,
-        closing: record.is_closing,
+        community_id: vec![0; 20].into(),
+        ..FlowRecord::default()
     }
 }
 
@@ -429,26 +340,6 @@ fn tunnel_id(key: &FlowKey) -> Option<u32> {
         1 | 3 | 4 | 5 => Some(key.tunnel_id),
         7 => Some(0),
         _ => None,
-    }
-}
-
-fn number_of(failure: Failure) -> i32 {
-    match failure {
-        Failure::Refused => 1,
-        Failure::Unanswered => 2,
-        Failure::Unreachable(_) => 3,
-        Failure::Reset => 4,
-    }
-}
-
-fn measured(us: u32) -> Option<u32> {
-    Some(us).filter(|&us| us != 0)
-}
-
-fn error(record: &Record) -> Option<IcmpError> {
-    match record.failure {
-        Some(Failure::Unreachable(error)) => Some(error),
-        Some(Failure::Refused | Failure::Unanswered | Failure::Reset) | None => None,
     }
 }
 
@@ -465,7 +356,7 @@ proptest! {
         let batches = encode(&header(2), &records);
         prop_assert_eq!(batches.len(), 1);
         let message = decode(&batches[0]);
-        let expected: Vec<FlowRecord> = records.iter().map(expected).collect();
+        let expected: Vec<FlowRecord> = records.iter().map(|one| (&one.fields).into()).collect();
         prop_assert_eq!(&message.records, &expected);
         // As many bytes as prost writes, so nothing is encoded in a longer form than it needs.
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
@@ -475,17 +366,22 @@ proptest! {
     #[test]
     fn the_agents_own_batches_are_read_by_hand(mut records in proptest::collection::vec(record(), 0..10)) {
         // Clears the top bit: no flow counts that far, and the varint would have ten bytes.
-        for count in records.iter_mut().flat_map(|record| [&mut record.delta, &mut record.total]).flatten() {
-            count.packets &= u64::MAX >> 1;
-            count.bytes &= u64::MAX >> 1;
-            count.ip_bytes &= u64::MAX >> 1;
-        }
+        let clear = |number: &mut u64| *number &= u64::MAX >> 1;
         for record in &mut records {
-            let named = record.names.iter_mut().flatten().map(|name| &mut name.id);
-            let ids = record.cgroup_ids.iter_mut().chain(&mut record.process_keys);
-            let ids = ids.chain(&mut record.dropped);
-            for id in ids.chain(named) {
-                *id &= u64::MAX >> 1;
+            clear(&mut record.delta_duration_ns);
+            for end in [&mut record.fields.src, &mut record.fields.dst] {
+                let ids = [&mut end.cgroup_id, &mut end.process_key, &mut end.host_id];
+                ids.into_iter().flatten().for_each(clear);
+                clear(&mut end.total_dropped_packets);
+                let counts = [
+                    &mut end.delta_packets,
+                    &mut end.delta_bytes,
+                    &mut end.delta_ip_bytes,
+                    &mut end.total_packets,
+                    &mut end.total_bytes,
+                    &mut end.total_ip_bytes,
+                ];
+                counts.into_iter().for_each(clear);
             }
         }
         for batch in encode(&header(2), &records) {
@@ -495,20 +391,13 @@ proptest! {
     }
 
     #[test]
-    fn rules_see_the_same_in_a_record_and_in_its_message(record in record()) {
-        prop_assert_eq!(Facts::from(&record), Facts::from(&expected(&record)));
+    fn a_record_says_what_its_key_says(key in key(), initiator in 0..=1_u8, outer in maybe(outer())) {
+        let mut record = Record::new(key, initiator);
+        if let Some(outer) = outer {
+            record = record.with_outer(&outer);
+        }
+        prop_assert_eq!(FlowRecord::from(&record.fields), of_key(&key, initiator, outer));
     }
-}
-
-fn outer_addr(record: &Record, side: u8) -> Bytes {
-    record.outer.map_or_else(Bytes::new, |outer| {
-        let addr = if side == record.initiator {
-            outer.addr_a
-        } else {
-            outer.addr_b
-        };
-        Bytes::copy_from_slice(&addr[..if outer.ip_version == 4 { 4 } else { 16 }])
-    })
 }
 
 /// A record with every field at its longest.
@@ -518,68 +407,66 @@ fn longest_record() -> Record {
         bytes: u64::MAX,
         ip_bytes: u64::MAX,
     };
-    Record {
-        key: FlowKey {
-            addr_a: [0xff; 16],
-            addr_b: [0xff; 16],
-            netns: u32::MAX,
-            ifindex: u32::MAX,
-            vlan_ids: [u16::MAX; 2],
-            port_a: u16::MAX,
-            port_b: u16::MAX,
-            ip_version: 6,
-            protocol: u8::MAX,
-            l4_kind: L4Kind::IcmpQuery as u8,
-            encapsulation: Encapsulation::Vxlan as u8,
-            tunnel_id: u32::MAX,
-        },
-        initiator: 1,
-        initiator_assumed: true,
-        direction: Direction::Egress,
-        reverse_direction: Direction::Egress,
-        delta: [most; 2],
-        delta_duration_ns: u64::MAX,
-        total: [most; 2],
-        first_seen_unix_ns: u64::MAX,
-        last_seen_unix_ns: u64::MAX,
-        tcp_flags: [u8::MAX; 2],
-        dscp: 63,
-        end_reason: Some(EndReason::LackOfResources),
-        is_closing: true,
-        community_id: [0xff; 20],
-        outer: Some(Outer {
-            addr_a: [0xff; 16],
-            addr_b: [0xff; 16],
-            ip_version: 6,
-            has_pppoe_session: 1,
-            pppoe_session: u16::MAX,
-            vlan_ids: [0xfff; 2],
-        }),
-        cgroup_ids: [u64::MAX; 2],
-        process_keys: [u64::MAX; 2],
-        senders_shared: [true; 2],
-        tcp: [TcpInfo {
+    let key = FlowKey {
+        addr_a: [0xff; 16],
+        addr_b: [0xff; 16],
+        netns: u32::MAX,
+        ifindex: u32::MAX,
+        vlan_ids: [u16::MAX; 2],
+        port_a: u16::MAX,
+        port_b: u16::MAX,
+        ip_version: 6,
+        protocol: u8::MAX,
+        l4_kind: L4Kind::IcmpQuery as u8,
+        encapsulation: Encapsulation::Vxlan as u8,
+        tunnel_id: u32::MAX,
+    };
+    let mut record = Record::new(key, 1).with_outer(&Outer {
+        addr_a: [0xff; 16],
+        addr_b: [0xff; 16],
+        ip_version: 6,
+        has_pppoe_session: 1,
+        pppoe_session: u16::MAX,
+        vlan_ids: [0xfff; 2],
+    });
+    let fields = &mut record.fields;
+    fields.initiator_assumed = true;
+    fields.delta_duration_ns = u64::MAX;
+    fields.first_seen_unix_ns = u64::MAX;
+    fields.last_seen_unix_ns = u64::MAX;
+    fields.end_reason = Some(EndReason::LackOfResources);
+    fields.closing = true;
+    fields.community_id = [0xff; 20];
+    fields.failure = Some(Failure::Unreachable);
+    fields.icmp_error_type = Some(u8::MAX.into());
+    fields.icmp_error_code = Some(u8::MAX.into());
+    for end in [&mut fields.src, &mut fields.dst] {
+        *end = EndFields {
+            direction: proto::Direction::Egress,
+            port: Some(u16::MAX.into()),
+            tcp_flags: Some(u8::MAX.into()),
+            dscp: Some(63),
+            cgroup_id: Some(u64::MAX),
+            process_key: Some(u64::MAX),
+            sender_shared: true,
+            host_id: Some(u64::MAX),
+            host_source: NameSource::HostsFile,
+            handshake_rtt_us: Some(u32::MAX),
+            ack_rtt_us: Some(u32::MAX),
+            total_dropped_packets: u64::MAX,
+            ..*end
+        }
+        .with_counts(most, most)
+        .with_tcp(TcpInfo {
             rtt_us: u32::MAX,
             min_rtt_us: u32::MAX - 1,
             total_retrans: u32::MAX,
             delivered: u32::MAX,
             delivered_ce: u32::MAX,
             data_segs_out: u32::MAX,
-        }; 2],
-        names: [Some(RecordName {
-            id: u64::MAX,
-            source: NameOrigin::HostsFile,
-        }); 2],
-        failure: Some(Failure::Unreachable(IcmpError {
-            icmp_type: u8::MAX,
-            code: u8::MAX,
-        })),
-        round_trips: [RoundTrip {
-            handshake_us: u32::MAX,
-            ack_us: u32::MAX,
-        }; 2],
-        dropped: [u64::MAX; 2],
+        });
     }
+    record
 }
 
 #[test]
@@ -606,9 +493,11 @@ fn many_long_records_make_batches_under_the_limit_and_lose_none() {
 
 #[test]
 fn each_batch_names_the_cgroups_of_its_own_records() {
-    let named = |cgroup_ids| Record {
-        cgroup_ids,
-        ..longest_record()
+    let named = |[src, dst]: [u64; 2]| {
+        let mut record = longest_record();
+        record.src.cgroup_id = (src != 0).then_some(src);
+        record.dst.cgroup_id = (dst != 0).then_some(dst);
+        record
     };
     let known = [(3, "/a.service"), (5, "/b.service")];
     let encoder = BatchEncoder::new(identity()).naming(Names {
@@ -668,9 +557,11 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
     });
     let mut batches = Vec::new();
     let mut sink = |batch: Batch| batches.push(decode(&batch));
-    let named = |process_keys| Record {
-        process_keys,
-        ..longest_record()
+    let named = |[src, dst]: [u64; 2]| {
+        let mut record = longest_record();
+        record.src.process_key = (src != 0).then_some(src);
+        record.dst.process_key = (dst != 0).then_some(dst);
+        record
     };
     for keys in [
         &[[first.key(), second.key()], [0, first.key()], [0, 0]][..],
@@ -710,11 +601,9 @@ fn what_a_batch_names_is_in_order() {
     for number in 0..MANY {
         // In no order, and each twice.
         let id = 1 + number * 7 % (MANY / 2 + 1);
-        let record = Record {
-            cgroup_ids: [id, 0],
-            process_keys: [0, id << 32],
-            ..longest_record()
-        };
+        let mut record = longest_record();
+        (record.src.cgroup_id, record.dst.cgroup_id) = (Some(id), None);
+        (record.src.process_key, record.dst.process_key) = (None, Some(id << 32));
         encoder.push(&record, &mut sink);
     }
     encoder.finish(&trailer(&HookAccount::default()), &mut sink);
@@ -725,10 +614,10 @@ fn what_a_batch_names_is_in_order() {
             all.into_iter().collect::<Vec<_>>()
         };
         let cgroups: Vec<_> = batch.cgroups.iter().map(|one| one.id).collect();
-        let named = records().filter_map(|one| one.cgroup_ids()[0].or(one.cgroup_ids()[1]));
+        let named = records().filter_map(|one| one.src().cgroup_id.or(one.dst().cgroup_id));
         assert_eq!(cgroups, in_order(named.collect()));
         let processes: Vec<_> = batch.processes.iter().map(|one| one.key).collect();
-        let named = records().filter_map(|one| one.process_keys()[0].or(one.process_keys()[1]));
+        let named = records().filter_map(|one| one.src().process_key.or(one.dst().process_key));
         assert_eq!(processes, in_order(named.collect()));
         assert!(cgroups.len() > 10 && processes.len() > 10);
     }
@@ -789,39 +678,57 @@ fn an_encoder_starts_every_scan_anew() {
 /// A record that takes this many bytes of a batch, from 143 to 303.
 fn record_of(len_bytes: usize) -> Record {
     let mut record = longest_record();
-    (record.delta, record.total) = ([Counts::default(); 2], [Counts::default(); 2]);
-    (record.delta_duration_ns, record.is_closing) = (0, false);
-    record.tcp = [TcpInfo::default(); 2];
-    record.names = [None; 2];
-    record.failure = None;
-    record.round_trips = [RoundTrip::default(); 2];
-    record.dropped = [0; 2];
+    let fields = &mut record.fields;
+    (fields.delta_duration_ns, fields.closing) = (0, false);
+    (
+        fields.failure,
+        fields.icmp_error_type,
+        fields.icmp_error_code,
+    ) = (None, None, None);
+    for end in [&mut fields.src, &mut fields.dst] {
+        *end = EndFields {
+            addr: end.addr,
+            outer_addr: end.outer_addr,
+            direction: end.direction,
+            cgroup_id: end.cgroup_id,
+            process_key: end.process_key,
+            ..EndFields::default()
+        };
+    }
     let taken = |record: &Record| {
         let [one, two] = [1, 2].map(|count| encode(&header(1), &vec![*record; count]));
         two[0].body.len() - one[0].body.len()
     };
-    if taken(&record) > len_bytes
-        && let Some(outer) = &mut record.outer
-    {
-        (outer.has_pppoe_session, outer.vlan_ids) = (0, [0; 2]);
+    if taken(&record) > len_bytes {
+        record.outer_pppoe_session = None;
+        record.outer_vlan_ids = VlanIds::default();
     }
     if taken(&record) > len_bytes {
-        record.key.ip_version = 4;
-        record.outer = None;
+        for end in [&mut record.fields.src, &mut record.fields.dst] {
+            end.addr = Address::new(4, [0xff; 16]);
+            end.outer_addr = Address::default();
+        }
     }
     let mut missing = len_bytes - taken(&record);
-    let [[a, b], [c, d]] = [&mut record.delta, &mut record.total];
-    for pair in [a, b, c, d] {
-        for counter in [&mut pair.packets, &mut pair.bytes] {
-            // A counter takes a tag and 1 to 10 bytes, or nothing.
-            let len = match missing {
-                0 => break,
-                12 => 10,
-                _ => missing.min(11),
-            };
-            *counter = 1 << (7 * (len - 2));
-            missing -= len;
-        }
+    let Fields { src, dst, .. } = &mut record.fields;
+    for counter in [
+        &mut src.delta_packets,
+        &mut src.delta_bytes,
+        &mut dst.delta_packets,
+        &mut dst.delta_bytes,
+        &mut src.total_packets,
+        &mut src.total_bytes,
+        &mut dst.total_packets,
+        &mut dst.total_bytes,
+    ] {
+        // A counter takes a tag and 1 to 10 bytes, or nothing.
+        let len = match missing {
+            0 => break,
+            12 => 10,
+            _ => missing.min(11),
+        };
+        *counter = 1 << (7 * (len - 2));
+        missing -= len;
     }
     assert_eq!(taken(&record), len_bytes);
     record

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use agent_common::FlowKey;
+use proto::record::Record;
 
 use super::senders::BySlot;
 
@@ -87,9 +88,16 @@ impl Dropped {
         }
     }
 
+    /// Adds the dropped packets of both ends to the record.
+    pub fn fill(&self, slot: u32, record: &mut Record) {
+        let [source, destination] = self.of(slot, record.initiator);
+        record.src.total_dropped_packets = source;
+        record.dst.total_dropped_packets = destination;
+    }
+
     /// Dropped packets from the source, and from the destination. `initiator` is the direction of the source's
     /// packets.
-    pub fn of(&self, slot: u32, initiator: u8) -> [u64; 2] {
+    fn of(&self, slot: u32, initiator: u8) -> [u64; 2] {
         let by_direction = self.by_slot.of(slot);
         let forward = usize::from(initiator & 1);
         [by_direction[forward], by_direction[1 - forward]]

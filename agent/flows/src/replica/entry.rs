@@ -1,16 +1,15 @@
 //! One flow of the replica: its totals, its state and its records.
 
 use agent_common::{
-    Counts, Direction, FlowCounters, FlowKey, L4Kind, Senders, flow::tcp_flags, protocol::TCP,
+    Counts, Direction, FlowCounters, FlowKey, L4Kind,
+    flow::{Classes, tcp_flags},
+    protocol::TCP,
 };
-use proto::{
-    community_id::community_id,
-    record::{EndReason, Failure, IcmpError, Record},
-};
+use proto::{EndReason, Failure, community_id::community_id, record::Record};
 use sys::clock::ScanClock;
 
 use super::{
-    Lifetimes,
+    IcmpError, Lifetimes,
     handshake::{Handshake, opens},
     remembered::Initiator,
     reports::Unreported,
@@ -55,18 +54,17 @@ pub struct Entry {
     pub tcp_flags: [u8; 2],
     pub handshake: Handshake,
     pub initiator: u8,
-    pub dscp: u8,
+    /// See [`Classes::compact`].
+    classes: [u8; 2],
     pub state: State,
     pub sides: Sides,
     /// A record of the flow was emitted.
     pub is_told: bool,
-    /// Before `scan` it was already closed or established, so a SYN in that scan begins the next flow.
-    was_complete: bool,
     /// TCP only.
     segments: Segments,
     origin: Origin,
     /// One bit per direction: a socket of this host has sent in it and is not known to be gone. Also holds
-    /// [`Entry::WITHOUT_END`].
+    /// [`Entry::WITHOUT_END`] and [`Entry::WAS_COMPLETE`].
     sockets: u8,
 }
 
@@ -91,6 +89,9 @@ const _: () = assert!(size_of::<Entry>() <= 160);
 impl Entry {
     /// A bit of `sockets`: a socket of this host has sent, and its end cannot be reported.
     const WITHOUT_END: u8 = 4;
+    /// A bit of `sockets`: before `scan` the flow was already closed or established, so a SYN in that scan begins the
+    /// next flow.
+    const WAS_COMPLETE: u8 = 8;
 
     /// A flow that begins with these counters of one scan.
     pub fn new(key: &FlowKey, counters: &FlowCounters, clock: ScanClock, scan: u32) -> Self {
@@ -107,11 +108,10 @@ impl Entry {
             tcp_flags: [0; 2],
             handshake,
             initiator,
-            dscp: counters.bits.dscp(),
+            classes: [0; 2],
             state: State::Living,
             sides: Sides::One,
             is_told: false,
-            was_complete: false,
             segments: Segments::default(),
             origin: Origin::Unseen,
             sockets: 0,
@@ -270,7 +270,11 @@ impl Entry {
     /// Returns the counts that were added.
     pub fn add(&mut self, counters: &FlowCounters, clock: ScanClock, scan: u32) -> [Counts; 2] {
         if self.scan != scan {
-            self.was_complete = self.is_complete();
+            if self.is_complete() {
+                self.sockets |= Self::WAS_COMPLETE;
+            } else {
+                self.sockets &= !Self::WAS_COMPLETE;
+            }
             self.scan = scan;
             self.segments.begin_window();
         }
@@ -279,6 +283,8 @@ impl Entry {
             self.total[direction] += added;
             self.tcp_flags[direction] |= counters.bits.tcp_flags(direction);
         }
+        let classes = Classes::expand(self.classes).and_later(counters.classes);
+        self.classes = classes.compact();
         self.handshake = self.handshake.with_flags_of(Handshake::of(counters));
         if self.is_tcp() {
             self.segments.add(counters);
@@ -303,7 +309,8 @@ impl Entry {
         let first_seen_unix_ns = clock.unix_ns(half.first_seen_ns);
         if first_seen_unix_ns < self.first_seen_unix_ns {
             self.first_seen_unix_ns = first_seen_unix_ns;
-            self.dscp = half.bits.dscp();
+            let classes = half.classes.and_later(Classes::expand(self.classes));
+            self.classes = classes.compact();
             self.handshake = Handshake::of(half).with_flags_of(self.handshake);
         }
         self.add(half, clock, self.scan);
@@ -334,7 +341,7 @@ impl Entry {
     fn failure(&self, error: Option<IcmpError>, end: Option<EndReason>) -> Option<Failure> {
         let (forward, reverse) = (usize::from(self.initiator), usize::from(1 - self.initiator));
         let is_answered = self.total[reverse].packets != 0;
-        let unreachable = error.filter(|_| !is_answered).map(Failure::Unreachable);
+        let unreachable = (!is_answered && error.is_some()).then_some(Failure::Unreachable);
         if !self.is_tcp() {
             return unreachable;
         }
@@ -390,7 +397,7 @@ impl Entry {
     /// Whether what `scan` counted belongs to the next flow with the same ports.
     pub fn is_followed_by(&self, counters: &FlowCounters, scan: u32) -> bool {
         let was_complete = if self.scan == scan {
-            self.was_complete
+            self.sockets & Self::WAS_COMPLETE != 0
         } else {
             self.is_complete()
         };
@@ -449,49 +456,46 @@ impl Entry {
             .saturating_add(self.quiet_ns(lifetimes))
     }
 
+    /// The record, without what the agent knows beyond the flow's packets.
     pub fn record(
         &self,
         clock: ScanClock,
         unreported: Unreported,
-        senders: Senders,
         error: Option<IcmpError>,
         end_reason: Option<EndReason>,
     ) -> Record {
-        let forward = usize::from(self.initiator);
-        let reverse = 1 - forward;
-        let direction = Direction::from_bit(self.key.side() ^ self.initiator);
-        let delta = unreported.counts;
-        Record {
-            key: self.key,
-            initiator: self.initiator,
-            initiator_assumed: self.is_initiator_assumed(),
-            direction,
-            reverse_direction: match self.sides {
-                Sides::Joined => direction,
-                Sides::One | Sides::Apart => direction.opposite(),
-            },
-            delta: [delta[forward], delta[reverse]],
-            delta_duration_ns: unreported.duration_ns(self.last_seen_boot_ns),
-            total: [self.total[forward], self.total[reverse]],
-            first_seen_unix_ns: self.first_seen_unix_ns,
-            // Unix time may have been set back, and two readings of it never agree to the nanosecond.
-            last_seen_unix_ns: clock
-                .unix_ns(self.last_seen_boot_ns)
-                .max(self.first_seen_unix_ns),
-            tcp_flags: [self.tcp_flags[forward], self.tcp_flags[reverse]],
-            dscp: self.dscp,
-            end_reason,
-            is_closing: end_reason.is_none() && self.state == State::Closing,
-            community_id: self.community_id,
-            outer: None,
-            names: [None, None],
-            failure: self.failure(error, end_reason),
-            cgroup_ids: [senders.cgroup_ids[forward], senders.cgroup_ids[reverse]],
-            process_keys: [senders.process_keys[forward], senders.process_keys[reverse]],
-            tcp: [senders.tcp[forward], senders.tcp[reverse]],
-            round_trips: Default::default(),
-            dropped: [0; 2],
-            senders_shared: [false; 2],
+        let (forward, reverse) = (usize::from(self.initiator), usize::from(1 - self.initiator));
+        let side = Direction::from_bit(self.key.side() ^ self.initiator);
+        let mut record = Record::new(self.key, self.initiator);
+        let classes = Classes::expand(self.classes);
+        for (end, direction) in [
+            (&mut record.fields.src, forward),
+            (&mut record.fields.dst, reverse),
+        ] {
+            *end = end.with_counts(unreported.counts[direction], self.total[direction]);
+            end.tcp_flags = self.is_tcp().then_some(self.tcp_flags[direction].into());
+            end.dscp = classes.dscp(direction as u8).map(u32::from);
         }
+        record.src.direction = side.into();
+        record.dst.direction = match self.sides {
+            Sides::Joined => side.into(),
+            Sides::One | Sides::Apart => side.opposite().into(),
+        };
+        record.initiator_assumed = self.is_initiator_assumed();
+        record.delta_duration_ns = unreported.duration_ns(self.last_seen_boot_ns);
+        record.first_seen_unix_ns = self.first_seen_unix_ns;
+        // Unix time may have been set back, and two readings of it never agree to the nanosecond.
+        record.last_seen_unix_ns = clock
+            .unix_ns(self.last_seen_boot_ns)
+            .max(self.first_seen_unix_ns);
+        record.end_reason = end_reason;
+        record.closing = end_reason.is_none() && self.state == State::Closing;
+        record.community_id = self.community_id;
+        record.failure = self.failure(error, end_reason);
+        if let (Some(Failure::Unreachable), Some(error)) = (record.failure, error) {
+            record.icmp_error_type = Some(error.icmp_type.into());
+            record.icmp_error_code = Some(error.code.into());
+        }
+        record
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 
 use agent_common::FlowKey;
-use proto::record::IcmpError;
 
 use super::senders::BySlot;
+use crate::quoted::IcmpError;
 
 /// Errors that may wait for their flows. They wait for two scans, and a scan brings about 3,700 at most.
 const MOST: usize = 8192;

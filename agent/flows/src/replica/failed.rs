@@ -1,6 +1,6 @@
 //! Counts the failed flows that have ended.
 
-use proto::record::Failure;
+use proto::Failure;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Failed {
@@ -15,8 +15,9 @@ impl Failed {
         let count = match failure {
             Failure::Refused => &mut self.refused,
             Failure::Unanswered => &mut self.unanswered,
-            Failure::Unreachable(_) => &mut self.unreachable,
+            Failure::Unreachable => &mut self.unreachable,
             Failure::Reset => &mut self.reset,
+            Failure::Unspecified => return,
         };
         *count += 1;
     }

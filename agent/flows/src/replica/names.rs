@@ -4,7 +4,7 @@ use std::mem;
 
 use agent_common::FlowKey;
 use enrich::dns::{Dns, EndName};
-use proto::record::RecordName;
+use proto::record::Record;
 
 /// Names by slot. Takes no memory until a flow has a name.
 #[derive(Default)]
@@ -53,23 +53,22 @@ impl FlowNames {
         self.ended = Vec::new();
     }
 
-    /// The names of the source and the destination.
-    pub fn of(&self, slot: u32, initiator: u8) -> [Option<RecordName>; 2] {
-        let Some(ends) = self.by_slot.get(slot as usize) else {
-            return [None, None];
+    /// Adds the names of both ends to the record.
+    pub fn fill(&self, slot: u32, record: &mut Record) {
+        let Some([a, b]) = self.by_slot.get(slot as usize) else {
+            return;
         };
-        let name = |end: &Option<EndName>| {
-            let name = end.as_ref()?;
-            Some(RecordName {
-                id: name.id(),
-                source: name.source(),
-            })
-        };
-        let [a, b] = ends;
-        if initiator == 0 {
-            [name(a), name(b)]
+        let names = if record.initiator == 0 {
+            [a, b]
         } else {
-            [name(b), name(a)]
+            [b, a]
+        };
+        let fields = &mut record.fields;
+        for (end, name) in [&mut fields.src, &mut fields.dst].into_iter().zip(names) {
+            if let Some(name) = name {
+                end.host_id = Some(name.id());
+                end.host_source = name.source();
+            }
         }
     }
 

@@ -6,7 +6,9 @@ use agent_common::{
     FlowKey, Sample, Senders, TcpInfo,
     tcp::{EndedConnection, Role},
 };
-use proto::round_trip::RoundTrip;
+use proto::record::Record;
+
+use super::round_trip::RoundTrip;
 
 /// Senders, TCP state and round trips by slot. Takes no memory until a scan brings some.
 #[derive(Default)]
@@ -279,13 +281,30 @@ impl KnownSenders {
         }
     }
 
-    pub fn of(&self, slot: u32) -> Senders {
+    /// Adds what is known about both ends to the record.
+    pub fn fill(&self, slot: u32, record: &mut Record) {
         let names = self.names.of(slot);
-        Senders {
-            cgroup_ids: names.cgroup_ids.map(|id| id & !MARKS),
-            process_keys: names.process_keys.map(|key| key & !Senders::SHARED),
-            tcp: self.connections.of(slot).tcp,
-            ..Senders::default()
+        let are_shared = names.are_shared();
+        let tcp = self.connections.of(slot).tcp;
+        let round_trips = self.round_trips.of(slot);
+        let forward = usize::from(record.initiator & 1);
+        let fields = &mut record.fields;
+        for (end, at) in [(&mut fields.src, forward), (&mut fields.dst, 1 - forward)] {
+            let (id, key) = (
+                names.cgroup_ids[at] & !MARKS,
+                names.process_keys[at] & !Senders::SHARED,
+            );
+            end.cgroup_id = (id != 0).then_some(id);
+            end.process_key = (key != 0).then_some(key);
+            end.sender_shared = are_shared[at];
+            *end = end.with_tcp(tcp[at]);
+            // This end acknowledges the packets of the other one.
+            let RoundTrip {
+                handshake_us,
+                ack_us,
+            } = round_trips[1 - at];
+            end.handshake_rtt_us = (handshake_us != 0).then_some(handshake_us);
+            end.ack_rtt_us = (ack_us != 0).then_some(ack_us);
         }
     }
 
@@ -293,22 +312,6 @@ impl KnownSenders {
     pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
         let ids = self.names.of(slot).cgroup_ids;
         ids.map(|id| if id & SHARED_NOW == 0 { id & !MARKS } else { 0 })
-    }
-
-    /// Whether other sockets have also sent packets of the source, and of the destination. `initiator` is the
-    /// direction of the source's packets.
-    pub fn are_shared(&self, slot: u32, initiator: u8) -> [bool; 2] {
-        let by_direction = self.names.of(slot).are_shared();
-        let forward = usize::from(initiator & 1);
-        [by_direction[forward], by_direction[1 - forward]]
-    }
-
-    /// The round trips to the source, and to the destination. `initiator` is the direction of the source's packets,
-    /// which the destination acknowledges.
-    pub fn round_trips_of(&self, slot: u32, initiator: u8) -> [RoundTrip; 2] {
-        let by_direction = self.round_trips.of(slot);
-        let forward = usize::from(initiator & 1);
-        [by_direction[1 - forward], by_direction[forward]]
     }
 
     /// Releases the memory for slots from this one on. None of them has a flow.

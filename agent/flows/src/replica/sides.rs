@@ -6,7 +6,7 @@
 //! as with two interfaces.
 
 use agent_common::{FlowCounters, FlowKey};
-use proto::record::{EndReason, Record};
+use proto::{EndReason, record::Record};
 
 use super::{
     Replica,

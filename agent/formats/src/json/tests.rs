@@ -1,4 +1,6 @@
-use proto::{Cgroup, Encapsulation, HostName, Interface, NameSource, Process};
+use proto::{
+    Cgroup, Direction, Encapsulation, EndReason, Endpoint, HostName, Interface, NameSource, Process,
+};
 use serde_json::{Value, json};
 
 use super::*;
@@ -18,34 +20,41 @@ fn lines(batches: &[FlowBatch]) -> Vec<Value> {
 
 fn tcp_record() -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(0),
+            addr: vec![10, 0, 0, 1].into(),
+            port: Some(40_000),
+            delta_packets: 1,
+            delta_bytes: 60,
+            total_packets: 3,
+            total_bytes: 180,
+            delta_ip_bytes: 40,
+            total_ip_bytes: 138,
+            tcp_flags: Some(0),
+            direction: Direction::Egress.into(),
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 0, 2].into(),
+            port: Some(443),
+            delta_packets: 2,
+            delta_bytes: 140,
+            total_packets: 5,
+            total_bytes: 350,
+            delta_ip_bytes: 112,
+            total_ip_bytes: 280,
+            tcp_flags: Some(0x12),
+            direction: Direction::Ingress.into(),
+            ..Endpoint::default()
+        }),
         protocol: 6,
-        src_addr: vec![10, 0, 0, 1].into(),
-        dst_addr: vec![10, 0, 0, 2].into(),
-        src_port: Some(40_000),
-        dst_port: Some(443),
-        delta_packets: 1,
-        delta_bytes: 60,
-        delta_reverse_packets: 2,
-        delta_reverse_bytes: 140,
-        total_packets: 3,
-        total_bytes: 180,
-        total_reverse_packets: 5,
-        total_reverse_bytes: 350,
-        delta_ip_bytes: 40,
-        delta_reverse_ip_bytes: 112,
-        total_ip_bytes: 138,
-        total_reverse_ip_bytes: 280,
         first_seen_unix_ns: 1_700_000_000_000_000_001,
         last_seen_unix_ns: 1_700_000_000_000_000_002,
         ip_version: 4,
         ifindex: 2,
         netns: 5,
         vlan_ids: vec![100],
-        tcp_flags: Some(0),
-        reverse_tcp_flags: Some(0x12),
-        dscp: Some(0),
         community_id: vec![0; 20].into(),
-        direction: Direction::Egress.into(),
         initiator_assumed: true,
         delta_duration_ns: 1,
         ..FlowRecord::default()
@@ -107,16 +116,23 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
     expected["duration_ns"] = json!(1);
     expected["outer_vlan_ids"] = json!([]);
     expected["outer_pppoe_session"] = json!(null);
+    expected["reverse_dscp"] = json!(null);
     assert_eq!(lines, [expected]);
 }
 
 #[test]
 fn a_flow_out_of_a_tunnel_has_the_tunnels_endpoints() {
     let record = FlowRecord {
+        src: Some(Endpoint {
+            outer_addr: vec![192, 0, 2, 1].into(),
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            outer_addr: vec![192, 0, 2, 2].into(),
+            ..tcp_record().dst().clone()
+        }),
         encapsulation: Some(Encapsulation::Vxlan.into()),
         tunnel_id: Some(42),
-        outer_src_addr: vec![192, 0, 2, 1].into(),
-        outer_dst_addr: vec![192, 0, 2, 2].into(),
         outer_vlan_ids: vec![7, 8],
         outer_pppoe_session: Some(0),
         ..tcp_record()
@@ -163,8 +179,14 @@ fn whoever_sent_the_packets_is_named_at_the_end_that_is_known() {
         (None, None),
     ];
     let records = records.map(|(src_cgroup_id, dst_cgroup_id)| FlowRecord {
-        src_cgroup_id,
-        dst_cgroup_id,
+        src: Some(Endpoint {
+            cgroup_id: src_cgroup_id,
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            cgroup_id: dst_cgroup_id,
+            ..tcp_record().dst().clone()
+        }),
         ..tcp_record()
     });
     let lines = lines(&[FlowBatch {
@@ -177,7 +199,7 @@ fn whoever_sent_the_packets_is_named_at_the_end_that_is_known() {
     };
     let (a, b) = (Some(json!("a.service")), Some(json!("b.service")));
     // Its cgroup is not in the batch, so only the id is known.
-    let unnamed = Some(json!(null));
+    let unnamed = None;
     assert_eq!(texts("src_unit"), [a.clone(), b, unnamed.clone(), None]);
     assert_eq!(texts("dst_unit"), [None, a, None, None]);
     assert_eq!(
@@ -200,8 +222,14 @@ fn the_process_of_an_end_has_its_number_even_where_it_has_no_name() {
             uid: Some(33),
         }],
         ..batch(vec![FlowRecord {
-            src_process_key: Some(named),
-            dst_process_key: Some(nameless),
+            src: Some(Endpoint {
+                process_key: Some(named),
+                ..tcp_record().src().clone()
+            }),
+            dst: Some(Endpoint {
+                process_key: Some(nameless),
+                ..tcp_record().dst().clone()
+            }),
             ..tcp_record()
         }])
     }]);
@@ -221,11 +249,17 @@ fn the_process_of_an_end_has_its_number_even_where_it_has_no_name() {
 #[test]
 fn an_end_has_its_name_and_how_that_was_learned() {
     let named = FlowRecord {
-        dst_host_id: Some(5),
-        dst_host_source: NameSource::HostsFile.into(),
-        // A host that the batch does not name.
-        src_host_id: Some(6),
-        src_host_source: NameSource::Dns.into(),
+        src: Some(Endpoint {
+            // A host that the batch does not name.
+            host_id: Some(6),
+            host_source: NameSource::Dns.into(),
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            host_id: Some(5),
+            host_source: NameSource::HostsFile.into(),
+            ..tcp_record().dst().clone()
+        }),
         ..tcp_record()
     };
     let lines = lines(&[FlowBatch {
@@ -244,11 +278,14 @@ fn an_end_has_its_name_and_how_that_was_learned() {
 #[test]
 fn what_tcp_knows_is_said_of_the_ends_that_are_here() {
     let lines = lines(&[batch(vec![FlowRecord {
-        dst_tcp_min_rtt_us: Some(70),
-        dst_tcp_total_retrans: Some(0),
-        dst_tcp_delivered: Some(5),
-        dst_tcp_delivered_ce: Some(1),
-        dst_tcp_data_segs_out: Some(4),
+        dst: Some(Endpoint {
+            tcp_min_rtt_us: Some(70),
+            tcp_total_retrans: Some(0),
+            tcp_delivered: Some(5),
+            tcp_delivered_ce: Some(1),
+            tcp_data_segs_out: Some(4),
+            ..tcp_record().dst().clone()
+        }),
         ..tcp_record()
     }])]);
     for (name, value) in [
@@ -267,10 +304,16 @@ fn what_tcp_knows_is_said_of_the_ends_that_are_here() {
 #[test]
 fn round_trips_that_were_measured_are_said_of_each_end() {
     let lines = lines(&[batch(vec![FlowRecord {
-        src_handshake_rtt_us: Some(1),
-        dst_handshake_rtt_us: Some(2),
-        dst_ack_rtt_us: Some(u32::MAX),
-        total_reverse_dropped_packets: 3,
+        src: Some(Endpoint {
+            handshake_rtt_us: Some(1),
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            handshake_rtt_us: Some(2),
+            ack_rtt_us: Some(u32::MAX),
+            total_dropped_packets: 3,
+            ..tcp_record().dst().clone()
+        }),
         ..tcp_record()
     }])]);
     assert_eq!(lines[0]["src_handshake_rtt_us"], 1);
@@ -284,8 +327,14 @@ fn round_trips_that_were_measured_are_said_of_each_end() {
 #[test]
 fn both_directions_of_a_mirror_port_arrive() {
     let record = FlowRecord {
-        direction: Direction::Ingress.into(),
-        reverse_direction: Direction::Ingress.into(),
+        src: Some(Endpoint {
+            direction: Direction::Ingress.into(),
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            direction: Direction::Ingress.into(),
+            ..tcp_record().dst().clone()
+        }),
         ..tcp_record()
     };
     let line = &lines(&[batch(vec![record])])[0];
@@ -296,14 +345,20 @@ fn both_directions_of_a_mirror_port_arrive() {
 #[test]
 fn an_icmp_flow_that_ended_has_no_ports_and_says_why() {
     let record = FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![0xfe; 16].into(),
+            port: None,
+            tcp_flags: None,
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            port: None,
+            ..tcp_record().dst().clone()
+        }),
         protocol: 58,
         ip_version: 6,
-        src_addr: vec![0xfe; 16].into(),
-        src_port: None,
-        dst_port: None,
         icmp_type: Some(128),
         icmp_code: Some(0),
-        tcp_flags: None,
         ifindex: 99,
         end_reason: Some(EndReason::IdleTimeout.into()),
         ..tcp_record()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use proto::{FlowRecord, tcp::Tcp};
+use proto::FlowRecord;
 
 use crate::{
     cells::{both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state},
@@ -61,10 +61,9 @@ impl Row {
         [source, destination]: &[Option<String>; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
-        let tcp = Tcp::both(record).map(Option::unwrap_or_default);
         let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
-        let mut initiator =
-            human::named_endpoint(source.as_deref(), &record.src_addr, record.src_port);
+        let [src, dst] = record.ends();
+        let mut initiator = human::end(source.as_deref(), src);
         if record.initiator_assumed {
             initiator.push('?');
         }
@@ -73,17 +72,17 @@ impl Row {
             direction(record),
             protocol(record),
             initiator,
-            human::named_endpoint(destination.as_deref(), &record.dst_addr, record.dst_port),
-            human::count(record.delta_packets),
-            human::bytes(record.delta_bytes),
-            human::count(record.delta_reverse_packets),
-            human::bytes(record.delta_reverse_bytes),
+            human::end(destination.as_deref(), dst),
+            human::count(src.delta_packets),
+            human::bytes(src.delta_bytes),
+            human::count(dst.delta_packets),
+            human::bytes(dst.delta_bytes),
             human::duration(Duration::from_nanos(age)),
             state(record).to_owned(),
             ends(&units.map(|unit| unit.map(short_unit))),
             both(processes),
             ends(&round_trips(record).map(|us| us.map(round_trip))),
-            ends(&tcp.map(|end| end.total_retrans.map(|count| human::count(count.into())))),
+            ends(&[src, dst].map(|end| Some(human::count(end.tcp_total_retrans?.into())))),
         ];
         Self { cells }
     }
@@ -101,22 +100,30 @@ pub(super) fn lines(rows: &[Row], width: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use proto::Endpoint;
+
     use super::*;
 
     const NOBODY: [[Option<&str>; 2]; 2] = [[None; 2]; 2];
 
     fn rows() -> Vec<Row> {
         let long = FlowRecord {
+            src: Some(Endpoint {
+                addr: vec![0xfd; 16].into(),
+                delta_bytes: u64::MAX,
+                tcp_rtt_us: Some(1_234),
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: vec![0xfe; 16].into(),
+                tcp_rtt_us: Some(99_999),
+                tcp_total_retrans: Some(u32::MAX),
+                ..Endpoint::default()
+            }),
             protocol: 58,
-            src_addr: vec![0xfd; 16].into(),
-            dst_addr: vec![0xfe; 16].into(),
             icmp_type: Some(128),
             icmp_code: Some(0),
             vlan_ids: vec![10, 20],
-            delta_bytes: u64::MAX,
-            src_tcp_rtt_us: Some(1_234),
-            dst_tcp_rtt_us: Some(99_999),
-            dst_tcp_total_retrans: Some(u32::MAX),
             ..FlowRecord::default()
         };
         let name = "eth0".to_owned();
@@ -172,10 +179,16 @@ mod tests {
     #[test]
     fn a_name_stands_in_the_place_of_its_address() {
         let record = FlowRecord {
-            src_addr: vec![10, 0, 0, 1].into(),
-            dst_addr: vec![192, 0, 2, 1].into(),
-            src_port: Some(40_000),
-            dst_port: Some(443),
+            src: Some(Endpoint {
+                addr: vec![10, 0, 0, 1].into(),
+                port: Some(40_000),
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: vec![192, 0, 2, 1].into(),
+                port: Some(443),
+                ..Endpoint::default()
+            }),
             ..FlowRecord::default()
         };
         let named = [None, Some("www.example".to_owned())];
@@ -192,8 +205,11 @@ mod tests {
         for (initiator_assumed, shown) in [(true, " 10.0.0.1:40000? "), (false, " 10.0.0.1:40000 ")]
         {
             let record = FlowRecord {
-                src_addr: vec![10, 0, 0, 1].into(),
-                src_port: Some(40_000),
+                src: Some(Endpoint {
+                    addr: vec![10, 0, 0, 1].into(),
+                    port: Some(40_000),
+                    ..Endpoint::default()
+                }),
                 initiator_assumed,
                 ..FlowRecord::default()
             };
@@ -205,9 +221,15 @@ mod tests {
     #[test]
     fn what_tcp_knows_is_shown_of_the_ends_that_are_here() {
         let known = FlowRecord {
-            dst_tcp_rtt_us: Some(1_234),
-            src_tcp_total_retrans: Some(0),
-            dst_tcp_total_retrans: Some(3),
+            src: Some(Endpoint {
+                tcp_total_retrans: Some(0),
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                tcp_rtt_us: Some(1_234),
+                tcp_total_retrans: Some(3),
+                ..Endpoint::default()
+            }),
             ..FlowRecord::default()
         };
         let lines = lines(&[Row::new(&known, None, NOBODY, &[None, None], 0)], 200);
@@ -226,13 +248,22 @@ mod tests {
     #[test]
     fn what_passes_shows_how_long_its_ends_take_to_answer() {
         let passing = FlowRecord {
-            src_handshake_rtt_us: Some(5),
-            src_ack_rtt_us: Some(250),
-            dst_ack_rtt_us: Some(12_345),
+            src: Some(Endpoint {
+                handshake_rtt_us: Some(5),
+                ack_rtt_us: Some(250),
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                ack_rtt_us: Some(12_345),
+                ..Endpoint::default()
+            }),
             ..FlowRecord::default()
         };
         let here = FlowRecord {
-            src_tcp_rtt_us: Some(1_234),
+            src: Some(Endpoint {
+                tcp_rtt_us: Some(1_234),
+                ..passing.clone().src().clone()
+            }),
             ..passing.clone()
         };
         for (record, shown) in [(passing, "250us > 12.3ms"), (here, "1.23ms")] {

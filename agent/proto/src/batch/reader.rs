@@ -9,7 +9,7 @@ use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 
 use super::record_buffer::RECORDS_TAG;
-use crate::{FlowBatch, FlowRecord};
+use crate::{Endpoint, FlowBatch, FlowRecord};
 
 /// An IPv4 record is a little longer.
 const USUAL_RECORD_LEN_BYTES: usize = 100;
@@ -40,15 +40,25 @@ pub fn by_hand(bytes: &Bytes) -> Option<FlowBatch> {
         // A record is long: it is made where it stays.
         records.push(FlowRecord::default());
         let last = records.last_mut().expect("it was just pushed");
-        read_known(bytes, range, last)?;
+        read_message(bytes, range, last)?;
     }
     let batch = FlowBatch::decode(&others[..]).ok()?;
     Some(FlowBatch { records, ..batch })
 }
 
-/// Decodes a record into an empty one. `None` if it has an unknown field, or anything is not as the agent
-/// writes it.
-fn read_known(bytes: &Bytes, range: Range<usize>, record: &mut FlowRecord) -> Option<()> {
+/// A message whose fields are set by number: `FlowRecord` and `Endpoint`. `None` for a number or wire type that the
+/// message does not have. A number too long for its field loses its upper bits, as protobuf specifies.
+trait ReadFields {
+    fn varint(&mut self, number: u32, value: u64) -> Option<()>;
+    fn fixed64(&mut self, number: u32, value: u64) -> Option<()>;
+    fn length(&mut self, number: u32, bytes: &Bytes, range: Range<usize>) -> Option<()>;
+}
+
+include!(concat!(env!("OUT_DIR"), "/reader.rs"));
+
+/// Decodes a message into an empty one. `None` if it has an unknown field, or anything is not as the agent writes
+/// it.
+fn read_message(bytes: &Bytes, range: Range<usize>, message: &mut impl ReadFields) -> Option<()> {
     let mut input = Input {
         bytes: bytes.get(..range.end)?,
         at: range.start,
@@ -57,108 +67,11 @@ fn read_known(bytes: &Bytes, range: Range<usize>, record: &mut FlowRecord) -> Op
         let key = input.varint()?;
         let number = u32::try_from(key >> 3).ok()?;
         match key as u32 & 7 {
-            VARINT => {
-                let value = input.varint()?;
-                set_number(record, number, value)?;
-            }
-            FIXED64 => {
-                let value = input.fixed64()?;
-                match number {
-                    14 => record.first_seen_unix_ns = value,
-                    15 => record.last_seen_unix_ns = value,
-                    _ => return None,
-                }
-            }
-            LENGTH => {
-                let range = input.range()?;
-                let value = || bytes.slice(range.clone());
-                match number {
-                    2 => record.src_addr = value(),
-                    3 => record.dst_addr = value(),
-                    19 => numbers(&bytes[range], &mut record.vlan_ids)?,
-                    28 => record.community_id = value(),
-                    32 => record.outer_src_addr = value(),
-                    33 => record.outer_dst_addr = value(),
-                    36 => numbers(&bytes[range], &mut record.outer_vlan_ids)?,
-                    _ => return None,
-                }
-            }
+            VARINT => message.varint(number, input.varint()?)?,
+            FIXED64 => message.fixed64(number, input.fixed64()?)?,
+            LENGTH => message.length(number, bytes, input.range()?)?,
             _ => return None,
         }
-    }
-    Some(())
-}
-
-/// Sets a numeric field. A number too long for its field loses its upper bits, as protobuf specifies.
-fn set_number(record: &mut FlowRecord, field: u32, value: u64) -> Option<()> {
-    let short = value as u32;
-    match field {
-        1 => record.protocol = short,
-        4 => record.src_port = Some(short),
-        5 => record.dst_port = Some(short),
-        6 => record.delta_packets = value,
-        7 => record.delta_bytes = value,
-        8 => record.delta_reverse_packets = value,
-        9 => record.delta_reverse_bytes = value,
-        10 => record.total_packets = value,
-        11 => record.total_bytes = value,
-        12 => record.total_reverse_packets = value,
-        13 => record.total_reverse_bytes = value,
-        16 => record.ip_version = short,
-        17 => record.ifindex = short,
-        18 => record.netns = short,
-        20 => record.icmp_type = Some(short),
-        21 => record.icmp_code = Some(short),
-        22 => record.icmp_identifier = Some(short),
-        23 => record.later_fragment = value != 0,
-        24 => record.tcp_flags = Some(short),
-        25 => record.reverse_tcp_flags = Some(short),
-        26 => record.dscp = Some(short),
-        27 => record.end_reason = Some(short.cast_signed()),
-        30 => record.encapsulation = Some(short.cast_signed()),
-        31 => record.tunnel_id = Some(short),
-        34 => record.direction = short.cast_signed(),
-        35 => record.reverse_direction = short.cast_signed(),
-        37 => record.outer_pppoe_session = Some(short),
-        38 => record.delta_ip_bytes = value,
-        39 => record.delta_reverse_ip_bytes = value,
-        40 => record.total_ip_bytes = value,
-        41 => record.total_reverse_ip_bytes = value,
-        42 => record.src_cgroup_id = Some(value),
-        43 => record.dst_cgroup_id = Some(value),
-        44 => record.src_process_key = Some(value),
-        45 => record.dst_process_key = Some(value),
-        46 => record.src_tcp_rtt_us = Some(short),
-        47 => record.dst_tcp_rtt_us = Some(short),
-        48 => record.src_tcp_min_rtt_us = Some(short),
-        49 => record.dst_tcp_min_rtt_us = Some(short),
-        50 => record.src_tcp_total_retrans = Some(short),
-        51 => record.dst_tcp_total_retrans = Some(short),
-        52 => record.src_tcp_delivered = Some(short),
-        53 => record.dst_tcp_delivered = Some(short),
-        54 => record.src_tcp_delivered_ce = Some(short),
-        55 => record.dst_tcp_delivered_ce = Some(short),
-        56 => record.src_tcp_data_segs_out = Some(short),
-        57 => record.dst_tcp_data_segs_out = Some(short),
-        58 => record.src_host_id = Some(value),
-        59 => record.dst_host_id = Some(value),
-        60 => record.src_host_source = short.cast_signed(),
-        61 => record.dst_host_source = short.cast_signed(),
-        62 => record.failure = Some(short.cast_signed()),
-        63 => record.icmp_error_type = Some(short),
-        64 => record.icmp_error_code = Some(short),
-        65 => record.src_handshake_rtt_us = Some(short),
-        66 => record.dst_handshake_rtt_us = Some(short),
-        67 => record.src_ack_rtt_us = Some(short),
-        68 => record.dst_ack_rtt_us = Some(short),
-        69 => record.total_dropped_packets = value,
-        70 => record.total_reverse_dropped_packets = value,
-        71 => record.initiator_assumed = value != 0,
-        72 => record.src_sender_shared = value != 0,
-        73 => record.dst_sender_shared = value != 0,
-        75 => record.delta_duration_ns = value,
-        76 => record.closing = value != 0,
-        _ => return None,
     }
     Some(())
 }
@@ -231,9 +144,9 @@ impl<'a> Input<'a> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{collection::vec, prelude::*};
+    use proptest::{collection::vec, prelude::*, sample::select};
     use prost_types::{
-        FileDescriptorSet,
+        DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
         field_descriptor_proto::{Label, Type},
     };
 
@@ -288,22 +201,62 @@ mod tests {
         }
     }
 
+    /// The numbers and wire types of the fields of a message.
+    fn wire_types(message: &str) -> Vec<(u64, u32)> {
+        let of = |field: &FieldDescriptorProto| {
+            let wire_type = match (field.r#type(), field.label()) {
+                (Type::Fixed64, _) => FIXED64,
+                (Type::Bytes | Type::Message, _) | (_, Label::Repeated) => LENGTH,
+                _ => VARINT,
+            };
+            (field.number().try_into().unwrap(), wire_type)
+        };
+        descriptor(message).field.iter().map(of).collect()
+    }
+
+    fn descriptor(name: &str) -> DescriptorProto {
+        let all = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
+        let mut messages = all.file.into_iter().flat_map(|file| file.message_type);
+        messages.find(|message| message.name() == name).unwrap()
+    }
+
     prop_compose! {
         /// A field with the number and wire type of a record's field, without varints of ten bytes.
         fn usual()(
-            number in (1_u64..65).prop_filter("it is reserved", |number| *number != 29),
+            (number, wire_type) in select(wire_types("FlowRecord")),
+            end in vec(plain("Endpoint"), 0..8),
+            plain in plain("FlowRecord"),
+            [of_key, of_value] in [padding(3), padding(3)],
+        ) -> Vec<u8> {
+            if wire_type != LENGTH || number > 2 {
+                return plain;
+            }
+            let mut field = Vec::new();
+            let end = end.concat();
+            put_key(&mut field, number, LENGTH, of_key);
+            put(&mut field, end.len() as u64, of_value);
+            field.extend(end);
+            field
+        }
+    }
+
+    prop_compose! {
+        /// A field of this message that is no message itself.
+        fn plain(message: &'static str)(
+            (number, wire_type) in select(wire_types(message))
+                .prop_filter("it is a message", move |(number, _)| message != "FlowRecord" || *number > 2),
             value: u64,
             shift in 1_usize..64,
             [of_key, of_value] in [padding(3), padding(3)],
             bytes in vec(0_u8..0x80, 0..24),
         ) -> Vec<u8> {
             let mut field = Vec::new();
-            match number {
-                14 | 15 => {
+            match wire_type {
+                FIXED64 => {
                     put_key(&mut field, number, FIXED64, of_key);
                     field.extend(value.to_le_bytes());
                 }
-                2 | 3 | 19 | 28 | 32 | 33 | 36 => {
+                LENGTH => {
                     put_key(&mut field, number, LENGTH, of_key);
                     put(&mut field, bytes.len() as u64, of_value);
                     field.extend(&bytes);
@@ -410,30 +363,39 @@ mod tests {
         assert!((1..20).contains(&read_at_all), "{read_at_all}");
     }
 
-    /// Fails if a field is added to `FlowRecord` and not to the reader.
     #[test]
     fn every_field_is_read_without_prost() {
-        let all = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
-        let mut messages = all.file.iter().flat_map(|file| &file.message_type);
-        let record = messages.find(|message| message.name() == "FlowRecord");
-        for field in &record.unwrap().field {
-            let number = u64::try_from(field.number()).unwrap();
-            let is_repeated = field.label() == Label::Repeated;
-            let (wire_type, value) = if field.r#type() == Type::Fixed64 {
-                (FIXED64, &[5, 0, 0, 0, 0, 0, 0, 0][..])
-            } else if field.r#type() == Type::Bytes || is_repeated {
-                (LENGTH, &[1, 5][..])
-            } else {
-                (VARINT, &[5][..])
+        for (number, wire_type) in wire_types("FlowRecord") {
+            let value = match wire_type {
+                FIXED64 => &[5, 0, 0, 0, 0, 0, 0, 0][..],
+                // An empty address, or one number.
+                LENGTH => &[0][..],
+                _ => &[5][..],
             };
-            let mut bytes = Vec::new();
-            put_key(&mut bytes, number, wire_type, 0);
-            bytes.extend(value);
-            let bytes = Bytes::from(bytes);
-            let mut ours = FlowRecord::default();
-            assert!(read_known(&bytes, 0..bytes.len(), &mut ours).is_some());
-            assert_ne!(ours, FlowRecord::default(), "{}", field.name());
-            assert_eq!(ours, FlowRecord::decode(bytes).unwrap(), "{}", field.name());
+            read_alike::<FlowRecord>(number, wire_type, value);
         }
+        for (number, wire_type) in wire_types("Endpoint") {
+            let value = if wire_type == LENGTH {
+                &[1, 5][..]
+            } else {
+                &[5][..]
+            };
+            read_alike::<Endpoint>(number, wire_type, value);
+        }
+    }
+
+    fn read_alike<M: prost::Message + ReadFields + Default + PartialEq + std::fmt::Debug>(
+        number: u64,
+        wire_type: u32,
+        value: &[u8],
+    ) {
+        let mut bytes = Vec::new();
+        put_key(&mut bytes, number, wire_type, 0);
+        bytes.extend(value);
+        let bytes = Bytes::from(bytes);
+        let mut ours = M::default();
+        assert!(read_message(&bytes, 0..bytes.len(), &mut ours).is_some());
+        assert_eq!(ours, M::decode(bytes).unwrap(), "{number}");
+        assert!(wire_type == LENGTH || ours != M::default(), "{number}");
     }
 }

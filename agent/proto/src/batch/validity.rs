@@ -9,7 +9,7 @@ use std::fmt;
 use agent_common::sample;
 use thiserror::Error;
 
-use crate::{Account, Count, DnsExchange, FlowBatch, FlowRecord, ends};
+use crate::{Account, Count, DnsExchange, Endpoint, FlowBatch, FlowRecord, limits};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
@@ -25,22 +25,17 @@ const LONGEST_NS: u64 = 400 * DAY_NS;
 const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
 /// No flow and no host lasts longer than ten years.
 const OLDEST_FLOW_NS: u64 = 3650 * DAY_NS;
-/// The most that a flow can count between two records: 400 Gbit/s for an hour and a half. The sum of some ten
-/// thousand such values fits into 63 bits.
+/// The most that a flow can count between two records, as in `flow.proto`: 400 Gbit/s for an hour and a half. The sum
+/// of some ten thousand such values fits into 63 bits.
 pub const MOST_DELTA: u64 = 1 << 48;
 /// The highest value of a cumulative counter. Files and databases store 63 bits.
 const MOST_TOTAL: u64 = i64::MAX as u64;
 
-const MOST_PROTOCOL: u32 = u8::MAX as u32;
-const MOST_PORT: u32 = u16::MAX as u32;
-/// The highest 12-bit id. It is reserved, but someone may send it.
-const MOST_VLAN: u32 = 4095;
 /// The parser reads no more tags in front of a packet.
 const MOST_VLANS: usize = 8;
-const MOST_TCP_FLAGS: u32 = u16::MAX as u32;
-const MOST_DSCP: u32 = 63;
 /// `PID_MAX_LIMIT` (linux/threads.h).
 const MOST_PID: u32 = 1 << 22;
+const MOST_PORT: u32 = u16::MAX as u32;
 /// The kernel's interface indices are positive `int`s.
 const MOST_IFINDEX: u32 = i32::MAX as u32;
 const IPV4_BYTES: usize = 4;
@@ -55,22 +50,38 @@ pub struct Invalid {
     why: String,
 }
 
+include!(concat!(env!("OUT_DIR"), "/limits.rs"));
+
 /// The message of a batch that has the field, with its index if the message is repeated.
 #[derive(Clone, Copy)]
-struct Place {
-    of: &'static str,
+struct Place<'a> {
+    of: &'a str,
     number: Option<usize>,
+    /// The field of that message which has the field, with a dot; or empty.
+    end: &'a str,
 }
 
-impl Place {
+impl Place<'_> {
     fn refuse(self, name: &str, why: impl fmt::Display) -> Invalid {
         let number = self.number.map(|number| format!("[{number}]"));
         let number = number.unwrap_or_default();
         let dot = if self.of.is_empty() { "" } else { "." };
         Invalid {
-            field: format!("{}{number}{dot}{name}", self.of),
+            field: format!("{}{number}{dot}{}{name}", self.of, self.end),
             why: why.to_string(),
         }
+    }
+
+    /// Checks a list of numbers.
+    #[inline]
+    fn numbers(self, name: &str, values: &[u32], most: u64) -> Result<(), Invalid> {
+        if values.len() > MOST_VLANS {
+            return Err(self.refuse(name, format_args!("there are {}", values.len())));
+        }
+        for &value in values {
+            self.at_most(name, value.into(), most)?;
+        }
+        Ok(())
     }
 
     #[inline]
@@ -146,6 +157,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
     let place = Place {
         of: "",
         number: None,
+        end: "",
     };
     check_window(batch, place, now)?;
     for (name, value) in [
@@ -170,6 +182,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         let place = Place {
             of: "records",
             number: Some(number),
+            end: "",
         };
         check_record(record, place)?;
         check_times(record, place, batch, now)?;
@@ -182,6 +195,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         let all = Place {
             of: "records",
             number: None,
+            end: "",
         };
         all.at_most(name, sum, MOST_TOTAL)?;
     }
@@ -192,6 +206,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         let place = Place {
             of: "interfaces",
             number: Some(number),
+            end: "",
         };
         place.number("ifindex", Some(interface.ifindex), MOST_IFINDEX)?;
     }
@@ -199,6 +214,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         let place = Place {
             of: "processes",
             number: Some(number),
+            end: "",
         };
         place.number("pid", Some(process.pid), MOST_PID)?;
     }
@@ -206,6 +222,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         let place = Place {
             of: "dns_exchanges",
             number: Some(number),
+            end: "",
         };
         check_exchange(exchange, place, now)?;
     }
@@ -214,16 +231,17 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
 
 /// The packets, layer-2 bytes and IP bytes of both directions.
 fn deltas(record: &FlowRecord) -> [u64; 3] {
+    let [src, dst] = record.ends();
     // Each has 48 bits.
     [
-        record.delta_packets + record.delta_reverse_packets,
-        record.delta_bytes + record.delta_reverse_bytes,
-        record.delta_ip_bytes + record.delta_reverse_ip_bytes,
+        src.delta_packets + dst.delta_packets,
+        src.delta_bytes + dst.delta_bytes,
+        src.delta_ip_bytes + dst.delta_ip_bytes,
     ]
 }
 
 /// Checks the window. A batch that only reports losses has none.
-fn check_window(batch: &FlowBatch, place: Place, now: Now) -> Result<(), Invalid> {
+fn check_window(batch: &FlowBatch, place: Place<'_>, now: Now) -> Result<(), Invalid> {
     let (start, end) = (batch.window_start_unix_ns, batch.window_end_unix_ns);
     place.at_most("report_interval_ns", batch.report_interval_ns, LONGEST_NS)?;
     let has_nothing = batch.records.is_empty() && batch.dns_exchanges.is_empty();
@@ -246,13 +264,12 @@ pub fn is_sound(record: &FlowRecord) -> bool {
     let place = Place {
         of: "records",
         number: None,
+        end: "",
     };
     check_record(record, place).is_ok()
 }
 
-fn check_record(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
-    place.number("ifindex", Some(record.ifindex), MOST_IFINDEX)?;
-    place.number("protocol", Some(record.protocol), MOST_PROTOCOL)?;
+fn check_record(record: &FlowRecord, place: Place<'_>) -> Result<(), Invalid> {
     let addresses: &[usize] = match record.ip_version {
         4 => &[IPV4_BYTES],
         6 => &[IPV6_BYTES],
@@ -260,88 +277,26 @@ fn check_record(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
             return Err(place.refuse("ip_version", format_args!("{other} is none of IP")));
         }
     };
-    place.len("src_addr", record.src_addr.len(), addresses)?;
-    place.len("dst_addr", record.dst_addr.len(), addresses)?;
-    let outer = &[0, IPV4_BYTES, IPV6_BYTES];
-    place.len("outer_src_addr", record.outer_src_addr.len(), outer)?;
-    place.len("outer_dst_addr", record.outer_dst_addr.len(), outer)?;
+    for (end, name) in record.ends().into_iter().zip(["src.", "dst."]) {
+        let place = Place { end: name, ..place };
+        place.len("addr", end.addr.len(), addresses)?;
+        let outer = &[0, IPV4_BYTES, IPV6_BYTES];
+        place.len("outer_addr", end.outer_addr.len(), outer)?;
+        check_end_numbers(end, place)?;
+    }
     place.len(
         "community_id",
         record.community_id.len(),
         &[0, COMMUNITY_ID_BYTES],
     )?;
-    for (name, value, most) in [
-        ("src_port", record.src_port, MOST_PORT),
-        ("dst_port", record.dst_port, MOST_PORT),
-        ("icmp_type", record.icmp_type, u8::MAX.into()),
-        ("icmp_code", record.icmp_code, u8::MAX.into()),
-        ("icmp_identifier", record.icmp_identifier, MOST_PORT),
-        ("icmp_error_type", record.icmp_error_type, u8::MAX.into()),
-        ("icmp_error_code", record.icmp_error_code, u8::MAX.into()),
-        ("tcp_flags", record.tcp_flags, MOST_TCP_FLAGS),
-        (
-            "reverse_tcp_flags",
-            record.reverse_tcp_flags,
-            MOST_TCP_FLAGS,
-        ),
-        ("dscp", record.dscp, MOST_DSCP),
-        (
-            "outer_pppoe_session",
-            record.outer_pppoe_session,
-            u16::MAX.into(),
-        ),
-    ] {
-        place.number(name, value, most)?;
-    }
-    for (name, tags) in [
-        ("vlan_ids", &record.vlan_ids),
-        ("outer_vlan_ids", &record.outer_vlan_ids),
-    ] {
-        if tags.len() > MOST_VLANS {
-            return Err(place.refuse(name, format_args!("there are {}", tags.len())));
-        }
-        for &tag in tags {
-            place.number(name, Some(tag), MOST_VLAN)?;
-        }
-    }
-    check_counts(record, place)
-}
-
-fn check_counts(record: &FlowRecord, place: Place) -> Result<(), Invalid> {
-    for (name, delta) in [
-        ("delta_packets", record.delta_packets),
-        ("delta_bytes", record.delta_bytes),
-        ("delta_ip_bytes", record.delta_ip_bytes),
-        ("delta_reverse_packets", record.delta_reverse_packets),
-        ("delta_reverse_bytes", record.delta_reverse_bytes),
-        ("delta_reverse_ip_bytes", record.delta_reverse_ip_bytes),
-    ] {
-        place.at_most(name, delta, MOST_DELTA)?;
-    }
-    place.at_most("delta_duration_ns", record.delta_duration_ns, LONGEST_NS)?;
-    for (name, total) in [
-        ("total_packets", record.total_packets),
-        ("total_bytes", record.total_bytes),
-        ("total_ip_bytes", record.total_ip_bytes),
-        ("total_reverse_packets", record.total_reverse_packets),
-        ("total_reverse_bytes", record.total_reverse_bytes),
-        ("total_reverse_ip_bytes", record.total_reverse_ip_bytes),
-        ("total_dropped_packets", record.total_dropped_packets),
-        (
-            "total_reverse_dropped_packets",
-            record.total_reverse_dropped_packets,
-        ),
-    ] {
-        place.at_most(name, total, MOST_TOTAL)?;
-    }
-    Ok(())
+    check_record_numbers(record, place)
 }
 
 /// Checks the times of a record. A flow may have begun long before the window, and under another setting of
 /// the clock.
 fn check_times(
     record: &FlowRecord,
-    place: Place,
+    place: Place<'_>,
     batch: &FlowBatch,
     now: Now,
 ) -> Result<(), Invalid> {
@@ -363,6 +318,7 @@ fn check_account(account: &Account) -> Result<(), Invalid> {
     let place = Place {
         of: "account",
         number: None,
+        end: "",
     };
     place.number("sample_rate", Some(account.sample_rate), sample::MOST_RATE)?;
     let counts = [
@@ -389,12 +345,12 @@ fn check_account(account: &Account) -> Result<(), Invalid> {
 }
 
 /// Checks a count. The limit leaves room for sums of several counts.
-fn check_count(name: &str, count: &Count, place: Place) -> Result<(), Invalid> {
+fn check_count(name: &str, count: &Count, place: Place<'_>) -> Result<(), Invalid> {
     place.at_most(name, count.packets, MOST_TOTAL >> 8)?;
     place.at_most(name, count.bytes, MOST_TOTAL >> 8)
 }
 
-fn check_exchange(exchange: &DnsExchange, place: Place, now: Now) -> Result<(), Invalid> {
+fn check_exchange(exchange: &DnsExchange, place: Place<'_>, now: Now) -> Result<(), Invalid> {
     let ends = [
         ("client_addr", &exchange.client_addr),
         ("server_addr", &exchange.server_addr),
@@ -402,7 +358,7 @@ fn check_exchange(exchange: &DnsExchange, place: Place, now: Now) -> Result<(), 
     for (name, address) in ends {
         place.len(name, address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
     }
-    for address in exchange.addrs.iter().take(ends::MAX_DNS_ANSWERS) {
+    for address in exchange.addrs.iter().take(limits::MAX_DNS_ANSWERS) {
         place.len("addrs", address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
     }
     place.number("ifindex", Some(exchange.ifindex), MOST_IFINDEX)?;

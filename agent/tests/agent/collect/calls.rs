@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::stream;
 use proto::{
-    AgentIdentity, ExportAck, FlowBatch, FlowRecord, ObserveRequest,
+    AgentIdentity, Endpoint, ExportAck, FlowBatch, FlowRecord, ObserveRequest,
     flow_agent_client::FlowAgentClient, flow_collector_client::FlowCollectorClient,
 };
 use tokio::{
@@ -55,14 +55,20 @@ pub(super) fn batch(seq: u64, records: usize) -> FlowBatch {
     // The same each time, since what comes again is known by its content.
     let now = *NOW_NS;
     let record = FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, 1].into(),
+            delta_packets: 3,
+            delta_bytes: 300,
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 0, 2].into(),
+            ..Endpoint::default()
+        }),
         ip_version: 4,
         first_seen_unix_ns: now,
         last_seen_unix_ns: now,
         protocol: 17,
-        src_addr: vec![10, 0, 0, 1].into(),
-        dst_addr: vec![10, 0, 0, 2].into(),
-        delta_packets: 3,
-        delta_bytes: 300,
         ..FlowRecord::default()
     };
     FlowBatch {

@@ -285,9 +285,7 @@ fn in_the_topic(messages: &[Value]) -> Scans {
     for batch in batches.values() {
         let number = |value: &Value| value.as_str().unwrap_or("0").parse::<u64>().unwrap();
         let records = batch["records"].as_array().into_iter().flatten();
-        let both = |record: &Value| {
-            ["delta_packets", "delta_reverse_packets"].map(|name| number(&record[name]))
-        };
+        let both = |record: &Value| ["src", "dst"].map(|end| number(&record[end]["delta_packets"]));
         let packets: u64 = records.flat_map(both).sum();
         let instance = batch["agent"]["instance_id"].as_str().unwrap().to_owned();
         let scan = number(&batch["scan_id"]);

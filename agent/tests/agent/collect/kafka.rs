@@ -133,13 +133,13 @@ fn sums(messages: &[Value]) -> BTreeMap<String, Pair> {
     let mut sums = BTreeMap::new();
     for ((stream, _), batch) in batches {
         for record in batch["records"].as_array().into_iter().flatten() {
-            let number = |name: &str| {
-                let text = record[name].as_str().unwrap_or("0");
-                text.parse::<u64>().unwrap()
+            let number = |name: &str| -> u64 {
+                let ends = ["src", "dst"].map(|end| record[end][name].as_str().unwrap_or("0"));
+                ends.map(|text| text.parse::<u64>().unwrap()).iter().sum()
             };
             *sums.entry(stream.clone()).or_insert_with(Pair::default) += Pair {
-                packets: number("delta_packets") + number("delta_reverse_packets"),
-                bytes: number("delta_bytes") + number("delta_reverse_bytes"),
+                packets: number("delta_packets"),
+                bytes: number("delta_bytes"),
             };
         }
     }

@@ -37,14 +37,14 @@ fn first(batch: &mut FlowBatch) -> &mut FlowRecord {
 const FAULTS: &[Fault] = &[
     ("records[0].protocol", |batch| first(batch).protocol = 300),
     ("records[0].ip_version", |batch| first(batch).ip_version = 5),
-    ("records[0].src_port", |batch| {
-        first(batch).src_port = Some(70_000);
+    ("records[0].src().port", |batch| {
+        first(batch).src_mut().port = Some(70_000);
     }),
-    ("records[0].dst_port", |batch| {
-        first(batch).dst_port = Some(65_536);
+    ("records[0].dst().port", |batch| {
+        first(batch).dst_mut().port = Some(65_536);
     }),
-    ("records[1].dst_port", |batch| {
-        batch.records[1].dst_port = Some(u32::MAX);
+    ("records[1].dst().port", |batch| {
+        batch.records[1].dst_mut().port = Some(u32::MAX);
     }),
     ("records[0].icmp_type", |batch| {
         first(batch).icmp_type = Some(256);
@@ -61,12 +61,14 @@ const FAULTS: &[Fault] = &[
     ("records[0].icmp_error_code", |batch| {
         first(batch).icmp_error_code = Some(256);
     }),
-    ("records[0].dscp", |batch| first(batch).dscp = Some(64)),
-    ("records[0].tcp_flags", |batch| {
-        first(batch).tcp_flags = Some(1 << 16);
+    ("records[0].src.dscp", |batch| {
+        first(batch).src_mut().dscp = Some(64);
     }),
-    ("records[0].reverse_tcp_flags", |batch| {
-        first(batch).reverse_tcp_flags = Some(1 << 16);
+    ("records[0].src.tcp_flags", |batch| {
+        first(batch).src_mut().tcp_flags = Some(1 << 16);
+    }),
+    ("records[0].dst().tcp_flags", |batch| {
+        first(batch).dst_mut().tcp_flags = Some(1 << 16);
     }),
     ("records[0].outer_pppoe_session", |batch| {
         first(batch).outer_pppoe_session = Some(1 << 16);
@@ -81,66 +83,68 @@ const FAULTS: &[Fault] = &[
     ("records[0].outer_vlan_ids", |batch| {
         first(batch).outer_vlan_ids = vec![4096];
     }),
-    ("records[0].src_addr", |batch| {
-        first(batch).src_addr = vec![1; 16].into();
+    ("records[0].src().addr", |batch| {
+        first(batch).src_mut().addr = vec![1; 16].into();
     }),
-    ("records[0].dst_addr", |batch| {
-        first(batch).dst_addr = vec![1; 5].into();
+    ("records[0].dst().addr", |batch| {
+        first(batch).dst_mut().addr = vec![1; 5].into();
     }),
-    ("records[0].dst_addr", |batch| first(batch).dst_addr.clear()),
-    ("records[0].outer_src_addr", |batch| {
-        first(batch).outer_src_addr = vec![1; 3].into();
+    ("records[0].dst().addr", |batch| {
+        first(batch).dst_mut().addr.clear()
     }),
-    ("records[0].outer_dst_addr", |batch| {
-        first(batch).outer_dst_addr = vec![1; 17].into();
+    ("records[0].src().outer_addr", |batch| {
+        first(batch).src_mut().outer_addr = vec![1; 3].into();
+    }),
+    ("records[0].dst().outer_addr", |batch| {
+        first(batch).dst_mut().outer_addr = vec![1; 17].into();
     }),
     ("records[0].community_id", |batch| {
         first(batch).community_id = vec![1; 19].into();
     }),
-    ("records[0].delta_packets", |batch| {
-        first(batch).delta_packets = u64::MAX - 1;
+    ("records[0].src().delta_packets", |batch| {
+        first(batch).src_mut().delta_packets = u64::MAX - 1;
     }),
     ("records[0].delta_duration_ns", |batch| {
         first(batch).delta_duration_ns = u64::MAX;
     }),
-    ("records[0].delta_bytes", |batch| {
-        first(batch).delta_bytes = (1 << 48) + 1;
+    ("records[0].src().delta_bytes", |batch| {
+        first(batch).src_mut().delta_bytes = (1 << 48) + 1;
     }),
-    ("records[0].delta_ip_bytes", |batch| {
-        first(batch).delta_ip_bytes = 1 << 63;
+    ("records[0].src().delta_ip_bytes", |batch| {
+        first(batch).src_mut().delta_ip_bytes = 1 << 63;
     }),
-    ("records[0].delta_reverse_packets", |batch| {
-        first(batch).delta_reverse_packets = 1 << 49;
+    ("records[0].dst().delta_packets", |batch| {
+        first(batch).dst_mut().delta_packets = 1 << 49;
     }),
-    ("records[0].delta_reverse_bytes", |batch| {
-        first(batch).delta_reverse_bytes = 1 << 49;
+    ("records[0].dst().delta_bytes", |batch| {
+        first(batch).dst_mut().delta_bytes = 1 << 49;
     }),
-    ("records[0].delta_reverse_ip_bytes", |batch| {
-        first(batch).delta_reverse_ip_bytes = 1 << 49;
+    ("records[0].dst().delta_ip_bytes", |batch| {
+        first(batch).dst_mut().delta_ip_bytes = 1 << 49;
     }),
-    ("records[0].total_packets", |batch| {
-        first(batch).total_packets = 1 << 63;
+    ("records[0].src().total_packets", |batch| {
+        first(batch).src_mut().total_packets = 1 << 63;
     }),
-    ("records[0].total_bytes", |batch| {
-        first(batch).total_bytes = u64::MAX;
+    ("records[0].src().total_bytes", |batch| {
+        first(batch).src_mut().total_bytes = u64::MAX;
     }),
-    ("records[0].total_ip_bytes", |batch| {
-        first(batch).total_ip_bytes = u64::MAX;
+    ("records[0].src().total_ip_bytes", |batch| {
+        first(batch).src_mut().total_ip_bytes = u64::MAX;
     }),
-    ("records[0].total_reverse_packets", |batch| {
-        first(batch).total_reverse_packets = u64::MAX;
+    ("records[0].dst().total_packets", |batch| {
+        first(batch).dst_mut().total_packets = u64::MAX;
     }),
-    ("records[0].total_reverse_bytes", |batch| {
-        first(batch).total_reverse_bytes = u64::MAX;
+    ("records[0].dst().total_bytes", |batch| {
+        first(batch).dst_mut().total_bytes = u64::MAX;
     }),
-    ("records[0].total_reverse_ip_bytes", |batch| {
-        first(batch).total_reverse_ip_bytes = u64::MAX;
+    ("records[0].dst().total_ip_bytes", |batch| {
+        first(batch).dst_mut().total_ip_bytes = u64::MAX;
     }),
-    ("records[0].total_dropped_packets", |batch| {
-        first(batch).total_dropped_packets = u64::MAX;
+    ("records[0].src().total_dropped_packets", |batch| {
+        first(batch).src_mut().total_dropped_packets = u64::MAX;
     }),
-    ("records[0].total_reverse_dropped_packets", |batch| {
-        first(batch).total_reverse_dropped_packets = u64::MAX;
+    ("records[0].dst().total_dropped_packets", |batch| {
+        first(batch).dst_mut().total_dropped_packets = u64::MAX;
     }),
     ("records[0].first_seen_unix_ns", |batch| {
         first(batch).first_seen_unix_ns = now_ns() - 3651 * DAY_NS;
@@ -272,17 +276,18 @@ const HONEST: &[fn(&mut FlowBatch)] = &[
     |batch| {
         let record = first(batch);
         (record.protocol, record.ip_version) = (255, 6);
-        record.src_addr = vec![0; 16].into();
-        record.dst_addr = vec![255; 16].into();
-        (record.src_port, record.dst_port) = (Some(0), Some(65_535));
+        record.src_mut().addr = vec![0; 16].into();
+        record.dst_mut().addr = vec![255; 16].into();
+        record.src_mut().port = Some(0);
+        record.dst_mut().port = Some(65_535);
         (record.icmp_type, record.icmp_code) = (Some(255), Some(255));
         record.vlan_ids = vec![0, 4095];
-        record.dscp = Some(63);
+        record.src_mut().dscp = Some(63);
         record.tunnel_id = Some(u32::MAX);
         (record.netns, record.ifindex) = (u32::MAX, i32::MAX as u32);
-        record.delta_bytes = 1 << 48;
-        record.total_bytes = i64::MAX as u64;
-        record.src_process_key = Some(u64::MAX);
+        record.src_mut().delta_bytes = 1 << 48;
+        record.src_mut().total_bytes = i64::MAX as u64;
+        record.src_mut().process_key = Some(u64::MAX);
         // A later agent's.
         record.end_reason = Some(99);
         record.direction = 77;

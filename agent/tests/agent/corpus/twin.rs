@@ -90,7 +90,7 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
             && counters.ip_bytes == ip
             && [0, 1].map(|at: usize| counters.bits.tcp_flags(at)) == flags
             && counters.bits.first_direction() == packet.initiator
-            && counters.bits.dscp() == packet.dscp
+            && counters.classes.dscp(packet.direction) == Some(packet.dscp)
     };
     match &counted.flows[..] {
         [flow] if as_expected(flow) => Ok(()),

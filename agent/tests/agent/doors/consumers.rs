@@ -229,7 +229,9 @@ async fn packets(mut reader: Observer, expected: u64) -> Observer {
         };
         assert_eq!(batch.lost_batches, 0);
         let records = batch.records.iter();
-        packets += records.map(|record| record.delta_packets).sum::<u64>();
+        packets += records
+            .map(|record| record.src().delta_packets)
+            .sum::<u64>();
     }
     assert_eq!(packets, expected);
     reader

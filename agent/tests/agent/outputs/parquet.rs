@@ -12,126 +12,44 @@ use crate::{
     support::Report,
 };
 
-/// What DuckDB makes of the columns' types. The rest are UTINYINT, USMALLINT or UINTEGER.
-const TYPES: &[(&str, &[&str])] = &[
-    (
-        "UBIGINT",
-        &[
-            "scan_id",
-            "stream_seq",
-            "packets",
-            "bytes",
-            "reverse_packets",
-            "reverse_bytes",
-            "ip_bytes",
-            "reverse_ip_bytes",
-            "total_packets",
-            "total_bytes",
-            "total_reverse_packets",
-            "total_reverse_bytes",
-            "total_dropped_packets",
-            "total_reverse_dropped_packets",
-            "total_ip_bytes",
-            "total_reverse_ip_bytes",
-            "duration_ns",
-        ],
-    ),
-    (
-        "TIMESTAMP WITH TIME ZONE",
-        &["window_start", "window_end", "first_seen", "last_seen"],
-    ),
-    (
-        "VARCHAR",
-        &[
-            "interface",
-            "netns_name",
-            "direction",
-            "reverse_direction",
-            "src_addr",
-            "dst_addr",
-            "end_reason",
-            "community_id",
-            "encapsulation",
-            "outer_src_addr",
-            "outer_dst_addr",
-            "src_unit",
-            "dst_unit",
-            "src_container_id",
-            "dst_container_id",
-            "src_cgroup",
-            "dst_cgroup",
-            "src_process",
-            "dst_process",
-            "failure",
-            "src_host",
-            "dst_host",
-            "src_host_source",
-            "dst_host_source",
-        ],
-    ),
-    (
-        "UTINYINT",
-        &[
-            "ip_version",
-            "protocol",
-            "icmp_type",
-            "icmp_code",
-            "tcp_flags",
-            "reverse_tcp_flags",
-            "dscp",
-            "icmp_error_type",
-            "icmp_error_code",
-        ],
-    ),
-    (
-        "USMALLINT",
-        &[
-            "src_port",
-            "dst_port",
-            "icmp_identifier",
-            "outer_pppoe_session",
-        ],
-    ),
-    (
-        "UINTEGER",
-        &[
-            "ifindex",
-            "netns",
-            "tunnel_id",
-            "sample_rate",
-            "src_pid",
-            "dst_pid",
-            "src_uid",
-            "dst_uid",
-            "src_tcp_rtt_us",
-            "dst_tcp_rtt_us",
-            "src_tcp_min_rtt_us",
-            "dst_tcp_min_rtt_us",
-            "src_tcp_total_retrans",
-            "dst_tcp_total_retrans",
-            "src_tcp_delivered",
-            "dst_tcp_delivered",
-            "src_tcp_delivered_ce",
-            "dst_tcp_delivered_ce",
-            "src_tcp_data_segs_out",
-            "dst_tcp_data_segs_out",
-            "src_handshake_rtt_us",
-            "dst_handshake_rtt_us",
-            "src_ack_rtt_us",
-            "dst_ack_rtt_us",
-        ],
-    ),
-    ("USMALLINT[]", &["vlan_ids", "outer_vlan_ids"]),
-    (
-        "BOOLEAN",
-        &[
-            "later_fragment",
-            "initiator_assumed",
-            "src_sender_shared",
-            "dst_sender_shared",
-        ],
-    ),
-];
+/// The columns of every file with their types as the documentation names them.
+fn documented() -> Vec<(String, String)> {
+    let pages = [
+        include_str!("../../../../docs/parquet.md"),
+        include_str!("../../../../docs/fields.md"),
+    ];
+    let mut columns = Vec::new();
+    for page in pages {
+        let (_, table) = page.split_once("| column | type |").unwrap();
+        let rows = table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with('|'));
+        for row in rows {
+            let mut cells = row.split('|').map(str::trim).skip(1);
+            let (names, of_type) = (cells.next().unwrap(), cells.next().unwrap());
+            let names = names.split(", ").map(|name| name.trim_matches('`'));
+            columns.extend(names.map(|name| (name.to_owned(), of_type.to_owned())));
+        }
+    }
+    assert!(columns.len() > 80);
+    columns
+}
+
+/// What DuckDB calls a type.
+fn in_duckdb(name: &str) -> &'static str {
+    match name {
+        "UINT64" => "UBIGINT",
+        "UINT32" => "UINTEGER",
+        "UINT16" => "USMALLINT",
+        "UINT8" => "UTINYINT",
+        "list of UINT16" => "USMALLINT[]",
+        "TIMESTAMP" => "TIMESTAMP WITH TIME ZONE",
+        "STRING" => "VARCHAR",
+        "BOOLEAN" => "BOOLEAN",
+        _ => panic!("{name}"),
+    }
+}
 
 pub(super) fn table(folder: &Path, more: &str) -> String {
     let folder = folder.display();
@@ -246,16 +164,12 @@ fn written(folder: &Path) -> (Pair, Report) {
 }
 
 /// Asserts that the columns have these types, and no others.
-fn assert_types(read: &Value, types: &[(&str, &[&str])]) {
-    let mut expected = serde_json::Map::new();
-    for (name, columns) in types {
-        expected.extend(
-            columns
-                .iter()
-                .map(|column| ((*column).to_owned(), json!(name))),
-        );
-    }
-    assert_eq!(*read, Value::Object(expected));
+fn assert_types(read: &Value, called: fn(&str) -> &'static str) {
+    let expected = documented();
+    let expected = expected
+        .into_iter()
+        .map(|(column, of_type)| (column, json!(called(&of_type))));
+    assert_eq!(*read, Value::Object(expected.collect()));
 }
 
 /// Asserts that the rows are what JSON Lines have.
@@ -289,7 +203,7 @@ fn duckdb_reads_what_json_lines_have() {
     let folder = tempfile::tempdir().unwrap();
     let (sent, report) = written(folder.path());
     let read = read_with(&python, "parquet.py", folder.path());
-    assert_types(&read["types"], TYPES);
+    assert_types(&read["types"], in_duckdb);
     assert_rows(&read["rows"], &report);
 
     let told = read["told"].as_array().unwrap();
@@ -315,11 +229,7 @@ fn pandas_reads_what_json_lines_have() {
     let folder = tempfile::tempdir().unwrap();
     let (sent, report) = written(folder.path());
     let read = read_with(&python, "frame.py", folder.path());
-    let types: Vec<_> = TYPES
-        .iter()
-        .map(|&(name, columns)| (in_pandas(name), columns))
-        .collect();
-    assert_types(&read["types"], &types);
+    assert_types(&read["types"], |name| in_pandas(in_duckdb(name)));
     assert_rows(&read["rows"], &report);
     // All are to one port.
     assert_eq!(read["by_port"], json!({"9": sent.bytes}));

@@ -133,8 +133,8 @@ async fn a_filtered_stream_has_its_own_sequence_and_tells_what_is_left_out_to_th
         assert_eq!(all.left_out_records, 0);
         for record in &few.records {
             sent.0 += 1;
-            sent.1 += record.delta_packets + record.delta_reverse_packets;
-            sent.2 += record.delta_bytes + record.delta_reverse_bytes;
+            sent.1 += record.src().delta_packets + record.dst().delta_packets;
+            sent.2 += record.src().delta_bytes + record.dst().delta_bytes;
         }
         if few.last_of_scan {
             // A packet of 60 bytes in each direction of each flow.

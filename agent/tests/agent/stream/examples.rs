@@ -11,7 +11,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, header};
 use lab::Process;
 use prost::Message as _;
-use proto::FlowRecord;
+use proto::{Endpoint, FlowRecord};
 use serde_json::Value;
 
 use super::{Agent, FlowBatch, PATIENCE, TempDir, socket, timeout};
@@ -142,7 +142,10 @@ fn serve_batches(numbers: &[u64]) -> u16 {
         stream_seq,
         last_of_scan: true,
         records: vec![FlowRecord {
-            delta_packets: 1,
+            src: Some(Endpoint {
+                delta_packets: 1,
+                ..Endpoint::default()
+            }),
             ..FlowRecord::default()
         }],
         ..FlowBatch::default()

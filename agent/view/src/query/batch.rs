@@ -9,7 +9,7 @@ use anyhow::Result;
 use proto::{
     AgentIdentity, FlowBatch, FlowRecord,
     batch::validity,
-    ends::{EndCgroup, EndHost, EndProcess},
+    columns::{self, RowEnd},
     known_interfaces::KnownInterfaces,
 };
 use rules::Facts;
@@ -76,27 +76,18 @@ pub(super) fn add(
             continue;
         }
         let interface = interfaces.of(record);
+        let ends = columns::Row::new(batch, record, interface).ends;
+        let names = |by, name: for<'a> fn(&RowEnd<'a>) -> Option<&'a String>| {
+            let is_asked = question.by.contains(&by);
+            ends.map(|end| name(&end).filter(|_| is_asked).map_or("", String::as_str))
+        };
         let row = Row {
             hostname: &agent.hostname,
             interface: interface.map_or("", |one| &one.name),
             netns_name: interface.map_or("", |one| &one.netns_name),
-            units: if question.by.contains(&By::Unit) {
-                let senders = EndCgroup::both(batch, record);
-                senders.map(|sender| sender.and_then(EndCgroup::unit).unwrap_or_default())
-            } else {
-                [""; 2]
-            },
-            processes: if question.by.contains(&By::Process) {
-                let makers = EndProcess::both(batch, record);
-                makers.map(|maker| maker.and_then(EndProcess::name).unwrap_or_default())
-            } else {
-                [""; 2]
-            },
-            names: if question.by.contains(&By::Name) {
-                EndHost::both(batch, record).map(|host| host.map_or("", |host| host.name))
-            } else {
-                [""; 2]
-            },
+            units: names(By::Unit, |end| Some(&end.cgroup?.unit)),
+            processes: names(By::Process, |end| Some(&end.process?.name)),
+            names: names(By::Name, |end| Some(&end.host?.name)),
             ..of_a_record(batch, record)
         };
         sum.row(question, &row)?;
@@ -106,7 +97,7 @@ pub(super) fn add(
 
 /// Without names.
 fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
-    let packets = [record.delta_packets, record.delta_reverse_packets];
+    let packets = [record.src().delta_packets, record.dst().delta_packets];
     Row {
         window_us: micros(batch.window_start_unix_ns)..micros(batch.window_end_unix_ns),
         hostname: "",
@@ -117,8 +108,8 @@ fn of_a_record<'a>(batch: &FlowBatch, record: &FlowRecord) -> Row<'a> {
         names: [""; 2],
         facts: Facts::from(record),
         packets,
-        bytes: [record.delta_bytes, record.delta_reverse_bytes],
-        begins: packets == [record.total_packets, record.total_reverse_packets],
+        bytes: [record.src().delta_bytes, record.dst().delta_bytes],
+        begins: packets == [record.src().total_packets, record.dst().total_packets],
         ends: record.end_reason.is_some(),
         sample_rate: batch.sample_rate,
     }

@@ -18,8 +18,8 @@ use exporters::{
 };
 use prost::Message as _;
 use proto::{
-    AgentIdentity, Cgroup, Direction, EndReason, FlowBatch, FlowRecord, HostName, Interface,
-    Process, batch::validity::MOST_DELTA,
+    AgentIdentity, Cgroup, Direction, EndReason, Endpoint, FlowBatch, FlowRecord, HostName,
+    Interface, Process, batch::validity::MOST_DELTA,
 };
 use rules::Rules;
 
@@ -33,22 +33,28 @@ const BEGAN_S: u64 = 1_700_000_000;
 /// A record of this flow from 10.0.0.N to 192.0.2.1:PORT, of so many packets of 100 bytes there, and one of 60 back.
 fn record(host: u8, port: u32, packets: u64) -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, host].into(),
+            port: Some(40_000),
+            direction: Direction::Egress.into(),
+            delta_packets: packets,
+            delta_bytes: 100 * packets,
+            total_packets: packets,
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![192, 0, 2, 1].into(),
+            port: Some(port),
+            direction: Direction::Ingress.into(),
+            delta_packets: 1,
+            delta_bytes: 60,
+            total_packets: 1,
+            ..Endpoint::default()
+        }),
         ip_version: 4,
         protocol: 6,
-        src_addr: vec![10, 0, 0, host].into(),
-        dst_addr: vec![192, 0, 2, 1].into(),
-        src_port: Some(40_000),
-        dst_port: Some(port),
         ifindex: 2,
         netns: 5,
-        direction: Direction::Egress.into(),
-        reverse_direction: Direction::Ingress.into(),
-        delta_packets: packets,
-        delta_bytes: 100 * packets,
-        delta_reverse_packets: 1,
-        delta_reverse_bytes: 60,
-        total_packets: packets,
-        total_reverse_packets: 1,
         ..FlowRecord::default()
     }
 }
@@ -185,7 +191,7 @@ fn an_address_has_what_it_sent_and_what_it_received() {
 #[test]
 fn an_address_that_talks_to_itself_has_its_flow_once() {
     let mut record = record(1, 443, 5);
-    record.dst_addr = record.src_addr.clone();
+    record.dst_mut().addr = record.src().addr.clone();
     let answer = Folder::new()
         .in_the_making(&pieces(&[batch(1, vec![record])]))
         .ask(&everything(&[By::Address]));
@@ -197,7 +203,9 @@ fn an_address_that_talks_to_itself_has_its_flow_once() {
 #[test]
 fn each_way_to_add_up_has_its_groups() {
     let mut icmp = record(3, 0, 2);
-    (icmp.protocol, icmp.src_port, icmp.dst_port) = (1, None, None);
+    icmp.protocol = 1;
+    icmp.src_mut().port = None;
+    icmp.dst_mut().port = None;
     icmp.ifindex = 9;
     let folder = Folder::new();
     let batches = [batch(1, vec![record(1, 443, 5), record(2, 443, 7), icmp])];
@@ -261,12 +269,18 @@ fn with_units(batch: FlowBatch, units: &[(u64, &str)]) -> FlowBatch {
 #[test]
 fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_end() {
     let of = |ids: [u64; 2], packets: u64| FlowRecord {
-        src_cgroup_id: Some(ids[0]).filter(|&id| id != 0),
-        dst_cgroup_id: Some(ids[1]).filter(|&id| id != 0),
-        src_process_key: Some(ids[0]).filter(|&id| id != 0),
-        dst_process_key: Some(ids[1]).filter(|&id| id != 0),
-        src_host_id: Some(ids[0]).filter(|&id| id != 0),
-        dst_host_id: Some(ids[1]).filter(|&id| id != 0),
+        src: Some(Endpoint {
+            cgroup_id: Some(ids[0]).filter(|&id| id != 0),
+            process_key: Some(ids[0]).filter(|&id| id != 0),
+            host_id: Some(ids[0]).filter(|&id| id != 0),
+            ..record(1, 443, packets).src().clone()
+        }),
+        dst: Some(Endpoint {
+            cgroup_id: Some(ids[1]).filter(|&id| id != 0),
+            process_key: Some(ids[1]).filter(|&id| id != 0),
+            host_id: Some(ids[1]).filter(|&id| id != 0),
+            ..record(1, 443, packets).dst().clone()
+        }),
         ..record(1, 443, packets)
     };
     let units = [(1, "web.service"), (2, "db.service"), (3, "")];
@@ -378,13 +392,19 @@ fn rules_choose_records_as_elsewhere() {
 fn rules_see_the_direction_of_what_was_sent() {
     // Nothing came back.
     let one_way = FlowRecord {
-        total_reverse_packets: 0,
-        delta_reverse_packets: 0,
+        dst: Some(Endpoint {
+            total_packets: 0,
+            delta_packets: 0,
+            ..record(1, 443, 5).dst().clone()
+        }),
         ..record(1, 443, 5)
     };
     // Both ways arrived, as at a mirror port.
     let mirrored = FlowRecord {
-        direction: Direction::Ingress.into(),
+        src: Some(Endpoint {
+            direction: Direction::Ingress.into(),
+            ..record(2, 443, 7).src().clone()
+        }),
         ..record(2, 443, 7)
     };
     let batches = [batch(1, vec![one_way, mirrored])];
@@ -410,7 +430,7 @@ fn rules_see_the_direction_of_what_was_sent() {
 #[test]
 fn flows_that_begin_and_end_are_counted_by_their_first_and_last_record() {
     let mut goes_on = record(1, 443, 5);
-    goes_on.total_packets = 50;
+    goes_on.src_mut().total_packets = 50;
     let mut ends = record(2, 443, 7);
     ends.end_reason = Some(EndReason::EndOfFlow.into());
     let batches = [batch(1, vec![goes_on, ends])];
@@ -427,7 +447,7 @@ fn flows_that_begin_and_end_are_counted_by_their_first_and_last_record() {
 fn the_most_come_first_and_others_are_counted() {
     let folder = Folder::new();
     let mut wide = record(1, 443, 2);
-    wide.delta_bytes = 9000;
+    wide.src_mut().delta_bytes = 9000;
     folder.in_the_making(&pieces(&[batch(
         1,
         vec![wide, record(2, 443, 7), record(3, 443, 7)],
@@ -620,7 +640,10 @@ fn records_that_no_agent_sends_are_left_out_and_counted() {
 #[test]
 fn sums_without_room_say_so_and_leave_all_other_groups_as_they_are() {
     let forged = (0..70_000).map(|_| FlowRecord {
-        delta_bytes: MOST_DELTA,
+        src: Some(Endpoint {
+            delta_bytes: MOST_DELTA,
+            ..record(1, 443, 1).src().clone()
+        }),
         ..record(1, 443, 1)
     });
     let records = forged.chain([record(2, 80, 7)]).collect();

@@ -8,7 +8,7 @@ use formats::{
     harmless::harmless,
     human, table,
 };
-use proto::{round_trip::RoundTrip, tcp::Tcp};
+use proto::Endpoint;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -407,18 +407,16 @@ fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
 fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
     let record = &flow.record;
     let (recent, _) = picture.recent(&flow.figures);
-    let end = |address, port, host: &Option<String>| {
-        let endpoint = human::endpoint(address, port);
+    let [src, dst] = record.ends();
+    let end = |end, host: &Option<String>| {
+        let endpoint = human::end(None, end);
         let called = host.as_ref().map(|host| format!("{endpoint}, {host}"));
         called.unwrap_or(endpoint)
     };
     let [source, destination] = &flow.hosts;
     let mut facts = vec![
-        ("initiator", end(&record.src_addr, record.src_port, source)),
-        (
-            "responder",
-            end(&record.dst_addr, record.dst_port, destination),
-        ),
+        ("initiator", end(src, source)),
+        ("responder", end(dst, destination)),
         ("protocol", protocol(record)),
         (
             "interface",
@@ -443,21 +441,18 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
         }
     }
     let tcp = ["TCP of the initiator", "TCP of the responder"];
-    for (name, end) in tcp.into_iter().zip(Tcp::both(record)) {
-        if let Some(end) = end {
-            facts.push((name, tcp_of(&end)));
+    for (name, end) in tcp.into_iter().zip([src, dst]) {
+        if end.tcp_delivered.is_some() {
+            facts.push((name, tcp_of(end)));
         }
     }
     let answers = ["initiator answers in", "responder answers in"];
-    for (name, end) in answers.into_iter().zip(RoundTrip::both(record)) {
-        if end != RoundTrip::default() {
+    for (name, end) in answers.into_iter().zip([src, dst]) {
+        if (end.handshake_rtt_us, end.ack_rtt_us) != (None, None) {
             facts.push((name, answer_of(end)));
         }
     }
-    let dropped = [
-        record.total_dropped_packets,
-        record.total_reverse_dropped_packets,
-    ];
+    let dropped = [src, dst].map(|end| end.total_dropped_packets);
     if dropped != [0; 2] {
         let [forward, reverse] = dropped.map(human::count);
         facts.push(("dropped", format!("{forward} packets and back {reverse}")));
@@ -465,8 +460,8 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
     if record.initiator_assumed {
         facts.push(("initiator", "assumed".to_owned()));
     }
-    if let Some(forward) = record.tcp_flags {
-        let reverse = record.reverse_tcp_flags.unwrap_or_default();
+    if let Some(forward) = src.tcp_flags {
+        let reverse = dst.tcp_flags.unwrap_or_default();
         let flags = format!("{forward:#04x} and back {reverse:#04x}");
         facts.push(("TCP flags", flags));
     }
@@ -474,24 +469,24 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
     facts
 }
 
-fn answer_of(end: RoundTrip) -> String {
-    let told = |us: u32, what: &str| (us != 0).then(|| format!("{} {what}", round_trip(us)));
+fn answer_of(end: &Endpoint) -> String {
+    let told = |us: Option<u32>, what: &str| Some(format!("{} {what}", round_trip(us?)));
     let both = [
-        told(end.handshake_us, "in the handshake"),
-        told(end.ack_us, "at last"),
+        told(end.handshake_rtt_us, "in the handshake"),
+        told(end.ack_rtt_us, "at last"),
     ];
     both.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn tcp_of(end: &Tcp) -> String {
+fn tcp_of(end: &Endpoint) -> String {
     let mut said = Vec::new();
-    if let Some(rtt) = end.rtt_us {
+    if let Some(rtt) = end.tcp_rtt_us {
         said.push(format!("round trip {}", round_trip(rtt)));
     }
-    if let Some(least) = end.min_rtt_us {
+    if let Some(least) = end.tcp_min_rtt_us {
         said.push(format!("shortest {}", round_trip(least)));
     }
-    if let (Some(again), Some(sent)) = (end.total_retrans, end.data_segs_out) {
+    if let (Some(again), Some(sent)) = (end.tcp_total_retrans, end.tcp_data_segs_out) {
         said.push(format!(
             "{again} sent again, {sent} segments with data sent"
         ));

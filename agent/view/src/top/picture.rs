@@ -32,16 +32,16 @@ impl Traffic {
     /// Since the flow's last record.
     fn delta(record: &FlowRecord) -> Self {
         Self {
-            packets: [record.delta_packets, record.delta_reverse_packets],
-            bytes: [record.delta_bytes, record.delta_reverse_bytes],
+            packets: [record.src().delta_packets, record.dst().delta_packets],
+            bytes: [record.src().delta_bytes, record.dst().delta_bytes],
         }
     }
 
     /// Since the flow's first packet.
     fn total(record: &FlowRecord) -> Self {
         Self {
-            packets: [record.total_packets, record.total_reverse_packets],
-            bytes: [record.total_bytes, record.total_reverse_bytes],
+            packets: [record.src().total_packets, record.dst().total_packets],
+            bytes: [record.src().total_bytes, record.dst().total_bytes],
         }
     }
 
@@ -136,12 +136,12 @@ impl FlowKey {
             place: [record.netns, record.ifindex],
             protocol: record.protocol,
             addresses: [
-                record.src_addr.clone(),
-                record.dst_addr.clone(),
-                record.outer_src_addr.clone(),
-                record.outer_dst_addr.clone(),
+                record.src().addr.clone(),
+                record.dst().addr.clone(),
+                record.src().outer_addr.clone(),
+                record.dst().outer_addr.clone(),
             ],
-            ports: [record.src_port, record.dst_port],
+            ports: [record.src().port, record.dst().port],
             icmp: [record.icmp_type, record.icmp_code, record.icmp_identifier],
             is_later_fragment: record.later_fragment,
             tunnel: [
@@ -150,7 +150,7 @@ impl FlowKey {
                 record.outer_pppoe_session,
             ],
             vlan_ids: [record.vlan_ids.clone(), record.outer_vlan_ids.clone()],
-            direction: record.direction,
+            direction: record.src().direction,
         }
     }
 }
@@ -169,12 +169,9 @@ pub struct Flow {
 impl Flow {
     /// The endpoints, with names instead of addresses where known.
     pub fn endpoints(&self) -> [String; 2] {
-        let record = &self.record;
+        let [src, dst] = self.record.ends();
         let [source, destination] = self.hosts.each_ref().map(Option::as_deref);
-        [
-            human::named_endpoint(source, &record.src_addr, record.src_port),
-            human::named_endpoint(destination, &record.dst_addr, record.dst_port),
-        ]
+        [human::end(source, src), human::end(destination, dst)]
     }
 }
 
@@ -312,9 +309,9 @@ impl Picture {
         let interface = self.names.interface(record).cloned();
         let place = interface.clone().unwrap_or_default();
         let (peer, host, with_peer) = if is_out(forward) {
-            (&record.dst_addr, &hosts[1], delta)
+            (&record.dst().addr, &hosts[1], delta)
         } else {
-            (&record.src_addr, &hosts[0], delta.reversed())
+            (&record.src().addr, &hosts[0], delta.reversed())
         };
         let peer = human::endpoint(peer, None);
         // A peer is identified by its address. If flows use several names for it, the last one is shown.

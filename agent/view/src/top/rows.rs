@@ -7,7 +7,7 @@ use formats::{
     columns::Columns,
     human,
 };
-use proto::{FlowRecord, tcp::Tcp};
+use proto::FlowRecord;
 
 use super::{
     Sort, View,
@@ -71,7 +71,7 @@ fn worst(ends: [Option<u32>; 2]) -> Option<u64> {
 }
 
 fn retransmissions(record: &FlowRecord) -> [Option<u32>; 2] {
-    Tcp::both(record).map(|end| end?.total_retrans)
+    record.ends().map(|end| end.tcp_total_retrans)
 }
 
 /// Ties are sorted by bytes, then by name, so that rows keep their places.

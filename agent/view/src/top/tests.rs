@@ -6,8 +6,8 @@ use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
 use proto::{
-    Account, AgentIdentity, Cgroup, Count, Direction, EndReason, FlowBatch, FlowRecord, Interface,
-    Process,
+    Account, AgentIdentity, Cgroup, Count, Direction, EndReason, Endpoint, FlowBatch, FlowRecord,
+    Interface, Process,
 };
 use ratatui::{Terminal, backend::TestBackend};
 
@@ -26,23 +26,29 @@ const PROCESS: u64 = 8;
 /// From 10.0.0.x to 10.0.1.1, which leaves at eth0.
 fn flow(host: u8, deltas: [u64; 4], totals: [u64; 4]) -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, host].into(),
+            port: Some(40_000),
+            delta_packets: deltas[0],
+            delta_bytes: deltas[1],
+            total_packets: totals[0],
+            total_bytes: totals[1],
+            direction: Direction::Egress.into(),
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 1, 1].into(),
+            port: Some(443),
+            delta_packets: deltas[2],
+            delta_bytes: deltas[3],
+            total_packets: totals[2],
+            total_bytes: totals[3],
+            ..Endpoint::default()
+        }),
         protocol: 6,
         ip_version: 4,
         ifindex: 2,
         netns: 1,
-        src_addr: vec![10, 0, 0, host].into(),
-        dst_addr: vec![10, 0, 1, 1].into(),
-        src_port: Some(40_000),
-        dst_port: Some(443),
-        delta_packets: deltas[0],
-        delta_bytes: deltas[1],
-        delta_reverse_packets: deltas[2],
-        delta_reverse_bytes: deltas[3],
-        total_packets: totals[0],
-        total_bytes: totals[1],
-        total_reverse_packets: totals[2],
-        total_reverse_bytes: totals[3],
-        direction: Direction::Egress.into(),
         ..FlowRecord::default()
     }
 }
@@ -108,8 +114,11 @@ fn picture() -> Picture {
     ];
     assert!(picture.take(&snapshot(at_start)));
     let with_sender = |record: FlowRecord| FlowRecord {
-        src_cgroup_id: Some(UNIT),
-        src_process_key: Some(PROCESS),
+        src: Some(Endpoint {
+            cgroup_id: Some(UNIT),
+            process_key: Some(PROCESS),
+            ..record.src().clone()
+        }),
         ..record
     };
     let first = vec![
@@ -118,7 +127,10 @@ fn picture() -> Picture {
     ];
     assert!(picture.take(&batch(2, first)));
     let arrived = FlowRecord {
-        direction: Direction::Ingress.into(),
+        src: Some(Endpoint {
+            direction: Direction::Ingress.into(),
+            ..flow(9, [3, 300, 2, 200], [3, 300, 2, 200]).src().clone()
+        }),
         ..flow(9, [3, 300, 2, 200], [3, 300, 2, 200])
     };
     assert!(picture.take(&batch(3, vec![arrived])));
@@ -172,8 +184,14 @@ fn windows_add_up_to_the_packet_in_all_views() {
 fn what_a_process_says_to_itself_is_sent_and_received_by_it() {
     let mut picture = Picture::default();
     let record = FlowRecord {
-        src_process_key: Some(PROCESS),
-        dst_process_key: Some(PROCESS),
+        src: Some(Endpoint {
+            process_key: Some(PROCESS),
+            ..flow(1, [3, 300, 2, 200], [3, 300, 2, 200]).src().clone()
+        }),
+        dst: Some(Endpoint {
+            process_key: Some(PROCESS),
+            ..flow(1, [3, 300, 2, 200], [3, 300, 2, 200]).dst().clone()
+        }),
         ..flow(1, [3, 300, 2, 200], [3, 300, 2, 200])
     };
     picture.take(&batch(1, vec![record]));
@@ -210,7 +228,16 @@ fn those_with_the_least_are_left_out_and_counted() {
     let mut picture = Picture::default();
     let many = u32::try_from(MOST_FLOWS).unwrap() + 10;
     let records = (0..many).map(|number| FlowRecord {
-        src_addr: number.to_be_bytes().to_vec().into(),
+        src: Some(Endpoint {
+            addr: number.to_be_bytes().to_vec().into(),
+            ..flow(
+                1,
+                [1, u64::from(number), 0, 0],
+                [1, u64::from(number), 0, 0],
+            )
+            .src()
+            .clone()
+        }),
         ..flow(
             1,
             [1, u64::from(number), 0, 0],
@@ -222,7 +249,7 @@ fn those_with_the_least_are_left_out_and_counted() {
     assert_eq!(picture.missing.forgotten_rows, 10);
     let least = picture
         .flows()
-        .map(|(_, flow)| flow.record.total_bytes)
+        .map(|(_, flow)| flow.record.src().total_bytes)
         .min();
     assert_eq!(least, Some(10));
     // What is known of all does not depend on it.
@@ -254,8 +281,11 @@ fn losses_do_not_put_two_windows_into_one() {
 fn rows_come_as_they_are_asked_for() {
     let mut picture = Picture::default();
     let rtt = |record: FlowRecord, us: u32, again: u32| FlowRecord {
-        src_tcp_rtt_us: Some(us),
-        src_tcp_total_retrans: Some(again),
+        src: Some(Endpoint {
+            tcp_rtt_us: Some(us),
+            tcp_total_retrans: Some(again),
+            ..record.src().clone()
+        }),
         ..record
     };
     let records = vec![
@@ -270,7 +300,7 @@ fn rows_come_as_they_are_asked_for() {
     let hosts = |sort: Sort, is_reversed: bool| -> Vec<u8> {
         let rows = rows(&picture, View::Flows, sort, is_reversed);
         let host = |row: &rows::Row<'_>| match row.of {
-            Of::Flow(_, flow) => flow.record.src_addr[3],
+            Of::Flow(_, flow) => flow.record.src().addr[3],
             Of::Group(_) => 0,
         };
         rows.iter().map(host).collect()
@@ -389,7 +419,7 @@ fn what_others_chose_moves_nothing() {
     hostile.agent.as_mut().unwrap().hostname = "a\x1b[2Jb\u{202e}".to_owned();
     hostile.interfaces[0].name = "e\x1b[2J\n".to_owned();
     hostile.processes[0].name = "p\x1b]0;x\x07".to_owned();
-    hostile.records[0].src_process_key = Some(PROCESS);
+    hostile.records[0].src_mut().process_key = Some(PROCESS);
     let mut screen = screen();
     *screen.picture_mut() = Picture::default();
     screen.picture_mut().take(&hostile);

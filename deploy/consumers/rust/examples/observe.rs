@@ -38,8 +38,10 @@ async fn main() -> Result<()> {
         lost = [batch.lost_records, batch.lost_packets, batch.lost_bytes];
         for record in &batch.records {
             records += 1;
-            packets += record.delta_packets + record.delta_reverse_packets;
-            bytes += record.delta_bytes + record.delta_reverse_bytes;
+            for end in [&record.src, &record.dst].into_iter().flatten() {
+                packets += end.delta_packets;
+                bytes += end.delta_bytes;
+            }
         }
         if batch.last_of_scan {
             tell([records, packets, bytes], lost);

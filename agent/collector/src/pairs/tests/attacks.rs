@@ -4,6 +4,7 @@ use super::{
     super::{flow::MOST_SIGHTS, sighting::MOST_INTERFACES},
     *,
 };
+use proto::Endpoint;
 
 /// Unix time.
 const BEGIN: u64 = 1_700_000_000;
@@ -212,7 +213,14 @@ fn refuse_a_part(and_a_liars: bool) {
     );
     // By the clock of `a`, the partly refused packets came a second later.
     let left = FlowRecord {
-        direction: Direction::Egress.into(),
+        src: Some(Endpoint {
+            direction: Direction::Egress.into(),
+            ..other.src().clone()
+        }),
+        dst: Some(Endpoint {
+            direction: Direction::Ingress.into(),
+            ..other.dst().clone()
+        }),
         ..other
     };
     let all = [leaving([6, 0], Some(21), 27), vec![left]].concat();
@@ -511,7 +519,7 @@ fn the_community_id_of_a_flow_does_not_give_it_other_ends() {
     let (mut a, mut b) = hosts(&mut pairs, 0);
     let mut x = Agent::new("x", 3);
     let mut records = leaving([9, 0], Some(12), 19);
-    records[0].dst_addr = vec![10, 0, 0, 9].into();
+    records[0].dst_mut().addr = vec![10, 0, 0, 9].into();
     scan(&mut pairs, &mut x, records);
     lose(&mut pairs, &mut a, &mut b);
     scan_both(&mut pairs, [&mut a, &mut b]);

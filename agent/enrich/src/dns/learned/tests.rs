@@ -1,5 +1,5 @@
 use agent_common::dns::KEPT_LEN;
-use proto::record::NameOrigin;
+use proto::NameSource;
 use sys::clock::ScanClock;
 
 use super::*;
@@ -62,7 +62,7 @@ fn learned() -> Learned {
     Learned::new(100, 7, true)
 }
 
-fn name_of(learned: &Learned, host: u8, client: [u8; 4], at_ns: u64) -> Option<NameOrigin> {
+fn name_of(learned: &Learned, host: u8, client: [u8; 4], at_ns: u64) -> Option<NameSource> {
     let host = IpAddr::from([192, 0, 2, host]);
     let name = learned
         .names
@@ -80,9 +80,9 @@ fn the_client_of_an_answer_learns_what_it_asked_for() {
     for host in [0, 1] {
         assert_eq!(name_of(&learned, host, CLIENT, 2 * SECOND), None);
         let at = 3 * SECOND;
-        assert_eq!(name_of(&learned, host, CLIENT, at), Some(NameOrigin::Dns));
+        assert_eq!(name_of(&learned, host, CLIENT, at), Some(NameSource::Dns));
         let other = name_of(&learned, host, SERVER, at);
-        assert_eq!(other, Some(NameOrigin::DnsOfAnother));
+        assert_eq!(other, Some(NameSource::DnsOfAnother));
     }
     let stats = &learned.stats;
     assert_eq!((stats.queries, stats.answers, stats.unasked), (1, 1, 0));
@@ -205,7 +205,7 @@ fn what_was_kept_of_a_long_answer_is_read_and_so_is_the_first_fragment() {
     assert!(long.len() > KEPT_LEN);
     learned.note(&message(0, SECOND, &query(1)));
     learned.note(&message(1, SECOND, &long));
-    assert_eq!(name_of(&learned, 80, CLIENT, SECOND), Some(NameOrigin::Dns));
+    assert_eq!(name_of(&learned, 80, CLIENT, SECOND), Some(NameSource::Dns));
     learned.note(&message(0, SECOND, &query(2)));
     let part = DnsMessage {
         is_part: 1,

@@ -25,13 +25,13 @@ fn learn(names: &mut Names, text: &str, client: &str, of: &[&str], ttl: u64, now
     names.learn(text, (realm(), address(client)), &of, now_ns);
 }
 
-fn of(names: &Names, host: &str, client: &str, at_ns: u64) -> Option<(String, NameOrigin)> {
+fn of(names: &Names, host: &str, client: &str, at_ns: u64) -> Option<(String, NameSource)> {
     let name = names.of((realm(), address(host)), address(client), at_ns)?;
     Some((name.text().to_owned(), name.source()))
 }
 
-fn dns(text: &str) -> (String, NameOrigin) {
-    (text.to_owned(), NameOrigin::Dns)
+fn dns(text: &str) -> (String, NameSource) {
+    (text.to_owned(), NameSource::Dns)
 }
 
 #[test]
@@ -143,14 +143,14 @@ fn the_name_that_the_client_asked_for_goes_before_the_hosts_file_and_that_before
     let at = |names: &Names, client: &str| of(names, "192.0.2.1", client, 2 * SECOND);
     learn(&mut names, "a", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
     assert_eq!(at(&names, "10.0.0.1"), Some(dns("a")));
-    let of_another = Some(("a".to_owned(), NameOrigin::DnsOfAnother));
+    let of_another = Some(("a".to_owned(), NameSource::DnsOfAnother));
     assert_eq!(at(&names, "10.0.0.2"), of_another);
     let hosts = HashMap::from([(address("192.0.2.1"), "h".into())]);
     names.set_hosts(hosts.clone());
     assert_eq!(at(&names, "10.0.0.1"), Some(dns("a")));
     assert_eq!(
         at(&names, "10.0.0.2"),
-        Some(("h".to_owned(), NameOrigin::HostsFile))
+        Some(("h".to_owned(), NameSource::HostsFile))
     );
     let id = |names: &Names| {
         let name = names.of(

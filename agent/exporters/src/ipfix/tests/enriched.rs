@@ -1,9 +1,9 @@
 //! What was found out about flows, under an enterprise number.
 
-use proto::{Cgroup, Failure, HostName, NameSource, Process};
+use proto::{Cgroup, Endpoint, Failure, HostName, NameSource, Process};
 
 use super::{collector::OWN, *};
-use crate::ipfix::enriched::MOST_NAME_BYTES;
+use crate::ipfix::enriched::{MOST_NAME_BYTES, len_bytes};
 
 const ALL_BITS: u64 = u32::MAX as u64;
 
@@ -43,21 +43,27 @@ fn batch() -> FlowBatch {
 
 fn enriched() -> FlowRecord {
     FlowRecord {
-        src_cgroup_id: Some(7),
-        dst_cgroup_id: Some(8),
-        dst_sender_shared: true,
-        src_process_key: Some(4711 << 32),
-        dst_host_id: Some(5),
-        dst_host_source: NameSource::Dns.into(),
-        src_tcp_min_rtt_us: Some(70),
-        src_tcp_total_retrans: Some(0),
-        src_tcp_delivered: Some(3),
-        src_tcp_delivered_ce: Some(1),
-        src_tcp_data_segs_out: Some(2),
-        dst_handshake_rtt_us: Some(200),
-        dst_ack_rtt_us: Some(300),
-        total_dropped_packets: 4,
-        total_reverse_dropped_packets: 5,
+        src: Some(Endpoint {
+            cgroup_id: Some(7),
+            process_key: Some(4711 << 32),
+            tcp_min_rtt_us: Some(70),
+            tcp_total_retrans: Some(0),
+            tcp_delivered: Some(3),
+            tcp_delivered_ce: Some(1),
+            tcp_data_segs_out: Some(2),
+            total_dropped_packets: 4,
+            ..flows::tcp().src().clone()
+        }),
+        dst: Some(Endpoint {
+            cgroup_id: Some(8),
+            sender_shared: true,
+            host_id: Some(5),
+            host_source: NameSource::Dns.into(),
+            handshake_rtt_us: Some(200),
+            ack_rtt_us: Some(300),
+            total_dropped_packets: 5,
+            ..flows::tcp().dst().clone()
+        }),
         failure: Some(Failure::Unreachable.into()),
         icmp_error_type: Some(3),
         icmp_error_code: Some(1),
@@ -140,16 +146,19 @@ fn without_an_enterprise_number_nothing_is_said() {
 #[test]
 fn what_has_no_room_in_any_message_goes_without() {
     let longest = FlowRecord {
-        src_cgroup_id: Some(8),
+        src: Some(Endpoint {
+            cgroup_id: Some(8),
+            ..enriched().src().clone()
+        }),
         ..enriched()
     };
     let batch = batch();
-    let found = Enriched::of(&batch, &longest).unwrap();
+    let row = Row::new(&batch, &longest, None);
     let shape = Shape::of(&longest, false).enriched();
-    let flow = Flow::new(&longest, Octets::Ip).with(&found);
+    let flow = Flow::new(&longest, Octets::Ip).with(&row);
     let settings = settings(false);
     let specifiers = specifiers(&flow, shape, &settings);
-    let record = Lengths::new(settings.form()).of(shape) + found.len_bytes(false);
+    let record = Lengths::new(settings.form()).of(shape) + len_bytes(&row, false);
     let (template, records) = (specifiers.bytes.len() + 14, 4 + 2 * record);
     assert!(template < records && template + records < 1_400);
     // If the two have no room together, the template goes ahead.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use proto::{
-    Account, Count, Direction, Encapsulation, EndReason, FlowBatch, FlowRecord, Interface,
+    Account, Count, Direction, Encapsulation, EndReason, Endpoint, FlowBatch, FlowRecord, Interface,
 };
 
 const FIRST_NS: u64 = 1_700_000_000_123_456_789;
@@ -22,40 +22,52 @@ pub fn v6(last: u8) -> Bytes {
 /// A flow of three packets there and two back, on the interface 7.
 pub fn flow(protocol: u32) -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(46),
+            addr: v4(1),
+            delta_packets: 3,
+            delta_bytes: 300,
+            delta_ip_bytes: 258,
+            total_ip_bytes: 2580,
+            total_packets: 30,
+            total_bytes: 3000,
+            direction: Direction::Egress.into(),
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: v4(2),
+            delta_packets: 2,
+            delta_bytes: 2000,
+            delta_ip_bytes: 1972,
+            total_ip_bytes: 19720,
+            total_packets: 20,
+            total_bytes: 20000,
+            ..Endpoint::default()
+        }),
         protocol,
-        src_addr: v4(1),
-        dst_addr: v4(2),
-        delta_packets: 3,
-        delta_bytes: 300,
-        delta_reverse_packets: 2,
-        delta_reverse_bytes: 2000,
-        delta_ip_bytes: 258,
-        delta_reverse_ip_bytes: 1972,
-        total_ip_bytes: 2580,
-        total_reverse_ip_bytes: 19720,
-        total_packets: 30,
-        total_bytes: 3000,
-        total_reverse_packets: 20,
-        total_reverse_bytes: 20000,
         first_seen_unix_ns: FIRST_NS,
         last_seen_unix_ns: LAST_NS,
         delta_duration_ns: 500_000_000,
         ip_version: 4,
         ifindex: 7,
         netns: 4_026_531_840,
-        dscp: Some(46),
         community_id: Bytes::from_static(&[9; 20]),
-        direction: Direction::Egress.into(),
         ..FlowRecord::default()
     }
 }
 
 pub fn tcp() -> FlowRecord {
     FlowRecord {
-        src_port: Some(40_000),
-        dst_port: Some(443),
-        tcp_flags: Some(0x1b),
-        reverse_tcp_flags: Some(0x12),
+        src: Some(Endpoint {
+            port: Some(40_000),
+            tcp_flags: Some(0x1b),
+            ..flow(6).src().clone()
+        }),
+        dst: Some(Endpoint {
+            port: Some(443),
+            tcp_flags: Some(0x12),
+            ..flow(6).dst().clone()
+        }),
         end_reason: Some(EndReason::EndOfFlow.into()),
         ..flow(6)
     }
@@ -64,20 +76,32 @@ pub fn tcp() -> FlowRecord {
 /// At a mirror port, so both directions arrive.
 pub fn udp_with_tags() -> FlowRecord {
     FlowRecord {
-        src_port: Some(5353),
-        dst_port: Some(53),
+        src: Some(Endpoint {
+            port: Some(5353),
+            direction: Direction::Ingress.into(),
+            ..flow(17).src().clone()
+        }),
+        dst: Some(Endpoint {
+            port: Some(53),
+            direction: Direction::Ingress.into(),
+            ..flow(17).dst().clone()
+        }),
         vlan_ids: vec![100, 200],
-        direction: Direction::Ingress.into(),
-        reverse_direction: Direction::Ingress.into(),
         ..flow(17)
     }
 }
 
 pub fn ping6() -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            addr: v6(1),
+            ..flow(58).src().clone()
+        }),
+        dst: Some(Endpoint {
+            addr: v6(2),
+            ..flow(58).dst().clone()
+        }),
         ip_version: 6,
-        src_addr: v6(1),
-        dst_addr: v6(2),
         icmp_type: Some(128),
         icmp_code: Some(0),
         icmp_identifier: Some(77),
@@ -87,11 +111,17 @@ pub fn ping6() -> FlowRecord {
 
 pub fn in_vxlan() -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            outer_addr: v4(9),
+            ..tcp().src().clone()
+        }),
+        dst: Some(Endpoint {
+            outer_addr: v4(8),
+            ..tcp().dst().clone()
+        }),
         encapsulation: Some(Encapsulation::Vxlan.into()),
         tunnel_id: Some(0x00ab_cdef),
         vlan_ids: vec![5],
-        outer_src_addr: v4(9),
-        outer_dst_addr: v4(8),
         outer_vlan_ids: vec![11, 12],
         ..tcp()
     }
@@ -100,10 +130,13 @@ pub fn in_vxlan() -> FlowRecord {
 /// Without ports, and without a packet back.
 pub fn fragments() -> FlowRecord {
     FlowRecord {
+        dst: Some(Endpoint {
+            delta_packets: 0,
+            delta_bytes: 0,
+            delta_ip_bytes: 0,
+            ..flow(17).dst().clone()
+        }),
         later_fragment: true,
-        delta_reverse_packets: 0,
-        delta_reverse_bytes: 0,
-        delta_reverse_ip_bytes: 0,
         ..flow(17)
     }
 }
@@ -111,12 +144,18 @@ pub fn fragments() -> FlowRecord {
 /// It ended while it was quiet.
 pub fn quiet() -> FlowRecord {
     FlowRecord {
-        delta_packets: 0,
-        delta_bytes: 0,
-        delta_reverse_packets: 0,
-        delta_reverse_bytes: 0,
-        delta_ip_bytes: 0,
-        delta_reverse_ip_bytes: 0,
+        src: Some(Endpoint {
+            delta_packets: 0,
+            delta_bytes: 0,
+            delta_ip_bytes: 0,
+            ..udp_with_tags().src().clone()
+        }),
+        dst: Some(Endpoint {
+            delta_packets: 0,
+            delta_bytes: 0,
+            delta_ip_bytes: 0,
+            ..udp_with_tags().dst().clone()
+        }),
         delta_duration_ns: 0,
         end_reason: Some(EndReason::IdleTimeout.into()),
         ..udp_with_tags()

@@ -1,7 +1,7 @@
 //! What goes in comes out, whatever flows come, whatever their messages may hold, and whenever sending fails.
 
 use proptest::{collection::vec, prelude::*};
-use proto::{Cgroup, Direction, Failure};
+use proto::{Cgroup, Direction, Endpoint, Failure};
 
 use super::{collector::OWN, *};
 
@@ -43,20 +43,21 @@ prop_compose! {
         is_egress in any::<bool>(),
         found in 0..3,
     ) -> FlowRecord {
+        let side = if is_egress { Direction::Egress } else { Direction::Ingress };
+        let end = |end: usize, side: Direction| Endpoint {
+            cgroup_id: (found == 1).then_some(7),
+            delta_packets: packets[end],
+            delta_bytes: packets[end] * size[end],
+            delta_ip_bytes: packets[end] * ip_size[end],
+            direction: side.into(),
+            ..base.ends()[end].clone()
+        };
         FlowRecord {
-            src_cgroup_id: (found == 1).then_some(7),
-            dst_cgroup_id: (found == 1).then_some(7),
+            src: Some(end(0, side)),
+            dst: Some(end(1, side.opposite())),
             failure: (found > 0).then_some(Failure::Reset.into()),
-            delta_packets: packets[0],
-            delta_bytes: packets[0] * size[0],
-            delta_reverse_packets: packets[1],
-            delta_reverse_bytes: packets[1] * size[1],
-            delta_ip_bytes: packets[0] * ip_size[0],
-            delta_reverse_ip_bytes: packets[1] * ip_size[1],
             ifindex,
             vlan_ids: tags,
-            direction: if is_egress { Direction::Egress } else { Direction::Ingress }.into(),
-            reverse_direction: Direction::Unspecified.into(),
             ..base
         }
     }
@@ -67,9 +68,9 @@ type Sums = [u64; 3];
 
 fn sums_of(flow: &FlowRecord) -> Sums {
     [
-        flow.delta_packets + flow.delta_reverse_packets,
-        flow.delta_bytes + flow.delta_reverse_bytes,
-        flow.delta_ip_bytes + flow.delta_reverse_ip_bytes,
+        flow.src().delta_packets + flow.dst().delta_packets,
+        flow.src().delta_bytes + flow.dst().delta_bytes,
+        flow.src().delta_ip_bytes + flow.dst().delta_ip_bytes,
     ]
 }
 

@@ -1,7 +1,9 @@
 //! What a file has of the flows.
 
+use std::collections::BTreeMap;
+
 use parquet::file::metadata::RowGroupMetaData;
-use proto::{Cgroup, Failure, HostName, NameSource, Process};
+use proto::{Cgroup, Endpoint, Failure, HostName, NameSource, Process};
 
 use super::*;
 
@@ -143,21 +145,58 @@ const EXPECTED: &[(&str, &str, &str, &str)] = &[
 
 fn full() -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(46),
+            port: Some(65_535),
+            delta_packets: u64::MAX,
+            delta_bytes: 60,
+            delta_ip_bytes: 9,
+            total_packets: 5,
+            total_bytes: 6,
+            total_ip_bytes: 11,
+            tcp_flags: Some(255),
+            outer_addr: vec![192, 0, 2, 1].into(),
+            direction: Direction::Egress.into(),
+            cgroup_id: Some(77),
+            process_key: Some(4_194_303 << 32 | 5),
+            tcp_rtt_us: Some(812),
+            handshake_rtt_us: Some(90),
+            ack_rtt_us: Some(u32::MAX),
+            total_dropped_packets: u64::MAX,
+            tcp_min_rtt_us: Some(70),
+            tcp_total_retrans: Some(3),
+            tcp_delivered: Some(u32::MAX),
+            tcp_delivered_ce: Some(2),
+            tcp_data_segs_out: Some(40),
+            host_id: Some(3),
+            host_source: NameSource::Dns.into(),
+            ..flow(0).src().clone()
+        }),
+        dst: Some(Endpoint {
+            port: Some(443),
+            delta_packets: 3,
+            delta_bytes: 4,
+            delta_ip_bytes: 10,
+            total_packets: 7,
+            total_bytes: 8,
+            total_ip_bytes: 12,
+            sender_shared: true,
+            direction: Direction::Ingress.into(),
+            tcp_flags: Some(18),
+            outer_addr: vec![192, 0, 2, 2].into(),
+            cgroup_id: Some(78), // Nobody knows its name.
+            process_key: Some(4711 << 32 | 5),
+            ack_rtt_us: Some(12_000),
+            total_dropped_packets: 13,
+            tcp_rtt_us: None,
+            tcp_min_rtt_us: None,
+            tcp_total_retrans: Some(0),
+            tcp_delivered: Some(1),
+            tcp_delivered_ce: Some(0),
+            tcp_data_segs_out: Some(1),
+            ..flow(0).dst().clone()
+        }),
         protocol: 6,
-        src_port: Some(65_535),
-        dst_port: Some(443),
-        delta_packets: u64::MAX,
-        delta_bytes: 60,
-        delta_reverse_packets: 3,
-        delta_reverse_bytes: 4,
-        delta_ip_bytes: 9,
-        delta_reverse_ip_bytes: 10,
-        total_packets: 5,
-        total_bytes: 6,
-        total_reverse_packets: 7,
-        total_reverse_bytes: 8,
-        total_ip_bytes: 11,
-        total_reverse_ip_bytes: 12,
         first_seen_unix_ns: 1_700_000_000_000_001_999,
         last_seen_unix_ns: 1_700_000_009_999_999_999,
         netns: 4_026_531_840,
@@ -168,46 +207,15 @@ fn full() -> FlowRecord {
         later_fragment: true,
         initiator_assumed: true,
         delta_duration_ns: 500_000_000,
-        dst_sender_shared: true,
-        tcp_flags: Some(255),
-        reverse_tcp_flags: Some(18),
-        dscp: Some(46),
         end_reason: Some(EndReason::IdleTimeout.into()),
         community_id: vec![0; 20].into(),
         encapsulation: Some(Encapsulation::Vxlan.into()),
         tunnel_id: Some(16_777_215),
-        outer_src_addr: vec![192, 0, 2, 1].into(),
-        outer_dst_addr: vec![192, 0, 2, 2].into(),
         outer_vlan_ids: vec![7],
         outer_pppoe_session: Some(1),
-        direction: Direction::Egress.into(),
-        src_cgroup_id: Some(77),
-        dst_cgroup_id: Some(78),
-        src_process_key: Some(4_194_303 << 32 | 5),
-        // Nobody knows its name.
-        dst_process_key: Some(4711 << 32 | 5),
-        src_tcp_rtt_us: Some(812),
-        src_handshake_rtt_us: Some(90),
-        src_ack_rtt_us: Some(u32::MAX),
-        dst_ack_rtt_us: Some(12_000),
-        total_dropped_packets: u64::MAX,
-        total_reverse_dropped_packets: 13,
-        dst_tcp_rtt_us: None,
-        src_tcp_min_rtt_us: Some(70),
-        dst_tcp_min_rtt_us: None,
-        src_tcp_total_retrans: Some(3),
-        dst_tcp_total_retrans: Some(0),
-        src_tcp_delivered: Some(u32::MAX),
-        dst_tcp_delivered: Some(1),
-        src_tcp_delivered_ce: Some(2),
-        dst_tcp_delivered_ce: Some(0),
-        src_tcp_data_segs_out: Some(40),
-        dst_tcp_data_segs_out: Some(1),
         failure: Some(Failure::Unreachable.into()),
         icmp_error_type: Some(3),
         icmp_error_code: Some(1),
-        src_host_id: Some(3),
-        src_host_source: NameSource::Dns.into(),
         ..flow(0)
     }
 }
@@ -226,8 +234,11 @@ fn named((id, name): (u64, &str)) -> Cgroup {
 
 fn empty() -> FlowRecord {
     FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1].into(),
+            ..Endpoint::default()
+        }),
         protocol: 255,
-        src_addr: vec![0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1].into(),
         ip_version: 6,
         ifindex: u32::MAX,
         netns: 5,
@@ -277,11 +288,16 @@ fn each_column_has_its_type_and_its_values() {
         name: "www.example".to_owned(),
     }];
     let file = made(&pieces(&[(batch, vec![full(), empty()])]));
-    let expected = EXPECTED
+    let types = types(&file);
+    let names: Vec<_> = types.iter().map(|(name, _)| name.as_str()).collect();
+    let expected: Vec<_> = columns::OF_A_FLOW
         .iter()
-        .map(|&(name, column, ..)| (name.to_owned(), column.to_owned()));
-    assert_eq!(types(&file), expected.collect::<Vec<_>>());
-    for (name, _, full, empty) in EXPECTED {
+        .map(|column| column.name)
+        .collect();
+    assert_eq!(names, expected);
+    let types: BTreeMap<_, _> = types.into_iter().collect();
+    for (name, column, full, empty) in EXPECTED {
+        assert_eq!(types[*name], *column, "{name}");
         assert_eq!(values(&file, name), [*full, *empty], "{name}");
     }
 }

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use collector::End;
 use proptest::{collection::vec, prelude::*};
 
+use proto::Endpoint;
+
 use super::*;
 
 /// Varints of all lengths.
@@ -29,19 +31,27 @@ prop_compose! {
         delta_duration_ns in number(),
         direction in 1i32..=2,
     ) -> FlowRecord {
-        FlowRecord {
+        let src = Endpoint {
+            dscp: Some(dscp),
             delta_packets: packets[0],
             delta_bytes: bytes[0],
-            delta_reverse_packets: packets[1],
-            delta_reverse_bytes: bytes[1],
-            src_port: base.src_port.map(|_| ports[0].into()),
-            dst_port: base.dst_port.map(|_| ports[1].into()),
+            port: base.src().port.map(|_| ports[0].into()),
+            direction,
+            ..base.src().clone()
+        };
+        let dst = Endpoint {
+            delta_packets: packets[1],
+            delta_bytes: bytes[1],
+            port: base.dst().port.map(|_| ports[1].into()),
+            ..base.dst().clone()
+        };
+        FlowRecord {
+            src: Some(src),
+            dst: Some(dst),
             ifindex,
-            dscp: Some(dscp),
             first_seen_unix_ns: times[0],
             last_seen_unix_ns: times[1],
             delta_duration_ns,
-            direction,
             ..base
         }
     }
@@ -67,13 +77,13 @@ proptest! {
         let mut expected = Sums::new();
         for flow in &flows {
             let name = ["", "eth0", "eth1"][flow.ifindex as usize - 6];
-            let source = (flow.src_addr.to_vec(), flow.src_port.unwrap_or_default());
-            let destination = (flow.dst_addr.to_vec(), flow.dst_port.unwrap_or_default());
+            let source = (flow.src().addr.to_vec(), flow.src().port.unwrap_or_default());
+            let destination = (flow.dst().addr.to_vec(), flow.dst().port.unwrap_or_default());
             let there = (source.clone(), destination.clone(), name.to_owned());
             let back = (destination, source, name.to_owned());
             for (name, packets, bytes) in [
-                (there, flow.delta_packets, flow.delta_bytes),
-                (back, flow.delta_reverse_packets, flow.delta_reverse_bytes),
+                (there, flow.src().delta_packets, flow.src().delta_bytes),
+                (back, flow.dst().delta_packets, flow.dst().delta_bytes),
             ] {
                 if packets != 0 {
                     add(&mut expected, name, packets, bytes);
@@ -89,8 +99,8 @@ proptest! {
         prop_assert_eq!(got, expected);
         let mut left = read.iter();
         for flow in &flows {
-            for packets in [flow.delta_packets, flow.delta_reverse_packets] {
-                if packets == 0 {
+            for from in flow.ends() {
+                if from.delta_packets == 0 {
                     continue;
                 }
                 let record = left.next().unwrap();
@@ -101,7 +111,7 @@ proptest! {
                 };
                 let times = [record.time_flow_start, record.time_flow_end].map(ns);
                 prop_assert_eq!(times, flow.delta_times());
-                prop_assert_eq!(record.network.as_ref().unwrap().dscp, flow.dscp.unwrap());
+                prop_assert_eq!(record.network.as_ref().unwrap().dscp, from.dscp.unwrap_or_default());
                 prop_assert_eq!(record.transport.unwrap().protocol, flow.protocol);
                 let ethertype = if flow.ip_version == 4 { 0x800 } else { 0x86dd };
                 prop_assert_eq!(record.eth_protocol, ethertype);

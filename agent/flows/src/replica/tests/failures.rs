@@ -1,6 +1,6 @@
 //! The failures of flows, by their flags and by ICMP errors.
 
-use proto::record::{Failure, IcmpError};
+use proto::Failure;
 
 use super::*;
 
@@ -84,9 +84,11 @@ fn udp(number: u32) -> FlowKey {
 }
 
 fn unreachable(records: &[Record]) -> Vec<bool> {
-    let of = |record: &Record| match record.failure {
-        Some(Failure::Unreachable(error)) => error == ERROR,
-        Some(Failure::Refused | Failure::Unanswered | Failure::Reset) | None => false,
+    let of = |record: &Record| {
+        let error = [record.icmp_error_type, record.icmp_error_code];
+        let is_unreachable = record.failure == Some(Failure::Unreachable);
+        assert_eq!(error != [None, None], is_unreachable, "{record:?}");
+        is_unreachable && error == [Some(ERROR.icmp_type.into()), Some(ERROR.code.into())]
     };
     records.iter().map(of).collect()
 }

@@ -118,7 +118,7 @@ fn a_connection_goes_on_with_its_initiator_where_both_directions_arrive() {
     let [server, client] = halves(100, &[ACK], &[PSH | ACK]);
     let records = scan_keys(&mut replica, 100, &[server, client]);
     assert_eq!(initiators(&records), [(0, false)]);
-    assert_eq!(records[0].direction, records[0].reverse_direction);
+    assert_eq!(records[0].direction(), records[0].reverse_direction());
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_socket_of_this_host_shows_who_opened_a_connection_that_is_older() {
         let older = (key(1), first_by(counters(1, &[ACK], &[PSH | ACK]), 1));
         let records = scan_roles(&mut replica(8), 1, older, roles);
         assert_eq!(initiators(&records), [expected], "{roles:?}");
-        assert_eq!(records[0].tcp[0].rtt_us, 7);
+        assert_eq!(records[0].tcp()[0].rtt_us, 7);
     }
 }
 
@@ -372,7 +372,7 @@ fn a_socket_that_comes_later_confirms_the_initiator_or_begins_another_flow() {
         } else {
             assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None]);
             assert_eq!(initiators(&records), [(1, true), (0, false)]);
-            assert_eq!(records[1].delta[0].packets, 1);
+            assert_eq!(records[1].delta()[0].packets, 1);
         }
         let records = scan(&mut replica, 3, &[(1, counters(3, &[], &[ACK]))]);
         assert_eq!(initiators(&records), [(0, false)]);

@@ -1,7 +1,7 @@
 //! Names of the ends of flows: fixed when the flow begins, for as long as it lives.
 
 use enrich::dns::Dns;
-use proto::record::NameOrigin;
+use proto::NameSource;
 
 use super::*;
 
@@ -16,10 +16,10 @@ fn named_key(number: u8) -> FlowKey {
 }
 
 /// The destination's name and how it was learned, and whether the source has a name.
-fn names(records: &[Record]) -> Vec<(Option<(u64, NameOrigin)>, bool)> {
+fn names(records: &[Record]) -> Vec<(Option<(u64, NameSource)>, bool)> {
     let of = |record: &Record| {
-        let [source, destination] = record.names;
-        let destination = destination.map(|name| (name.id, name.source));
+        let [source, destination] = record.names();
+        let destination = destination;
         (destination, source.is_some())
     };
     records.iter().map(of).collect()
@@ -32,12 +32,12 @@ fn a_flow_keeps_the_name_that_it_began_with_and_the_next_one_has_its_own() {
     let flow = named_key(1);
     let ended = counters(2, &[FIN | ACK], &[FIN | ACK]);
     let mut at = |second, counters| names(&scan_keys(&mut replica, second, &[(flow, counters)]));
-    let a = (Some((1, NameOrigin::Dns)), false);
+    let a = (Some((1, NameSource::Dns)), false);
     assert_eq!(at(1, counters(1, &[SYN], &[SYN | ACK])), [a]);
     dns.learn_these(NET, &[("b", "10.0.0.1", "255.0.0.0", 2 * SECOND)]);
     assert_eq!(at(2, ended), [a]);
     // The same ports again: the flow ends, and another begins.
-    let b = (Some((2, NameOrigin::Dns)), false);
+    let b = (Some((2, NameSource::Dns)), false);
     assert_eq!(at(3, counters(3, &[SYN], &[])), [a, b]);
 }
 
@@ -88,8 +88,8 @@ fn the_name_is_that_of_its_end_whoever_began() {
     let mut answers = counters(1, &[], &[ACK]);
     began(&mut answers, 1, 0);
     let records = scan_keys(&mut replica, 1, &[(named_key(1), answers)]);
-    let [source, destination] = records[0].names;
-    assert_eq!(source.map(|name| name.source), Some(NameOrigin::Dns));
+    let [source, destination] = records[0].names();
+    assert_eq!(source.map(|(_, source)| source), Some(NameSource::Dns));
     assert_eq!(destination, None);
 }
 
@@ -101,10 +101,10 @@ fn a_slot_that_is_used_again_has_no_name_of_the_flow_before() {
         let flow = (named_key(number), counters(second, &[ACK], &[ACK]));
         names(&scan_keys(&mut replica, second, &[flow]))
     };
-    let a = (Some((1, NameOrigin::Dns)), false);
+    let a = (Some((1, NameSource::Dns)), false);
     assert_eq!(at(1, 1), [a]);
     // The first flow is evicted.
-    let of_another = (Some((1, NameOrigin::DnsOfAnother)), false);
+    let of_another = (Some((1, NameSource::DnsOfAnother)), false);
     assert_eq!(at(2, 2), [a, of_another]);
     let elsewhere = FlowKey {
         netns: NET + 1,

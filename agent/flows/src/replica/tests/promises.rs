@@ -36,13 +36,13 @@ impl Listener {
                 listed += 1;
                 assert_eq!(record.end_reason, None);
                 let Some(told) = self.living.get(&record.key) else {
-                    assert!(self.puts_off && record.delta == [Counts::default(); 2]);
+                    assert!(self.puts_off && record.delta() == [Counts::default(); 2]);
                     return;
                 };
                 // The next records have the rest of the total.
-                assert_eq!(record.delta, told.delta);
-                assert!(self.puts_off || record.total == told.delta);
-                assert_eq!(told.names, Some((record.initiator, record.direction)));
+                assert_eq!(record.delta(), told.delta);
+                assert!(self.puts_off || record.total() == told.delta);
+                assert_eq!(told.names, Some((record.initiator, record.direction())));
             });
             assert_eq!(is_more, from + 3 < slots);
         }
@@ -52,28 +52,28 @@ impl Listener {
     fn hear(&mut self, record: &Record) {
         let Some(reason) = record.end_reason else {
             let told = self.living.entry(record.key).or_default();
-            for (sum, &delta) in told.delta.iter_mut().zip(&record.delta) {
+            for (sum, &delta) in told.delta.iter_mut().zip(&record.delta()) {
                 *sum += delta;
                 self.all += delta;
             }
             told.last_seen_unix_ns = record.last_seen_unix_ns;
-            let names = (record.initiator, record.direction);
+            let names = (record.initiator, record.direction());
             assert_eq!(*told.names.get_or_insert(names), names);
-            assert_eq!(record.total, told.delta);
+            assert_eq!(record.total(), told.delta);
             return;
         };
         let told = self.living.remove(&record.key);
         let mut told = if self.puts_off {
             told.unwrap_or_default()
         } else {
-            assert_eq!(record.delta, [Counts::default(); 2]);
+            assert_eq!(record.delta(), [Counts::default(); 2]);
             told.expect("a flow ends only once")
         };
-        for (sum, &delta) in told.delta.iter_mut().zip(&record.delta) {
+        for (sum, &delta) in told.delta.iter_mut().zip(&record.delta()) {
             *sum += delta;
             self.all += delta;
         }
-        assert_eq!(record.total, told.delta);
+        assert_eq!(record.total(), told.delta);
         if reason == EndReason::LackOfResources && self.has_no_closed_flows && !self.puts_off {
             let mut others = self.living.values();
             assert!(others.all(|other| other.last_seen_unix_ns >= record.last_seen_unix_ns));
@@ -222,7 +222,7 @@ fn play_sides(max_flows: usize, scans: &[Vec<SidedOp>], report_seconds: u64) {
         let halves = [initiator, 1 - initiator]
             .into_iter()
             .zip(directions(record));
-        for ((direction, hook), delta) in halves.zip(record.delta) {
+        for ((direction, hook), delta) in halves.zip(record.delta()) {
             add_to(&mut told, &record.key, direction, hook, delta.packets);
         }
     };

@@ -5,7 +5,7 @@ use super::*;
 fn packets(records: &[Record]) -> Vec<(u64, Option<EndReason>)> {
     records
         .iter()
-        .map(|record| (record.delta[0].packets, record.end_reason))
+        .map(|record| (record.delta()[0].packets, record.end_reason))
         .collect()
 }
 
@@ -123,7 +123,7 @@ fn a_snapshot_lasts_no_longer_than_the_packets_that_it_counts() {
         let [record] = records[..] else {
             panic!("one flow")
         };
-        (record.delta[0].packets, record.delta_duration_ns / SECOND)
+        (record.delta()[0].packets, record.delta_duration_ns / SECOND)
     };
     for second in (0..=60).step_by(10) {
         scan(&mut replica, second, &[(1, counters(second, &[ACK], &[]))]);
@@ -141,7 +141,7 @@ fn a_closed_flow_says_so_until_its_end() {
     let mut replica = replica(8);
     let closing = |records: &[Record]| -> Vec<_> {
         let all = records.iter();
-        all.map(|record| (record.is_closing, record.end_reason))
+        all.map(|record| (record.closing, record.end_reason))
             .collect()
     };
     let open = scan(&mut replica, 1, &[(1, counters(1, &[ACK], &[ACK]))]);
@@ -181,7 +181,7 @@ fn a_report_interval_of_six_scans_makes_a_sixth_of_the_records_however_many_scan
             let records = scan(&mut replica, second, &updates);
             // The minute before that has the flows' beginnings.
             if second > 60 {
-                let packets = records.iter().map(|record| record.delta[0].packets);
+                let packets = records.iter().map(|record| record.delta()[0].packets);
                 reported.0 += records.len();
                 reported.1 += packets.sum::<u64>();
             }

@@ -1,7 +1,7 @@
 //! What an RST does to a flow whose connection may ignore it.
 
 use agent_common::TcpInfo;
-use proto::record::Failure;
+use proto::Failure;
 
 use super::*;
 
@@ -22,8 +22,8 @@ fn a_connection_that_goes_on_after_an_rst_is_the_same_flow_and_has_not_failed() 
     // Longer than a closed flow lingers.
     records.extend(scan(&mut replica, 20, &[(1, both(20))]));
     assert_eq!(reasons(&records), [None; 4]);
-    assert_eq!(records[3].total[0].packets, 5);
-    assert!(records[3].tcp_flags[1] & RST != 0);
+    assert_eq!(records[3].total()[0].packets, 5);
+    assert!(records[3].tcp_flags()[1] & RST != 0);
     let ended = scan(&mut replica, 60, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::IdleTimeout)]);
     assert!(records.iter().chain(&ended).all(|it| it.failure.is_none()));
@@ -141,7 +141,7 @@ fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
     let ended = scan(&mut replica, 8, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
     assert_eq!(ended[0].failure, Some(Failure::Reset));
-    assert_eq!(ended[0].tcp[1], info);
+    assert_eq!(ended[0].tcp()[1], info);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_flow_ends_when_the_socket_is_gone_of_which_nothing_is_known() {
     let mut records = Vec::new();
     replica.end_scan(&BTreeSet::new(), &mut |record| records.push(*record));
     assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow)]);
-    assert_eq!(records[0].tcp[1], info);
+    assert_eq!(records[0].tcp()[1], info);
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Senders and TCP state: they stay with their flow, and belong to no other.
 
 use agent_common::{Sample, Senders, TcpInfo, round_trip::Segment, tcp::EndedConnection};
-use proto::round_trip::RoundTrip;
 
 use super::*;
 use crate::replica::senders::Coming;
@@ -34,11 +33,11 @@ fn scan_sent(
 /// The cgroups; the processes go with them.
 fn named(records: &[Record]) -> Vec<[u64; 2]> {
     let of = |record: &Record| {
-        for (id, key) in record.cgroup_ids.into_iter().zip(record.process_keys) {
+        for (id, key) in record.cgroup_ids().into_iter().zip(record.process_keys()) {
             let expected = if id == Senders::ROOT { 0 } else { id << 32 };
             assert_eq!(key, expected, "{record:?}");
         }
-        record.cgroup_ids
+        record.cgroup_ids()
     };
     records.iter().map(of).collect()
 }
@@ -108,7 +107,7 @@ fn who_makes_room_for_a_flow_does_not_get_its_senders() {
     let records = scan_sent(&mut replica, 2, &updates);
     for record in &records {
         let expected = if record.key == key(2) { [7, 0] } else { [0; 2] };
-        assert_eq!(record.cgroup_ids, expected, "{record:?}");
+        assert_eq!(record.cgroup_ids(), expected, "{record:?}");
     }
     assert!(records.iter().any(|record| record.key == key(2)));
     assert_eq!(replica.evicted(), 1);
@@ -128,7 +127,7 @@ fn the_senders_of_both_halves_of_a_mirror_port_are_known() {
     let records = scan_sent(&mut replica, 1, &halves(1, [[7, 0], [0, 8]]));
     assert_eq!(named(&records), [[7, 8]]);
     let records = scan_sent(&mut replica, 2, &halves(2, [[0, 0], [0, 9]]));
-    assert_eq!(records.last().unwrap().cgroup_ids, [7, 9]);
+    assert_eq!(records.last().unwrap().cgroup_ids(), [7, 9]);
 }
 
 #[test]
@@ -145,7 +144,7 @@ fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
     known.begin(1000, coming);
     assert_eq!(known.room(), 1001);
     known.begin(1000, Coming::default());
-    assert_eq!(known.of(1000), Senders::default());
+    assert_eq!(known.cgroup_ids(1000), [0; 2]);
     known.shrink(10);
     assert_eq!(known.room(), 10);
 }
@@ -161,7 +160,11 @@ fn what_sockets_of_several_have_sent_is_shared_and_belongs_to_none_of_them() {
             .filter(|(_, exchanged)| exchanged.sent.packets != 0)
             .map(|(id, _)| id)
             .collect();
-        (records[0].cgroup_ids[0], records[0].senders_shared, counted)
+        (
+            records[0].cgroup_ids()[0],
+            records[0].senders_shared(),
+            counted,
+        )
     };
     assert_eq!(at(1, 7), (7, [false; 2], [7].into()));
     assert_eq!(at(2, Senders::ROOT), (7, [false; 2], [7].into()));
@@ -214,7 +217,7 @@ fn scan_tcp(
     ends: &[(FlowKey, u64, TcpInfo, u64)],
 ) -> Vec<[u32; 2]> {
     let mut told = Vec::new();
-    let mut sink = |record: &Record| told.push(record.tcp.map(|tcp| tcp.data_segs_out));
+    let mut sink = |record: &Record| told.push(record.tcp().map(|tcp| tcp.data_segs_out));
     replica.begin_scan(clock(second));
     for &(key, direction, info, asked_second) in ends {
         replica.note_end(&EndedConnection {
@@ -348,7 +351,7 @@ fn scan_round_trips(
     round_trips: [Sample; 2],
 ) -> [RoundTrip; 2] {
     let mut told = Vec::new();
-    let mut sink = |record: &Record| told.push(record.round_trips);
+    let mut sink = |record: &Record| told.push(record.round_trips());
     let mut both = counters(second, &[ACK], &[ACK]);
     began(&mut both, initiator, 0);
     let senders = Senders {
@@ -422,7 +425,7 @@ fn a_connection_that_follows_at_once_has_times_of_its_own() {
         let mut sink = |record: &Record| {
             told.push((
                 record.end_reason,
-                record.round_trips.map(|end| end.handshake_us),
+                record.round_trips().map(|end| end.handshake_us),
             ));
         };
         let senders = Senders {

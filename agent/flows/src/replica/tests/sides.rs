@@ -26,7 +26,7 @@ pub(super) fn orders<T: Clone>(updates: &[T; 2]) -> [Vec<T>; 2] {
 }
 
 pub(super) fn directions(record: &Record) -> [Direction; 2] {
-    [record.direction, record.reverse_direction]
+    [record.direction(), record.reverse_direction()]
 }
 
 fn packets(pairs: [Counts; 2]) -> [u64; 2] {
@@ -67,10 +67,10 @@ fn both_directions_arriving_are_one_record_a_scan_whatever_comes_first() {
             assert_eq!(reasons(&record), [None]);
             assert_eq!(record[0].initiator, 0, "the SYN's sender");
             assert_eq!(directions(&record[0]), [direction; 2]);
-            assert_eq!(packets(record[0].delta), [2, 1]);
+            assert_eq!(packets(record[0].delta()), [2, 1]);
             assert_eq!(record[0].first_seen_unix_ns, UNIX as u64 + SECOND);
             assert_eq!(record[0].last_seen_unix_ns, UNIX as u64 + 2 * SECOND);
-            assert_eq!(record[0].tcp_flags, [SYN | ACK, SYN | ACK]);
+            assert_eq!(record[0].tcp_flags(), [SYN | ACK, SYN | ACK]);
             assert_eq!(replica.len(), 1);
 
             let goes_on = [
@@ -80,13 +80,13 @@ fn both_directions_arriving_are_one_record_a_scan_whatever_comes_first() {
             for (second, goes_on) in (3..).zip(orders(&goes_on)) {
                 let record = scan_keys(&mut replica, second, &goes_on);
                 assert_eq!(reasons(&record), [None]);
-                assert_eq!(packets(record[0].delta), [3, 4]);
+                assert_eq!(packets(record[0].delta()), [3, 4]);
                 assert_eq!(directions(&record[0]), [direction; 2]);
             }
             let record = scan_keys(&mut replica, 5, &goes_on[1..]);
             assert_eq!(reasons(&record), [None]);
-            assert_eq!(packets(record[0].delta), [0, 4]);
-            assert_eq!(packets(record[0].total), [8, 13]);
+            assert_eq!(packets(record[0].delta()), [0, 4]);
+            assert_eq!(packets(record[0].total()), [8, 13]);
         }
     }
 }
@@ -104,7 +104,10 @@ fn the_first_packet_of_both_halves_tells_the_initiator_where_no_syn_does() {
         for halves in orders(&halves) {
             let record = scan_keys(&mut replica(8), 2, &halves)[0];
             assert_eq!(usize::from(record.initiator), first);
-            assert_eq!((record.dscp, directions(&record)), (46, [hook; 2]));
+            assert_eq!(
+                (record.src.dscp.or(record.dst.dscp), directions(&record)),
+                (Some(46), [hook; 2])
+            );
             assert_eq!(record.community_id, community_id(&key(1), record.initiator));
         }
     }
@@ -118,8 +121,8 @@ fn halves_of_different_scans_are_one_flow() {
     let answer = scan_keys(&mut replica, 2, &[at(1, counters(2, &[], &[SYN_ACK]))]);
     assert_eq!(reasons(&answer), [None]);
     assert_eq!(directions(&answer[0]), [INGRESS; 2]);
-    assert_eq!(packets(answer[0].delta), [0, 1]);
-    assert_eq!(packets(answer[0].total), [1, 1]);
+    assert_eq!(packets(answer[0].delta()), [0, 1]);
+    assert_eq!(packets(answer[0].total()), [1, 1]);
     assert_eq!(replica.len(), 1);
 }
 
@@ -133,7 +136,7 @@ fn a_known_half_and_the_other_one_make_one_record_where_the_other_one_comes_firs
     ];
     let record = scan_keys(&mut replica, 2, &both);
     assert_eq!(reasons(&record), [None]);
-    assert_eq!(packets(record[0].delta), [2, 1]);
+    assert_eq!(packets(record[0].delta()), [2, 1]);
 }
 
 #[test]
@@ -152,14 +155,14 @@ fn a_half_that_comes_twice_is_counted_twice() {
     ];
     let records = scan_keys(&mut replica, 2, &updates);
     assert!(records.iter().all(|record| record.end_reason.is_none()));
-    assert_eq!(packets(records.last().unwrap().total), [4, 5]);
+    assert_eq!(packets(records.last().unwrap().total()), [4, 5]);
 }
 
 #[test]
 fn an_answer_told_before_its_question_ends_where_they_are_halves() {
     let mut replica = replica(8);
     let answer = scan_keys(&mut replica, 1, &[at(1, counters(1, &[], &[SYN_ACK]))]);
-    assert_eq!((answer[0].initiator, answer[0].direction), (0, EGRESS));
+    assert_eq!((answer[0].initiator, answer[0].direction()), (0, EGRESS));
     let question = scan_keys(&mut replica, 2, &[at(0, counters(2, &[SYN], &[]))]);
     assert_eq!(reasons(&question), [Some(EndReason::ForcedEnd), None]);
     let answer = scan_keys(&mut replica, 3, &[at(1, counters(3, &[], &[SYN_ACK]))]);
@@ -167,7 +170,7 @@ fn an_answer_told_before_its_question_ends_where_they_are_halves() {
         (answer[0].initiator, directions(&answer[0])),
         (0, [INGRESS; 2])
     );
-    assert_eq!(packets(answer[0].total), [1, 1]);
+    assert_eq!(packets(answer[0].total()), [1, 1]);
     assert_eq!(replica.len(), 1);
 }
 
@@ -180,12 +183,12 @@ fn one_direction_at_both_sides_makes_two_records_with_one_community_id() {
         for routed in orders(&routed) {
             let mut replica = replica(8);
             let mut records = scan_keys(&mut replica, 1, &routed);
-            records.sort_by_key(|record| record.direction);
+            records.sort_by_key(|record| record.direction());
             assert_eq!(reasons(&records), [None, None]);
             let seen = [a_to_b.len() as u64, b_to_a.len() as u64];
             for (record, direction) in records.iter().zip([INGRESS, EGRESS]) {
                 assert_eq!(directions(record), [direction, direction.opposite()]);
-                assert_eq!(packets(record.delta), seen);
+                assert_eq!(packets(record.delta()), seen);
                 assert_eq!(
                     (record.initiator, record.community_id),
                     (0, records[0].community_id)
@@ -203,8 +206,8 @@ fn the_side_that_begins_to_look_later_has_the_same_initiator() {
     let mut later = counters(2, &[], &[ACK]);
     began(&mut later, 1, 0);
     let record = scan_keys(&mut replica, 2, &[at(1, later)])[0];
-    assert_eq!((record.initiator, record.direction), (0, EGRESS));
-    assert_eq!(packets(record.delta), [0, 1]);
+    assert_eq!((record.initiator, record.direction()), (0, EGRESS));
+    assert_eq!(packets(record.delta()), [0, 1]);
 }
 
 /// First a half arrives, then the same packets leave.
@@ -253,17 +256,17 @@ fn a_half_whose_direction_comes_at_the_other_side_goes_on_beside_it() {
         let last = |direction| {
             let mut records = records.iter().rev();
             records
-                .find(|record| record.direction == direction)
+                .find(|record| record.direction() == direction)
                 .unwrap()
         };
         let scans = egress.len() as u64;
-        assert_eq!(packets(last(INGRESS).total), [1, scans]);
+        assert_eq!(packets(last(INGRESS).total()), [1, scans]);
         let left = egress.iter().map(|counters| counters.packets);
         let left = left.fold([0, 0], |sum, packets| {
             [sum[0] + packets[0], sum[1] + packets[1]]
         });
-        assert_eq!(packets(last(EGRESS).total), left);
-        assert_eq!(last(EGRESS).reverse_direction, INGRESS);
+        assert_eq!(packets(last(EGRESS).total()), left);
+        assert_eq!(last(EGRESS).reverse_direction(), INGRESS);
     }
 }
 
@@ -283,13 +286,16 @@ fn a_joined_flow_ends_where_a_direction_comes_at_both_sides_and_two_begin() {
             scan_keys(&mut replica, 1, &halves);
             let records = scan_keys(&mut replica, 2, &routed);
             assert_eq!(reasons(&records), [Some(EndReason::ForcedEnd), None, None]);
-            assert_eq!(packets(records[0].total), [2, 1]);
+            assert_eq!(packets(records[0].total()), [2, 1]);
             assert_eq!(directions(&records[0]), [hook; 2]);
             let mut sides = [&records[1], &records[2]];
-            sides.sort_by_key(|record| record.direction != hook);
+            sides.sort_by_key(|record| record.direction() != hook);
             let beside = hook.opposite();
             assert_eq!(sides.map(directions), [[hook, beside], [beside, hook]]);
-            assert_eq!(sides.map(|record| packets(record.total)), [[1, 2], [0, 2]]);
+            assert_eq!(
+                sides.map(|record| packets(record.total())),
+                [[1, 2], [0, 2]]
+            );
             // They stay apart.
             let halves = [
                 half(0, hook, counters(3, &[ACK], &[])),
@@ -330,7 +336,7 @@ fn a_mirrored_flow_closes_when_both_halves_are_done() {
         assert_eq!(reasons(&late), [None]);
         let ended = scan_keys(&mut replica, 27, &[]);
         assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
-        assert_eq!(packets(ended[0].total), [3, 3]);
+        assert_eq!(packets(ended[0].total()), [3, 3]);
     }
 }
 
@@ -351,11 +357,11 @@ fn a_mirrored_connection_with_used_ports_is_the_next_flow_with_both_halves() {
         scan_keys(&mut replica, 1, &established);
         let records = scan_keys(&mut replica, 2, &next);
         assert_eq!(reasons(&records), [Some(EndReason::EndOfFlow), None]);
-        assert_eq!(packets(records[0].total), [2, 1]);
-        assert_eq!(packets(records[1].total), [2, 1]);
+        assert_eq!(packets(records[0].total()), [2, 1]);
+        assert_eq!(packets(records[1].total()), [2, 1]);
         assert_eq!(directions(&records[1]), [INGRESS; 2]);
         assert_eq!(records[1].first_seen_unix_ns, UNIX as u64 + 2 * SECOND);
-        assert_eq!(records[1].dscp, 46);
+        assert_eq!(records[1].src.dscp, Some(46));
     }
 }
 
@@ -385,7 +391,7 @@ fn a_used_port_from_the_other_end_turns_the_mirrored_flow_around() {
         ];
         let record = scan_keys(&mut replica, 3, &goes_on)[0];
         assert_eq!((record.initiator, directions(&record)), (1, [hook; 2]));
-        assert_eq!(packets(record.total), [5, 3]);
+        assert_eq!(packets(record.total()), [5, 3]);
     }
 }
 
@@ -413,7 +419,7 @@ fn a_flow_with_a_waiting_half_is_no_quiet_one() {
         .iter()
         .filter(|record| record.key.with_side(0) == key(1));
     let told = told.fold([0, 0], |sum, record| {
-        let delta = packets(record.delta);
+        let delta = packets(record.delta());
         [sum[0] + delta[0], sum[1] + delta[1]]
     });
     assert_eq!(told, [1, 1]);
@@ -428,5 +434,5 @@ fn an_untold_flow_that_has_to_leave_is_told_first() {
         reasons(&records),
         [None, Some(EndReason::LackOfResources), None]
     );
-    assert_eq!(packets(records[0].delta), [1, 0]);
+    assert_eq!(packets(records[0].delta()), [1, 0]);
 }

@@ -14,11 +14,12 @@ fn a_flow_out_of_a_tunnel_keeps_the_tunnels_endpoints_to_its_end() {
     };
     let outer = Outer {
         addr_a: [1; 16],
+        ip_version: 6,
         ..Outer::default()
     };
     let mut scan = |second: u64, updates: &[FlowCounters], known: Option<Outer>| {
         let mut records = Vec::new();
-        let mut sink = |record: &Record| records.push(record.outer);
+        let mut sink = |record: &Record| records.push(record.outer());
         replica.begin_scan(clock(second));
         for counters in updates {
             replica.note_outer(&flow, counters, || known);
@@ -45,6 +46,7 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
     };
     let outer = |number: u32| Outer {
         addr_a: [number as u8; 16],
+        ip_version: 6,
         ..Outer::default()
     };
     let mut scan = |second: u64, numbers: &[u32], are_known: bool| {
@@ -56,7 +58,7 @@ fn a_flow_that_leaves_for_another_of_its_scan_keeps_the_tunnels_endpoints() {
             replica.note_outer(&flow(number), &both_ways, known);
         }
         let keys: Vec<FlowKey> = numbers.iter().map(|&number| flow(number)).collect();
-        let mut sink = |record: &Record| records.push((record.key, record.outer));
+        let mut sink = |record: &Record| records.push((record.key, record.outer()));
         replica.update(&keys, &vec![both_ways; keys.len()], &mut sink);
         records
     };
@@ -81,11 +83,12 @@ fn scan_through(
 ) -> Vec<(u8, bool)> {
     let outer = Outer {
         addr_a: [number; 16],
+        ip_version: 6,
         ..Outer::default()
     };
     let mut told = Vec::new();
     let mut sink = |record: &Record| {
-        let number = record.outer.unwrap().addr_a[0];
+        let number = record.outer().unwrap().addr_a[0];
         told.push((number, record.end_reason.is_some()));
     };
     replica.begin_scan(clock(second));
@@ -161,6 +164,7 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
     };
     let outer = Outer {
         addr_a: [1; 16],
+        ip_version: 6,
         ..Outer::default()
     };
     // Both directions arrive, or both leave.
@@ -173,14 +177,14 @@ fn a_mirrored_flow_out_of_a_tunnel_keeps_and_forgets_the_tunnels_endpoints() {
         for side in [0, 1] {
             let mut replica = super::replica(8);
             replica.note_outer(&tunnelled(side), &halves[0].1, || Some(outer));
-            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
+            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer(), Some(outer));
         }
         for halves in orders(&halves) {
             for (key, counters) in &halves {
                 replica.note_outer(key, counters, || Some(outer));
             }
-            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer, Some(outer));
-            assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer, Some(outer));
+            assert_eq!(scan_keys(&mut replica, 1, &halves)[0].outer(), Some(outer));
+            assert_eq!(scan_keys(&mut replica, 9, &[])[0].outer(), Some(outer));
             for side in [0, 1] {
                 assert!(asks_for_outer(&mut replica, &tunnelled(side)));
             }
@@ -211,7 +215,7 @@ fn the_side_that_ends_forgets_the_tunnels_endpoints_and_the_other_one_keeps_them
     let both = [(quiet, seen_at(1)), (busy, seen_at(1))];
     replica.note_outer(&quiet, &both[0].1, || Some(Outer::default()));
     for record in scan_keys(&mut replica, 1, &both) {
-        assert_eq!(record.outer.is_some(), record.key == quiet);
+        assert_eq!(record.outer().is_some(), record.key == quiet);
     }
     replica.note_outer(&busy, &both[1].1, || Some(Outer::default()));
     let records = scan_keys(&mut replica, 31, &[(busy, seen_at(31))]);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use proto::{Account, AgentIdentity, Direction, FlowRecord, Interface};
+use proto::{Account, AgentIdentity, Direction, Endpoint, FlowRecord, Interface};
 
 use super::*;
 
@@ -53,20 +53,27 @@ impl Seer {
 
     fn record(&self, number: u32, seen: u64) -> FlowRecord {
         FlowRecord {
+            src: Some(Endpoint {
+                addr: [10, 0, 0, 1].to_vec().into(),
+                port: Some(number & 0xffff),
+                direction: self.direction.into(),
+                delta_packets: self.packets,
+                delta_bytes: 100 * self.packets,
+                delta_ip_bytes: 86 * self.packets,
+                total_packets: self.packets,
+                total_bytes: 100 * self.packets,
+                ..Endpoint::default()
+            }),
+            dst: Some(Endpoint {
+                addr: [10, 0, 0, 2].to_vec().into(),
+                port: Some(number >> 16),
+                direction: self.direction.opposite().into(),
+                ..Endpoint::default()
+            }),
             ip_version: 4,
             protocol: 17,
-            src_addr: [10, 0, 0, 1].to_vec().into(),
-            dst_addr: [10, 0, 0, 2].to_vec().into(),
-            src_port: Some(number & 0xffff),
-            dst_port: Some(number >> 16),
             community_id: [&number.to_be_bytes()[..], &[0; 16]].concat().into(),
             ifindex: 1,
-            direction: self.direction.into(),
-            delta_packets: self.packets,
-            delta_bytes: 100 * self.packets,
-            delta_ip_bytes: 86 * self.packets,
-            total_packets: self.packets,
-            total_bytes: 100 * self.packets,
             first_seen_unix_ns: seen,
             last_seen_unix_ns: seen,
             ..FlowRecord::default()

@@ -7,8 +7,8 @@ use std::{
 };
 
 use proto::{
-    Account, Cgroup, Count, Direction, Encapsulation, EndReason, Failure, FlowRecord, HostName,
-    Interface, NameSource, Process,
+    Account, Cgroup, Count, Direction, Encapsulation, EndReason, Endpoint, Failure, FlowRecord,
+    HostName, Interface, NameSource, Process,
 };
 use serde_json::json;
 
@@ -19,19 +19,44 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// What has all that a record can have, and what has as little as possible.
 fn records() -> Vec<FlowRecord> {
     let full = FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(46),
+            addr: vec![192, 0, 2, 1].into(),
+            port: Some(65535),
+            delta_packets: 1 << 48,
+            delta_bytes: 2,
+            total_packets: 5,
+            total_bytes: 6,
+            direction: Direction::Ingress.into(),
+            tcp_flags: Some(0xff),
+            outer_addr: vec![10, 0, 0, 1].into(),
+            cgroup_id: Some(77),
+            process_key: Some(4711 << 32 | 1),
+            tcp_min_rtt_us: Some(70),
+            tcp_total_retrans: Some(0),
+            tcp_delivered: Some(u32::MAX),
+            tcp_delivered_ce: Some(1),
+            tcp_data_segs_out: Some(2),
+            total_dropped_packets: i64::MAX as u64,
+            ack_rtt_us: Some(u32::MAX),
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![192, 0, 2, 2].into(),
+            port: Some(0),
+            delta_packets: 3,
+            delta_bytes: 4,
+            total_packets: 7,
+            total_bytes: 8,
+            tcp_flags: Some(0),
+            outer_addr: vec![10, 0, 0, 2].into(),
+            cgroup_id: Some(78),
+            handshake_rtt_us: Some(90),
+            host_id: Some(5),
+            host_source: NameSource::DnsOfAnother.into(),
+            ..Endpoint::default()
+        }),
         protocol: 6,
-        src_addr: vec![192, 0, 2, 1].into(),
-        dst_addr: vec![192, 0, 2, 2].into(),
-        src_port: Some(65535),
-        dst_port: Some(0),
-        delta_packets: 1 << 48,
-        delta_bytes: 2,
-        delta_reverse_packets: 3,
-        delta_reverse_bytes: 4,
-        total_packets: 5,
-        total_bytes: 6,
-        total_reverse_packets: 7,
-        total_reverse_bytes: 8,
         first_seen_unix_ns: began_s() * SECOND_NS + 123_456_789,
         last_seen_unix_ns: (began_s() + 1) * SECOND_NS + 1,
         delta_duration_ns: 9,
@@ -39,38 +64,25 @@ fn records() -> Vec<FlowRecord> {
         ifindex: 2,
         netns: u32::MAX,
         vlan_ids: vec![1, 4095],
-        direction: Direction::Ingress.into(),
-        tcp_flags: Some(0xff),
-        reverse_tcp_flags: Some(0),
-        dscp: Some(46),
         end_reason: Some(EndReason::EndOfFlow.into()),
         encapsulation: Some(Encapsulation::Vxlan.into()),
         tunnel_id: Some(u32::MAX),
-        outer_src_addr: vec![10, 0, 0, 1].into(),
-        outer_dst_addr: vec![10, 0, 0, 2].into(),
         outer_vlan_ids: vec![7],
-        src_cgroup_id: Some(77),
-        dst_cgroup_id: Some(78),
-        src_process_key: Some(4711 << 32 | 1),
-        src_tcp_min_rtt_us: Some(70),
-        src_tcp_total_retrans: Some(0),
-        src_tcp_delivered: Some(u32::MAX),
-        src_tcp_delivered_ce: Some(1),
-        src_tcp_data_segs_out: Some(2),
-        dst_handshake_rtt_us: Some(90),
-        total_dropped_packets: i64::MAX as u64,
-        src_ack_rtt_us: Some(u32::MAX),
         failure: Some(Failure::Reset.into()),
-        dst_host_id: Some(5),
-        dst_host_source: NameSource::DnsOfAnother.into(),
         ..FlowRecord::default()
     };
     // With a part as in an IPv4 address.
     let v6: Ipv6Addr = "2001:db8::ffff:1:2".parse().unwrap();
     let sparse = FlowRecord {
+        src: Some(Endpoint {
+            addr: v6.octets().to_vec().into(),
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![0; 16].into(),
+            ..Endpoint::default()
+        }),
         protocol: 58,
-        src_addr: v6.octets().to_vec().into(),
-        dst_addr: vec![0; 16].into(),
         icmp_type: Some(128),
         icmp_code: Some(0),
         icmp_identifier: Some(65535),

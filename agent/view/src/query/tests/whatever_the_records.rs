@@ -18,9 +18,11 @@ prop_compose! {
     ) -> FlowRecord {
         let mut record = record(host, port, packets);
         if !has_ports {
-            (record.protocol, record.src_port, record.dst_port) = (47, None, None);
+            record.protocol = 47;
+            record.src_mut().port = None;
+            record.dst_mut().port = None;
         }
-        record.total_packets += before;
+        record.src_mut().total_packets += before;
         record.ifindex = ifindex;
         record.end_reason = ends.then(|| EndReason::IdleTimeout.into());
         record
@@ -38,12 +40,12 @@ fn plain(batches: &[FlowBatch], from: u64, to: u64) -> Plain {
     {
         for record in &batch.records {
             let sum = sums
-                .entry((record.src_addr[3], record.dst_port))
+                .entry((record.src().addr[3], record.dst().port))
                 .or_default();
             sum.0 += 1;
-            sum.1[0] += record.delta_packets;
-            sum.1[1] += record.delta_reverse_packets;
-            sum.2 += u64::from(record.delta_packets == record.total_packets);
+            sum.1[0] += record.src().delta_packets;
+            sum.1[1] += record.dst().delta_packets;
+            sum.2 += u64::from(record.src().delta_packets == record.src().total_packets);
             sum.3 += u64::from(record.end_reason.is_some());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
-use proto::{Failure, HostName, NameSource};
+use proto::{Endpoint, Failure, HostName, NameSource};
 use ratatui::{
     buffer::Cell,
     style::{Color, Modifier},
@@ -116,16 +116,44 @@ fn record(number: usize, talk: &Talk, window: u64) -> FlowRecord {
     let [sent, received] = talk.bytes.map(|bytes| bytes * wave / 100);
     let total = |bytes: u64| bytes * window;
     FlowRecord {
+        src: Some(Endpoint {
+            port: Some(41_872 + 611 * number as u32),
+            cgroup_id: (talk.unit < UNITS.len() as u64).then_some(talk.unit + 1),
+            process_key: Some(talk.process + 1),
+            tcp_rtt_us: talk.rtt_us,
+            tcp_total_retrans: talk.rtt_us.map(|_| talk.retrans),
+            ..flow(
+                1,
+                [sent / 900 + 1, sent, received / 900 + 1, received],
+                [
+                    total(sent) / 900,
+                    total(sent),
+                    total(received) / 900,
+                    total(received),
+                ],
+            )
+            .src()
+            .clone()
+        }),
+        dst: Some(Endpoint {
+            addr: talk.address.to_vec().into(),
+            port: Some(talk.port),
+            host_id: Some(talk.host + 1),
+            host_source: NameSource::Dns.into(),
+            ..flow(
+                1,
+                [sent / 900 + 1, sent, received / 900 + 1, received],
+                [
+                    total(sent) / 900,
+                    total(sent),
+                    total(received) / 900,
+                    total(received),
+                ],
+            )
+            .dst()
+            .clone()
+        }),
         protocol: talk.protocol,
-        dst_addr: talk.address.to_vec().into(),
-        src_port: Some(41_872 + 611 * number as u32),
-        dst_port: Some(talk.port),
-        src_cgroup_id: (talk.unit < UNITS.len() as u64).then_some(talk.unit + 1),
-        src_process_key: Some(talk.process + 1),
-        dst_host_id: Some(talk.host + 1),
-        dst_host_source: NameSource::Dns.into(),
-        src_tcp_rtt_us: talk.rtt_us,
-        src_tcp_total_retrans: talk.rtt_us.map(|_| talk.retrans),
         failure: talk.failure.map(Into::into),
         first_seen_unix_ns: (2 + 3 * number as u64) * SECOND,
         ..flow(

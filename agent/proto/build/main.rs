@@ -1,11 +1,16 @@
-//! Generates Rust sources and descriptors in `$OUT_DIR` from `flow/v1/flow.proto`.
+//! Generates sources, descriptors and tables in `$OUT_DIR` from `flow/v1/flow.proto`.
 //!
 //! The parser is protox, so nobody needs `protoc`.
 
 use std::{env, fs, path::Path};
 
+use self::catalogue::Catalogue;
 use anyhow::{Context as _, Result};
 use prost::Message as _;
+
+mod catalogue;
+mod code;
+mod page;
 
 const PROTO: &str = "flow/v1/flow.proto";
 
@@ -49,13 +54,12 @@ const HOOK: &str = ".flow.v1.HookStatus.hook";
 const MODE: &str = ".flow.v1.HookStatus.mode";
 const INSTEAD_OF_XDP: &str = ".flow.v1.HookStatus.instead_of_xdp";
 
-/// Writes `flow.v1.bin`, the descriptors for reflection, and `flow.v1.rs`, which has the messages, clients and
-/// servers. The agent's own server uses only the
-/// messages, since its batches are encoded already.
+/// Writes `flow.v1.bin`, the descriptors for reflection; `flow.v1.rs`, the messages, clients and servers (the agent's
+/// own server uses only the messages, since its batches are encoded already); and what comes from the catalogue.
 fn main() -> Result<()> {
     let root = env::var_os("CARGO_MANIFEST_DIR").context("cargo names the package")?;
     let root = Path::new(&root);
-    for path in ["build.rs", "flow"] {
+    for path in ["build", "flow"] {
         println!("cargo::rerun-if-changed={path}");
     }
 
@@ -65,9 +69,29 @@ fn main() -> Result<()> {
     let file = Path::new(&out).join("flow.v1.bin");
     fs::write(&file, descriptors.encode_to_vec())
         .with_context(|| format!("write {}", file.display()))?;
+
+    let all = descriptors.file.iter().find(|file| file.name() == PROTO);
+    let catalogue = Catalogue::new(all.context("protox returns the file")?)?;
+    for (name, content) in [
+        ("reader.rs", code::reader(&catalogue)),
+        (
+            "record.rs",
+            code::record(&catalogue) + &code::message(&catalogue),
+        ),
+        ("writer.rs", code::writer(&catalogue)),
+        ("limits.rs", code::limits(&catalogue)),
+        ("columns.rs", code::columns(&catalogue)),
+        ("fields.md", page::table(&catalogue)),
+        ("flows.sql", page::sql(&catalogue)),
+    ] {
+        let file = Path::new(&out).join(name);
+        fs::write(&file, content).with_context(|| format!("write {}", file.display()))?;
+    }
+
     let mut config = tonic_prost_build::configure()
         .btree_map(".")
-        .bytes(".flow.v1.FlowRecord");
+        .bytes(".flow.v1.FlowRecord")
+        .bytes(".flow.v1.Endpoint");
     for message in SHOWN_AS_JSON {
         config = config.type_attribute(message, "#[derive(serde::Serialize)]");
     }
