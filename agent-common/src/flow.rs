@@ -384,7 +384,8 @@ pub struct FlowCounters {
     pub classes: Classes,
 }
 
-/// The DSCP (RFC 2474, six bits) of the first packet of each direction, in 16 bits each, set with an atomic OR.
+/// The DSCP (RFC 2474, six bits) of the first packet of each direction, and whether a later one had another, in 16 bits
+/// each, set with an atomic OR.
 ///
 /// The first six bits of a direction have the DSCP, the next six its complement. So two first packets that come at once
 /// with different values show: a bit is set in both.
@@ -396,6 +397,9 @@ impl Classes {
     const BITS_A_DIRECTION: u32 = 16;
     const DSCP_BITS: u32 = 6;
     const DSCP: u32 = (1 << Self::DSCP_BITS) - 1;
+    const CHANGED: u32 = 1 << (2 * Self::DSCP_BITS);
+
+    pub const NONE: Self = Self(0);
 
     /// A first packet.
     #[inline(always)]
@@ -412,35 +416,65 @@ impl Classes {
             & ((1 << Self::BITS_A_DIRECTION) - 1)
     }
 
+    /// The bits that a packet sets in the flow with these.
+    #[inline(always)]
+    #[must_use]
+    pub const fn news(self, direction: u8, dscp: u8) -> Self {
+        self.news_of(direction, Self::first(direction, dscp).of(direction))
+    }
+
+    /// The bits that packets with the bits `later` of a direction set.
+    #[inline(always)]
+    const fn news_of(self, direction: u8, later: u32) -> Self {
+        let before = self.of(direction);
+        let bits = if before == 0 {
+            later
+        } else if later == 0 || before & Self::CHANGED != 0 || before == later {
+            0
+        } else {
+            Self::CHANGED
+        };
+        Self(bits << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
+    }
+
     /// These, and those of the same flow's later packets.
     #[must_use]
     pub const fn and_later(self, later: Self) -> Self {
-        let mut all = self.0;
-        if self.of(0) == 0 {
-            all |= later.of(0);
-        }
-        if self.of(1) == 0 {
-            all |= later.of(1) << Self::BITS_A_DIRECTION;
-        }
-        Self(all)
+        let news = self.news_of(0, later.of(0)).0 | self.news_of(1, later.of(1)).0;
+        Self(self.0 | news)
     }
 
-    /// A byte for each direction: the DSCP, and whether it is known.
+    /// A byte for each direction: the DSCP, whether it is known, and whether it has changed.
     #[must_use]
     pub fn compact(self) -> [u8; 2] {
-        [0, 1].map(|direction| self.dscp(direction).map_or(0, |dscp| dscp | 1 << 6))
+        [0, 1].map(|direction| {
+            let known = self.dscp(direction).map_or(0, |dscp| dscp | 1 << 6);
+            known | u8::from(self.has_changed(direction)) << 7
+        })
     }
 
     /// The classes that [`Self::compact`] made so short.
     #[must_use]
     pub fn expand(bytes: [u8; 2]) -> Self {
-        let mut all = 0;
+        let mut all = Self::NONE;
         for (direction, byte) in (0..).zip(bytes) {
+            let shift = Self::BITS_A_DIRECTION * u32::from(direction);
             if byte & 1 << 6 != 0 {
-                all |= Self::first(direction, byte).0;
+                all.0 |= Self::first(direction, byte).0;
+            } else if byte != 0 {
+                all.0 |= (Self::CHANGED - 1) << shift;
+            }
+            if byte & 1 << 7 != 0 {
+                all.0 |= Self::CHANGED << shift;
             }
         }
-        Self(all)
+        all
+    }
+
+    /// Whether the packets of a direction had more than one DSCP.
+    pub const fn has_changed(self, direction: u8) -> bool {
+        self.of(direction) != 0
+            && (self.of(direction) & Self::CHANGED != 0 || self.dscp(direction).is_none())
     }
 
     /// The DSCP of a direction's first packet. `None` without a packet, or if it cannot be told.
@@ -728,9 +762,27 @@ mod tests {
             assert_eq!(mixed.dscp(1), None);
             let later = Classes::first(1, 0).and_later(both);
             assert_eq!((later.dscp(0), later.dscp(1)), (Some(63 - dscp), Some(0)));
-            for classes in [first, both, later, Classes::default()] {
-                assert_eq!(Classes::expand(classes.compact()), classes);
+            assert!(mixed.has_changed(1) && !mixed.has_changed(0));
+            assert_eq!([0, 1].map(|at| later.has_changed(at)), [false, dscp != 0]);
+            assert_eq!(later.and_later(first), later);
+            let other = (dscp + 1) % 64;
+            let changed = Classes(first.0 | first.news(1, other).0);
+            assert_eq!(
+                (changed.dscp(1), changed.has_changed(1)),
+                (Some(dscp), true)
+            );
+            assert_eq!(first.news(1, dscp), Classes::NONE);
+            assert_eq!(changed.news(1, dscp), Classes::NONE);
+            assert_eq!(first.news(0, other), Classes::first(0, other));
+            for classes in [first, both, later, changed, mixed, Classes::NONE] {
+                let again = Classes::expand(classes.compact());
+                for at in [0, 1] {
+                    assert_eq!(again.dscp(at), classes.dscp(at));
+                    assert_eq!(again.has_changed(at), classes.has_changed(at));
+                }
             }
+            // A change within the later packets.
+            assert!(first.and_later(changed).has_changed(1));
         }
     }
 

@@ -281,6 +281,14 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
         if FlowCounters::is_later((*flow).last_seen_jiffies, now_jiffies) {
             (*flow).last_seen_jiffies = now_jiffies;
         }
+        // Usually the DSCP is the same.
+        let news = (&raw const (*flow).classes)
+            .read_volatile()
+            .news(packet.direction, packet.dscp);
+        if news != Classes::NONE {
+            let word = (&raw mut (*flow).last_seen_jiffies).cast();
+            atomic::or(word, FlowCounters::last_word(0, news));
+        }
         // Usually all bits are set, so nothing is written.
         let begun = sought.begun((*flow).packets[1 - direction]);
         let bits = sought.bits().and(begun);

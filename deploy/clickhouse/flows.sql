@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS flows
     reverse_tcp_flags Nullable(UInt8),
     dscp Nullable(UInt8),
     reverse_dscp Nullable(UInt8),
+    dscp_changed Bool,
+    reverse_dscp_changed Bool,
     outer_src_addr Nullable(IPv6),
     outer_dst_addr Nullable(IPv6),
     src_cgroup_id Nullable(UInt64),

@@ -81,6 +81,48 @@ fn a_plain_flow_says_at_which_side_its_initiator_is() {
 }
 
 #[test]
+fn each_end_has_its_dscp_and_a_mark_if_that_changed() {
+    if !is_root_or_skip("agent::each_end_has_its_dscp_and_a_mark_if_that_changed") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "200ms"]);
+    let (client, server) = (&lab.peer, &lab.agent);
+    let send = |from: &Host, to: &Host, ports: [u16; 2], dscp: u8| {
+        let frame = from.frame_v4(to).dscp(dscp);
+        let frame = frame.udp(ports[0], ports[1], &[0; 18]).unwrap();
+        from.frame_socket().unwrap().send_many([&frame]).unwrap();
+    };
+    // The connection sets its TOS after it has begun, within one scan.
+    send(client, server, [4000, 53], 0);
+    send(client, server, [4000, 53], 46);
+    send(server, client, [53, 4000], 10);
+    // Another one sets it in a later scan, and goes back.
+    send(client, server, [4001, 53], 8);
+    send(client, server, [4002, 53], 63);
+    agent.wait_for_scans(server, 2);
+    send(client, server, [4001, 53], 9);
+    send(client, server, [4001, 53], 8);
+    send(server, client, [53, 4001], 0);
+    let report = agent.stop();
+    let told = |port: u16| {
+        let mut flows = report.flows.iter().rev();
+        let last = flows.find(|flow| flow["src_port"] == port).unwrap();
+        let names = [
+            "dscp",
+            "dscp_changed",
+            "reverse_dscp",
+            "reverse_dscp_changed",
+        ];
+        names.map(|name| last[name].clone())
+    };
+    let no = Value::Null;
+    assert_eq!(told(4000), [0.into(), true.into(), 10.into(), no.clone()]);
+    assert_eq!(told(4001), [8.into(), true.into(), 0.into(), no.clone()]);
+    assert_eq!(told(4002), [63.into(), no.clone(), no.clone(), no]);
+}
+
+#[test]
 fn a_router_with_one_interface_has_a_record_of_each_side() {
     const PACKETS: u64 = 100;
     if !is_root_or_skip("agent::a_router_with_one_interface_has_a_record_of_each_side") {
