@@ -10,12 +10,12 @@ use benches::{
     stage::Cost,
     user_space::{Source as _, UserSpace},
 };
-use exporters::{
-    encoder::Encoder as _,
-    ipfix::{Ipfix, Settings},
-    pbflow::{self, Pbflow},
-};
 use flows::replica::{Replica, ReplicaSettings};
+use formats::{
+    encoder::Encoder as _,
+    ipfix::{Domains, Ipfix, Settings},
+    pbflow::Pbflow,
+};
 use prost::Message as _;
 use proto::{Endpoint, FlowBatch, FlowRecord};
 use sys::clock::ScanClock;
@@ -131,7 +131,10 @@ fn udp_flows() -> Vec<FlowRecord> {
 fn a_flow_goes_out_as_ipfix_without_an_allocation() {
     let flows = udp_flows();
     let batch = FlowBatch::default();
-    let mut ipfix = Ipfix::new(Settings::datagrams());
+    let mut ipfix = Ipfix::new(Settings::datagrams(), |_| Domains {
+        flows: 1,
+        process: 2,
+    });
     let mut send = || {
         let (mut rest, mut messages) = (&flows[..], 0);
         while !rest.is_empty() {
@@ -264,7 +267,7 @@ fn all_that_is_known_of_flows_is_in_the_batches() {
 fn a_flow_goes_out_as_pbflow_without_an_allocation() {
     let flows = udp_flows();
     let batch = FlowBatch::default();
-    let mut pbflow = Pbflow::new(pbflow::Settings::default());
+    let mut pbflow = Pbflow::new(|| None);
     let mut send = || {
         let message = pbflow.message(&batch, &flows);
         assert_eq!(message.flows, flows.len());

@@ -12,9 +12,9 @@ use exporters::{
     clickhouse::{self, ClickHouse},
     files::{Owner, Piece, shared::Shared},
     kafka::{Kafka, Record},
-    parquet, settings,
+    settings,
 };
-use formats::{LostSoFar, json::JsonLines};
+use formats::{LostSoFar, json::JsonLines, parquet};
 use hub::Volume;
 use proto::{RecordSum, StoreStatus};
 use sys::log_limit::LogLimit;

@@ -10,6 +10,7 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 
 use anyhow::{Result, bail};
 use bytes::Bytes;
+use formats::parquet::Table;
 use proto::{FlowBatch, batch};
 use sys::process_memory;
 use tls::output::InForce;
@@ -19,7 +20,6 @@ use tokio::{
 };
 
 use super::{
-    parquet::Table,
     password::PasswordFile,
     settings::HostPort,
     transport::{Endpoint, Requests},

@@ -34,6 +34,7 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 mod kept;
 mod names;
+pub mod parquet;
 pub mod shared;
 pub mod whole;
 

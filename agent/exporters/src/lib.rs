@@ -1,10 +1,10 @@
 //! Outputs: send the flows of every batch to receivers that do not subscribe over our gRPC.
 //!
 //! Each output is a task with its own queue at the hub, so neither a scan nor another output waits for it. Flows pass
-//! through [`wanted`], which drops what the settings leave out, an [`encoder`], which makes messages of the output's
-//! format, and a [`transport`], which sends them. [`worker`] drives these, retries failures, and counts what happens to
-//! each flow. For collectors that speak our own interface, [`delivery`] replaces all of this and sends the batches
-//! unchanged.
+//! through [`wanted`], which drops what the settings leave out, an [`Encoder`](formats::encoder::Encoder), which makes
+//! messages of the output's format, and a [`transport`], which sends them. [`worker`] drives these, retries failures, and
+//! counts what happens to each flow. For collectors that speak our own interface, [`delivery`] replaces all of this and
+//! sends the batches unchanged.
 //!
 //! May depend on: `formats`, `hub`, `tls`, `rules`, `proto`, `sys`. Knows nothing about the server.
 
@@ -22,16 +22,11 @@ use tokio::{sync::watch, task::JoinHandle, time::Instant};
 mod backoff;
 pub mod clickhouse;
 pub mod delivery;
-pub mod encoder;
+mod domain;
 mod ending;
 pub mod files;
-pub mod ipfix;
-mod jsonl;
 pub mod kafka;
-pub mod otlp;
-pub mod parquet;
 mod password;
-pub mod pbflow;
 mod relief;
 pub mod settings;
 mod spell;

@@ -7,7 +7,7 @@ use ::tls::{
     output::{InForce, OutputTls},
     pem::FileFault,
 };
-use formats::Format;
+use formats::{Format, encoder::Encoder, jsonl::Jsonl, parquet::Parquet};
 use hub::Hub;
 use rules::similar;
 use serde_json::{Map, Value};
@@ -16,11 +16,8 @@ use thiserror::Error;
 use super::{
     clickhouse::ClickHouse,
     delivery::Collectors,
-    encoder::Encoder,
-    files::{Compression, Rotated, Rotation, whole},
-    jsonl::Jsonl,
+    files::{Compression, Rotated, Rotation, parquet, whole},
     kafka::Kafka,
-    parquet::{self, Parquet},
     transport::Transport,
     wanted::Wanted,
 };

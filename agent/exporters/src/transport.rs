@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use formats::encoder::Message;
 use proto::RecordSum;
 use thiserror::Error;
 use tokio::{task::JoinHandle, time::timeout};
 
-use super::{
-    encoder::Message,
-    files::{Rotated, Written},
-};
+use super::files::{Rotated, Written};
 
 mod endpoint;
 mod grpc;
@@ -38,15 +36,6 @@ pub(super) const USER_AGENT: &str = concat!("flow-agent/", env!("CARGO_PKG_VERSI
 const MOST_ANSWER_BYTES: usize = 64 << 10;
 /// Longest pause that a server can impose.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// Longest excerpt of a receiver's message.
-const MOST_SAID_CHARS: usize = 200;
-
-/// A receiver's message as one line of limited length, for the log.
-pub(super) fn one_line(said: &str) -> String {
-    let said = said.trim().chars().take(MOST_SAID_CHARS);
-    said.map(|letter| if letter.is_control() { ' ' } else { letter })
-        .collect()
-}
 
 /// The error that ended a connection's task, if it failed.
 async fn broken_by<E>(task: &mut JoinHandle<Result<(), E>>) -> Option<E> {

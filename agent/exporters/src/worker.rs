@@ -2,6 +2,7 @@
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
+use formats::encoder::{Answer, Encoder, Without};
 use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription};
 use proto::{FlowBatch, FlowRecord, RecordSum};
@@ -13,7 +14,6 @@ use tokio::{
 
 use super::{
     backoff::Backoff,
-    encoder::{Answer, Encoder, Without},
     ending::{Ending, Over},
     settings::Output,
     spell::Spell,
@@ -62,7 +62,7 @@ struct Told {
 /// The outcome of one message.
 struct Done {
     flows: usize,
-    /// See [`Message::more`](super::encoder::Message::more).
+    /// See [`Message::more`](formats::encoder::Message::more).
     more: bool,
 }
 

@@ -43,7 +43,7 @@ pub fn direction(record: &FlowRecord) -> String {
 
 /// The container by the first digits of its id, as its runtime shows it; else the unit, or the path. `None` if all are
 /// unknown.
-pub fn sender(cgroup: &Cgroup) -> Option<String> {
+pub(crate) fn sender(cgroup: &Cgroup) -> Option<String> {
     const SHORT_ID: usize = 12;
     let container = cgroup.container_id.get(..SHORT_ID).map(|id| {
         let runtime = match cgroup.container_runtime.as_str() {
@@ -69,7 +69,7 @@ pub fn short_unit(name: &str) -> String {
 }
 
 /// The process's name and pid, as `nginx/1234`.
-pub fn process(process: &Process) -> String {
+pub(crate) fn process(process: &Process) -> String {
     let name = harmless(&process.name);
     if name.is_empty() {
         process.pid.to_string()

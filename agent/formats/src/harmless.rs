@@ -5,6 +5,9 @@
 
 use std::{borrow::Cow, fmt::Write as _};
 
+/// Longest excerpt of a receiver's message.
+const MOST_SAID_CHARS: usize = 200;
+
 /// Escapes, in the form `\u{1b}`, every character that is invisible or acts on the terminal: control characters and
 /// line breaks, Unicode's format characters, which reverse the writing direction or join characters, and spaces other
 /// than U+0020. All other text is unchanged, including text that is already escaped.
@@ -53,6 +56,13 @@ pub fn lines<S: AsRef<str>>(lines: impl IntoIterator<Item = S>) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A receiver's message as one line of limited length, for the log.
+pub fn one_line(said: &str) -> String {
+    let said = said.trim().chars().take(MOST_SAID_CHARS);
+    said.map(|letter| if letter.is_control() { ' ' } else { letter })
+        .collect()
 }
 
 fn is_harmless(character: char) -> bool {

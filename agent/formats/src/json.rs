@@ -191,7 +191,7 @@ impl<'a> Origin<'a> {
 
 /// 16 hexadecimal digits, since many JSON readers keep only 53 bits of a number.
 #[derive(Clone, Copy)]
-pub struct StreamId(pub u64);
+pub(crate) struct StreamId(pub u64);
 
 impl Serialize for StreamId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

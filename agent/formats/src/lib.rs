@@ -1,9 +1,12 @@
-//! What people and programs read of flows: [`json`] lines, the live [`table`], and [`human`] figures.
+//! What people and programs read of flows: a batch to bytes.
 //!
-//! [`names`] has the words that all formats share, and [`harmless`] makes text from others safe for a terminal. [`Printer`] writes to
-//! stdout; all else returns text.
+//! Outputs send what an [`Encoder`](encoder::Encoder) makes: [`jsonl`], [`ipfix`], [`otlp`], [`pbflow`], or the pieces of [`parquet`]
+//! files. People read [`json`] lines, the live [`table`], and [`human`] figures. [`names`] has the words that these share, and
+//! [`harmless`] makes text from others safe for a terminal.
 //!
-//! May depend on: `proto`.
+//! Nothing here opens a file or a connection: what is read and written is handed in, but for [`Printer`]'s stdout.
+//!
+//! May depend on: `proto`, `sys`.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -11,11 +14,17 @@ use proto::FlowBatch;
 
 pub mod cells;
 pub mod columns;
+pub mod encoder;
 pub mod harmless;
 pub mod human;
+pub mod ipfix;
 pub mod json;
+pub mod jsonl;
 pub mod log;
 pub mod names;
+pub mod otlp;
+pub mod parquet;
+pub mod pbflow;
 pub mod table;
 
 pub use json::JsonWriter;

@@ -9,7 +9,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow};
-use exporters::{delivery::spool::Stored, parquet::pieces::Pieces};
+use exporters::delivery::spool::Stored;
+use formats::parquet::pieces::Pieces;
 use rules::{Rule, passes};
 
 mod batch;

@@ -8,11 +8,11 @@ use benches::{
     user_space::UserSpace,
 };
 use criterion::{BatchSize, Criterion, Throughput};
-use exporters::{
-    encoder::Encoder,
-    ipfix::{Ipfix, Settings},
-};
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
+use formats::{
+    encoder::Encoder,
+    ipfix::{Domains, Ipfix, Settings},
+};
 use prost::Message as _;
 use proto::{
     FlowBatch, Interface,
@@ -45,7 +45,10 @@ pub fn bench(criterion: &mut Criterion) {
                 is_biflow,
                 ..Settings::datagrams()
             };
-            let mut ipfix = Ipfix::new(settings);
+            let mut ipfix = Ipfix::new(settings, |_| Domains {
+                flows: 1,
+                process: 2,
+            });
             group.bench_function(format!("{name}/{}", profile.name), |bencher| {
                 bencher.iter_batched_ref(
                     || batches.iter().map(decode).collect::<Vec<_>>(),

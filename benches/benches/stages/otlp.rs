@@ -1,14 +1,14 @@
 //! The OTLP output: turns the flows of decoded batches into requests, packed and unpacked.
 
+use std::sync::Arc;
+
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
-use exporters::otlp::{Otlp, Settings};
-use hub::Hub;
+use formats::otlp::{Otlp, Settings};
 
 use crate::ipfix::{batches, decode, send};
 
 pub fn bench(criterion: &mut Criterion) {
-    let hub = Hub::new(1, 1);
     let mut group = criterion.benchmark_group("otlp");
     for profile in &PROFILES[..4] {
         let batches = batches(profile);
@@ -19,7 +19,7 @@ pub fn bench(criterion: &mut Criterion) {
                 metrics: false,
                 ..Settings::default()
             };
-            let mut otlp = Otlp::new(settings, hub.accounts());
+            let mut otlp = Otlp::new(settings, Arc::default);
             let decoded = || batches.iter().map(decode).collect::<Vec<_>>();
             let len_bytes: usize = decoded().iter().map(|batch| send(&mut otlp, batch)).sum();
             eprintln!(

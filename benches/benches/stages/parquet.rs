@@ -7,11 +7,8 @@ use std::{
 
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
-use exporters::{
-    encoder::Encoder as _,
-    files::Compression,
-    parquet::{MADE, Parquet},
-};
+use exporters::files::{Compression, parquet::MADE};
+use formats::{encoder::Encoder as _, parquet::Parquet};
 use proto::FlowBatch;
 
 use crate::ipfix::{batches, decode};

@@ -2,7 +2,7 @@
 
 use benches::profile::PROFILES;
 use criterion::{BatchSize, Criterion, Throughput};
-use exporters::pbflow::{Pbflow, Settings};
+use formats::pbflow::Pbflow;
 
 use super::ipfix::{batches, decode, send};
 
@@ -10,9 +10,7 @@ pub fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pbflow");
     for profile in &PROFILES[..4] {
         let batches = batches(profile);
-        let mut pbflow = Pbflow::new(Settings {
-            agent_ip: Some([192, 0, 2, 1].into()),
-        });
+        let mut pbflow = Pbflow::new(|| Some([192, 0, 2, 1].into()));
         let sent: usize = batches
             .iter()
             .map(|batch| send(&mut pbflow, &decode(batch)))

@@ -155,7 +155,15 @@ pub const PARTS: [Part; 11] = [
     units(
         "proto",
         "agent/proto/",
-        &["proto", "flows", "collector", "exporters", "server", "view"],
+        &[
+            "proto",
+            "flows",
+            "formats",
+            "collector",
+            "exporters",
+            "server",
+            "view",
+        ],
     ),
     units("flows", "agent/flows/", &["flows"]),
     units("hub", "agent/hub/", &["hub", "server"]),

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use formats::harmless::one_line;
 use hyper::{StatusCode, header::HeaderMap};
 use thiserror::Error;
 
 use super::Settings;
-use crate::transport::{Answer, one_line};
+use crate::transport::Answer;
 
 /// Prefix of headers that every ClickHouse response has, such as `X-ClickHouse-Query-Id`. Without one the response came
 /// from something else, and nothing was stored.

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use formats::parquet::Table;
 use http_body_util::Full;
 use hyper::{
     Request,
@@ -18,10 +19,7 @@ use super::{
     Settings,
     answer::{self, Fault},
 };
-use crate::{
-    parquet::Table,
-    transport::{Requests, USER_AGENT},
-};
+use crate::transport::{Requests, USER_AGENT};
 
 const USER: &str = "x-clickhouse-user";
 const PASSWORD: &str = "x-clickhouse-key";

@@ -5,19 +5,25 @@ use std::{
     thread,
 };
 
+use formats::{
+    encoder::Encoder as _,
+    ipfix::{Domains, Ipfix, Settings},
+};
 use futures_util::FutureExt as _;
 use proto::{FlowBatch, FlowRecord};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{
-    encoder::Encoder as _,
-    ipfix::{
-        Ipfix, Settings,
-        tests::{collector::Collector, flows},
-    },
-    transport::{Failure, Transport},
-};
+use crate::transport::{Failure, Transport};
+
+#[path = "../../../formats/src/ipfix/tests/collector.rs"]
+#[expect(dead_code, reason = "the tests of the format do more with it")]
+mod collector;
+#[path = "../../../formats/src/ipfix/tests/flows.rs"]
+#[expect(dead_code, reason = "the tests of the format do more with it")]
+mod flows;
+
+use collector::Collector;
 
 const LINE: &[u8] = b"{\"type\":\"flow\",\"packets\":1}\n";
 
@@ -519,9 +525,13 @@ async fn flows_go_out_however_soon_a_file_is_complete() {
         let path = folder.path().join("flows.ipfix");
         let mut file = Transport::File(Rotated::new(path, rotation, whole::ipfix));
         // A file begins with several messages of options.
-        let mut ipfix = Ipfix::new(Settings {
+        let settings = Settings {
             message_len_bytes: 512,
             ..Settings::stream()
+        };
+        let mut ipfix = Ipfix::new(settings, |_| Domains {
+            flows: 1,
+            process: 2,
         });
         let batch = FlowBatch {
             interfaces: (1..=50)

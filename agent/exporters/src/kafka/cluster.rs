@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use formats::harmless::one_line;
 use rskafka::protocol::{
     error::Error as Answered,
     messages::{
@@ -14,10 +15,7 @@ use tls::output::InForce;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Fault, Settings, connection::Connection};
-use crate::{
-    settings::HostPort,
-    transport::{Endpoint, one_line},
-};
+use crate::{settings::HostPort, transport::Endpoint};
 
 /// Time limit for requests that only the broker itself handles.
 const PATIENCE: Duration = Duration::from_secs(3);

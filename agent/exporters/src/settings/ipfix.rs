@@ -2,11 +2,16 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use formats::{
+    encoder::Encoder,
+    ipfix::{DEFAULT_TEMPLATE_REFRESH, Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
+};
+use proto::AgentIdentity;
+
 use super::{FILE_KEYS, HostPort, Kind, Refused, Table};
 use crate::{
-    encoder::Encoder,
+    domain::Claimed,
     files::{Rotated, Rotation, whole},
-    ipfix::{DEFAULT_TEMPLATE_REFRESH, Ipfix, Octets, REVERSE_ENTERPRISE, Settings},
     transport::{Tcp, Transport, Udp},
 };
 
@@ -20,6 +25,8 @@ const LEAST_REFRESH: Duration = Duration::from_secs(1);
 pub(super) struct Target {
     to: To,
     settings: Settings,
+    /// The domain of flows; by default a number that no other agent has.
+    observation_domain: Option<u32>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,11 +59,14 @@ impl Target {
                 Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::ipfix))
             }
         };
-        let settings = Settings {
-            place: place.to_owned(),
-            ..self.settings.clone()
+        let (place, wished) = (place.to_owned(), self.observation_domain);
+        // The claim lasts as long as the encoder.
+        let mut claimed = None;
+        let claim = move |agent: Option<&AgentIdentity>| {
+            claimed.insert(Claimed::by(agent, &place, wished)).domains
         };
-        (Box::new(Ipfix::new(settings)), transport)
+        let encoder = Ipfix::new(self.settings.clone(), claim);
+        (Box::new(encoder), transport)
     }
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
@@ -106,12 +116,11 @@ impl Target {
             let bytes = u16::try_from(bytes).map_err(|_| Refused::at("message_bytes", most))?;
             settings.message_len_bytes = bytes.into();
         }
-        if let Some(domain) = table.integer("observation_domain")? {
+        let domain = table.integer("observation_domain")?.map(u32::try_from);
+        let observation_domain = domain.transpose().map_err(|_| {
             let most = "expected a number, 4294967295 or less, without quotes";
-            let domain = u32::try_from(domain);
-            let domain = domain.map_err(|_| Refused::at("observation_domain", most))?;
-            settings.observation_domain = Some(domain);
-        }
+            Refused::at("observation_domain", most)
+        })?;
         if let Some(number) = table.integer("enterprise_number")? {
             let most = "expected a number, 4294967295 or less, without quotes";
             let number = u32::try_from(number);
@@ -122,6 +131,10 @@ impl Target {
             }
             settings.enterprise = Some(number);
         }
-        Ok(Self { to, settings })
+        Ok(Self {
+            to,
+            settings,
+            observation_domain,
+        })
     }
 }

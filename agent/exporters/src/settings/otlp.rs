@@ -2,6 +2,10 @@
 
 use std::sync::Arc;
 
+use formats::{
+    encoder::Encoder,
+    otlp::{Otlp, Protocol, Settings},
+};
 use proto::accounts::Accounts;
 use tls::{
     ALPN_H2, ALPN_HTTP1,
@@ -14,11 +18,7 @@ use super::{
     HostPort, Kind, Refused, Table,
     tls::{HTTP, Way},
 };
-use crate::{
-    encoder::Encoder,
-    otlp::{Otlp, Protocol, Settings},
-    transport::{Endpoint, Grpc, Http, Transport},
-};
+use crate::transport::{Endpoint, Grpc, Http, Transport};
 
 /// OTLP's default ports.
 const GRPC_PORT: u16 = 4317;
@@ -58,6 +58,7 @@ impl Target {
             Protocol::Grpc => Transport::Grpc(Grpc::new(endpoint)),
             Protocol::Http => Transport::Http(Http::new(endpoint, self.base_path.clone())),
         };
+        let accounts = move || Arc::clone(&accounts.borrow());
         let encoder = Otlp::new(self.settings.clone(), accounts);
         (Box::new(encoder), transport)
     }

@@ -8,6 +8,7 @@ use std::{io::Read as _, time::Duration};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use flate2::read::GzDecoder;
+use formats::encoder::Call;
 use h2::{
     Reason, RecvStream,
     client::{Builder, SendRequest},
@@ -16,7 +17,6 @@ use tokio::{task::JoinHandle, time::timeout};
 use tonic::codegen::http::{HeaderMap, Request, Response, header, request};
 
 use super::{Endpoint, Failure, MOST_ANSWER_BYTES, PATIENCE, USER_AGENT, broken_by};
-use crate::encoder::Call;
 
 mod status;
 pub(crate) mod stream;

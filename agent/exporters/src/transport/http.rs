@@ -4,14 +4,14 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, anyhow};
 use bytes::Bytes;
+use formats::{encoder::Call, harmless::one_line};
 use http_body_util::Full;
 use hyper::{
     Request, StatusCode,
     header::{self, HeaderMap},
 };
 
-use super::{Endpoint, Failure, LONGEST_PAUSE, PATIENCE, USER_AGENT, one_line};
-use crate::encoder::Call;
+use super::{Endpoint, Failure, LONGEST_PAUSE, PATIENCE, USER_AGENT};
 
 mod requests;
 

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tonic::{
     Code, IntoStreamingRequest, Request, Status, Streaming,
-    transport::{Channel, Endpoint},
+    transport::{Channel, Endpoint as Server},
 };
 
 use super::*;
@@ -47,7 +47,7 @@ pub(super) fn lines(folder: &TempDir) -> Vec<Value> {
 }
 
 pub(super) async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
-    let endpoint = Endpoint::from_shared(socket.to_owned()).unwrap();
+    let endpoint = Server::from_shared(socket.to_owned()).unwrap();
     FlowCollectorClient::new(endpoint.connect().await.unwrap())
 }
 
@@ -280,7 +280,7 @@ fn whoever_reads_nothing_does_not_hold_up_the_end() {
     let runtime = runtime();
     let sent = 100 * 1000;
     let kept = runtime.block_on(async {
-        let endpoint = Endpoint::from_shared(socket.clone()).unwrap();
+        let endpoint = Server::from_shared(socket.clone()).unwrap();
         let mut observer = FlowAgentClient::new(endpoint.connect().await.unwrap());
         let flows = observer.observe(ObserveRequest::default()).await.unwrap();
         let mut client = connect(&socket).await;

@@ -290,7 +290,7 @@ const HONEST: &[fn(&mut FlowBatch)] = &[
         record.src_mut().process_key = Some(u64::MAX);
         // A later agent's.
         record.end_reason = Some(99);
-        record.direction = 77;
+        record.src_mut().direction = 77;
     },
     // A spool that was found a year later, of a flow that was years old.
     |batch| {

@@ -11,8 +11,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use exporters::{
     delivery::spool::{self, Acknowledged},
-    parquet::{self, pieces},
+    files::parquet,
 };
+use formats::parquet::pieces;
 
 /// The first bytes of a Parquet file.
 const PARQUET: &[u8] = b"PAR1";

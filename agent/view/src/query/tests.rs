@@ -12,9 +12,14 @@ use std::sync::Arc;
 
 use exporters::{
     delivery::spool::{acknowledge, segment_of},
+    files::{
+        Compression, Made,
+        parquet::{MADE, MADE_OF_MANY},
+    },
+};
+use formats::{
     encoder::Encoder as _,
-    files::{Compression, Made},
-    parquet::{MADE, MADE_OF_MANY, Parquet, piece_of},
+    parquet::{Parquet, piece_of},
 };
 use prost::Message as _;
 use proto::{

@@ -24,31 +24,31 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a record without packets is sent without being asked for",
-        file: "agent/exporters/src/ipfix.rs",
+        file: "agent/formats/src/ipfix.rs",
         from: "record.delta().packets == 0 && !settings.end_records",
         to: "false",
         target: agent("outputs::ipfix::rates::nfdump_shows_a_constant_rate_as_constant"),
     },
     Fault {
         name: "templates of both forms have the same numbers",
-        file: "agent/exporters/src/ipfix/template.rs",
+        file: "agent/formats/src/ipfix/template.rs",
         from: "if settings.is_biflow { BIFLOW } else { UNIFLOW }",
         to: "BIFLOW",
         target: unit(
-            "exporters",
+            "formats",
             "ipfix::template::tests::templates_of_different_fields_have_different_numbers_whatever_the_settings",
         ),
     },
     Fault {
         name: "all agents have one observation domain",
-        file: "agent/exporters/src/ipfix.rs",
+        file: "agent/formats/src/ipfix.rs",
         from: "(Domain::Flows, Some(domains)) => domains.flows,",
         to: "(Domain::Flows, Some(_)) => 1,",
         target: agent("outputs::ipfix::beside::nfdump_tells_two_agents_of_one_host_apart"),
     },
     Fault {
         name: "all series of the account begin with the agent",
-        file: "agent/exporters/src/otlp/metrics.rs",
+        file: "agent/formats/src/otlp/metrics.rs",
         from: "let since = hook.since_unix_ns;",
         to: "let since = self.accounts.since_unix_ns;",
         target: agent(

@@ -8,13 +8,14 @@ use base64::{
     Engine as _, alphabet,
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
+use formats::harmless::one_line;
 use prost::Message as _;
 use tonic::{
     Code, Status,
     codegen::http::{HeaderMap, StatusCode},
 };
 
-use crate::transport::{Failure, LONGEST_PAUSE, one_line};
+use crate::transport::{Failure, LONGEST_PAUSE};
 
 const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";

@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use agent_common::Direction;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use formats::human;
 use proto::{
     FlowBatch, FlowRecord, Interface,
     columns::{COLUMNS, Row, Visitor, visit},
@@ -12,6 +11,7 @@ use proto::{
 };
 
 use super::wire::{Attributes, Key, Text, varint};
+use crate::human;
 
 /// Tags of `ScopeLogs.log_records` and of the fields of `LogRecord`.
 const LOG_RECORDS: u8 = 2 << 3 | 2;

@@ -1,7 +1,7 @@
 //! Flows in the format of netobserv's agent: `pbflow.Collector/Send` with records of one direction each, for
 //! flowlogs-pipeline and its consumers.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 
 use bytes::{BufMut as _, BytesMut};
 use proto::{Direction, FlowBatch, FlowRecord, known_interfaces::KnownInterfaces};
@@ -24,14 +24,10 @@ const USUAL_LEN_BYTES: usize = 192;
 /// `Records.entries`.
 const ENTRY_TAG: u8 = 1 << 3 | 2;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Settings {
-    /// `agent_ip` of the records; by default the address that this host sends from.
-    pub agent_ip: Option<IpAddr>,
-}
-
 pub struct Pbflow {
-    settings: Settings,
+    /// Returns the agent's address, which may change.
+    address: Box<dyn Fn() -> Option<IpAddr> + Send>,
+    /// `agent_ip` of the records.
     agent_ip: Option<IpAddr>,
     buffer: BytesMut,
     interfaces: KnownInterfaces,
@@ -48,16 +44,15 @@ struct Tails {
 }
 
 impl Pbflow {
-    pub fn new(settings: Settings) -> Self {
-        let mut pbflow = Self {
-            settings,
-            agent_ip: None,
+    /// `address` returns the agent's address. It is called again for each connection.
+    pub fn new(address: impl Fn() -> Option<IpAddr> + Send + 'static) -> Self {
+        Self {
+            agent_ip: address(),
+            address: Box::new(address),
             buffer: BytesMut::new(),
             interfaces: KnownInterfaces::default(),
             tails: Tails::default(),
-        };
-        pbflow.restart();
-        pbflow
+        }
     }
 
     /// Writes a record for each direction with packets.
@@ -120,22 +115,11 @@ impl Encoder for Pbflow {
 
     /// The host's address may have changed.
     fn restart(&mut self) {
-        self.agent_ip = self.settings.agent_ip.or_else(own_address);
+        self.agent_ip = (self.address)();
     }
 
     /// gRPC accepts messages of any length.
     fn limit(&mut self, _: usize) -> bool {
         true
     }
-}
-
-/// The address that the kernel would send from over the default route. Connecting a UDP socket sends nothing.
-fn own_address() -> Option<IpAddr> {
-    // Documentation addresses that no host has (RFC 5737, RFC 3849).
-    let ways = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
-    ways.into_iter().find_map(|(from, to)| {
-        let socket = UdpSocket::bind(from).ok()?;
-        socket.connect(to).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    })
 }

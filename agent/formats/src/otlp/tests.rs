@@ -1,6 +1,6 @@
 //! The encoder against the types of OpenTelemetry, and against messages that are written out.
 
-use std::io::Read as _;
+use std::{io::Read as _, sync::Mutex};
 
 use agent_common::{Direction, HookAccount, Reason};
 use flate2::read::GzDecoder;
@@ -27,7 +27,7 @@ fn plain() -> Settings {
 }
 
 fn encoder(settings: Settings) -> Otlp {
-    Otlp::new(settings, watch::Sender::new(accounts(1)).subscribe())
+    Otlp::new(settings, || accounts(1))
 }
 
 fn batch() -> FlowBatch {
@@ -446,8 +446,7 @@ fn sum(requests: &[Bytes], name: &str) -> i64 {
 #[test]
 fn the_account_closes_and_losses_come_once_however_many_interfaces_there_are() {
     for hooks in [0, 1, 256, 257, 1_000] {
-        let watched = watch::Sender::new(accounts(hooks));
-        let mut encoder = Otlp::new(plain(), watched.subscribe());
+        let mut encoder = Otlp::new(plain(), move || accounts(hooks));
         let (logs, metrics) = send(&mut encoder, &closing(), &[flows::tcp()]);
         assert_eq!(logs.len(), 1);
         assert_eq!(metrics.len(), (hooks as usize).div_ceil(256).max(1));
@@ -491,22 +490,26 @@ fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_be
     const SECOND: u64 = 1_000_000_000;
     let first = accounts(1);
     let start = first.window_start_unix_ns;
-    let watched = watch::Sender::new(Arc::clone(&first));
+    let latest = Arc::new(Mutex::new(Arc::clone(&first)));
+    let begun = || {
+        let latest = Arc::clone(&latest);
+        Otlp::new(plain(), move || Arc::clone(&latest.lock().unwrap()))
+    };
     let tell = |scan: u64, until_unix_ns: u64, lost_records: u64| {
         let window_start_unix_ns = until_unix_ns - SECOND;
-        watched.send_replace(Arc::new(Accounts {
+        *latest.lock().unwrap() = Arc::new(Accounts {
             window_start_unix_ns,
             until_unix_ns,
             since_unix_ns: window_start_unix_ns.min(first.since_unix_ns),
             ..accounts(0).as_ref().clone()
-        }));
+        });
         FlowBatch {
             scan_id: scan,
             lost_records,
             ..closing()
         }
     };
-    let mut encoder = Otlp::new(plain(), watched.subscribe());
+    let mut encoder = begun();
     let batch = tell(1, start + SECOND, 4);
     assert_eq!(lost_records(&mut encoder, &batch), (start, 4));
     // It is set forward, and back to a time at which they had begun.
@@ -523,7 +526,7 @@ fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_be
         );
     }
     // A reload begins the output anew, whose losses are none then.
-    let mut reloaded = Otlp::new(plain(), watched.subscribe());
+    let mut reloaded = begun();
     let batch = tell(7, back + 10 * SECOND, 1);
     let expected = (back + 9 * SECOND, 1);
     assert_eq!(lost_records(&mut reloaded, &batch), expected);

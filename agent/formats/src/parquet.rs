@@ -1,7 +1,7 @@
 //! Parquet files, for DuckDB and other columnar readers.
 //!
 //! A Parquet file is readable only when it is complete. Until then the flows are kept in a hidden file as [`pieces`],
-//! each of them a batch of our own protocol. That is as safe as a line of JSON and cheap to write. [`mod@file`] builds
+//! each of them a batch of our own protocol. That is as safe as a line of JSON and cheap to write. [`make`] builds
 //! the Parquet file from them at rotation, or after a kill. A database gets its rows as a file that never touches a
 //! disk ([`Table`]).
 
@@ -10,10 +10,7 @@ use std::collections::HashSet;
 use prost::Message as _;
 use proto::{FlowBatch, FlowRecord, known_interfaces::KnownInterfaces, mentions::Mentions};
 
-use super::{
-    encoder::{Encoder, Message},
-    files::Made,
-};
+use super::encoder::{Encoder, Message};
 
 mod columns;
 mod file;
@@ -21,24 +18,18 @@ pub mod pieces;
 mod table;
 mod values;
 
+pub use file::{make, make_of_many};
 pub use table::Table;
 
 /// Field number of `FlowBatch.records`.
 const RECORDS_FIELD: u32 = 15;
 
-/// How to build Parquet files from pieces.
-pub const MADE: Made = Made {
-    stem: "flows",
-    ending: &[".parquet"],
-    whole_len: pieces::whole_len,
-    make: file::make,
-};
-
-/// The same for a collector, whose pieces are batches as received.
-pub const MADE_OF_MANY: Made = Made {
-    make: file::make_of_many,
-    ..MADE
-};
+/// How the pages of a file are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    None,
+    Zstd,
+}
 
 /// A received batch as a piece.
 pub fn piece_of(batch: &[u8]) -> Vec<u8> {

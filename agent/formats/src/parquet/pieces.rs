@@ -31,7 +31,7 @@ fn checksum(body: &[u8]) -> u32 {
 }
 
 /// The end of the last intact piece. Fails if the file contains something else.
-pub(super) fn whole_len(file: &mut File) -> io::Result<u64> {
+pub fn whole_len(file: &mut File) -> io::Result<u64> {
     let mut first = Vec::new();
     file.rewind()?;
     file.by_ref()

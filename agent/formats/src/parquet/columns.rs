@@ -3,7 +3,6 @@
 
 use std::fmt::Write as _;
 
-use formats::json::StreamId;
 use proto::{
     AgentIdentity, FlowBatch, FlowRecord, Interface,
     columns::{self, COLUMNS},
@@ -14,6 +13,7 @@ use super::values::{
     Values::{Counter, Fact, Number, Text, Time},
     column,
 };
+use crate::json::StreamId;
 
 /// One flow report.
 pub(super) struct Row<'a> {

@@ -11,10 +11,12 @@ mod written;
 
 fn encoder(settings: Settings) -> Ipfix {
     Ipfix {
-        domains: Some(Domains::of_tests()),
         process_id: 99,
         export_time_s: || 1_700_000_002,
-        ..Ipfix::new(settings)
+        ..Ipfix::new(settings, |_| Domains {
+            flows: 1,
+            process: 0,
+        })
     }
 }
 

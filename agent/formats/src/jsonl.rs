@@ -1,15 +1,18 @@
 //! JSON Lines, in the same format as `--output json` on stdout.
 
-use formats::{LostSoFar, json::JsonLines};
 use proto::{FlowBatch, FlowRecord};
 
-use super::encoder::{Encoder, Message};
+use super::{
+    LostSoFar,
+    encoder::{Encoder, Message},
+    json::JsonLines,
+};
 
 /// A flow takes some 700 bytes.
 const FLOWS_IN_A_MESSAGE: usize = 512;
 
 #[derive(Default)]
-pub(super) struct Jsonl {
+pub struct Jsonl {
     lines: JsonLines,
     /// The losses reported so far, and those after the last message.
     told: LostSoFar,

@@ -3,10 +3,9 @@
 
 use std::{iter::once, sync::Arc};
 
+use agent_common::Pair;
 use anyhow::Result;
 use bytes::Bytes;
-use formats::json::JsonLines;
-use hub::Volume;
 use parquet::{
     basic::{Compression as Codec, ZstdLevel},
     file::{
@@ -24,6 +23,7 @@ use super::{
         column, schema,
     },
 };
+use crate::json::JsonLines;
 
 /// A table of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,12 +162,12 @@ fn version(row: &Row, text: &mut String) -> Option<()> {
 }
 
 /// The total of a batch's records. Wraps like the counters.
-fn volume(row: &Row) -> Volume {
-    let mut volume = Volume::default();
-    for record in &row.batch().records {
-        volume += Volume::of_record(record.delta());
-    }
-    volume
+fn volume(row: &Row) -> Pair {
+    let deltas = row.batch().records.iter().map(FlowRecord::delta);
+    deltas.fold(Pair::default(), |sum, delta| Pair {
+        packets: sum.packets.wrapping_add(delta.packets),
+        bytes: sum.bytes.wrapping_add(delta.bytes),
+    })
 }
 
 fn counted(row: &Row, of: fn(&Account) -> &Option<Count>) -> Count {

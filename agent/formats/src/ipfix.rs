@@ -4,17 +4,15 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::{Bytes, BytesMut};
-use proto::{FlowBatch, FlowRecord, Interface, columns::Row};
+use proto::{AgentIdentity, FlowBatch, FlowRecord, Interface, columns::Row};
 use sys::log_limit::LogLimit;
 
 use super::encoder::{Encoder, Message};
-use domain::Domains;
 use fields::{Length, Specifiers};
 use flow::{Flow, Form, Lengths, Shape};
 use message::{Header, Writer};
 use options::{About, Exporting, Metering};
 
-mod domain;
 mod elements;
 mod enriched;
 mod fields;
@@ -30,9 +28,9 @@ pub use elements::REVERSE_ENTERPRISE;
 pub use flow::Octets;
 
 /// Fits into one datagram on nearly every path.
-pub const DATAGRAM_LEN_BYTES: usize = 1_400;
+const DATAGRAM_LEN_BYTES: usize = 1_400;
 /// For connections and files. IPFIX allows 65,535.
-pub const STREAM_LEN_BYTES: usize = 16 << 10;
+const STREAM_LEN_BYTES: usize = 16 << 10;
 pub const DEFAULT_TEMPLATE_REFRESH: Duration = Duration::from_mins(1);
 
 /// Enough for a template and the longest records of one flow.
@@ -47,10 +45,6 @@ pub struct Settings {
     pub template_refresh: Option<Duration>,
     /// At most 65,535.
     pub message_len_bytes: usize,
-    /// The domain of flows; by default a number that no other agent has.
-    pub observation_domain: Option<u32>,
-    /// Distinguishes this output from others of the same host and agent.
-    pub place: String,
     /// Whether a new connection restarts the sequence. Datagrams from a new socket continue it, since collectors
     /// identify an exporter by its address.
     pub sequence_by_connection: bool,
@@ -67,8 +61,6 @@ impl Settings {
             octets: Octets::default(),
             template_refresh: Some(DEFAULT_TEMPLATE_REFRESH),
             message_len_bytes: DATAGRAM_LEN_BYTES,
-            observation_domain: None,
-            place: String::new(),
             sequence_by_connection: false,
             end_records: false,
             enterprise: None,
@@ -93,9 +85,22 @@ impl Settings {
     }
 }
 
+/// The observation domains of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Domains {
+    pub flows: u32,
+    /// For records about the process. RFC 7011 suggests domain 0, but that has a single sequence for all agents behind
+    /// an address.
+    pub process: u32,
+}
+
+/// Returns the domains for this agent.
+type Claim = Box<dyn FnMut(Option<&AgentIdentity>) -> Domains + Send>;
+
 /// Encodes IPFIX messages. A template goes right before the first record that needs it.
 pub struct Ipfix {
     settings: Settings,
+    claim: Claim,
     domains: Option<Domains>,
     lengths: Lengths,
     buffer: BytesMut,
@@ -161,10 +166,15 @@ impl BatchFacts {
 }
 
 impl Ipfix {
-    pub fn new(settings: Settings) -> Self {
+    /// Calls `claim` once, with the agent of the first batch, and drops it with the encoder.
+    pub fn new(
+        settings: Settings,
+        claim: impl FnMut(Option<&AgentIdentity>) -> Domains + Send + 'static,
+    ) -> Self {
         Self {
             lengths: Lengths::new(settings.form()),
             settings,
+            claim: Box::new(claim),
             domains: None,
             buffer: BytesMut::new(),
             told: Told::default(),
@@ -278,11 +288,8 @@ impl Encoder for Ipfix {
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message {
         self.refresh();
         let most_bytes = self.settings.message_len_bytes;
-        let domains = self.domains.get_or_insert_with(|| {
-            let wished = self.settings.observation_domain;
-            Domains::claim(batch.agent.as_ref(), &self.settings.place, wished)
-        });
-        let domain = domains.flows;
+        let claim = || (self.claim)(batch.agent.as_ref());
+        let domain = self.domains.get_or_insert_with(claim).flows;
         if let Some(account) = self.account(batch, domain, most_bytes) {
             return account;
         }

@@ -9,26 +9,25 @@ use std::{
     },
 };
 
+use formats::ipfix::Domains;
 use proto::AgentIdentity;
 use sha1::{Digest as _, Sha1};
 
 /// How many agents with the same names can get different domains, by the order in which they start.
 const MOST_ALIKE: u32 = 64;
 
-pub(super) struct Domains {
-    pub flows: u32,
-    /// For records about the process. RFC 7011 suggests domain 0, but that has a single sequence for all agents behind
-    /// an address.
-    pub process: u32,
+/// The domains of an output, claimed until this is dropped.
+pub(super) struct Claimed {
+    pub domains: Domains,
     /// Keeps other processes in this network namespace from taking the same numbers. The kernel drops it with the
     /// process.
     _claim: Option<UnixDatagram>,
 }
 
-impl Domains {
+impl Claimed {
     /// Claims domains for the output `place`, which distinguishes the outputs of this agent and of other agents on the
     /// host. `wished` is the flows' domain from the settings.
-    pub fn claim(agent: Option<&AgentIdentity>, place: &str, wished: Option<u32>) -> Self {
+    pub fn by(agent: Option<&AgentIdentity>, place: &str, wished: Option<u32>) -> Self {
         let (host, name) = agent.map_or(("", ""), |agent| (&agent.agent_id, &agent.hostname));
         for number in 0..MOST_ALIKE {
             let (flows, process) = numbers([host, name, place], number);
@@ -45,20 +44,15 @@ impl Domains {
     }
 
     fn new(flows: u32, process: u32, claim: Option<UnixDatagram>) -> Self {
+        let process = if process == flows {
+            process.wrapping_add(1)
+        } else {
+            process
+        };
         Self {
-            flows,
-            process: if process == flows {
-                process.wrapping_add(1)
-            } else {
-                process
-            },
+            domains: Domains { flows, process },
             _claim: claim,
         }
-    }
-
-    #[cfg(test)]
-    pub fn of_tests() -> Self {
-        Self::new(1, 0, None)
     }
 }
 
@@ -101,7 +95,7 @@ mod tests {
 
     #[test]
     fn agents_outputs_and_hosts_have_domains_of_their_own_and_keep_them() {
-        let claim = |id: &str, place: &str| Domains::claim(Some(&agent(id)), place, None);
+        let claim = |id: &str, place: &str| Claimed::by(Some(&agent(id)), place, None);
         let places = [
             "unix:/run/a.sock ipfix",
             "unix:/run/b.sock ipfix",
@@ -111,7 +105,7 @@ mod tests {
         let mut numbers: Vec<_> = all
             .iter()
             .chain([&claim("b", places[0])])
-            .flat_map(|one| [one.flows, one.process])
+            .flat_map(|one| [one.domains.flows, one.domains.process])
             .collect();
         assert!(!numbers.contains(&0));
         let first = numbers[0];
@@ -120,15 +114,16 @@ mod tests {
         assert_eq!(numbers.len(), 8);
         // The same settings again on the same host.
         let beside = claim("a", places[0]);
-        assert!(!numbers.contains(&beside.flows) && !numbers.contains(&beside.process));
+        let Domains { flows, process } = beside.domains;
+        assert!(!numbers.contains(&flows) && !numbers.contains(&process));
         drop((all, beside));
-        assert_eq!(claim("a", places[0]).flows, first);
+        assert_eq!(claim("a", places[0]).domains.flows, first);
     }
 
     #[test]
     fn a_wished_domain_is_that_of_flows_alone() {
-        let wished = Domains::claim(Some(&agent("wished")), "", Some(7));
-        assert_eq!(wished.flows, 7);
-        assert!(![0, 7].contains(&wished.process));
+        let wished = Claimed::by(Some(&agent("wished")), "", Some(7));
+        assert_eq!(wished.domains.flows, 7);
+        assert!(![0, 7].contains(&wished.domains.process));
     }
 }

@@ -9,9 +9,7 @@ use proto::{Account, AgentIdentity, Direction, Encapsulation, EndReason, Endpoin
 use serde_json::{Value, json};
 
 use super::*;
-use crate::files::Compression;
 
-mod kept;
 mod written;
 
 /// A record of the first flow, with this many packets of 100 bytes.
@@ -60,6 +58,10 @@ fn pieces(batches: &[(FlowBatch, Vec<FlowRecord>)]) -> Vec<u8> {
         message.bytes
     });
     pieces.collect()
+}
+
+fn piece(packets: u64) -> Vec<u8> {
+    pieces(&[(batch(packets), vec![flow(packets)])])
 }
 
 fn temporary(content: &[u8]) -> File {

@@ -22,11 +22,10 @@ use prost::Message as _;
 use proto::{
     AgentIdentity, FlowBatch, FlowRecord, accounts::Accounts, known_interfaces::KnownInterfaces,
 };
-use tokio::sync::watch;
 
 use super::{
     encoder::{Answer, Call, Encoder, Message, Without},
-    transport::one_line,
+    harmless::one_line,
 };
 use metrics::{Losses, Telling};
 
@@ -69,7 +68,8 @@ impl Default for Settings {
 /// Encodes requests for logs and metrics.
 pub struct Otlp {
     settings: Settings,
-    accounts: watch::Receiver<Arc<Accounts>>,
+    /// Returns the accounts of the latest scan.
+    accounts: Box<dyn Fn() -> Arc<Accounts> + Send>,
     identity: Option<AgentIdentity>,
     head: Head,
     interfaces: KnownInterfaces,
@@ -176,10 +176,11 @@ impl Protocol {
 }
 
 impl Otlp {
-    pub fn new(settings: Settings, accounts: watch::Receiver<Arc<Accounts>>) -> Self {
+    /// `accounts` returns those of the latest scan.
+    pub fn new(settings: Settings, accounts: impl Fn() -> Arc<Accounts> + Send + 'static) -> Self {
         Self {
             settings,
-            accounts,
+            accounts: Box::new(accounts),
             identity: None,
             head: Head::default(),
             interfaces: KnownInterfaces::default(),
@@ -248,7 +249,7 @@ impl Otlp {
         let place = (batch.scan_id, batch.batch_index);
         self.telling.take_if(|telling| telling.place() != place);
         let telling = self.telling.get_or_insert_with(|| {
-            let accounts = Arc::clone(&self.accounts.borrow());
+            let accounts = (self.accounts)();
             Telling::new(accounts, self.lost, batch)
         });
         self.lost = telling.lost();

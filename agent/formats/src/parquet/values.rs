@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use formats::{human, json::community_id};
+
 use parquet::{
     basic::{LogicalType, Repetition, TimeUnit, Type as Physical},
     column::writer::{ColumnWriter, ColumnWriterImpl, get_typed_column_writer_mut},
@@ -21,6 +21,7 @@ use parquet::{
 use proto::columns;
 
 use super::columns::Row;
+use crate::{human, json::community_id};
 
 const ADDRESS_LEN_BYTES: i32 = 16;
 /// Most text of one column in memory at once. Each row may repeat a long interface name.

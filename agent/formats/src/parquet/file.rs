@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, fs::File, sync::Arc};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use bytes::Bytes;
-use formats::json::{JsonLines, StreamId};
 use parquet::{
     basic::{Compression as Codec, ZstdLevel},
     column::writer::{ColumnWriter, get_column_writer},
@@ -16,14 +15,14 @@ use parquet::{
 };
 use proto::{FlowBatch, known_interfaces::KnownInterfaces};
 use serde_json::{Value, json};
-use sys::process_memory;
 
 use super::{
+    Compression,
     columns::{OF_A_COLLECTOR, OF_A_FLOW, Row},
     pieces::Pieces,
     values::{Column, schema},
 };
-use crate::files::Compression;
+use crate::json::{JsonLines, StreamId};
 
 /// A row group is closed once it has this many rows; its last piece may exceed that. The columns stay in memory until
 /// the group is complete.
@@ -35,28 +34,17 @@ const MOST_STREAMS: usize = 1_000;
 const MOST_OTHERS: usize = 10_000;
 
 /// Writes the Parquet file and returns it. An unreadable piece ends the file, and is logged.
-pub(super) fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
+pub fn make(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let columns: Vec<_> = OF_A_FLOW.iter().collect();
-    made_with(&columns, Facts::of_an_agent(), pieces, to, compression)
+    let to = (to, compression);
+    in_groups_of(ROWS_IN_A_GROUP, &columns, Facts::of_an_agent(), pieces, to)
 }
 
 /// The same for a collector, whose pieces come from many agents.
-pub(super) fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
+pub fn make_of_many(pieces: &mut File, to: File, compression: Compression) -> Result<File> {
     let columns: Vec<_> = OF_A_COLLECTOR.iter().chain(&OF_A_FLOW).collect();
-    made_with(&columns, Facts::of_many(), pieces, to, compression)
-}
-
-fn made_with(
-    columns: &[&Column],
-    facts: Facts,
-    pieces: &mut File,
-    to: File,
-    compression: Compression,
-) -> Result<File> {
-    let made = in_groups_of(ROWS_IN_A_GROUP, columns, facts, pieces, (to, compression));
-    // Free the memory, or every thread of tokio's pool would keep this much.
-    process_memory::give_back();
-    made
+    let to = (to, compression);
+    in_groups_of(ROWS_IN_A_GROUP, &columns, Facts::of_many(), pieces, to)
 }
 
 pub(super) fn in_groups_of(
@@ -69,7 +57,6 @@ pub(super) fn in_groups_of(
     let codec = match compression {
         Compression::None => Codec::UNCOMPRESSED,
         Compression::Zstd => Codec::ZSTD(ZstdLevel::default()),
-        Compression::Gzip => bail!("Parquet is not compressed with gzip here"),
     };
     let properties = WriterProperties::builder()
         .set_created_by(concat!("flow-agent ", env!("CARGO_PKG_VERSION")).to_owned())

@@ -1,7 +1,10 @@
 //! What becomes of files: rotated, bounded, completed after a kill.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, io::Write as _, path::Path, time::Duration};
 
+use formats::{encoder::Encoder as _, parquet::Parquet};
+use parquet::file::reader::{FileReader as _, SerializedFileReader};
+use proto::{Endpoint, FlowBatch, FlowRecord};
 use tempfile::TempDir;
 
 use super::*;
@@ -23,8 +26,26 @@ fn rotated(folder: &TempDir, rotation: Rotation) -> Rotated {
     Rotated::made(folder.path().to_owned(), rotation, MADE)
 }
 
+/// A piece with one flow of so many packets.
 fn piece(packets: u64) -> Vec<u8> {
-    pieces(&[(batch(packets), vec![flow(packets)])])
+    let batch = FlowBatch {
+        stream_seq: packets,
+        scan_id: 7,
+        ..FlowBatch::default()
+    };
+    let flow = FlowRecord {
+        src: Some(Endpoint {
+            addr: vec![10, 0, 0, 1].into(),
+            delta_packets: packets,
+            ..Endpoint::default()
+        }),
+        dst: Some(Endpoint {
+            addr: vec![10, 0, 0, 2].into(),
+            ..Endpoint::default()
+        }),
+        ..FlowRecord::default()
+    };
+    Parquet::default().message(&batch, &[flow]).bytes.into()
 }
 
 async fn write(file: &mut Rotated, packets: impl IntoIterator<Item = u64>) {
@@ -57,7 +78,10 @@ fn complete(folder: &TempDir) -> Vec<(String, Vec<String>)> {
 
 fn packets(path: &Path) -> Vec<String> {
     let file = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
-    values(&file, "packets")
+    let rows = file.get_row_iter(None).unwrap();
+    let columns = rows.flat_map(|row| row.unwrap().into_columns());
+    let packets = columns.filter(|(name, _)| name == "packets");
+    packets.map(|(_, packets)| packets.to_string()).collect()
 }
 
 /// The packets of all complete files.
@@ -211,12 +235,6 @@ async fn what_a_killed_process_left_is_completed() {
     }
 }
 
-#[test]
-fn a_file_says_what_of_it_could_not_be_read() {
-    let damaged = [piece(1), piece(2)[..20].to_vec()].concat();
-    assert_eq!(fact(&made(&damaged), "dropped_bytes"), Some(json!(20)));
-}
-
 #[tokio::test]
 async fn what_is_no_file_of_rows_stays_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -226,25 +244,6 @@ async fn what_is_no_file_of_rows_stays_as_it_is() {
     let error = format!("{:#}", file.write(piece(1)).await.unwrap_err());
     assert!(error.contains("would not have written"), "{error}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "root:x:0:0");
-}
-
-#[test]
-fn pieces_end_where_the_first_one_is_not_whole() {
-    let two = [piece(1), piece(2)].concat();
-    let first = piece(1).len();
-    let mut other_mark = two.clone();
-    other_mark[first] ^= 1;
-    for (content, whole) in [
-        (Vec::new(), 0),
-        (two.clone(), two.len()),
-        (two[..two.len() - 1].to_vec(), first),
-        (two[..first + 5].to_vec(), first),
-        (other_mark, first),
-        (piece(1)[..2].to_vec(), 0),
-    ] {
-        let whole_len = pieces::whole_len(&mut temporary(&content)).unwrap();
-        assert_eq!(whole_len, whole as u64, "{content:?}");
-    }
 }
 
 #[tokio::test]

@@ -378,3 +378,28 @@ fn a_file_tells_the_account_and_what_is_missing_from_its_rows() {
     let file = made(&pieces(&[(batch(1), Vec::new())]));
     assert_eq!(fact(&file, "account"), None);
 }
+
+#[test]
+fn a_file_says_what_of_it_could_not_be_read() {
+    let damaged = [piece(1), piece(2)[..20].to_vec()].concat();
+    assert_eq!(fact(&made(&damaged), "dropped_bytes"), Some(json!(20)));
+}
+
+#[test]
+fn pieces_end_where_the_first_one_is_not_whole() {
+    let two = [piece(1), piece(2)].concat();
+    let first = piece(1).len();
+    let mut other_mark = two.clone();
+    other_mark[first] ^= 1;
+    for (content, whole) in [
+        (Vec::new(), 0),
+        (two.clone(), two.len()),
+        (two[..two.len() - 1].to_vec(), first),
+        (two[..first + 5].to_vec(), first),
+        (other_mark, first),
+        (piece(1)[..2].to_vec(), 0),
+    ] {
+        let whole_len = pieces::whole_len(&mut temporary(&content)).unwrap();
+        assert_eq!(whole_len, whole as u64, "{content:?}");
+    }
+}
