@@ -17,7 +17,8 @@ use anyhow::{Context as _, Result};
 use enrich::{cgroups::Cgroups, dns::Dns, enrichment::Enrichment, processes::Processes};
 use exporters::{Outputs, Prepared};
 use flows::{
-    encoder::{BatchEncoder, Names},
+    encoder::BatchEncoder,
+    names::{Directory, Hosts, Names},
     replica::{Replica, ReplicaSettings},
 };
 use formats::Format;
@@ -158,7 +159,7 @@ pub struct Agent {
     slots: Slots,
     max_interfaces: u32,
     needs: Needs,
-    names: Names,
+    found: Found,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -215,7 +216,7 @@ impl Agent {
             log_level: config.bpf_log_level,
             hash_factors: secret_factors(),
         };
-        let (mut kernel, names) = load(&config, settings)?;
+        let (mut kernel, found) = load(&config, settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves no programs behind.
@@ -263,7 +264,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs,
-            names,
+            found,
             filled,
             rules,
             changes,
@@ -333,7 +334,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs: _,
-            names,
+            found,
             filled,
             rules,
             changes: _,
@@ -352,10 +353,11 @@ impl Agent {
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
-            replica: replica(&config, &names),
-            dns: names.hosts.clone(),
-            units: names.cgroups.clone().map(Units::new),
-            encoder: encoder(&identity, &config, names),
+            replica: replica(&config, &found),
+            encoder: encoder(&identity, &config, found.names()),
+            dns: found.hosts,
+            processes: found.processes,
+            units: found.cgroups.map(Units::new),
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
@@ -515,12 +517,36 @@ async fn ended(end: oneshot::Receiver<()>) {
     let _ = end.await;
 }
 
-fn replica(config: &Config, names: &Names) -> Replica {
-    let replica = Replica::new(config.replica).naming(names.hosts.clone());
-    if names.cgroups.is_some() {
-        replica.adding_up_cgroups()
-    } else {
-        replica
+fn replica(config: &Config, found: &Found) -> Replica {
+    let mut replica = Replica::new(config.replica);
+    if let Some(dns) = &found.hosts {
+        replica.name_hosts(Arc::new(dns.clone()));
+    }
+    if found.cgroups.is_some() {
+        replica.add_up_cgroups();
+    }
+    replica
+}
+
+/// Where names come from. `None` of those that are not wanted, and of those that cannot be found here.
+struct Found {
+    cgroups: Option<Cgroups>,
+    processes: Option<Processes>,
+    hosts: Option<Dns>,
+}
+
+impl Found {
+    fn names(&self) -> Names {
+        let Self {
+            cgroups,
+            processes,
+            hosts,
+        } = self;
+        Names {
+            cgroups: cgroups.clone().map(|it| Arc::new(it) as Arc<dyn Directory<_>>),
+            processes: processes.clone().map(|it| Arc::new(it) as Arc<dyn Directory<_>>),
+            hosts: hosts.clone().map(|it| Arc::new(it) as Arc<dyn Hosts>),
+        }
     }
 }
 
@@ -535,7 +561,7 @@ fn cgroups(config: &Config) -> Option<Cgroups> {
 }
 
 /// Loads the programs with as many of the enrichments as this kernel supports.
-fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> {
+fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Found)> {
     let cgroups = cgroups(config);
     if cgroups.is_some() {
         settings.senders = Kinds::CGROUPS;
@@ -580,12 +606,12 @@ fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Names)> 
         tracing::warn!("what the kernel drops is not counted: {error:#}");
     }
     let hosts = hosts(config, &mut kernel);
-    let names = Names {
+    let found = Found {
         cgroups,
         processes,
         hosts,
     };
-    Ok((kernel, names))
+    Ok((kernel, found))
 }
 
 /// Names of addresses, if the programs hand over DNS messages. On failure the agent counts without them.

@@ -14,7 +14,10 @@ use std::{
 
 use agent_common::{HookAccount, InterfaceId, Pair, Reason};
 use anyhow::{Context as _, Result};
-use enrich::dns::{self, Dns};
+use enrich::{
+    dns::{self, Dns},
+    processes::Processes,
+};
 use flows::{
     encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     quoted::{self, Quoted},
@@ -130,6 +133,7 @@ pub struct Scanner {
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
     dns: Option<Dns>,
+    processes: Option<Processes>,
     /// Traffic per unit of this host. `None` unless units are named.
     pub units: Option<Units>,
     /// A snapshot in progress; below it, one that a scan had to complete.
@@ -171,6 +175,7 @@ pub struct ScannerParts {
     pub tags: BTreeMap<u32, TagWatch>,
     /// Names of addresses. `None` unless flows are named.
     pub dns: Option<Dns>,
+    pub processes: Option<Processes>,
     pub units: Option<Units>,
 }
 
@@ -184,6 +189,7 @@ impl Scanner {
             tags: parts.tags,
             replica: parts.replica,
             dns: parts.dns,
+            processes: parts.processes,
             units: parts.units,
             taking: None,
             completed: None,
@@ -678,7 +684,7 @@ impl Scanner {
 
     /// How many processes appeared in records by pid alone.
     pub fn nameless_processes(&self) -> u64 {
-        self.encoder.nameless_processes()
+        self.processes.as_ref().map_or(0, Processes::nameless)
     }
 
     /// How often there was no room to store a socket's process.

@@ -64,7 +64,8 @@ impl Units {
             }
         }
         let mut new = BTreeMap::<Unit, Exchanged>::new();
-        for cgroup in self.cgroups.of(by_id.keys().copied()) {
+        let ids: Vec<u64> = by_id.keys().copied().collect();
+        for cgroup in self.cgroups.of(&ids) {
             let exchanged = by_id.get(&cgroup.id).copied().unwrap_or_default();
             let unit = Unit {
                 unit: cgroup.unit,

@@ -1,6 +1,9 @@
 //! Synthetic flows, and the entries that a scan would drain for them, identical in every run.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::Arc,
+};
 
 use agent_common::{
     FlowCounters, FlowKey, L4Kind, Process, Sample, Senders, TcpInfo,
@@ -13,7 +16,7 @@ use enrich::{
     dns::{DEFAULT_NAMES, Dns},
     processes::Processes,
 };
-use flows::encoder::Names;
+use flows::names::Names;
 
 /// A drained page: parallel lists of keys and counters.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -231,9 +234,11 @@ impl Profile {
             .collect();
         let of_unit = |unit| (0..PROCESSES_A_UNIT).map(move |number| process(unit, number));
         Names {
-            cgroups: Some(Cgroups::of_these(&paths)),
-            processes: Some(Processes::of_these((0..UNITS).flat_map(of_unit).collect())),
-            hosts: Some(self.hosts()),
+            cgroups: Some(Arc::new(Cgroups::of_these(&paths))),
+            processes: Some(Arc::new(Processes::of_these(
+                (0..UNITS).flat_map(of_unit).collect(),
+            ))),
+            hosts: Some(Arc::new(self.hosts())),
         }
     }
 

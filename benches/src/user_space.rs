@@ -118,8 +118,10 @@ impl UserSpace {
     #[must_use]
     pub fn naming(mut self, profile: Profile) -> Self {
         let names = profile.names();
-        let hosts = names.hosts.clone();
-        self.replica = self.replica.naming(hosts).adding_up_cgroups();
+        if let Some(hosts) = names.hosts.clone() {
+            self.replica.name_hosts(hosts);
+        }
+        self.replica.add_up_cgroups();
         self.encoder = self.encoder.naming(names);
         self
     }

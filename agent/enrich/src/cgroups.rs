@@ -11,13 +11,11 @@ mod tree;
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, Result};
+use flows::names::Directory;
 use proto::Cgroup;
 
 use self::{
@@ -37,13 +35,7 @@ const MOST_MISSED: usize = 1 << 12;
 #[derive(Clone)]
 pub struct Cgroups {
     known: Arc<Mutex<Known>>,
-    nameless: Arc<AtomicU64>,
     wake: tree::Wake,
-}
-
-/// Whether more than the id is known.
-pub fn is_named(cgroup: &Cgroup) -> bool {
-    !cgroup.path.is_empty() || !cgroup.unit.is_empty() || !cgroup.container_id.is_empty()
 }
 
 /// Where the cgroup v2 hierarchy is mounted.
@@ -68,38 +60,49 @@ impl Cgroups {
             .name("cgroups".to_owned())
             .spawn(move || tree.follow())
             .context("start a thread that follows the cgroups")?;
-        Ok(Self {
-            known,
-            nameless: Arc::default(),
-            wake,
-        })
+        Ok(Self { known, wake })
     }
 
-    /// Counts ends of flows whose cgroup had no name.
-    pub fn count_nameless(&self, ends: u64) {
-        self.nameless.fetch_add(ends, Relaxed);
-    }
-
-    /// How many ends of flows had a cgroup without a name.
-    pub fn nameless(&self) -> u64 {
-        self.nameless.load(Relaxed)
-    }
-
-    /// The cgroups with these ids, in the same order. See [`Self::tell`].
-    pub fn of(&self, ids: impl IntoIterator<Item = u64>) -> Vec<Cgroup> {
+    /// The cgroups with these ids, in the same order. See [`Self::lookup`].
+    pub fn of(&self, ids: &[u64]) -> Vec<Cgroup> {
         let mut told = Vec::new();
-        self.tell(ids, |cgroup| told.push(cgroup.clone()));
+        self.lookup(ids, &mut |cgroup| told.push(cgroup.clone()));
         told
     }
 
-    /// Calls `each` with the cgroups of these ids, in the same order. A cgroup that was removed before the agent saw
-    /// it has only its id. The thread that reads the tree holds the lock only for moments.
-    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Cgroup)) {
+    /// A fixed set of cgroups with these ids and paths, which no thread follows.
+    pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
+        let mut known = Known::new(MOST_LIVING);
+        for (id, path) in cgroups {
+            assert_eq!(known.add(name::of(*id, path), Share::Host), Added::Yes);
+        }
+        Self {
+            known: Arc::new(Mutex::new(known)),
+            wake: tree::Wake::silent(),
+        }
+    }
+
+    /// How many existing cgroups have a name.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        lock(&self.known).living.len()
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A cgroup that was removed before the agent saw it has only its id. The thread that reads the tree holds the lock only
+/// for moments.
+impl Directory<Cgroup> for Cgroups {
+    fn lookup(&self, ids: &[u64], each: &mut dyn FnMut(&Cgroup)) {
         let mut is_new = false;
         let known: Vec<_> = {
             let mut known = lock(&self.known);
-            let of = |id| (id, known.of(id, &mut is_new));
-            ids.into_iter().map(of).collect()
+            let of = |&id| (id, known.of(id, &mut is_new));
+            ids.iter().map(of).collect()
         };
         if is_new {
             self.wake.look_again();
@@ -115,30 +118,6 @@ impl Cgroups {
                 each(&nameless);
             }
         }
-    }
-
-    /// A fixed set of cgroups with these ids and paths, which no thread follows.
-    pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
-        let mut known = Known::new(MOST_LIVING);
-        for (id, path) in cgroups {
-            assert_eq!(known.add(name::of(*id, path), Share::Host), Added::Yes);
-        }
-        Self {
-            known: Arc::new(Mutex::new(known)),
-            nameless: Arc::default(),
-            wake: tree::Wake::silent(),
-        }
-    }
-
-    /// How many existing cgroups have a name.
-    #[cfg(test)]
-    pub fn len(&self) -> usize {
-        lock(&self.known).living.len()
-    }
-
-    #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 }
 
@@ -259,7 +238,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(100);
 
     fn path_of(cgroups: &Cgroups, id: u64) -> String {
-        cgroups.of([id]).remove(0).path
+        cgroups.of(&[id]).remove(0).path
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -323,7 +302,7 @@ mod tests {
         wait_until("it is looked for", || !path_of(&cgroups, id).is_empty());
         // A removal that was missed is noticed as well.
         lock(&cgroups.known).add(name::of(u64::MAX, "/gone"), Share::Host);
-        cgroups.of([u64::MAX - 1]);
+        cgroups.of(&[u64::MAX - 1]);
         wait_until("it is looked for again", || {
             !lock(&cgroups.known).living.contains_key(&u64::MAX)
         });
@@ -381,7 +360,7 @@ mod tests {
             let cgroups = Cgroups::follow().unwrap();
             let later: Vec<u64> = (10..20).map(make).collect();
             for (number, id) in early.into_iter().chain(later).enumerate() {
-                let unit = || cgroups.of([id]).remove(0).unit;
+                let unit = || cgroups.of(&[id]).remove(0).unit;
                 wait_until("it is found", || !unit().is_empty());
                 assert_eq!(unit(), format!("{number}.service"));
             }
@@ -478,7 +457,7 @@ mod tests {
         let is_full = || (MOST - 100..=MOST).contains(&cgroups.len());
         assert!(is_full(), "{}", cgroups.len());
         let later = fs::metadata(make("later.service")).unwrap().ino();
-        let unit = || cgroups.of([later]).remove(0).unit;
+        let unit = || cgroups.of(&[later]).remove(0).unit;
         wait_until("it is known", || !unit().is_empty());
         assert_eq!(unit(), "later.service");
         assert!(is_full(), "{}", cgroups.len());

@@ -14,10 +14,12 @@ use std::{
 
 use agent_common::{FlowKey, dns::DnsMessage};
 use anyhow::{Context as _, Result};
+use flows::names::{Directory, EndName, Hosts};
 use kernel::{
     dns::{DnsMessages, Lost, RING_LEN_BYTES},
     links::netns_inode,
 };
+use proto::HostName;
 use sys::{clock, log_limit::LogLimit};
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -37,7 +39,6 @@ use hosts_file::HostsFile;
 pub use learned::Stats;
 use learned::{Learned, addresses};
 use names::Realm;
-pub use names::{EndName, HostName};
 
 pub const DEFAULT_NAMES: u32 = 65_536;
 pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;
@@ -131,19 +132,9 @@ impl Dns {
 
     /// Knows a fixed set of names: (name, client that asked, address, time since boot). Reads no messages.
     pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
-        Self::of_these_at_most(DEFAULT_NAMES, netns, known)
-    }
-
-    pub fn of_these_at_most(most: u32, netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
-        let dns = Self::with(None, most, false, netns);
+        let dns = Self::with(None, DEFAULT_NAMES, false, netns);
         dns.learn_these(netns, known);
         dns
-    }
-
-    /// How many names flows or addresses have, for tests.
-    #[doc(hidden)]
-    pub fn names_in_use(&self) -> usize {
-        self.state().learned.names.in_use()
     }
 
     /// Adds names in the form of [`of_these`](Self::of_these).
@@ -188,24 +179,10 @@ impl Dns {
         }
     }
 
-    /// The names of a flow's ends a and b at the time it began.
-    pub fn of(&self, key: &FlowKey, began_ns: u64) -> [Option<EndName>; 2] {
-        let [a, b] = addresses(key);
-        let realm = Realm::of(key);
-        let state = self.state();
-        let name = |own, other| state.learned.names.of((realm, own), other, began_ns);
-        [name(a, b), name(b, a)]
-    }
-
     /// The exchanges that were completed or given up since the last call.
     pub fn take_exchanges(&self) -> Vec<Exchange> {
         let exchanges = &mut self.state().learned.exchanges;
         exchanges.as_mut().map(Exchanges::take).unwrap_or_default()
-    }
-
-    /// Calls `each` with the names of these ids, in the same order.
-    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, each: impl FnMut(u64, &str)) {
-        self.state().learned.names.tell(ids, each);
     }
 
     pub fn stats(&self) -> Stats {
@@ -214,6 +191,29 @@ impl Dns {
             lost: state.told_lost,
             ..state.learned.stats()
         }
+    }
+}
+
+impl Hosts for Dns {
+    fn ends(&self, key: &FlowKey, began_ns: u64) -> [Option<EndName>; 2] {
+        let [a, b] = addresses(key);
+        let realm = Realm::of(key);
+        let state = self.state();
+        let name = |own, other| state.learned.names.of((realm, own), other, began_ns);
+        [name(a, b), name(b, a)]
+    }
+}
+
+impl Directory<HostName> for Dns {
+    fn lookup(&self, ids: &[u64], each: &mut dyn FnMut(&HostName)) {
+        // A batch may name as many hosts as it has records, so one message is reused.
+        let mut host = HostName::default();
+        self.state().learned.names.tell(ids, |id, name| {
+            host.id = id;
+            host.name.clear();
+            host.name.push_str(name);
+            each(&host);
+        });
     }
 }
 

@@ -4,7 +4,7 @@
 //! [`enrichment`] lists the kinds, [`cgroups`] follows the tree of control groups, [`processes`] knows which process
 //! made a socket, and [`dns`] learns names from passing answers.
 //!
-//! May depend on: `kernel`, `proto`, `sys`. Knows nothing about outputs.
+//! May depend on: `flows`, `kernel`, `proto`, `sys`. Knows nothing about outputs.
 
 pub mod cgroups;
 pub mod dns;

@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::Result;
+use flows::names::Directory;
 use kernel::{
     load::Kernel,
     processes::{Noting, ProcessNames},
@@ -70,18 +71,19 @@ impl Processes {
         Self::with(Names::These(processes))
     }
 
-    /// Calls `each` with the processes of these keys, in the same order. If the kernel evicted the entry before it was
-    /// asked, only the pid is set.
-    pub fn tell(&self, keys: impl IntoIterator<Item = u64>, mut each: impl FnMut(&Process)) {
-        let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
-        for key in keys {
-            known.tell(key, || self.0.find(key), &self.0.nameless, &mut each);
-        }
-    }
-
     /// How often a batch named a process by its pid alone.
     pub fn nameless(&self) -> u64 {
         self.0.nameless.load(Relaxed)
+    }
+}
+
+/// If the kernel evicted the entry before it was asked, only the pid is set.
+impl Directory<Process> for Processes {
+    fn lookup(&self, keys: &[u64], each: &mut dyn FnMut(&Process)) {
+        let mut known = self.0.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for &key in keys {
+            known.tell(key, || self.0.find(key), &self.0.nameless, &mut *each);
+        }
     }
 }
 
@@ -194,7 +196,7 @@ mod tests {
         let processes = Processes::of_these(vec![known]);
         for nameless in 1..3 {
             let mut told = Vec::new();
-            processes.tell([known.key(), unknown], |one| told.push(one.clone()));
+            processes.lookup(&[known.key(), unknown], &mut |one| told.push(one.clone()));
             let [first, second] = &told[..] else {
                 panic!("{told:?}");
             };

@@ -12,15 +12,10 @@ use std::{
 
 use agent_common::{HookAccount, Pair};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use enrich::{
-    cgroups::{self, Cgroups},
-    dns::Dns,
-    processes::Processes,
-};
 use foldhash::fast::RandomState;
 use prost::{Message as _, encoding::message};
 use proto::{
-    Account, DnsExchange, FlowBatch, HostName, Interface,
+    Account, Cgroup, DnsExchange, FlowBatch, Interface,
     batch::{
         Batch, Identity, MOST_HOSTS, RecordBuffer,
         fields::{CGROUPS, HOSTS, PROCESSES},
@@ -28,6 +23,8 @@ use proto::{
     record::Record,
 };
 use sys::clock;
+
+use crate::names::Names;
 
 /// The encoder closes a batch before its records exceed this size. The scan's own fields and the names of cgroups and
 /// processes come on top: at most 33 bytes per interface, about 300 bytes per cgroup (at most 1.6 KB, see
@@ -133,16 +130,9 @@ impl BatchEncoder {
         self
     }
 
-    /// How many processes were sent with their number alone, without a name.
-    pub fn nameless_processes(&self) -> u64 {
-        let processes = self.names.processes.as_ref();
-        processes.map_or(0, Processes::nameless)
-    }
-
     /// How many ends of flows were first reported with only the id of their cgroup, without a name.
     pub fn nameless_ends(&self) -> u64 {
-        let cgroups = self.names.cgroups.as_ref();
-        cgroups.map_or(0, Cgroups::nameless)
+        self.open.nameless_ends
     }
 
     /// Adds the names of cgroups, processes and hosts to the batches.
@@ -266,14 +256,6 @@ impl BatchEncoder {
     }
 }
 
-/// Where the names of cgroups, processes and hosts come from. A kind that is `None` is sent without names.
-#[derive(Clone, Default)]
-pub struct Names {
-    pub cgroups: Option<Cgroups>,
-    pub processes: Option<Processes>,
-    pub hosts: Option<Dns>,
-}
-
 /// The ids of one kind that the records of a batch name.
 #[derive(Default)]
 struct Named {
@@ -344,6 +326,11 @@ impl Begun {
     }
 }
 
+/// Whether more than the id is known.
+fn is_named(cgroup: &Cgroup) -> bool {
+    !cgroup.path.is_empty() || !cgroup.unit.is_empty() || !cgroup.container_id.is_empty()
+}
+
 /// The batch that is being written.
 #[derive(Default)]
 struct OpenBatch {
@@ -357,6 +344,8 @@ struct OpenBatch {
     /// The cgroups that its records name.
     cgroups: Named,
     begun: Begun,
+    /// Of all batches so far.
+    nameless_ends: u64,
     processes: Named,
     hosts: Named,
 }
@@ -399,29 +388,22 @@ impl OpenBatch {
         let ids = self.cgroups.take();
         self.begun.settle();
         if let Some(known) = &known.cgroups {
-            let mut nameless = 0;
-            known.tell(ids, |cgroup| {
-                if !cgroups::is_named(cgroup) {
-                    nameless += self.begun.ends_of(cgroup.id);
+            known.lookup(&ids, &mut |cgroup| {
+                if !is_named(cgroup) {
+                    self.nameless_ends += self.begun.ends_of(cgroup.id);
                 }
                 message::encode(CGROUPS, cgroup, body);
             });
-            known.count_nameless(nameless);
         }
         let keys = self.processes.take();
         if let Some(known) = &known.processes {
-            known.tell(keys, |process| message::encode(PROCESSES, process, body));
+            known.lookup(&keys, &mut |process| {
+                message::encode(PROCESSES, process, body);
+            });
         }
         let ids = self.hosts.take();
         if let Some(known) = &known.hosts {
-            // A batch may name as many hosts as it has records, so one `HostName` is reused.
-            let mut host = HostName::default();
-            known.tell(ids, |id, name| {
-                host.id = id;
-                host.name.clear();
-                host.name.push_str(name);
-                message::encode(HOSTS, &host, body);
-            });
+            known.lookup(&ids, &mut |host| message::encode(HOSTS, host, body));
         }
     }
 

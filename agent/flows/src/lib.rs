@@ -1,10 +1,12 @@
 //! The flow cache in userspace, and the records that it reports.
 //!
 //! A drained page of the kernel's flow table goes into the [`replica`], which keeps totals, ends flows and makes records;
-//! [`encoder`] writes these into batches. [`quoted`] finds the flow of a packet that an ICMP error quotes.
+//! [`encoder`] writes these into batches. [`names`] is what both ask for names. [`quoted`] finds the flow of a packet that an
+//! ICMP error quotes.
 //!
-//! May depend on: `enrich`, `proto`, `sys`. Does no I/O of its own; through `enrich` it links `kernel`.
+//! May depend on: `proto`, `sys`. Does no I/O.
 
 pub mod encoder;
+pub mod names;
 pub mod quoted;
 pub mod replica;

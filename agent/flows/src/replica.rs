@@ -24,12 +24,13 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, time::Duration};
+use std::{
+    collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, sync::Arc, time::Duration,
+};
 
 use agent_common::{
     Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders, tcp::EndedConnection,
 };
-use enrich::dns::Dns;
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 use proto::{EndReason, record::Record};
@@ -57,6 +58,7 @@ use self::{
     slab::Slab,
     waiting::Waiting,
 };
+use crate::names::Hosts;
 pub use by_cgroup::Exchanged;
 pub use failed::Failed;
 
@@ -157,20 +159,14 @@ impl Replica {
         }
     }
 
-    /// Adds the names that `dns` learns to the flows.
-    #[must_use]
-    pub fn naming(mut self, dns: Option<Dns>) -> Self {
-        if let Some(dns) = dns {
-            self.names.follow(dns);
-        }
-        self
+    /// Adds the names of hosts to the flows that begin from here on.
+    pub fn name_hosts(&mut self, hosts: Arc<dyn Hosts>) {
+        self.names.follow(hosts);
     }
 
     /// Makes the replica add up the packets that each cgroup sends and receives.
-    #[must_use]
-    pub fn adding_up_cgroups(mut self) -> Self {
+    pub fn add_up_cgroups(&mut self) {
         self.by_cgroup.want();
-        self
     }
 
     /// The packets each cgroup has exchanged since the last call. Id 0 stands for unknown cgroups.

@@ -11,6 +11,7 @@ use std::{
 };
 
 use agent_common::FlowKey;
+use flows::names::{EndName, HostName};
 use foldhash::fast::RandomState;
 use proto::NameSource;
 use sys::clock;
@@ -24,59 +25,7 @@ const SHORTEST: Duration = Duration::from_secs(10);
 /// The longest time a name is kept. Longer TTLs are common mistakes.
 const LONGEST: Duration = Duration::from_hours(24);
 
-/// A name of an address. All flows with this name share it.
-#[derive(Debug)]
-pub struct HostName {
-    /// The id by which records refer to the name. It is unique during the life of this agent.
-    pub id: u64,
-    pub text: Box<str>,
-    in_use: Arc<AtomicUsize>,
-}
-
-impl Drop for HostName {
-    fn drop(&mut self) {
-        self.in_use.fetch_sub(1, Relaxed);
-    }
-}
-
-/// The name of one end of a flow. It counts as in use as long as the flow holds it.
-#[derive(Clone, Debug)]
-pub struct EndName {
-    name: Arc<HostName>,
-    /// The name's number, and the source in the lowest bits. Each record needs both, and this saves a read of the name
-    /// itself.
-    number_and_source: u64,
-}
-
 const _: () = assert!(size_of::<Option<EndName>>() as u64 == MOST_BYTES_PER_FLOW_END);
-const _: () = assert!((NameSource::HostsFile as u64) < 1 << EndName::SOURCE_BITS);
-
-impl EndName {
-    const SOURCE_BITS: u32 = 2;
-
-    fn new(name: &Arc<HostName>, source: NameSource) -> Self {
-        Self {
-            name: Arc::clone(name),
-            number_and_source: name.id << Self::SOURCE_BITS | source as u64,
-        }
-    }
-
-    pub fn id(&self) -> u64 {
-        self.number_and_source >> Self::SOURCE_BITS
-    }
-
-    pub fn source(&self) -> NameSource {
-        match self.number_and_source & ((1 << Self::SOURCE_BITS) - 1) {
-            1 => NameSource::Dns,
-            2 => NameSource::DnsOfAnother,
-            _ => NameSource::HostsFile,
-        }
-    }
-
-    pub fn text(&self) -> &str {
-        &self.name.text
-    }
-}
 
 /// Where an address is unique: a network namespace and a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -146,10 +95,6 @@ impl Names {
     /// How many names are kept, without those of the hosts file.
     pub fn len(&self) -> usize {
         self.in_newer + self.in_older
-    }
-
-    pub fn in_use(&self) -> usize {
-        self.issued.in_use.load(Relaxed)
     }
 
     pub fn capacity(&self) -> usize {
@@ -268,8 +213,8 @@ impl Names {
     }
 
     /// Calls `each` with the names of these ids, in the same order. All of them must be in use.
-    pub fn tell(&self, ids: impl IntoIterator<Item = u64>, mut each: impl FnMut(u64, &str)) {
-        for id in ids {
+    pub fn tell(&self, ids: &[u64], mut each: impl FnMut(u64, &str)) {
+        for &id in ids {
             let name = self.issued.by_id.get(&id).and_then(Weak::upgrade);
             debug_assert!(
                 name.is_some(),
@@ -349,12 +294,7 @@ impl Issued {
             self.by_id.retain(|_, name| name.strong_count() != 0);
         }
         self.last_id += 1;
-        self.in_use.fetch_add(1, Relaxed);
-        let name = Arc::new(HostName {
-            id: self.last_id,
-            text: text.into(),
-            in_use: Arc::clone(&self.in_use),
-        });
+        let name = Arc::new(HostName::new(self.last_id, text, &self.in_use));
         self.by_id.insert(name.id, Arc::downgrade(&name));
         name
     }

@@ -1,11 +1,12 @@
 use agent_common::{Counts, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason, TcpInfo};
 use proptest::{prelude::*, sample::select};
 use proto::{
-    EndReason, Failure, FlowRecord, NameSource, batch,
+    EndReason, Failure, FlowRecord, NameSource, Process, batch,
     record::{Address, EndFields, Fields, VlanIds},
 };
 
 use super::*;
+use crate::names::Directory;
 
 /// gRPC's default limit.
 const MESSAGE_LIMIT_BYTES: usize = 4 << 20;
@@ -491,6 +492,37 @@ fn many_long_records_make_batches_under_the_limit_and_lose_none() {
     assert_eq!(decoded, records.len());
 }
 
+/// Cgroups by their ids and paths. Of any other, it knows the id alone.
+struct Cgroups(Vec<(u64, &'static str)>);
+
+impl Directory<Cgroup> for Cgroups {
+    fn lookup(&self, ids: &[u64], each: &mut dyn FnMut(&Cgroup)) {
+        for &id in ids {
+            let known = self.0.iter().find(|(known, _)| *known == id);
+            each(&Cgroup {
+                id,
+                path: known.map_or_else(String::new, |(_, path)| (*path).to_owned()),
+                ..Cgroup::default()
+            });
+        }
+    }
+}
+
+/// Processes. Of any other, it knows the key alone.
+struct Processes(Vec<Process>);
+
+impl Directory<Process> for Processes {
+    fn lookup(&self, keys: &[u64], each: &mut dyn FnMut(&Process)) {
+        for &key in keys {
+            let known = self.0.iter().find(|known| known.key == key);
+            each(&known.cloned().unwrap_or(Process {
+                key,
+                ..Process::default()
+            }));
+        }
+    }
+}
+
 #[test]
 fn each_batch_names_the_cgroups_of_its_own_records() {
     let named = |[src, dst]: [u64; 2]| {
@@ -501,7 +533,7 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
     };
     let known = [(3, "/a.service"), (5, "/b.service")];
     let encoder = BatchEncoder::new(identity()).naming(Names {
-        cgroups: Some(Cgroups::of_these(&known)),
+        cgroups: Some(Arc::new(Cgroups(known.to_vec()))),
         ..Names::default()
     });
     for mut encoder in [encoder.another(), encoder] {
@@ -535,6 +567,7 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
                 && last_of_first.iter().all(|one| all.contains(one))
         );
         assert_eq!(said.next_back().unwrap(), [known[0]]);
+        assert_eq!(encoder.nameless_ends(), 1);
         assert!(
             batches
                 .iter()
@@ -545,14 +578,19 @@ fn each_batch_names_the_cgroups_of_its_own_records() {
 
 #[test]
 fn a_batch_names_the_processes_of_its_records_each_once() {
-    let process = |pid| agent_common::Process {
-        name: [u64::from_ne_bytes(*b"nginx\0\0\0"), 0],
-        uid: 33,
+    let process = |pid| Process {
+        key: u64::from(pid) << 32 | 1,
         pid,
+        name: "nginx".to_owned(),
+        uid: Some(33),
     };
     let [first, second, third] = [7, 5, 9].map(process);
     let mut encoder = BatchEncoder::new(identity()).naming(Names {
-        processes: Some(Processes::of_these(vec![first, second, third])),
+        processes: Some(Arc::new(Processes(vec![
+            first.clone(),
+            second.clone(),
+            third.clone(),
+        ]))),
         ..Names::default()
     });
     let mut batches = Vec::new();
@@ -564,8 +602,8 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
         record
     };
     for keys in [
-        &[[first.key(), second.key()], [0, first.key()], [0, 0]][..],
-        &[[0, third.key()]],
+        &[[first.key, second.key], [0, first.key], [0, 0]][..],
+        &[[0, third.key]],
     ] {
         encoder.begin(&header(1));
         for keys in keys {
@@ -573,17 +611,8 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
         }
         encoder.finish(&trailer(&HookAccount::default()), &mut sink);
     }
-    let said = batches.iter().map(|batch| {
-        let processes = batch.processes.iter();
-        processes
-            .map(|one| (one.key, one.pid, one.name.as_str(), one.uid))
-            .collect::<Vec<_>>()
-    });
-    let of = |process: agent_common::Process| (process.key(), process.pid, "nginx", Some(33));
-    assert_eq!(
-        said.collect::<Vec<_>>(),
-        [vec![of(second), of(first)], vec![of(third)]]
-    );
+    let said = batches.into_iter().map(|batch| batch.processes);
+    assert_eq!(said.collect::<Vec<_>>(), [vec![second, first], vec![third]]);
 }
 
 /// Readers of a batch find names by binary search.
@@ -591,8 +620,8 @@ fn a_batch_names_the_processes_of_its_records_each_once() {
 fn what_a_batch_names_is_in_order() {
     const MANY: u64 = 300;
     let mut encoder = BatchEncoder::new(identity()).naming(Names {
-        cgroups: Some(Cgroups::of_these(&[])),
-        processes: Some(Processes::of_these(Vec::new())),
+        cgroups: Some(Arc::new(Cgroups(Vec::new()))),
+        processes: Some(Arc::new(Processes(Vec::new()))),
         ..Names::default()
     });
     let mut batches = Vec::new();

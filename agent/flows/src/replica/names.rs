@@ -1,15 +1,16 @@
 //! The host names of the flows' ends at the time the flows began.
 
-use std::mem;
+use std::{mem, sync::Arc};
 
 use agent_common::FlowKey;
-use enrich::dns::{Dns, EndName};
 use proto::record::Record;
+
+use crate::names::{EndName, Hosts};
 
 /// Names by slot. Takes no memory until a flow has a name.
 #[derive(Default)]
 pub struct FlowNames {
-    dns: Option<Dns>,
+    hosts: Option<Arc<dyn Hosts>>,
     by_slot: Vec<Ends>,
     /// Names of flows that ended in this scan. Its batches may still have to send them.
     ended: Vec<EndName>,
@@ -19,16 +20,16 @@ pub struct FlowNames {
 type Ends = [Option<EndName>; 2];
 
 impl FlowNames {
-    pub fn follow(&mut self, dns: Dns) {
-        self.dns = Some(dns);
+    pub fn follow(&mut self, hosts: Arc<dyn Hosts>) {
+        self.hosts = Some(hosts);
     }
 
     /// A flow begins in this slot.
     pub fn begin(&mut self, slot: u32, key: &FlowKey, began_ns: u64) {
-        let Some(dns) = &self.dns else {
+        let Some(hosts) = &self.hosts else {
             return;
         };
-        let ends = dns.of(key, began_ns);
+        let ends = hosts.ends(key, began_ns);
         let slot = slot as usize;
         if slot >= self.by_slot.len() {
             if ends.iter().all(Option::is_none) {

@@ -197,7 +197,7 @@ fn the_addresses_of_one_name_share_it_and_it_keeps_its_id() {
 
 fn told(names: &Names, id: u64) -> String {
     let mut told = Vec::new();
-    names.tell([id], |id, text| told.push((id, text.to_owned())));
+    names.tell(&[id], |id, text| told.push((id, text.to_owned())));
     let [(same, text)] = told.try_into().unwrap();
     assert_eq!(same, id);
     text

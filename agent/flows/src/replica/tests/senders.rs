@@ -151,7 +151,8 @@ fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
 
 #[test]
 fn what_sockets_of_several_have_sent_is_shared_and_belongs_to_none_of_them() {
-    let mut replica = replica(8).adding_up_cgroups();
+    let mut replica = replica(8);
+    replica.add_up_cgroups();
     let mut at = |second: u64, sender: u64| {
         let sent = (key(1), counters(second, &[ACK], &[]), [sender, 0]);
         let records = scan_sent(&mut replica, second, &[sent]);
