@@ -14,7 +14,12 @@ use std::{
 
 use agent_common::{drops::DropLayout, process::TaskLayout, senders::Kinds, tcp::TcpLayout};
 use anyhow::{Context as _, Result};
-use enrich::{cgroups::Cgroups, dns::Dns, enrichment::Enrichment, processes::Processes};
+use enrich::{
+    dns::Dns,
+    enrichment::Enrichment,
+    process::Processes,
+    unit::{cgroups::Cgroups, traffic::Units},
+};
 use exporters::{Outputs, Prepared};
 use flows::{
     encoder::BatchEncoder,
@@ -60,7 +65,6 @@ use crate::{
     scan::{Interfaces, Scanner, ScannerParts},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
-    unit_traffic::Units,
 };
 
 mod asked;

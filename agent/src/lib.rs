@@ -5,9 +5,8 @@
 //! `collector` is another program: it stores what many agents send. `view` shows flows.
 //!
 //! Start reading at [`agent`], which starts and stops all of this. [`commands`] are what a user types. [`rules`] and [`changes`]
-//! replace settings of a running agent, [`status`] makes the status message, [`memory_limit`] compares settings with the cgroup's
-//! limit, and [`unit_traffic`] adds up what units exchange. [`service_manager`] talks to systemd; [`log_queue`], [`log_filter`] and
-//! [`journal`] are the log.
+//! replace settings of a running agent, [`status`] makes the status message, and [`memory_limit`] compares settings with the
+//! cgroup's limit. [`service_manager`] talks to systemd; [`log_queue`], [`log_filter`] and [`journal`] are the log.
 
 pub mod agent;
 pub mod changes;
@@ -22,4 +21,3 @@ pub mod service_manager;
 pub mod status;
 #[cfg(test)]
 mod unit;
-pub mod unit_traffic;

@@ -2,7 +2,7 @@
 //! a process that exceeds it.
 
 use agent_common::senders::Kinds;
-use enrich::{cgroups::Cgroups, dns, enrichment::Enrichment, processes::Processes};
+use enrich::{dns, enrichment::Enrichment, process::Processes, unit::cgroups::Cgroups};
 use exporters::Prepared;
 use formats::human;
 use hub::DEFAULT_QUEUED_BYTES;

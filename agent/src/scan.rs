@@ -16,7 +16,8 @@ use agent_common::{HookAccount, InterfaceId, Pair, Reason};
 use anyhow::{Context as _, Result};
 use enrich::{
     dns::{self, Dns},
-    processes::Processes,
+    process::Processes,
+    unit::traffic::Units,
 };
 use flows::{
     encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
@@ -41,8 +42,6 @@ use sys::{
     clock::{self, ScanClock, Sleep},
     log_limit::LogLimit,
 };
-
-use crate::unit_traffic::Units;
 
 mod durations;
 mod interfaces;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use agent_common::{Direction, InterfaceId};
+use enrich::unit::traffic::Units;
 use flows::replica::Failed;
 use kernel::{
     attach::{Hook, InsteadOfXdp, Mode, Uncounted},
@@ -17,7 +18,6 @@ use sys::{clock, process_memory};
 use crate::{
     changes::Times,
     scan::{ByProtocol, Durations, HookState, Scanner},
-    unit_traffic::Units,
 };
 
 /// Settings that cannot change while the agent runs.

@@ -12,9 +12,9 @@ use agent_common::{
     slots::{self, Hash, Walk},
 };
 use enrich::{
-    cgroups::Cgroups,
     dns::{DEFAULT_NAMES, Dns},
-    processes::Processes,
+    process::Processes,
+    unit::cgroups::Cgroups,
 };
 use flows::names::Names;
 

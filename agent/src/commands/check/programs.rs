@@ -3,7 +3,7 @@
 
 use agent_common::{drops::DropLayout, senders::Kinds};
 use anyhow::Result;
-use enrich::cgroups;
+use enrich::unit::cgroups;
 use kernel::{
     attach, connections, drops,
     layout::{self, Layout},

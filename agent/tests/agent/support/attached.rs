@@ -162,7 +162,7 @@ pub fn tcx_ingress_id(host: &Host) -> u32 {
 /// The ids of the programs at the root of the cgroups that run where sockets are made.
 pub fn sock_create_programs() -> BTreeSet<u32> {
     const MOST: usize = 64;
-    let root = File::open(enrich::cgroups::find().unwrap()).unwrap();
+    let root = File::open(enrich::unit::cgroups::find().unwrap()).unwrap();
     let mut ids = [0_u32; MOST];
     let mut query = [0_u64; 8];
     query[0] = u64::from(root.as_raw_fd().cast_unsigned()) | u64::from(SOCK_CREATE) << 32;

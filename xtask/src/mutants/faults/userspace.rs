@@ -227,12 +227,12 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "whoever has many cgroups gives up no name",
-        file: "agent/enrich/src/cgroups/share.rs",
+        file: "agent/enrich/src/unit/cgroups/share.rs",
         from: "if has + 1 >= most {",
         to: "if has + 1 >= most || most > 0 {",
         target: unit(
             "enrich",
-            "cgroups::tests::whoever_has_the_most_makes_room_for_those_who_have_less",
+            "unit::cgroups::tests::whoever_has_the_most_makes_room_for_those_who_have_less",
         ),
     },
     Fault {

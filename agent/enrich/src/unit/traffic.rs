@@ -5,8 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use enrich::cgroups::Cgroups;
 use flows::replica::Exchanged;
+
+use super::cgroups::Cgroups;
 
 /// The most units and containers with series of their own.
 pub const MOST: usize = 500;

@@ -20,7 +20,7 @@ use kernel::{
 use proto::Process;
 use sys::log_limit::LogLimit;
 
-use crate::cgroups;
+use crate::unit::cgroups;
 
 /// The most processes whose names are kept. The ones that records have not named for the longest time are dropped
 /// first.
