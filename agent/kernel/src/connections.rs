@@ -1,19 +1,12 @@
 //! Has the programs record the TCP state of connections when their sockets are destroyed, and reads those records.
 
-use std::os::fd::AsFd as _;
-
 use agent_common::{process::KeptWithSockets, tcp::EndedConnection};
 use anyhow::{Context as _, Result};
-use aya::{
-    Ebpf,
-    maps::{Array, Map, MapData, RingBuf},
-    programs::tp_btf::BtfTracePointLink,
-};
+use aya::{Ebpf, programs::tp_btf::BtfTracePointLink};
 use sys::log_limit::LogLimit;
 
 use super::{
-    memory::{map_memory_bytes, memory_bytes},
-    ring,
+    ring::{Maps, Ring},
     run_times::RunTimes,
     socket_bounds::{self, Counting, SocketBounds},
     tracepoint,
@@ -27,17 +20,9 @@ pub const MOST_ENDED: u64 = RING_LEN_BYTES as u64 / (8 + size_of::<EndedConnecti
 /// The program, and the tracepoint it is attached to.
 const ENDS: &str = "tcp_destroy_sock";
 
-/// The programs' maps: the ring of connections that end, and the count of lost records.
-pub struct Maps {
-    pub ended: MapData,
-    pub lost: MapData,
-}
-
 /// The programs' records of connections that end.
 pub struct EndedConnections {
-    ring: RingBuf<MapData>,
-    lost: Array<MapData, u64>,
-    memory_bytes: u64,
+    ring: Ring<EndedConnection>,
     /// The programs record as long as this link exists.
     link: Option<BtfTracePointLink>,
     counting: Option<Counting>,
@@ -47,14 +32,8 @@ pub struct EndedConnections {
 
 impl EndedConnections {
     pub fn new(maps: Maps) -> Result<Self> {
-        let Maps { ended, lost } = maps;
-        let of_lost = map_memory_bytes(&lost);
-        let ring = RingBuf::try_from(Map::RingBuf(ended)).context("map the ring of connections")?;
-        let lost = Array::try_from(Map::Array(lost));
         Ok(Self {
-            memory_bytes: memory_bytes(ring.as_fd()) + of_lost,
-            ring,
-            lost: lost.context("the count of connections without room in the ring")?,
+            ring: Ring::new(maps).context("connections that end")?,
             link: None,
             counting: None,
             told_lost: 0,
@@ -81,10 +60,9 @@ impl EndedConnections {
             return Ok(());
         }
         // Limited to one full ring; records that arrive meanwhile may wait for the next scan.
-        ring::take(&mut self.ring, MOST_ENDED as usize, each)
-            .context("what was noted of connections that ended")?;
-        let lost = self.lost.get(&0, 0);
-        let lost = lost.context("read how many connections had no room in the ring")?;
+        let taken = self.ring.take(MOST_ENDED as usize, each);
+        taken.context("what was noted of connections that ended")?;
+        let lost = self.ring.lost(0).context("connections that ended")?;
         if lost != self.told_lost {
             self.told_lost = lost;
             if self.log.event().is_some() {
@@ -110,7 +88,7 @@ impl EndedConnections {
 
     /// The kernel allocates all of it when the maps are created.
     pub fn kernel_memory_bytes(&self) -> u64 {
-        self.memory_bytes
+        self.ring.kernel_memory_bytes()
     }
 }
 

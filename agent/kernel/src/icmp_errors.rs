@@ -1,31 +1,17 @@
 //! The ICMP errors that the programs pass to userspace.
 
-use std::os::fd::AsFd as _;
-
 use agent_common::icmp::{IcmpMessage, lost};
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, Map, MapData, RingBuf};
 use sys::log_limit::LogLimit;
 
-use super::{
-    memory::{map_memory_bytes, memory_bytes},
-    ring,
-};
+use super::ring::{Maps, Ring};
 
 /// Size of the ring of ICMP errors: room for some 3,700 between two scans.
 pub const RING_LEN_BYTES: u32 = 1 << 20;
 
-/// The ring, and the counts of lost errors.
-pub struct Maps {
-    pub errors: MapData,
-    pub lost: MapData,
-}
-
 /// Reads ICMP errors from the ring.
 pub struct IcmpErrors {
-    ring: RingBuf<MapData>,
-    lost: Array<MapData, u64>,
-    memory_bytes: u64,
+    ring: Ring<IcmpMessage>,
     /// Whether the programs pass on ICMP errors.
     is_wanted: bool,
     told_lost: u64,
@@ -34,15 +20,8 @@ pub struct IcmpErrors {
 
 impl IcmpErrors {
     pub fn new(maps: Maps, is_wanted: bool) -> Result<Self> {
-        let Maps { errors, lost } = maps;
-        let of_lost = map_memory_bytes(&lost);
-        let ring =
-            RingBuf::try_from(Map::RingBuf(errors)).context("map the ring of ICMP errors")?;
-        let lost = Array::try_from(Map::Array(lost));
         Ok(Self {
-            memory_bytes: memory_bytes(ring.as_fd()) + of_lost,
-            ring,
-            lost: lost.context("the counts of lost ICMP errors")?,
+            ring: Ring::new(maps).context("ICMP errors")?,
             is_wanted,
             told_lost: 0,
             log: LogLimit::default(),
@@ -56,10 +35,9 @@ impl IcmpErrors {
         }
         // Limited to one full ring; errors that arrive meanwhile may wait for the next scan.
         let most = RING_LEN_BYTES as usize / size_of::<IcmpMessage>();
-        ring::take(&mut self.ring, most, each).context("ICMP errors")?;
-        let lost = (0..lost::KINDS).map(|kind| self.lost.get(&kind, 0));
-        let lost = lost.sum::<Result<u64, _>>();
-        let lost = lost.context("read how many ICMP errors were lost")?;
+        self.ring.take(most, each).context("ICMP errors")?;
+        let lost = (0..lost::KINDS).map(|kind| self.ring.lost(kind));
+        let lost = lost.sum::<Result<u64>>().context("ICMP errors")?;
         if lost != self.told_lost {
             self.told_lost = lost;
             if self.log.event().is_some() {
@@ -80,6 +58,6 @@ impl IcmpErrors {
 
     /// The kernel allocates all of it when the maps are created.
     pub fn kernel_memory_bytes(&self) -> u64 {
-        self.memory_bytes
+        self.ring.kernel_memory_bytes()
     }
 }

@@ -35,7 +35,7 @@ use super::{
     outers::Outers,
     pages::{self, Bounds, Pages},
     processes::{self, Noting, ProcessNames},
-    refusal,
+    refusal, ring,
     rule_maps::{PlacedRules, RuleMaps},
     run_times::RunTimes,
     shared_maps::SharedMaps,
@@ -218,12 +218,10 @@ impl Kernel {
         let outers = Outers::new(take(ebpf, OUTER)?, settings.decapsulate)?;
         let process_names = ProcessNames::new(take(ebpf, PROCESSES)?)?;
         let socket_bounds = SocketBounds::new(take(ebpf, "SOCKET_BOUNDS")?)?;
-        let ended = EndedConnections::new(connections::Maps {
-            ended: take(ebpf, ENDED)?,
-            lost: take(ebpf, "ENDS_LOST")?,
-        })?;
-        let dns = dns_messages(ebpf)?;
-        let icmp_errors = icmp_errors(ebpf, settings)?;
+        let ended = EndedConnections::new(ring(ebpf, ENDED, "ENDS_LOST")?)?;
+        let dns = DnsMessages::new(ring(ebpf, DNS_MESSAGES, "DNS_LOST")?)?;
+        let icmp_errors = ring(ebpf, ICMP_ERRORS, "ICMP_ERRORS_LOST")?;
+        let icmp_errors = IcmpErrors::new(icmp_errors, settings.icmp_errors)?;
         let of_drops = drops::Maps {
             counts: take(ebpf, "DROPS")?,
             by_flow: [take(ebpf, DROPPED[0])?, take(ebpf, DROPPED[1])?],
@@ -542,19 +540,11 @@ fn pages(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<Pages> {
         .map_err(|error| explain_memory(error, &bounds))
 }
 
-fn dns_messages(ebpf: &mut Ebpf) -> Result<DnsMessages> {
-    DnsMessages::new(dns::Maps {
-        messages: take(ebpf, DNS_MESSAGES)?,
-        lost: take(ebpf, "DNS_LOST")?,
+fn ring(ebpf: &mut Ebpf, entries: &str, lost: &str) -> Result<ring::Maps> {
+    Ok(ring::Maps {
+        entries: take(ebpf, entries)?,
+        lost: take(ebpf, lost)?,
     })
-}
-
-fn icmp_errors(ebpf: &mut Ebpf, settings: &LoadSettings) -> Result<IcmpErrors> {
-    let maps = icmp_errors::Maps {
-        errors: take(ebpf, ICMP_ERRORS)?,
-        lost: take(ebpf, "ICMP_ERRORS_LOST")?,
-    };
-    IcmpErrors::new(maps, settings.icmp_errors)
 }
 
 /// Random numbers, different in each process. They derive from the keys that the standard library gets from the kernel
