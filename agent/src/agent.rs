@@ -5,25 +5,14 @@
 //! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
 //! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
-use agent_common::{drops::DropLayout, process::TaskLayout, senders::Kinds, tcp::TcpLayout};
 use anyhow::{Context as _, Result};
-use enrich::{
-    dns::Dns,
-    enrichment::Enrichment,
-    process::Processes,
-    unit::{cgroups::Cgroups, traffic::Units},
-};
+use enrich::kind::Kind;
 use exporters::{Outputs, Prepared};
 use flows::{
     encoder::BatchEncoder,
-    names::{Directory, Hosts, Names},
+    names::Names,
     replica::{Replica, ReplicaSettings},
 };
 use formats::Format;
@@ -35,9 +24,9 @@ use kernel::{
     devices::{self, across},
     filled::FilledPages,
     interfaces::{Selection, everywhere::Everywhere},
-    layout, limits,
+    limits,
     links::{self, Link, tags::TagWatch},
-    load::{Kernel, LoadSettings, secret_factors},
+    load::{Kernel, LoadSettings},
     netns::{Namespace, Netns},
     real_time,
     rule_maps::Networks,
@@ -78,9 +67,6 @@ use publish::{NetlinkReadings, Publisher};
 use scanning::{ReliefLog, Scanning};
 use wakes::Wakes;
 
-const WITHOUT_PROCESSES: &str = "flows have no process";
-const WITHOUT_ENDS: &str = "what TCP knew of a connection at its end is in no record, only what it knew at an earlier packet";
-
 /// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -102,10 +88,7 @@ pub struct Config {
     pub max_fragments: u32,
     pub decapsulate: bool,
     /// What to find out about flows beyond their packets.
-    pub enrich: BTreeSet<Enrichment>,
-    /// How many names of addresses to keep, and how many messages to read in a second, if these are to be named.
-    pub dns_names: u32,
-    pub dns_rate: u32,
+    pub enrich: enrich::Settings,
     /// How full a page may get, in percent, before it is drained early. 0 always waits for the interval.
     pub early_scan_percent: u32,
     pub scan_interval: Duration,
@@ -163,7 +146,7 @@ pub struct Agent {
     slots: Slots,
     max_interfaces: u32,
     needs: Needs,
-    found: Found,
+    enrichment: Vec<Box<dyn Kind>>,
     filled: FilledPages,
     rules: RunningRules,
     changes: Changes,
@@ -207,20 +190,13 @@ impl Agent {
             max_fragments: config.max_fragments,
             early_scan_flows: early_scan_flows(config.max_flows, config.early_scan_percent),
             decapsulate: config.decapsulate,
-            senders: Kinds::NONE,
-            tasks: TaskLayout::default(),
-            tcp: TcpLayout::default(),
-            icmp_errors: config.enrich.contains(&Enrichment::Icmp),
-            drops: DropLayout::UNKNOWN,
-            dns_per_second: Enrichment::dns_per_second(&config.enrich, config.dns_rate),
-            netns: namespaces.iter().map(Namespace::number).collect(),
             max_interfaces,
             sample_rate: config.sample_rate,
             asks_drivers,
             log_level: config.bpf_log_level,
-            hash_factors: secret_factors(),
+            ..LoadSettings::smallest(namespaces.iter().map(Namespace::number).collect())
         };
-        let (mut kernel, found) = load(&config, settings)?;
+        let (mut kernel, enrichment) = config.enrich.load(config.object, &settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves no programs behind.
@@ -268,7 +244,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs,
-            found,
+            enrichment,
             filled,
             rules,
             changes,
@@ -338,7 +314,7 @@ impl Agent {
             slots,
             max_interfaces,
             needs: _,
-            found,
+            enrichment,
             filled,
             rules,
             changes: _,
@@ -354,14 +330,16 @@ impl Agent {
             name_interface: name_interface(rules.clone()),
         };
         let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
+        let (mut replica, mut names) = (Replica::new(config.replica), Names::default());
+        for kind in &enrichment {
+            kind.supply(&mut replica, &mut names);
+        }
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
-            replica: replica(&config, &found),
-            encoder: encoder(&identity, &config, found.names()),
-            dns: found.hosts,
-            processes: found.processes,
-            units: found.cgroups.map(Units::new),
+            replica,
+            encoder: encoder(&identity, &config, names),
+            enrichment,
             hub: hub.clone(),
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
@@ -519,140 +497,6 @@ fn encoder(identity: &Arc<Identity>, config: &Config, names: Names) -> BatchEnco
 /// Resolves on the end signal. An error means that the sender is gone, so the agent is ending as well.
 async fn ended(end: oneshot::Receiver<()>) {
     let _ = end.await;
-}
-
-fn replica(config: &Config, found: &Found) -> Replica {
-    let mut replica = Replica::new(config.replica);
-    if let Some(dns) = &found.hosts {
-        replica.name_hosts(Arc::new(dns.clone()));
-    }
-    if found.cgroups.is_some() {
-        replica.add_up_cgroups();
-    }
-    replica
-}
-
-/// Where names come from. `None` of those that are not wanted, and of those that cannot be found here.
-struct Found {
-    cgroups: Option<Cgroups>,
-    processes: Option<Processes>,
-    hosts: Option<Dns>,
-}
-
-impl Found {
-    fn names(&self) -> Names {
-        let Self {
-            cgroups,
-            processes,
-            hosts,
-        } = self;
-        Names {
-            cgroups: cgroups.clone().map(|it| Arc::new(it) as Arc<dyn Directory<_>>),
-            processes: processes.clone().map(|it| Arc::new(it) as Arc<dyn Directory<_>>),
-            hosts: hosts.clone().map(|it| Arc::new(it) as Arc<dyn Hosts>),
-        }
-    }
-}
-
-/// The cgroups of the host, if units are to be named. On failure the agent counts without them.
-fn cgroups(config: &Config) -> Option<Cgroups> {
-    if !config.enrich.contains(&Enrichment::Unit) {
-        return None;
-    }
-    Cgroups::follow()
-        .inspect_err(|error| tracing::warn!("flows have no unit and no container: {error:#}"))
-        .ok()
-}
-
-/// Loads the programs with as many of the enrichments as this kernel supports.
-fn load(config: &Config, mut settings: LoadSettings) -> Result<(Kernel, Found)> {
-    let cgroups = cgroups(config);
-    if cgroups.is_some() {
-        settings.senders = Kinds::CGROUPS;
-    }
-    let ends = ends(config);
-    if config.enrich.contains(&Enrichment::Tcp) {
-        settings.senders = settings.senders.and(Kinds::TCP);
-        settings.tcp = ends.unwrap_or_default();
-    }
-    if config.enrich.contains(&Enrichment::Drops) {
-        settings.drops = layout::drops_of_this_kernel()
-            .inspect_err(|error| {
-                tracing::warn!("what the kernel drops is not counted by flow: {error:#}");
-            })
-            .unwrap_or(DropLayout::UNKNOWN);
-    }
-    if config.enrich.contains(&Enrichment::Rtt) {
-        settings.senders = settings.senders.and(Kinds::ROUND_TRIPS);
-    }
-    let without_processes = settings.senders;
-    let tasks = tasks(config);
-    if let Some(tasks) = tasks {
-        settings.senders = settings.senders.and(Kinds::PROCESSES);
-        settings.tasks = tasks;
-    }
-    let mut kernel = Kernel::load_object(config.object, &settings)?;
-    let processes = tasks.and_then(|_| processes(&mut kernel));
-    if processes.is_none() && settings.senders != without_processes {
-        // Reload, so that the programs do not look for processes that nothing stores.
-        drop(kernel);
-        settings.senders = without_processes;
-        kernel = Kernel::load_object(config.object, &settings)?;
-    }
-    if ends.is_some()
-        && let Err(error) = kernel.note_ends()
-    {
-        tracing::warn!("{WITHOUT_ENDS}: {error:#}");
-    }
-    if config.enrich.contains(&Enrichment::Drops)
-        && let Err(error) = kernel.count_drops()
-    {
-        tracing::warn!("what the kernel drops is not counted: {error:#}");
-    }
-    let hosts = hosts(config, &mut kernel);
-    let found = Found {
-        cgroups,
-        processes,
-        hosts,
-    };
-    Ok((kernel, found))
-}
-
-/// Names of addresses, if the programs hand over DNS messages. On failure the agent counts without them.
-fn hosts(config: &Config, kernel: &mut Kernel) -> Option<Dns> {
-    let messages = kernel.take_dns()?;
-    let tells = config.enrich.contains(&Enrichment::DnsExchanges);
-    Dns::follow(messages, config.dns_names, tells)
-        .inspect_err(|error| tracing::warn!("addresses have no names: {error:#}"))
-        .ok()
-}
-
-/// The kernel layout that the programs need to read a connection's final TCP figures. Without it, records have the
-/// figures of an earlier packet.
-fn ends(config: &Config) -> Option<TcpLayout> {
-    if !config.enrich.contains(&Enrichment::Tcp) {
-        return None;
-    }
-    layout::tcp_of_this_kernel()
-        .inspect_err(|error| tracing::warn!("{WITHOUT_ENDS}: {error:#}"))
-        .ok()
-}
-
-/// The kernel layout that the programs need to identify processes, if these are to be named. On failure the agent
-/// counts without them.
-fn tasks(config: &Config) -> Option<TaskLayout> {
-    if !config.enrich.contains(&Enrichment::Process) {
-        return None;
-    }
-    layout::tasks_of_this_kernel()
-        .inspect_err(|error| tracing::warn!("{WITHOUT_PROCESSES}: {error:#}"))
-        .ok()
-}
-
-fn processes(kernel: &mut Kernel) -> Option<Processes> {
-    Processes::note(kernel)
-        .inspect_err(|error| tracing::warn!("{WITHOUT_PROCESSES}: {error:#}"))
-        .ok()
 }
 
 fn status_settings(

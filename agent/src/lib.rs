@@ -1,7 +1,7 @@
 //! The runtime behind the binary `flow-agent`, and its commands. It wires the other crates together.
 //!
-//! The programs in `kernel` count packets. [`scan`] drains them into the flow cache of `flows`, which asks `enrich` about the ends of
-//! flows. Batches of `proto` go through `hub` to the consumers of `server` and to `exporters`, whose bytes `formats` makes.
+//! The programs in `kernel` count packets. [`scan`] drains them into the flow cache of `flows`, to which `enrich` adds what else is
+//! known of flows. Batches of `proto` go through `hub` to the consumers of `server` and to `exporters`, whose bytes `formats` makes.
 //! `collector` is another program: it stores what many agents send. `view` shows flows.
 //!
 //! Start reading at [`agent`], which starts and stops all of this. [`commands`] are what a user types. [`rules`] and [`changes`]

@@ -14,26 +14,21 @@ use std::{
 
 use agent_common::{HookAccount, InterfaceId, Pair, Reason};
 use anyhow::{Context as _, Result};
-use enrich::{
-    dns::{self, Dns},
-    process::Processes,
-    unit::traffic::Units,
-};
+use enrich::kind::{Kind, Scanned};
 use flows::{
     encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
-    quoted::{self, Quoted},
     replica::{Replica, came_through_a_tunnel},
 };
 use hub::Hub;
 use kernel::{
     attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
-    drops::Counted,
     interfaces::Selection,
     links::{Counters, tags::TagWatch},
     load::Kernel,
     rule_maps::PlacedRules,
 };
 use proto::{
+    AgentStatus,
     accounts::{self, AccountOfHook, Accounts, Series},
     record::Record,
 };
@@ -67,8 +62,6 @@ pub struct ScanStats {
     pub occupancy: u64,
     /// The most flows that a page held at a scan.
     pub high_water: u64,
-    /// ICMP errors whose quoted packet could not be parsed.
-    pub unread_icmp_errors: u64,
     pub durations: Durations,
     pub flip_waits: Durations,
     /// How late the scans that the interval triggered began.
@@ -131,10 +124,7 @@ pub struct Scanner {
     /// Keyed by network namespace.
     tags: BTreeMap<u32, TagWatch>,
     replica: Replica,
-    dns: Option<Dns>,
-    processes: Option<Processes>,
-    /// Traffic per unit of this host. `None` unless units are named.
-    pub units: Option<Units>,
+    enrichment: Vec<Box<dyn Kind>>,
     /// A snapshot in progress; below it, one that a scan had to complete.
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, AskError>>,
@@ -172,10 +162,8 @@ pub struct ScannerParts {
     pub interfaces: Interfaces,
     /// Keyed by network namespace.
     pub tags: BTreeMap<u32, TagWatch>,
-    /// Names of addresses. `None` unless flows are named.
-    pub dns: Option<Dns>,
-    pub processes: Option<Processes>,
-    pub units: Option<Units>,
+    /// Has supplied the replica and the encoder.
+    pub enrichment: Vec<Box<dyn Kind>>,
 }
 
 impl Scanner {
@@ -187,9 +175,7 @@ impl Scanner {
             attachments: parts.attachments,
             tags: parts.tags,
             replica: parts.replica,
-            dns: parts.dns,
-            processes: parts.processes,
-            units: parts.units,
+            enrichment: parts.enrichment,
             taking: None,
             completed: None,
             sample_rates: SampleRates::all(parts.encoder.sample_rate()),
@@ -308,9 +294,6 @@ impl Scanner {
         }
         self.hub.tell_accounts(|| self.accounts(window_end_unix_ns));
         self.end(is_final, encode, occupancy, &left_ids);
-        if let Some(units) = &mut self.units {
-            units.take_in(self.replica.take_by_cgroup(), scan_clock.boot_ns);
-        }
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
@@ -492,45 +475,16 @@ impl Scanner {
             hub,
             account,
             drained,
-            dns,
-            stats,
+            enrichment,
             ..
         } = self;
-        if let Some(dns) = dns {
-            // Reads the answers seen before the flip, so that flows that began after an answer get its names.
-            dns.catch_up();
-        }
         let mut sum = Pair::default();
         let mut sink = sink(encoder, hub, encode);
-        let ended = kernel.ended.take(|ended| replica.note_end(ended));
-        if let Err(error) = ended {
-            // The flows count even without TCP's figures.
-            tracing::warn!("what TCP knew of connections that ended: {error:#}");
-        }
-        let errors = kernel.icmp_errors.take(|message| {
-            if quoted::is_about_length(message) {
-                return;
+        for kind in enrichment {
+            // The flows count even without it.
+            if let Err(error) = kind.drain(page, kernel, replica) {
+                tracing::warn!("{error:#}");
             }
-            match quoted::read(message) {
-                Some(quoted) => {
-                    let Quoted {
-                        key,
-                        direction,
-                        error,
-                    } = quoted;
-                    replica.note_error(&key, direction, error, message.seen_ns);
-                }
-                None => stats.unread_icmp_errors += 1,
-            }
-        });
-        if let Err(error) = errors {
-            tracing::warn!("ICMP errors that quote packets of flows: {error:#}");
-        }
-        let dropped = kernel.drops.take(page, |key, packets| {
-            replica.note_dropped(key, packets);
-        });
-        if let Err(error) = dropped {
-            tracing::warn!("what the kernel has dropped of flows: {error:#}");
         }
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
@@ -557,7 +511,7 @@ impl Scanner {
             encoder,
             hub,
             account,
-            dns,
+            enrichment,
             last_clock,
             ..
         } = self;
@@ -569,12 +523,15 @@ impl Scanner {
                 replica.end_scan(left, &mut sink);
             }
         }
-        let exchanges = dns.as_ref().map(Dns::take_exchanges);
-        if encode {
-            for exchange in exchanges.into_iter().flatten() {
-                let exchange = exchange.told(*last_clock);
-                encoder.push_exchange(exchange, &mut |batch| hub.publish(&batch));
+        for kind in enrichment {
+            for exchange in kind.end_scan(last_clock.boot_ns, replica) {
+                if encode {
+                    let exchange = exchange.told(*last_clock);
+                    encoder.push_exchange(exchange, &mut |batch| hub.publish(&batch));
+                }
             }
+        }
+        if encode {
             let trailer = ScanTrailer {
                 occupancy,
                 tracked: replica.len() as u64,
@@ -681,46 +638,16 @@ impl Scanner {
         &self.replica
     }
 
-    /// How many processes appeared in records by pid alone.
-    pub fn nameless_processes(&self) -> u64 {
-        self.processes.as_ref().map_or(0, Processes::nameless)
-    }
-
-    /// How often there was no room to store a socket's process.
-    pub fn sockets_without_process(&self) -> u64 {
-        self.kernel.socket_bounds.without_process()
-    }
-
-    /// How many flow ends were first reported with only a cgroup id.
-    pub fn nameless_ends(&self) -> u64 {
-        self.encoder.nameless_ends()
-    }
-
-    /// How many flows lack TCP's final figures because there was no room to store or report them.
-    pub fn lost_tcp_ends(&self) -> u64 {
-        let ended = &self.kernel.ended;
-        // If ends are not reported at all, none is lost.
-        let untold = if ended.are_told() {
-            self.replica.untold_ends()
-        } else {
-            0
+    /// Adds what the kinds of enrichment have to say.
+    pub fn report_enrichment(&self, status: &mut AgentStatus) {
+        let scanned = Scanned {
+            kernel: &self.kernel,
+            replica: &self.replica,
+            encoder: &self.encoder,
         };
-        ended.lost() + untold
-    }
-
-    /// Statistics of the DNS messages that were read. `None` unless they are read.
-    pub fn dns_stats(&self) -> Option<dns::Stats> {
-        self.dns.as_ref().map(Dns::stats)
-    }
-
-    /// Packets that the kernel dropped. `None` unless they are counted.
-    pub fn kernel_drops(&self) -> Result<Option<Counted>> {
-        self.kernel.drops.counted()
-    }
-
-    /// How many ICMP errors were lost or could not be parsed.
-    pub fn lost_icmp_errors(&self) -> u64 {
-        self.kernel.icmp_errors.lost() + self.stats.unread_icmp_errors
+        for kind in &self.enrichment {
+            kind.report(&scanned, status);
+        }
     }
 
     pub fn interfaces(&self) -> &Interfaces {

@@ -6,7 +6,6 @@ use std::{
 };
 
 use agent_common::{Direction, InterfaceId};
-use enrich::unit::traffic::Units;
 use flows::replica::Failed;
 use kernel::{
     attach::{Hook, InsteadOfXdp, Mode, Uncounted},
@@ -39,7 +38,7 @@ pub fn of(
     let stats = scanner.stats;
     let capacity = u64::from(scanner.capacity());
     let (not_counted, absent) = (scanner.not_counted(), scanner.absent());
-    proto::AgentStatus {
+    let mut status = proto::AgentStatus {
         agent: Some((*settings.identity).clone()),
         started_unix_ns: 0,
         uptime_ns: 0,
@@ -71,14 +70,9 @@ pub fn of(
             tracked: scanner.replica().len() as u64,
             capacity: scanner.replica().capacity() as u64,
             evicted: scanner.replica().evicted(),
-            nameless_processes: scanner.nameless_processes(),
-            nameless_ends: scanner.nameless_ends(),
-            sockets_without_process: scanner.sockets_without_process(),
-            lost_tcp_ends: scanner.lost_tcp_ends(),
-            lost_icmp_errors: scanner.lost_icmp_errors(),
-            unmatched_icmp_errors: scanner.replica().unmatched_errors(),
             forgotten_initiators: scanner.replica().forgotten_initiators(),
             failed_flows: failed_flows(scanner.replica().failed()),
+            ..proto::ReplicaStatus::default()
         }),
         scans: Some(proto::ScanStatus {
             count: stats.count,
@@ -122,27 +116,10 @@ pub fn of(
             ingress: by_protocol(&scanner.traffic[0]).collect(),
             egress: by_protocol(&scanner.traffic[1]).collect(),
         }),
-        departed_outputs: None,
-        dns: scanner.dns_stats().map(proto::DnsStatus::from),
-        kernel_drops: kernel_drops(scanner),
-        units: scanner.units.as_ref().map(Units::told).unwrap_or_default(),
-    }
-}
-
-fn kernel_drops(scanner: &Scanner) -> Option<proto::KernelDrops> {
-    let counted = scanner.kernel_drops();
-    let counted = counted.inspect_err(|error| tracing::warn!("{error:#}"));
-    let counted = counted.ok()??;
-    let [of_flows, of_no_flow] = scanner.replica().dropped();
-    Some(proto::KernelDrops {
-        by_reason: counted.by_reason,
-        missed: counted.missed,
-        of_flows: counted.beside.is_some().then_some(of_flows),
-        of_no_flow: counted.beside.map_or_else(BTreeMap::new, |mut beside| {
-            beside.insert("no_flow".to_owned(), of_no_flow);
-            beside
-        }),
-    })
+        ..proto::AgentStatus::default()
+    };
+    scanner.report_enrichment(&mut status);
+    status
 }
 
 fn failed_flows(failed: Failed) -> BTreeMap<String, u64> {

@@ -13,18 +13,23 @@ use std::{
 };
 
 use agent_common::{FlowKey, dns::DnsMessage};
-use anyhow::{Context as _, Result};
+use anyhow::Context as _;
 use flows::names::{Directory, EndName, Hosts};
 use kernel::{
     dns::{DnsMessages, Lost, RING_LEN_BYTES},
     links::netns_inode,
 };
-use proto::HostName;
+use proto::{DnsStatus, HostName};
 use sys::{clock, log_limit::LogLimit};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     task::{AbortHandle, yield_now},
     time::sleep,
+};
+
+use crate::kind::{
+    AgentStatus, Check, Kernel, Kind, Layout, LoadSettings, Names, Replica, Result, Scanned,
+    Settings, Tables,
 };
 
 mod exchanges;
@@ -34,9 +39,9 @@ mod message;
 mod names;
 mod queries;
 
-use exchanges::{Exchange, Exchanges};
+pub use exchanges::Exchange;
+use exchanges::Exchanges;
 use hosts_file::HostsFile;
-pub use learned::Stats;
 use learned::{Learned, addresses};
 use names::Realm;
 
@@ -44,13 +49,13 @@ pub const DEFAULT_NAMES: u32 = 65_536;
 pub const DEFAULT_MESSAGES_PER_SECOND: u32 = 10_000;
 
 /// The most memory of one name of an address, including names that only flows still hold.
-pub const MOST_BYTES_PER_NAME: u64 = 1200;
+const MOST_BYTES_PER_NAME: u64 = 1200;
 /// The most memory of waiting queries, all with the longest names.
-pub const MOST_BYTES_OF_QUERIES: u64 = 2 * queries::MOST as u64 * 450;
+const MOST_BYTES_OF_QUERIES: u64 = 2 * queries::MOST as u64 * 450;
 /// The most memory of exchanges between two scans, if they are reported.
-pub const MOST_BYTES_OF_EXCHANGES: u64 = exchanges::MOST_BYTES as u64;
+const MOST_BYTES_OF_EXCHANGES: u64 = exchanges::MOST_BYTES as u64;
 /// Memory per end of a flow that has a name.
-pub const MOST_BYTES_PER_FLOW_END: u64 = 16;
+const MOST_BYTES_PER_FLOW_END: u64 = 16;
 
 /// The pause between two reads. Messages that arrive meanwhile are read together, so the kernel need not wake the task
 /// for each.
@@ -98,7 +103,7 @@ impl Dns {
     /// # Panics
     ///
     /// Panics outside of a tokio runtime.
-    pub fn follow(messages: DnsMessages, most_names: u32, tells: bool) -> Result<Self> {
+    fn follow(messages: DnsMessages, most_names: u32, tells: bool) -> Result<Self> {
         let ring = messages
             .try_clone()
             .context("duplicate a ring's descriptor")?;
@@ -160,7 +165,7 @@ impl Dns {
 
     /// Takes in the messages that the programs have handed over so far. Messages that arrive meanwhile wait, as there
     /// may be many.
-    pub fn catch_up(&self) {
+    fn catch_up(&self) {
         for _ in 0..RING_LEN_MESSAGES.div_ceil(MESSAGES_AT_ONCE) {
             if !self.state().read(MESSAGES_AT_ONCE) {
                 break;
@@ -178,19 +183,64 @@ impl Dns {
             self.state().learned.names.set_hosts(hosts);
         }
     }
+}
 
-    /// The exchanges that were completed or given up since the last call.
-    pub fn take_exchanges(&self) -> Vec<Exchange> {
+impl Kind for Dns {
+    fn load(settings: &Settings, load: &mut LoadSettings) -> Result<()> {
+        load.dns_per_second = settings.dns_rate;
+        Ok(())
+    }
+
+    fn start(settings: &Settings, _: &LoadSettings, kernel: &mut Kernel) -> Result<Self> {
+        let messages = kernel.take_dns().context("no messages are handed over");
+        messages
+            .and_then(|them| Self::follow(them, settings.dns_names, settings.has_exchanges()))
+            .context("addresses have no names")
+    }
+
+    fn most_bytes(settings: &Settings, tables: &Tables) -> u64 {
+        u64::from(settings.dns_names) * MOST_BYTES_PER_NAME
+            + u64::from(RING_LEN_BYTES)
+            + MOST_BYTES_OF_QUERIES
+            + MOST_BYTES_OF_EXCHANGES
+            + tables.tracked(2 * MOST_BYTES_PER_FLOW_END)
+    }
+
+    fn check(mut load: LoadSettings, layout: &Layout) -> Option<Check> {
+        (load.dns_per_second, load.icmp_errors) = (1, true);
+        let outcome = Kernel::verified(&load, layout);
+        Some(Check {
+            name: "dns",
+            outcome: outcome.map(|_| "and with --enrich dns and icmp".to_owned()),
+            remedy: "run without --enrich dns and icmp: addresses then have no names, and what cannot be reached seems unanswered",
+        })
+    }
+
+    fn supply(&self, replica: &mut Replica, names: &mut Names) {
+        let hosts: Arc<dyn Hosts> = Arc::new(self.clone());
+        replica.name_hosts(Arc::clone(&hosts));
+        names.hosts = Some(hosts);
+    }
+
+    /// Reads the answers seen before the flip, so that flows that began after an answer get its names.
+    fn drain(&mut self, _: u32, _: &mut Kernel, _: &mut Replica) -> Result<()> {
+        self.catch_up();
+        Ok(())
+    }
+
+    fn end_scan(&mut self, _: u64, _: &mut Replica) -> Vec<Exchange> {
         let exchanges = &mut self.state().learned.exchanges;
         exchanges.as_mut().map(Exchanges::take).unwrap_or_default()
     }
 
-    pub fn stats(&self) -> Stats {
+    fn report(&self, _: &Scanned<'_>, status: &mut AgentStatus) {
         let state = self.state();
-        Stats {
-            lost: state.told_lost,
+        status.dns = Some(DnsStatus {
+            over_rate: state.told_lost.over_rate,
+            no_room: state.told_lost.no_room,
+            unreadable: state.told_lost.unreadable,
             ..state.learned.stats()
-        }
+        });
     }
 }
 

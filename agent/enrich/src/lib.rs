@@ -1,12 +1,21 @@
-//! Data about the ends of flows that their packets do not show: the control group and the process that sent them, and
-//! host names.
+//! Enrichment: data about flows that their counted packets do not show, such as who sent them.
 //!
-//! [`enrichment`] lists the kinds, [`unit`] follows the tree of control groups, [`process`] knows which process made a
-//! socket, and [`dns`] learns names from passing answers.
+//! Each kind has a module of its own: what the programs do for it, the memory that it needs, what `flow-agent check`
+//! says, what it takes from the programs at a scan, and its part of the status. To add one, implement [`kind::Kind`] and
+//! register it in [`enrichment`].
 //!
 //! May depend on: `flows`, `kernel`, `proto`, `sys`. Knows nothing about outputs.
 
 pub mod dns;
-pub mod enrichment;
+mod drops;
+mod enrichment;
+mod icmp;
+pub mod kind;
+mod memory;
 pub mod process;
+mod rtt;
+mod tcp;
 pub mod unit;
+
+pub use enrichment::{Enrichment, Settings, checks};
+pub use memory::Tables;

@@ -1,7 +1,7 @@
 //! Names of the processes that made the sockets which sent the flows' packets.
 //!
-//! Records carry a key per process, which the programs store with the socket. The agent asks the kernel for a process
-//! when a record first names it, and then keeps the answer for a while.
+//! Records carry a key per process, which the programs store with the socket ([`kernel::processes`]) and note beside the
+//! flow. The agent asks the kernel for a process when a record first names it, and then keeps the answer for a while.
 
 use std::{
     collections::HashMap,
@@ -11,33 +11,44 @@ use std::{
     },
 };
 
-use anyhow::Result;
+use anyhow::Context as _;
 use flows::names::Directory;
 use kernel::{
-    load::Kernel,
-    processes::{Noting, ProcessNames},
+    layout,
+    processes::{self, MOST_IN_THE_KERNEL, Noting, ProcessNames},
+    socket_bounds::{BYTES_PER_SOCKET, MOST_SOCKETS},
 };
 use proto::Process;
 use sys::log_limit::LogLimit;
 
-use crate::unit::cgroups;
+use crate::{
+    kind::{
+        AgentStatus, Check, Kernel, Kind, Layout, LoadSettings, Names, Replica, Result, Scanned,
+        Settings, Tables,
+    },
+    unit::cgroups,
+};
+
+const LOSS: &str = "flows have no process";
 
 /// The most processes whose names are kept. The ones that records have not named for the longest time are dropped
 /// first.
 const MOST_KNOWN: usize = 1 << 15;
 const BYTES_PER_PROCESS: u64 = 200;
+const BYTES_PER_PROCESS_IN_THE_KERNEL: u64 = 120;
 
 /// Clones share the names. When all are dropped, the programs stop noting which process makes a socket.
 #[derive(Clone)]
 pub struct Processes(Arc<Shared>);
 
 struct Shared {
-    names: Names,
+    source: Source,
     known: Mutex<Known>,
     nameless: AtomicU64,
 }
 
-enum Names {
+/// Where the names come from.
+enum Source {
     Noted {
         by_key: ProcessNames,
         _noting: Noting,
@@ -46,21 +57,9 @@ enum Names {
 }
 
 impl Processes {
-    /// The most memory that all names may take.
-    pub const MOST_BYTES: u64 = MOST_KNOWN as u64 * BYTES_PER_PROCESS;
-
-    /// Makes the programs note which process makes a socket. Call this before they are attached.
-    pub fn note(kernel: &mut Kernel) -> Result<Self> {
-        let (by_key, noting) = kernel.note_processes(&cgroups::find()?)?;
-        Ok(Self::with(Names::Noted {
-            by_key,
-            _noting: noting,
-        }))
-    }
-
-    fn with(names: Names) -> Self {
+    fn with(source: Source) -> Self {
         Self(Arc::new(Shared {
-            names,
+            source,
             known: Mutex::default(),
             nameless: AtomicU64::new(0),
         }))
@@ -68,12 +67,58 @@ impl Processes {
 
     /// A fixed set of processes, without any programs.
     pub fn of_these(processes: Vec<agent_common::Process>) -> Self {
-        Self::with(Names::These(processes))
+        Self::with(Source::These(processes))
     }
 
     /// How often a batch named a process by its pid alone.
-    pub fn nameless(&self) -> u64 {
+    fn nameless(&self) -> u64 {
         self.0.nameless.load(Relaxed)
+    }
+}
+
+impl Kind for Processes {
+    fn load(_: &Settings, load: &mut LoadSettings) -> Result<()> {
+        load.tasks = layout::tasks_of_this_kernel().context(LOSS)?;
+        Ok(())
+    }
+
+    fn start(_: &Settings, _: &LoadSettings, kernel: &mut Kernel) -> Result<Self> {
+        let noted = cgroups::find().and_then(|root| kernel.note_processes(&root));
+        let (by_key, noting) = noted.context(LOSS)?;
+        Ok(Self::with(Source::Noted {
+            by_key,
+            _noting: noting,
+        }))
+    }
+
+    fn most_bytes(_: &Settings, _: &Tables) -> u64 {
+        MOST_KNOWN as u64 * BYTES_PER_PROCESS
+            + u64::from(MOST_IN_THE_KERNEL) * BYTES_PER_PROCESS_IN_THE_KERNEL
+            + MOST_SOCKETS * BYTES_PER_SOCKET
+    }
+
+    fn check(mut load: LoadSettings, layout: &Layout) -> Option<Check> {
+        let mut outcome = || {
+            load.tasks = layout::tasks_of_this_kernel()?;
+            let mut kernel = Kernel::verified(&load, layout)?;
+            processes::load(&mut kernel.sets[0].programs)?;
+            cgroups::find()
+        };
+        Some(Check {
+            name: "processes",
+            outcome: outcome().map(|_| "and with --enrich process".to_owned()),
+            remedy: "run without --enrich process: flows then have no process",
+        })
+    }
+
+    fn supply(&self, _: &mut Replica, names: &mut Names) {
+        names.processes = Some(Arc::new(self.clone()));
+    }
+
+    fn report(&self, scanned: &Scanned<'_>, status: &mut AgentStatus) {
+        let replica = status.replica.get_or_insert_default();
+        replica.nameless_processes = self.nameless();
+        replica.sockets_without_process = scanned.kernel.socket_bounds.without_process();
     }
 }
 
@@ -89,9 +134,9 @@ impl Directory<Process> for Processes {
 
 impl Shared {
     fn find(&self, key: u64) -> Option<agent_common::Process> {
-        let noted = match &self.names {
-            Names::Noted { by_key, .. } => by_key.of(key),
-            Names::These(processes) => Ok(processes.iter().copied().find(|one| one.key() == key)),
+        let noted = match &self.source {
+            Source::Noted { by_key, .. } => by_key.of(key),
+            Source::These(processes) => Ok(processes.iter().copied().find(|one| one.key() == key)),
         };
         noted
             .inspect_err(|error| tracing::debug!("{error:#}"))

@@ -21,6 +21,7 @@ use rules::link_names::LinkNames;
 
 use super::{
     account::{self, Accounts},
+    attach,
     bound::TaggedPrograms,
     bpf,
     connections::{self, EndedConnections},
@@ -30,7 +31,7 @@ use super::{
     icmp_errors::{self, IcmpErrors},
     interface_table::{InterfaceTable, Places},
     layout::{self, Layout},
-    links::netlink::errno,
+    links::{netlink::errno, netns_inode},
     memory::memory_bytes,
     outers::Outers,
     pages::{self, Bounds, Pages},
@@ -51,6 +52,7 @@ pub static OBJECT: &[u8] =
 const CLOCKS: &str = "clocks";
 
 /// Settings that are fixed once the programs are loaded.
+#[derive(Clone)]
 pub struct LoadSettings {
     /// See [`Bounds`].
     pub min_flows: u32,
@@ -89,6 +91,11 @@ pub struct LoadSettings {
 }
 
 impl LoadSettings {
+    /// [`smallest`](Self::smallest) for the network namespace of the calling thread.
+    pub fn smallest_here() -> Result<Self> {
+        Ok(Self::smallest(vec![netns_inode()?]))
+    }
+
     /// The smallest value of each setting; counts every flow.
     pub fn smallest(netns: Vec<u32>) -> Self {
         Self {
@@ -266,6 +273,13 @@ impl Kernel {
             icmp_errors,
             drops,
         })
+    }
+
+    /// Like [`load_with`](Self::load_with), and makes the kernel verify the programs for interfaces. Attaches none.
+    pub fn verified(settings: &LoadSettings, layout: &Layout) -> Result<Self> {
+        let mut kernel = Self::load_with(OBJECT, settings, layout)?;
+        attach::load_all(&mut kernel.sets[0].programs)?;
+        Ok(kernel)
     }
 
     /// Lets the programs of a network namespace (its index in the settings) count packets of `ifindex` in the accounts

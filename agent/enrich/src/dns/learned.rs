@@ -1,13 +1,9 @@
 //! Takes in DNS messages one by one: matches answers to queries and learns names.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use agent_common::{FlowKey, dns::DnsMessage};
-use kernel::dns::Lost;
-use proto::dns_codes;
+use proto::{DnsStatus, dns_codes};
 
 use super::{
     exchanges::{Answered, Exchange, Exchanges},
@@ -19,71 +15,12 @@ use super::{
 /// Stands for all codes that IANA gives no name, and for those of EDNS.
 const OTHER_CODE: &str = "other";
 
-/// Counts of the DNS messages so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Queries and answers that were parsed. A packet that is seen at two interfaces is counted twice.
-    pub queries: u64,
-    pub answers: u64,
-    /// Answers to known queries, by IANA's name of their code.
-    pub by_code: BTreeMap<String, u64>,
-    /// The total time between these queries and their answers.
-    pub waited_ns: u64,
-    /// Queries that were asked again.
-    pub repeated: u64,
-    /// Queries that got no answer for at least five seconds.
-    pub unanswered: u64,
-    /// Answers without a known query. Nothing is learned from them.
-    pub unasked: u64,
-    /// Queries that were dropped because too many were waiting, or because another query has the same number.
-    pub not_followed: u64,
-    /// Queries that are waiting for an answer.
-    pub waiting: u64,
-    /// Messages that could not be parsed.
-    pub malformed: u64,
-    /// Messages that are not evaluated, such as updates.
-    pub of_another_kind: u64,
-    pub lost: Lost,
-    /// Names that were dropped before they expired, or that found no room.
-    pub forgotten_names: u64,
-    /// Names of addresses that are kept, and how many can be.
-    pub names: u64,
-    pub names_capacity: u64,
-    /// Exchanges that were dropped because there were too many.
-    pub lost_exchanges: u64,
-}
-
-impl From<Stats> for proto::DnsStatus {
-    fn from(stats: Stats) -> Self {
-        Self {
-            queries: stats.queries,
-            answers: stats.answers,
-            answers_by_code: stats.by_code,
-            waited_ns: stats.waited_ns,
-            repeated: stats.repeated,
-            unanswered: stats.unanswered,
-            waiting: stats.waiting,
-            forgotten_names: stats.forgotten_names,
-            unasked: stats.unasked,
-            not_followed: stats.not_followed,
-            malformed: stats.malformed,
-            of_another_kind: stats.of_another_kind,
-            over_rate: stats.lost.over_rate,
-            no_room: stats.lost.no_room,
-            unreadable: stats.lost.unreadable,
-            names: stats.names,
-            names_capacity: stats.names_capacity,
-            lost_exchanges: stats.lost_exchanges,
-        }
-    }
-}
-
 pub struct Learned {
     pub names: Names,
     queries: Queries,
     /// `None` if exchanges are not reported.
     pub exchanges: Option<Exchanges>,
-    stats: Stats,
+    stats: DnsStatus,
 }
 
 impl Learned {
@@ -93,13 +30,13 @@ impl Learned {
             names: Names::at_most(most_names, home),
             queries: Queries::default(),
             exchanges: tells.then(Exchanges::default),
-            stats: Stats::default(),
+            stats: DnsStatus::default(),
         }
     }
 
     /// The counts, except for messages lost before they got here.
-    pub fn stats(&self) -> Stats {
-        Stats {
+    pub fn stats(&self) -> DnsStatus {
+        DnsStatus {
             names: self.names.len() as u64,
             names_capacity: self.names.capacity() as u64,
             forgotten_names: self.names.forgotten(),
@@ -156,7 +93,7 @@ impl Learned {
         };
         self.stats.answers += 1;
         let code = dns_codes::code(answer.code).unwrap_or_else(|| OTHER_CODE.to_owned());
-        *self.stats.by_code.entry(code).or_default() += 1;
+        *self.stats.answers_by_code.entry(code).or_default() += 1;
         self.stats.waited_ns += from.seen_ns.saturating_sub(query.asked_ns);
         let name = query.question.name.to_ascii_lowercase();
         if answer.code == message::NO_ERROR && !name.is_empty() {

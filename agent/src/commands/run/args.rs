@@ -5,7 +5,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 use agent_common::sample;
 use anyhow::Result;
 use clap::ArgAction;
-use enrich::{dns, enrichment::Enrichment};
+use enrich::{Enrichment, dns};
 use exporters::settings::Wishes;
 use flows::replica::ReplicaSettings;
 use kernel::{
@@ -350,9 +350,11 @@ impl Args {
             max_flows: self.max_flows,
             max_fragments: self.max_fragments,
             decapsulate: self.decapsulate,
-            enrich: self.enrich.into_iter().collect(),
-            dns_names: self.dns_names,
-            dns_rate: self.dns_rate,
+            enrich: enrich::Settings {
+                kinds: self.enrich.into_iter().collect(),
+                dns_names: self.dns_names,
+                dns_rate: self.dns_rate,
+            },
             early_scan_percent: self.early_scan,
             scan_interval: self.scan_interval,
             replica: ReplicaSettings {

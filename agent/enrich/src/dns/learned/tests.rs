@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use agent_common::dns::KEPT_LEN;
 use proto::NameSource;
 use sys::clock::ScanClock;
@@ -86,7 +88,10 @@ fn the_client_of_an_answer_learns_what_it_asked_for() {
     }
     let stats = &learned.stats;
     assert_eq!((stats.queries, stats.answers, stats.unasked), (1, 1, 0));
-    assert_eq!(stats.by_code, BTreeMap::from([("noerror".to_owned(), 1)]));
+    assert_eq!(
+        stats.answers_by_code,
+        BTreeMap::from([("noerror".to_owned(), 1)])
+    );
     assert_eq!(stats.waited_ns, 2 * SECOND);
 }
 
@@ -162,7 +167,7 @@ fn an_answer_with_an_error_names_nothing_and_codes_without_a_name_are_one() {
     }
     let expected = [("nxdomain", 1), ("other", 2)];
     let expected = expected.map(|(code, count)| (code.to_owned(), count));
-    assert_eq!(learned.stats.by_code, BTreeMap::from(expected));
+    assert_eq!(learned.stats.answers_by_code, BTreeMap::from(expected));
     assert_eq!(learned.names.len(), 0);
 }
 
@@ -179,7 +184,7 @@ fn all_queries_are_accounted_for() {
     learned.note(&message(0, 2 * SECOND, &other));
     let accounted = |learned: &Learned| {
         let stats = &learned.stats;
-        let answered: u64 = stats.by_code.values().sum();
+        let answered: u64 = stats.answers_by_code.values().sum();
         let waiting = learned.queries.len() as u64;
         let all = [
             answered,

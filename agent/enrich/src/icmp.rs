@@ -1,0 +1,62 @@
+//! What ICMP errors say of the packets that they quote.
+//!
+//! The programs hand over each error ([`kernel::icmp_errors`]). [`quoted`] finds the flow that it is about. The check of
+//! [`dns`](crate::dns) covers these programs: to load them once more would take the kernel another second.
+
+use anyhow::Context as _;
+use flows::quoted::{self, Quoted};
+use kernel::icmp_errors::RING_LEN_BYTES;
+
+use crate::kind::{
+    AgentStatus, Kernel, Kind, LoadSettings, Replica, Result, Scanned, Settings, Tables,
+};
+
+const BYTES_PER_TRACKED_FLOW: u64 = 6;
+/// Errors that wait for their flows.
+const WAITING_BYTES: u64 = 2 << 20;
+
+pub struct Icmp {
+    /// Errors whose quoted packet could not be parsed.
+    unread: u64,
+}
+
+impl Kind for Icmp {
+    fn load(_: &Settings, load: &mut LoadSettings) -> Result<()> {
+        load.icmp_errors = true;
+        Ok(())
+    }
+
+    fn start(_: &Settings, _: &LoadSettings, _: &mut Kernel) -> Result<Self> {
+        Ok(Self { unread: 0 })
+    }
+
+    fn most_bytes(_: &Settings, tables: &Tables) -> u64 {
+        u64::from(RING_LEN_BYTES) + tables.tracked(BYTES_PER_TRACKED_FLOW) + WAITING_BYTES
+    }
+
+    fn drain(&mut self, _: u32, kernel: &mut Kernel, replica: &mut Replica) -> Result<()> {
+        let taken = kernel.icmp_errors.take(|message| {
+            if quoted::is_about_length(message) {
+                return;
+            }
+            match quoted::read(message) {
+                Some(quoted) => {
+                    let Quoted {
+                        key,
+                        direction,
+                        error,
+                    } = quoted;
+                    replica.note_error(&key, direction, error, message.seen_ns);
+                }
+                None => self.unread += 1,
+            }
+        });
+        taken.context("ICMP errors that quote packets of flows")
+    }
+
+    fn report(&self, scanned: &Scanned<'_>, status: &mut AgentStatus) {
+        let replica = status.replica.get_or_insert_default();
+        replica.lost_icmp_errors = scanned.kernel.icmp_errors.lost() + self.unread;
+        replica.unmatched_icmp_errors = scanned.replica.unmatched_errors();
+    }
+}
