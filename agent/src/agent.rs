@@ -330,10 +330,7 @@ impl Agent {
             name_interface: name_interface(rules.clone()),
         };
         let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
-        let (mut replica, mut names) = (Replica::new(config.replica), Names::default());
-        for kind in &enrichment {
-            kind.supply(&mut replica, &mut names);
-        }
+        let (replica, names) = supplied(&enrichment, config.replica);
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
@@ -415,6 +412,15 @@ async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {
         // A task of the scanner has panicked.
         None => Ok(()),
     }
+}
+
+/// A flow cache with what the kinds of enrichment supply, and the names that they look up.
+fn supplied(enrichment: &[Box<dyn Kind>], settings: ReplicaSettings) -> (Replica, Names) {
+    let (mut replica, mut names) = (Replica::new(settings), Names::default());
+    for kind in enrichment {
+        kind.supply(&mut replica, &mut names);
+    }
+    (replica, names)
 }
 
 /// Waits until consumers, outputs and stdout have taken the remaining batches, or have timed out.

@@ -35,7 +35,7 @@ pub fn of(
     scanner: &Scanner,
     late: u64,
 ) -> proto::AgentStatus {
-    let stats = scanner.stats;
+    let counts = scanner.stats;
     let capacity = u64::from(scanner.capacity());
     let (not_counted, absent) = (scanner.not_counted(), scanner.absent());
     let mut status = proto::AgentStatus {
@@ -60,9 +60,9 @@ pub fn of(
             .collect(),
         table: Some(proto::TableStatus {
             capacity,
-            occupancy: stats.occupancy,
-            high_water: stats.high_water,
-            suggested_max_flows: suggested_max_flows(stats.high_water),
+            occupancy: counts.occupancy,
+            high_water: counts.high_water,
+            suggested_max_flows: suggested_max_flows(counts.high_water),
             room: scanner.table_room_flows().into(),
             behind: scanner.behind_flows(),
         }),
@@ -75,15 +75,15 @@ pub fn of(
             ..proto::ReplicaStatus::default()
         }),
         scans: Some(proto::ScanStatus {
-            count: stats.count,
-            early: stats.early,
+            count: counts.count,
+            early: counts.early,
             late,
-            last_duration_ns: stats.last_duration_ns,
-            last_flip_wait_ns: stats.last_flip_wait_ns,
-            cpu_ns: stats.cpu_ns,
-            durations: Some(durations(stats.durations)),
-            flip_waits: Some(durations(stats.flip_waits)),
-            lateness: Some(durations(stats.lateness)),
+            last_duration_ns: counts.last_duration_ns,
+            last_flip_wait_ns: counts.last_flip_wait_ns,
+            cpu_ns: counts.cpu_ns,
+            durations: Some(durations(counts.durations)),
+            flip_waits: Some(durations(counts.flip_waits)),
+            lateness: Some(durations(counts.lateness)),
         }),
         memory: Some(proto::MemoryStatus {
             resident_bytes: process_memory::resident_bytes(),

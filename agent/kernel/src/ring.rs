@@ -23,7 +23,7 @@ pub struct Maps {
 
 /// A ring of entries of one type.
 pub struct Ring<T> {
-    ring: RingBuf<MapData>,
+    entries: RingBuf<MapData>,
     lost: Array<MapData, u64>,
     memory_bytes: u64,
     entry: PhantomData<fn() -> T>,
@@ -35,7 +35,7 @@ impl<T: Pod> Ring<T> {
         let ring = RingBuf::try_from(Map::RingBuf(maps.entries)).context("map a ring")?;
         let lost = Array::try_from(Map::Array(maps.lost));
         Ok(Self {
-            ring,
+            entries: ring,
             lost: lost.context("the counts of what a ring lost")?,
             memory_bytes,
             entry: PhantomData,
@@ -47,7 +47,7 @@ impl<T: Pod> Ring<T> {
     pub fn take(&mut self, most: usize, mut each: impl FnMut(&T)) -> Result<usize> {
         const { assert!(align_of::<T>() <= 8) }
         for taken in 0..most {
-            let Some(noted) = self.ring.next() else {
+            let Some(noted) = self.entries.next() else {
                 return Ok(taken);
             };
             ensure!(
@@ -71,7 +71,7 @@ impl<T: Pod> Ring<T> {
 
     /// A descriptor to wait on. It becomes readable when an entry arrives after all were taken.
     pub fn try_clone_descriptor(&self) -> io::Result<OwnedFd> {
-        self.ring.as_fd().try_clone_to_owned()
+        self.entries.as_fd().try_clone_to_owned()
     }
 
     /// The kernel allocates all of it when the maps are created.

@@ -367,7 +367,7 @@ impl Notes {
                 None => meaning.push(sentence),
             }
         }
-        notes.meaning = meaning.concat().trim().to_owned();
+        meaning.concat().trim().clone_into(&mut notes.meaning);
         notes
     }
 }

@@ -157,7 +157,7 @@ pub fn writer(catalogue: &Catalogue) -> String {
         let tests: Vec<_> = fields
             .iter()
             .filter(|field| !field.enrich.is_empty())
-            .map(|field| format!("fields.{} != {}", field.name, nothing(field)))
+            .map(is_there)
             .collect();
         write!(
             out,
@@ -199,13 +199,14 @@ fn plain_type(field: &Field) -> String {
     }
 }
 
-/// The value of a field that is not written.
-fn nothing(field: &Field) -> &'static str {
-    match field.kind {
-        _ if field.is_optional => "None",
-        Kind::Flag => "false",
-        Kind::Enum(ref name) if name == "NameSource" => "crate::NameSource::Unspecified",
-        _ => "0",
+/// Whether a field is written.
+fn is_there(field: &Field) -> String {
+    let name = &field.name;
+    match &field.kind {
+        _ if field.is_optional => format!("fields.{name}.is_some()"),
+        Kind::Flag => format!("fields.{name}"),
+        Kind::Enum(of_type) => format!("fields.{name} != crate::{of_type}::Unspecified"),
+        _ => format!("fields.{name} != 0"),
     }
 }
 
@@ -214,8 +215,13 @@ fn put(field: &Field) -> String {
     let value = format!("fields.{name}");
     let put = match &field.kind {
         Kind::Number | Kind::Id if field.is_optional => {
+            let into = if field.kind == Kind::Id {
+                ""
+            } else {
+                ".into()"
+            };
             return format!(
-                "        if let Some(value) = {value} {{\n            self.value::<{number}>(value.into());\n        }}\n"
+                "        if let Some(value) = {value} {{\n            self.value::<{number}>(value{into});\n        }}\n"
             );
         }
         Kind::Enum(_) if field.is_optional => {
@@ -224,9 +230,8 @@ fn put(field: &Field) -> String {
             );
         }
         Kind::Enum(_) => format!("count::<{number}>({value} as u64)"),
-        Kind::Number | Kind::Counter | Kind::Id | Kind::Flag => {
-            format!("count::<{number}>({value}.into())")
-        }
+        Kind::Number | Kind::Flag => format!("count::<{number}>({value}.into())"),
+        Kind::Counter | Kind::Id => format!("count::<{number}>({value})"),
         Kind::Time => format!("fixed64::<{number}>({value})"),
         Kind::Address => format!("address::<{number}>(&{value})"),
         Kind::Digest => format!("bytes::<{number}>(&{value})"),
@@ -255,6 +260,7 @@ pub fn limits(catalogue: &Catalogue) -> String {
             let (Some(limit), name) = (field.limit, &field.name) else {
                 continue;
             };
+            let limit = separated(limit);
             let line = match field.kind {
                 Kind::Number if field.is_optional => {
                     format!(
@@ -262,6 +268,7 @@ pub fn limits(catalogue: &Catalogue) -> String {
                     )
                 }
                 Kind::Numbers => format!("place.numbers(\"{name}\", &fields.{name}, {limit})?"),
+                Kind::Counter => format!("place.at_most(\"{name}\", fields.{name}, {limit})?"),
                 _ => format!("place.at_most(\"{name}\", fields.{name}.into(), {limit})?"),
             };
             writeln!(out, "    {line};").expect("a string grows");
@@ -269,6 +276,21 @@ pub fn limits(catalogue: &Catalogue) -> String {
         out.push_str("    Ok(())\n}\n\n");
     }
     out
+}
+
+/// A number with its digits in groups.
+fn separated(number: u64) -> String {
+    let digits = number.to_string();
+    let places = digits.char_indices().map(|(place, digit)| {
+        let is_group = place > 0 && (digits.len() - place).is_multiple_of(3);
+        let separator = if is_group && digits.len() > 4 {
+            "_"
+        } else {
+            ""
+        };
+        format!("{separator}{digit}")
+    });
+    places.collect()
 }
 
 /// The table of columns, and the visit of a row's values.
@@ -299,7 +321,12 @@ pub fn columns(catalogue: &Catalogue) -> String {
         let (kind, result, value) = of_column(column);
         writeln!(
             out,
-            "#[inline(always)]\nfn column_{number}<'a>(row: &Row<'a>) -> {result} {{\n    {value}\n}}\n"
+            "#[inline]\nfn column_{number}{}) -> {result} {{\n    {value}\n}}\n",
+            if result.contains("'a") {
+                "<'a>(row: &Row<'a>"
+            } else {
+                "(row: &Row<'_>"
+            },
         )
         .expect("a string grows");
         let Column { field, name, .. } = column;

@@ -2,6 +2,12 @@
 //!
 //! The parser is protox, so nobody needs `protoc`.
 
+#![expect(
+    clippy::print_stdout,
+    clippy::wildcard_enum_match_arm,
+    reason = "cargo reads it, and most kinds of fields are alike"
+)]
+
 use std::{env, fs, path::Path};
 
 use self::catalogue::Catalogue;

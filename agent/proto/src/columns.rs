@@ -1,6 +1,11 @@
 //! The facts about a flow as columns: what JSON Lines, files, databases, OTLP and the enterprise elements of IPFIX show
 //! side by side. `flow.proto` defines them; the build script generates the table.
 
+#![expect(
+    clippy::unnecessary_wraps,
+    reason = "required numbers are read like optional ones"
+)]
+
 use agent_common::Process as ProcessKey;
 
 use crate::{Cgroup, Endpoint, FlowBatch, FlowRecord, HostName, Interface, Process};
@@ -29,9 +34,10 @@ pub struct Column {
 impl Column {
     /// How many bits a number has.
     pub const fn bits(&self) -> i8 {
-        match self.values {
-            Values::Number { bits, .. } => bits,
-            _ => 64,
+        if let Values::Number { bits, .. } = self.values {
+            bits
+        } else {
+            64
         }
     }
 }
@@ -215,7 +221,7 @@ mod tests {
     #[test]
     fn a_process_without_a_name_has_its_number() {
         let batch = FlowBatch::default();
-        let key = 7 << 32 | 12;
+        let key = 0xc << 32 | 0x7;
         let mut record = FlowRecord::default();
         record.src_mut().process_key = Some(key);
         let row = Row::new(&batch, &record, None);

@@ -91,7 +91,7 @@ const MODULES: &[Module] = &[
         900,
         Nothing("they are read from bytes, and told by the agent"),
     ),
-    module("initiator", 900, Everything),
+    module("initiator", 1800, Everything),
     module(
         "names",
         900,

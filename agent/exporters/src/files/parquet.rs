@@ -41,10 +41,10 @@ fn made_by(
         Compression::Zstd => format::Compression::Zstd,
         Compression::Gzip => bail!("Parquet is not compressed with gzip here"),
     };
-    let made = make(pieces, to, compression);
+    let whole = make(pieces, to, compression);
     // Free the memory, or every thread of tokio's pool would keep this much.
     process_memory::give_back();
-    made
+    whole
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ const VERSION: u32 = {
     while column < COLUMNS.len() {
         if let Some(number) = COLUMNS[column].element {
             hash = hash.wrapping_mul(31).wrapping_add(number as u32);
-            hash = hash.wrapping_add(COLUMNS[column].bits() as u32);
+            hash = hash.wrapping_add(COLUMNS[column].bits().cast_unsigned() as u32);
         }
         column += 1;
     }

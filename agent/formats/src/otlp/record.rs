@@ -110,7 +110,7 @@ const fn is_same(one: &[u8], other: &[u8]) -> bool {
 struct Facts<'a, 'o>(&'a mut Attributes<'o>);
 
 impl<'a> Visitor<'a> for Facts<'_, '_> {
-    #[inline(always)]
+    #[inline]
     fn number<const C: usize>(&mut self, value: Option<u32>) {
         if const { is_plain(C) }
             && let Some(value) = value
@@ -119,14 +119,14 @@ impl<'a> Visitor<'a> for Facts<'_, '_> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn counter<const C: usize>(&mut self, value: u64) {
         if const { is_plain(C) } && (value != 0 || !const { COLUMNS[C].is_left_out }) {
             self.0.number(&KEYS[C][0], value);
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn id<const C: usize>(&mut self, value: Option<u64>) {
         if const { is_plain(C) }
             && let Some(value) = value
@@ -135,28 +135,28 @@ impl<'a> Visitor<'a> for Facts<'_, '_> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn flag<const C: usize>(&mut self, value: bool) {
         if const { is_plain(C) } && value {
             self.0.boolean(&KEYS[C][0], true);
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn time<const C: usize>(&mut self, unix_ns: u64) {
         if const { is_plain(C) } {
             self.0.number(&KEYS[C][0], unix_ns);
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn address<const C: usize>(&mut self, bytes: &'a [u8]) {
         if const { is_plain(C) } && !bytes.is_empty() {
             self.0.text(&KEYS[C][0], text_of(bytes).as_str());
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn digest<const C: usize>(&mut self, bytes: &'a [u8]) {
         if const { is_plain(C) }
             && let Ok(digest) = bytes.try_into()
@@ -165,7 +165,7 @@ impl<'a> Visitor<'a> for Facts<'_, '_> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn numbers<const C: usize>(&mut self, values: &'a [u32]) {
         let count = const { COLUMNS[C].otlp.len() };
         for (key, &value) in KEYS[C][..count].iter().zip(values) {
@@ -173,7 +173,7 @@ impl<'a> Visitor<'a> for Facts<'_, '_> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn text<const C: usize>(&mut self, value: Option<&'a str>) {
         if const { is_plain(C) }
             && let Some(value) = value

@@ -261,11 +261,7 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         path: format!("/system.slice/{name}"),
         unit: name.to_owned(),
         slice: "system.slice".to_owned(),
-        container_id: if id == 8 {
-            "c".repeat(4_000)
-        } else {
-            String::new()
-        },
+        container_id: "c".repeat(if id == 8 { 4_000 } else { 0 }),
         container_runtime: if id == 8 {
             "docker".to_owned()
         } else {
@@ -282,16 +278,11 @@ fn who_sent_the_packets_is_said_of_each_end_that_is_known() {
         }],
         ..batch()
     };
-    let flow = |src_cgroup_id, dst_cgroup_id| FlowRecord {
-        src: Some(Endpoint {
-            cgroup_id: src_cgroup_id,
-            ..flows::in_vxlan().src().clone()
-        }),
-        dst: Some(Endpoint {
-            cgroup_id: dst_cgroup_id,
-            ..flows::in_vxlan().dst().clone()
-        }),
-        ..flows::in_vxlan()
+    let flow = |src_cgroup_id, dst_cgroup_id| {
+        let mut flow = flows::in_vxlan();
+        flow.src_mut().cgroup_id = src_cgroup_id;
+        flow.dst_mut().cgroup_id = dst_cgroup_id;
+        flow
     };
     let of_processes = FlowRecord {
         src: Some(Endpoint {

@@ -80,9 +80,12 @@ impl Column {
 
     fn field(&self) -> Result<Type> {
         let unsigned = |bits: i8| Some(LogicalType::integer(bits, false));
-        let repetition = |is_required| match is_required {
-            true => Repetition::REQUIRED,
-            false => Repetition::OPTIONAL,
+        let repetition = |is_required| {
+            if is_required {
+                Repetition::REQUIRED
+            } else {
+                Repetition::OPTIONAL
+            }
         };
         let (physical, is_required, logical) = match self.values {
             Boolean(_) | Fact(columns::Values::Flag(_)) => (Physical::BOOLEAN, true, None),

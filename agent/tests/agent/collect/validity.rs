@@ -90,7 +90,7 @@ const FAULTS: &[Fault] = &[
         first(batch).dst_mut().addr = vec![1; 5].into();
     }),
     ("records[0].dst().addr", |batch| {
-        first(batch).dst_mut().addr.clear()
+        first(batch).dst_mut().addr.clear();
     }),
     ("records[0].src().outer_addr", |batch| {
         first(batch).src_mut().outer_addr = vec![1; 3].into();

@@ -104,40 +104,16 @@ fn as_row(line: &Value) -> Value {
         let nanos = fields.remove(&format!("{time}_ns")).unwrap();
         fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
     }
-    for column in ["total_dropped_packets", "total_reverse_dropped_packets"] {
-        fields.entry(column).or_insert(json!(0));
-    }
-    for column in ["src_sender_shared", "dst_sender_shared"] {
-        fields.entry(column).or_insert(json!(false));
-    }
-    for column in ["failure", "icmp_error_type", "icmp_error_code"] {
-        fields.entry(column).or_insert(Value::Null);
-    }
-    for end in ["src", "dst"] {
-        for other in ["cgroup_id", "slice", "container_runtime"] {
-            fields.remove(&format!("{end}_{other}"));
-        }
-        for column in [
-            "unit",
-            "container_id",
-            "cgroup",
-            "process",
-            "pid",
-            "uid",
-            "host",
-            "host_source",
-            "tcp_rtt_us",
-            "tcp_min_rtt_us",
-            "tcp_total_retrans",
-            "tcp_delivered",
-            "tcp_delivered_ce",
-            "tcp_data_segs_out",
-            "handshake_rtt_us",
-            "ack_rtt_us",
-        ] {
-            fields
-                .entry(format!("{end}_{column}"))
-                .or_insert(Value::Null);
+    // What JSON Lines leave out.
+    for (column, of_type) in documented() {
+        let nothing = match of_type.as_str() {
+            "BOOLEAN" => json!(false),
+            "UINT64" if column.ends_with("dropped_packets") => json!(0),
+            _ => Value::Null,
+        };
+        let in_the_batch = ["window_start", "window_end"];
+        if !in_the_batch.contains(&column.as_str()) {
+            fields.entry(column).or_insert(nothing);
         }
     }
     row

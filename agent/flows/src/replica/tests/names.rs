@@ -94,7 +94,6 @@ fn named_key(number: u8) -> FlowKey {
 fn names(records: &[Record]) -> Vec<(Option<(u64, NameSource)>, bool)> {
     let of = |record: &Record| {
         let [source, destination] = record.names();
-        let destination = destination;
         (destination, source.is_some())
     };
     records.iter().map(of).collect()

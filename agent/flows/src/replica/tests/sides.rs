@@ -183,7 +183,7 @@ fn one_direction_at_both_sides_makes_two_records_with_one_community_id() {
         for routed in orders(&routed) {
             let mut replica = replica(8);
             let mut records = scan_keys(&mut replica, 1, &routed);
-            records.sort_by_key(|record| record.direction());
+            records.sort_by_key(Parts::direction);
             assert_eq!(reasons(&records), [None, None]);
             let seen = [a_to_b.len() as u64, b_to_a.len() as u64];
             for (record, direction) in records.iter().zip([INGRESS, EGRESS]) {
