@@ -132,7 +132,7 @@ impl Senders {
     }
 }
 
-const _: () = assert!(size_of::<Senders>() == 96);
+const _: () = assert!(size_of::<Senders>() == 48 + 2 * size_of::<TcpInfo>());
 
 /// One kind's values for the flows of a window: by slot and direction.
 #[repr(C)]
@@ -319,11 +319,16 @@ mod tests {
     #[test]
     fn each_kind_that_is_kept_has_a_plane_of_its_own() {
         let both = Kinds::CGROUPS.and(Kinds::PROCESSES);
+        let tcp = TcpInfo::WORDS as u32;
         for (kinds, planes, of_round_trips) in [
             (Kinds::ROUND_TRIPS, 1, 0),
             (Kinds::CGROUPS.and(Kinds::ROUND_TRIPS), 2, 1),
-            (Kinds::TCP.and(Kinds::ROUND_TRIPS), 4, 3),
-            (both.and(Kinds::TCP).and(Kinds::ROUND_TRIPS), 6, 5),
+            (Kinds::TCP.and(Kinds::ROUND_TRIPS), tcp + 1, tcp),
+            (
+                both.and(Kinds::TCP).and(Kinds::ROUND_TRIPS),
+                tcp + 3,
+                tcp + 2,
+            ),
         ] {
             assert_eq!(
                 (kinds.planes(), kinds.round_trip_plane()),
@@ -336,9 +341,9 @@ mod tests {
             (Kinds::CGROUPS, 1, None, None),
             (Kinds::PROCESSES, 1, Some(0), None),
             (both, 2, Some(1), None),
-            (Kinds::TCP, 3, None, Some(0)),
-            (Kinds::CGROUPS.and(Kinds::TCP), 4, None, Some(1)),
-            (both.and(Kinds::TCP), 5, Some(1), Some(2)),
+            (Kinds::TCP, tcp, None, Some(0)),
+            (Kinds::CGROUPS.and(Kinds::TCP), tcp + 1, None, Some(1)),
+            (both.and(Kinds::TCP), tcp + 2, Some(1), Some(2)),
         ] {
             assert_eq!(kinds.planes(), planes);
             let has = kinds.has(Kinds::PROCESSES);

@@ -122,7 +122,7 @@ impl TcpInfo {
     }
 }
 
-const _: () = assert!(size_of::<TcpInfo>() == 24 && size_of::<TcpInfo>() == 8 * TcpInfo::WORDS);
+const _: () = assert!(size_of::<TcpInfo>() == 8 * TcpInfo::WORDS);
 
 /// The last state of a connection, which the programs report when the kernel destroys its socket.
 #[repr(C)]
@@ -137,19 +137,16 @@ pub struct EndedConnection {
     pub info: TcpInfo,
 }
 
-const _: () = assert!(size_of::<EndedConnection>() == size_of::<FlowKey>() + 16 + 24);
+const _: () =
+    assert!(size_of::<EndedConnection>() == size_of::<FlowKey>() + 16 + size_of::<TcpInfo>());
 
-/// Offsets in bytes of the same fields in `struct tcp_sock`. If any is unknown, the program that reads them is not
-/// loaded. Only the fields that show the [`Role`] may be missing; they are then 0.
+/// Offsets in bytes of the fields in the kernel's structures. If any of `tcp_sock` is unknown, the program that reads
+/// them is not loaded. Only the fields that show the [`Role`] may be missing; they are then 0.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpLayout {
-    pub srtt_us: u32,
-    pub rtt_min: u32,
-    pub total_retrans: u32,
-    pub delivered: u32,
-    pub delivered_ce: u32,
-    pub data_segs_out: u32,
+    /// In the order of [`Self::MEMBERS`].
+    pub tcp_sock: [u32; Self::MEMBERS.len()],
     /// The length of the `accept` queue of a listening socket. Accepted sockets are its clones and keep the value.
     pub max_ack_backlog: u32,
     /// The interface for multicasts. In an accepted socket it is the interface by which the connection arrived
@@ -158,6 +155,24 @@ pub struct TcpLayout {
     /// The pointer to the structure that has the same field for IPv6 (`tcp_v6_syn_recv_sock`), at `multicast_v6`.
     pub ipv6: u32,
     pub multicast_v6: u32,
+}
+
+impl TcpLayout {
+    /// The members of `struct tcp_sock` that the programs read, with [`Self::SRTT`] and so on as their places.
+    pub const MEMBERS: [&str; 6] = [
+        "srtt_us",
+        "rtt_min",
+        "total_retrans",
+        "delivered",
+        "delivered_ce",
+        "data_segs_out",
+    ];
+    pub const SRTT: usize = 0;
+    pub const RTT_MIN: usize = 1;
+    pub const TOTAL_RETRANS: usize = 2;
+    pub const DELIVERED: usize = 3;
+    pub const DELIVERED_CE: usize = 4;
+    pub const DATA_SEGS_OUT: usize = 5;
 }
 
 #[cfg(feature = "user")]

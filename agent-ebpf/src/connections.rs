@@ -32,12 +32,7 @@ const BPF_RB_NO_WAKEUP: u64 = 1;
 /// constant.
 #[unsafe(no_mangle)]
 static TCP_LAYOUT: TcpLayout = TcpLayout {
-    srtt_us: 0,
-    rtt_min: 0,
-    total_retrans: 0,
-    delivered: 0,
-    delivered_ce: 0,
-    data_segs_out: 0,
+    tcp_sock: [0; TcpLayout::MEMBERS.len()],
     max_ack_backlog: 0,
     multicast_v4: 0,
     ipv6: 0,
@@ -217,7 +212,7 @@ pub fn count_kept(kept: *mut KeptWithSocket) {
 /// Whether userspace has found the offsets of TCP's fields.
 #[inline(always)]
 fn ends_are_told() -> bool {
-    fixed(&TCP_LAYOUT.srtt_us) != 0
+    fixed(&TCP_LAYOUT.tcp_sock[TcpLayout::SRTT]) != 0
 }
 
 #[inline(always)]
@@ -272,13 +267,13 @@ pub fn note_end(socket: *mut c_void) {
 #[inline(always)]
 fn known(tcp: *mut c_void) -> TcpInfo {
     // SAFETY: the kernel reads its own structures for the program.
-    let word = |offset_bytes: &'static u32| -> u32 { unsafe { at(tcp, offset_bytes) } };
+    let word = |member: usize| -> u32 { unsafe { at(tcp, &TCP_LAYOUT.tcp_sock[member]) } };
     TcpInfo {
-        rtt_us: word(&TCP_LAYOUT.srtt_us) >> SRTT_SHIFT,
-        min_rtt_us: word(&TCP_LAYOUT.rtt_min),
-        total_retrans: word(&TCP_LAYOUT.total_retrans),
-        delivered: word(&TCP_LAYOUT.delivered),
-        delivered_ce: word(&TCP_LAYOUT.delivered_ce),
-        data_segs_out: word(&TCP_LAYOUT.data_segs_out),
+        rtt_us: word(TcpLayout::SRTT) >> SRTT_SHIFT,
+        min_rtt_us: word(TcpLayout::RTT_MIN),
+        total_retrans: word(TcpLayout::TOTAL_RETRANS),
+        delivered: word(TcpLayout::DELIVERED),
+        delivered_ce: word(TcpLayout::DELIVERED_CE),
+        data_segs_out: word(TcpLayout::DATA_SEGS_OUT),
     }
 }

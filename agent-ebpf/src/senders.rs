@@ -129,11 +129,10 @@ fn answer(skb: *mut __sk_buff, question: u64, packet: &Packet) -> u32 {
         unsafe { note_who(noted, process_key, 0) };
     }
     if tcp.is_known() {
-        let [first, second, third] = tcp.words();
         let plane = kinds.tcp_plane();
-        note_in_plane(question, plane, window, slot, first);
-        note_in_plane(question, plane + 1, window, slot, second);
-        note_in_plane(question, plane + 2, window, slot, third);
+        for (index, word) in tcp.words().into_iter().enumerate() {
+            note_in_plane(question, plane + index as u32, window, slot, word);
+        }
     }
     0
 }

@@ -200,8 +200,8 @@ impl Profile {
             min_rtt_us: rtt_us / 2,
             total_retrans: (bits >> 50 & 3) as u32,
             delivered: 1 + (bits & 0xff) as u32,
-            delivered_ce: 0,
             data_segs_out: 2 + (bits & 0xff) as u32,
+            ..TcpInfo::default()
         };
         let segment = Segment {
             flags: tcp_flags::ACK,

@@ -1,6 +1,6 @@
 //! The memory that flows take, in the tables that have a place for each.
 
-use agent_common::senders::Kinds;
+use agent_common::{TcpInfo, senders::Kinds};
 use kernel::pages::Size;
 
 /// While one of the two pages grows or shrinks, its old and new windows exist together.
@@ -11,7 +11,7 @@ const GROWTH: u64 = 2;
 const SENDERS_BYTES_PER_FLOW: u64 = 22;
 const SENDERS_BYTES_PER_TRACKED_FLOW: u64 = 32;
 /// In the kernel, and in the process during a drain.
-const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 412;
+const SENDERS_BYTES_PER_FLOW_BEHIND: u64 = 364 + 2 * size_of::<TcpInfo>() as u64;
 
 /// The settings that the sizes of tables depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! The programs note it beside the flow, from the sockets of its packets. What TCP knew of a connection at its end comes
 //! through a ring ([`kernel::connections`]).
 
-use agent_common::tcp::TcpLayout;
+use agent_common::{TcpInfo, tcp::TcpLayout};
 use anyhow::Context as _;
 use kernel::{
     connections::{self, MOST_ENDED, RING_LEN_BYTES},
@@ -17,7 +17,7 @@ use crate::kind::{
     Tables,
 };
 
-const BYTES_PER_TRACKED_FLOW: u64 = 56;
+const BYTES_PER_TRACKED_FLOW: u64 = 8 + 2 * size_of::<TcpInfo>() as u64;
 /// In the process, for two scans after a connection ended.
 const BYTES_PER_END: u64 = 600;
 

@@ -96,17 +96,15 @@ fn drops(btf: &Btf) -> Result<DropLayout> {
 }
 
 fn tcp(btf: &Btf) -> Result<TcpLayout> {
-    let of = |member| btf.offset_of("tcp_sock", member);
+    let mut tcp_sock = [0; TcpLayout::MEMBERS.len()];
+    for (offset, member) in tcp_sock.iter_mut().zip(TcpLayout::MEMBERS) {
+        *offset = btf.offset_of("tcp_sock", member)?;
+    }
+    // The minimum over the recent window is the first of its samples.
+    tcp_sock[TcpLayout::RTT_MIN] +=
+        btf.offset_of("minmax", "s")? + btf.offset_of("minmax_sample", "v")?;
     Ok(TcpLayout {
-        srtt_us: of("srtt_us")?,
-        // The minimum over the recent window is the first of its samples.
-        rtt_min: of("rtt_min")?
-            + btf.offset_of("minmax", "s")?
-            + btf.offset_of("minmax_sample", "v")?,
-        total_retrans: of("total_retrans")?,
-        delivered: of("delivered")?,
-        delivered_ce: of("delivered_ce")?,
-        data_segs_out: of("data_segs_out")?,
+        tcp_sock,
         max_ack_backlog: btf.offset_of("sock", "sk_max_ack_backlog").unwrap_or(0),
         multicast_v4: btf.offset_of("inet_sock", "mc_index").unwrap_or(0),
         ipv6: btf.offset_of("inet_sock", "pinet6").unwrap_or(0),

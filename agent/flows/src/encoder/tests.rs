@@ -231,17 +231,13 @@ prop_compose! {
 /// Often without round trips, or entirely unknown.
 fn tcp_info() -> impl Strategy<Value = TcpInfo> {
     let min_rtt_us = prop_oneof![Just(0), Just(TcpInfo::NO_RTT), any::<u32>()];
-    (0..3_u32, min_rtt_us, any::<[u32; 4]>()).prop_map(|(rtt_us, min_rtt_us, counts)| {
-        let [total_retrans, delivered, delivered_ce, data_segs_out] = counts;
-        TcpInfo {
+    (0..3_u32, min_rtt_us, any::<[u64; TcpInfo::WORDS]>()).prop_map(
+        |(rtt_us, min_rtt_us, words)| TcpInfo {
             rtt_us,
             min_rtt_us,
-            total_retrans,
-            delivered,
-            delivered_ce,
-            data_segs_out,
-        }
-    })
+            ..TcpInfo::of_words(words)
+        },
+    )
 }
 
 prop_compose! {
@@ -459,12 +455,8 @@ fn longest_record() -> Record {
         }
         .with_counts(most, most)
         .with_tcp(TcpInfo {
-            rtt_us: u32::MAX,
             min_rtt_us: u32::MAX - 1,
-            total_retrans: u32::MAX,
-            delivered: u32::MAX,
-            delivered_ce: u32::MAX,
-            data_segs_out: u32::MAX,
+            ..TcpInfo::of_words([u64::MAX; TcpInfo::WORDS])
         });
     }
     record

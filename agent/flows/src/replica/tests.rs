@@ -70,10 +70,9 @@ impl Parts for Record {
             Some(delivered) => TcpInfo {
                 rtt_us: end.tcp_rtt_us.unwrap_or_default(),
                 min_rtt_us: end.tcp_min_rtt_us.unwrap_or(TcpInfo::NO_RTT),
-                total_retrans: end.tcp_total_retrans.unwrap(),
                 delivered,
-                delivered_ce: end.tcp_delivered_ce.unwrap(),
                 data_segs_out: end.tcp_data_segs_out.unwrap(),
+                ..TcpInfo::default()
             },
         })
     }
