@@ -205,6 +205,7 @@ fn count(
     entry.packets[direction] += 1;
     entry.bytes[direction] += frame.wire_len_bytes();
     entry.last_seen_jiffies = (seen_ns / TICK_NS) as u32;
+    entry.classes.0 |= entry.classes.news(packet.direction, packet.dscp).0;
     entry.bits = entry
         .bits
         .and(FlowBits::segment(packet.direction, packet.tcp_flags));

@@ -1,8 +1,7 @@
 //! Encodes the records of a scan as `FlowBatch` messages, in bytes that all consumers share.
 //!
 //! Fields that differ between consumers are left out. Protobuf merges concatenated messages, so the crate `hub` puts
-//! those fields in front. Records are encoded by hand, in the order of their field numbers, so a flow costs no
-//! allocation. prost encodes everything else once a scan.
+//! those fields in front. Records are encoded without prost, so a flow costs no allocation. prost encodes everything else once a scan.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -292,7 +292,7 @@ impl Field {
             (Type::Message, _) => Kind::Message(type_name()),
             (other, _) => bail!("{name} has the type {other:?}"),
         };
-        let mut notes = Notes::read(comment);
+        let mut notes = Notes::read(comment)?;
         let names = |text: String| -> Vec<String> {
             let names = text.split(", ").filter(|name| *name != "none");
             names.map(str::to_owned).collect()
@@ -341,7 +341,7 @@ struct Notes {
 }
 
 impl Notes {
-    fn read(comment: &str) -> Self {
+    fn read(comment: &str) -> Result<Self> {
         let paragraphs = comment.split("\n\n").map(|paragraph| {
             let lines = paragraph.lines().map(str::trim);
             lines.collect::<Vec<_>>().join(" ")
@@ -362,13 +362,18 @@ impl Notes {
                 Some(("Enrich", value)) => Some((&mut notes.enrich, value)),
                 _ => None,
             };
-            match place {
-                Some((place, value)) => *place = Some(value.to_owned()),
-                None => meaning.push(sentence),
+            let Some((place, value)) = place else {
+                meaning.push(sentence);
+                continue;
+            };
+            ensure!(place.is_none(), "two notes of one kind: {bare}");
+            *place = Some(value.to_owned());
+            if sentence.ends_with('\n') {
+                meaning.push("\n");
             }
         }
         meaning.concat().trim().clone_into(&mut notes.meaning);
-        notes
+        Ok(notes)
     }
 }
 

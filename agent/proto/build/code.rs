@@ -126,7 +126,7 @@ pub fn message(catalogue: &Catalogue) -> String {
     out
 }
 
-/// Writes all fields in the order of their numbers, since readers expect them so.
+/// Writes the fields that most records have in the order of their numbers, then those of `--enrich`.
 pub fn writer(catalogue: &Catalogue) -> String {
     let mut out = String::from("impl Writer<'_> {\n");
     for (message, fields) in messages(catalogue) {

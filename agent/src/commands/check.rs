@@ -186,7 +186,7 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
         super::notice("the kernel verifies the programs, which takes some seconds");
         checks.extend(programs::programs(
             layout.as_ref().unwrap_or(&Layout::UNKNOWN),
-        )?);
+        ));
     }
     checks.push(bpf::tcx());
     let mut selection = given;

@@ -234,6 +234,19 @@ mod tests {
     }
 
     #[test]
+    fn half_of_the_tick_counter_is_enough_when_it_wraps() {
+        let later = ScanClock {
+            jiffies: (1 << 32) + 2 * TICKS_A_SECOND,
+            ..clock(0)
+        };
+        let before = FlowCounters {
+            last_seen_jiffies: u32::MAX - (TICKS_A_SECOND as u32 - 1),
+            ..FlowCounters::default()
+        };
+        assert_eq!(later.last_seen_boot_ns(&before), 997 * SECOND);
+    }
+
+    #[test]
     fn a_tick_is_as_long_ago_as_it_says_while_the_machine_is_awake() {
         let awake = clock(0);
         assert_eq!(

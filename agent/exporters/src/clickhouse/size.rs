@@ -61,7 +61,14 @@ impl Size {
         let of_interface = interfaces.map(|one| one.name.len() + one.netns_name.len());
         let of_cgroup = batch.cgroups.iter().map(|one| {
             // The columns that a row has for its cgroup.
-            one.path.len() + one.unit.len() + one.container_id.len()
+            let names = [
+                &one.path,
+                &one.unit,
+                &one.slice,
+                &one.container_id,
+                &one.container_runtime,
+            ];
+            names.into_iter().map(String::len).sum::<usize>()
         });
         let of_process = batch.processes.iter().map(|one| one.name.len());
         let of_host = batch.hosts.iter().map(|one| one.name.len());
@@ -153,6 +160,8 @@ mod tests {
                 path: name(64),
                 unit: name(128),
                 container_id: name(256),
+                slice: name(2048),
+                container_runtime: name(4096),
                 ..Cgroup::default()
             }],
             processes: vec![Process {
@@ -168,7 +177,7 @@ mod tests {
         };
         let size = Size::of(&raw(&batch)).unwrap();
         // A cgroup, a process and a host may each be at both ends.
-        let of_row = 15 + 48 + 2 * (448 + 512 + 1024) + OTHER_TEXT_BYTES;
+        let of_row = 15 + 48 + 2 * (448 + 512 + 1024 + 2048 + 4096) + OTHER_TEXT_BYTES;
         assert_eq!((size.rows, size.text_bytes), (4, 3 * of_row));
     }
 

@@ -443,6 +443,7 @@ fn longest_record() -> Record {
             port: Some(u16::MAX.into()),
             tcp_flags: Some(u8::MAX.into()),
             dscp: Some(63),
+            dscp_changed: true,
             cgroup_id: Some(u64::MAX),
             process_key: Some(u64::MAX),
             sender_shared: true,

@@ -17,9 +17,9 @@ const SHAPES: u16 = Shape::COUNT as u16;
 /// Enterprises with the same remainder share template numbers, and so do versions of this program.
 const PLACES: u32 = ((u16::MAX - ENTERPRISES + 1) / OF_ENTERPRISE) as u32;
 
-/// Differs between versions whose elements of the enterprise differ.
+/// Differs between versions whose templates with an enterprise differ.
 const VERSION: u32 = {
-    let mut hash = 0_u32;
+    let mut hash = (BIFLOW as u32) << 16 | UNIFLOW as u32;
     let mut column = 0;
     while column < COLUMNS.len() {
         if let Some(number) = COLUMNS[column].element {
@@ -128,8 +128,9 @@ mod tests {
         (false, Octets::Layer2),
     ];
 
-    /// Agents of different versions may also share an address. If you change a template's fields, change `BIFLOW` or
-    /// `UNIFLOW` so that the old numbers are no longer used, then update these digests.
+    /// Agents of different versions may also share an address. If you change a template's fields of IANA, change `BIFLOW` or
+    /// `UNIFLOW` so that the old numbers are no longer used, then update these digests. Elements of the enterprise
+    /// change the numbers themselves.
     #[test]
     fn the_fields_of_a_number_never_change() {
         let digest = |(is_biflow, octets)| {

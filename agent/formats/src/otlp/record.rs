@@ -209,7 +209,7 @@ pub(super) fn io_direction(side: Direction) -> &'static str {
 /// Appends the flow's report to the records of a `ScopeLogs`.
 #[inline]
 pub(super) fn write(out: &mut Vec<u8>, batch: &FlowBatch, flow: &FlowRecord, interface: &[u8]) {
-    // The length takes two bytes: a record has some 1,500 bytes, and at most ten user-chosen names.
+    // The length takes two bytes: a record has some 1,500 bytes, and at most 16 user-chosen names.
     out.extend_from_slice(&[LOG_RECORDS, 0, 0]);
     let start = out.len();
     out.push(TIME_UNIX_NANO);

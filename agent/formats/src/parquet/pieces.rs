@@ -9,7 +9,7 @@ use std::{
 use prost::Message as _;
 use proto::FlowBatch;
 
-pub const MARK: [u8; 4] = *b"FLR1";
+pub const MARK: [u8; 4] = *b"FLR2";
 const HEADER_LEN_BYTES: usize = 12;
 
 /// Builds a piece. `write` appends the body.

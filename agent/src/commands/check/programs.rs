@@ -9,8 +9,14 @@ use kernel::{
 
 use super::Check;
 
-pub(super) fn programs(layout: &Layout) -> Result<Vec<Check>> {
-    let mut settings = LoadSettings::smallest_here()?;
+pub(super) fn programs(layout: &Layout) -> Vec<Check> {
+    let mut settings = match LoadSettings::smallest_here() {
+        Ok(settings) => settings,
+        Err(error) => {
+            let remedy = "report it with the kernel's version";
+            return vec![Check::missing("programs", format!("{error:#}"), remedy)];
+        }
+    };
     let enrichment = enrich::checks(&settings, layout).into_iter();
     let plain = match Kernel::verified(&settings, layout) {
         Ok(_) => Check::ok("programs", "the kernel takes all of the agent's programs"),
@@ -34,7 +40,7 @@ pub(super) fn programs(layout: &Layout) -> Result<Vec<Check>> {
         Err(error) => Check::warn(check.name, format!("{error:#}"), check.remedy),
     });
     let programs = [plain, decapsulating].into_iter();
-    Ok(programs.chain(enrichment).collect())
+    programs.chain(enrichment).collect()
 }
 
 /// Loads the programs of a start with `--ingress-hook xdp`.

@@ -37,13 +37,13 @@ fn first(batch: &mut FlowBatch) -> &mut FlowRecord {
 const FAULTS: &[Fault] = &[
     ("records[0].protocol", |batch| first(batch).protocol = 300),
     ("records[0].ip_version", |batch| first(batch).ip_version = 5),
-    ("records[0].src().port", |batch| {
+    ("records[0].src.port", |batch| {
         first(batch).src_mut().port = Some(70_000);
     }),
-    ("records[0].dst().port", |batch| {
+    ("records[0].dst.port", |batch| {
         first(batch).dst_mut().port = Some(65_536);
     }),
-    ("records[1].dst().port", |batch| {
+    ("records[1].dst.port", |batch| {
         batch.records[1].dst_mut().port = Some(u32::MAX);
     }),
     ("records[0].icmp_type", |batch| {
@@ -67,7 +67,7 @@ const FAULTS: &[Fault] = &[
     ("records[0].src.tcp_flags", |batch| {
         first(batch).src_mut().tcp_flags = Some(1 << 16);
     }),
-    ("records[0].dst().tcp_flags", |batch| {
+    ("records[0].dst.tcp_flags", |batch| {
         first(batch).dst_mut().tcp_flags = Some(1 << 16);
     }),
     ("records[0].outer_pppoe_session", |batch| {
@@ -83,67 +83,69 @@ const FAULTS: &[Fault] = &[
     ("records[0].outer_vlan_ids", |batch| {
         first(batch).outer_vlan_ids = vec![4096];
     }),
-    ("records[0].src().addr", |batch| {
+    ("records[0].src.addr", |batch| {
         first(batch).src_mut().addr = vec![1; 16].into();
     }),
-    ("records[0].dst().addr", |batch| {
+    ("records[0].dst.addr", |batch| {
         first(batch).dst_mut().addr = vec![1; 5].into();
     }),
-    ("records[0].dst().addr", |batch| {
+    ("records[0].dst.addr", |batch| {
         first(batch).dst_mut().addr.clear();
     }),
-    ("records[0].src().outer_addr", |batch| {
+    ("records[0].src.outer_addr", |batch| {
         first(batch).src_mut().outer_addr = vec![1; 3].into();
     }),
-    ("records[0].dst().outer_addr", |batch| {
+    ("records[0].dst.outer_addr", |batch| {
         first(batch).dst_mut().outer_addr = vec![1; 17].into();
     }),
+    ("records[0].src.addr", |batch| first(batch).src = None),
+    ("records[0].dst.addr", |batch| first(batch).dst = None),
     ("records[0].community_id", |batch| {
         first(batch).community_id = vec![1; 19].into();
     }),
-    ("records[0].src().delta_packets", |batch| {
+    ("records[0].src.delta_packets", |batch| {
         first(batch).src_mut().delta_packets = u64::MAX - 1;
     }),
     ("records[0].delta_duration_ns", |batch| {
         first(batch).delta_duration_ns = u64::MAX;
     }),
-    ("records[0].src().delta_bytes", |batch| {
+    ("records[0].src.delta_bytes", |batch| {
         first(batch).src_mut().delta_bytes = (1 << 48) + 1;
     }),
-    ("records[0].src().delta_ip_bytes", |batch| {
+    ("records[0].src.delta_ip_bytes", |batch| {
         first(batch).src_mut().delta_ip_bytes = 1 << 63;
     }),
-    ("records[0].dst().delta_packets", |batch| {
+    ("records[0].dst.delta_packets", |batch| {
         first(batch).dst_mut().delta_packets = 1 << 49;
     }),
-    ("records[0].dst().delta_bytes", |batch| {
+    ("records[0].dst.delta_bytes", |batch| {
         first(batch).dst_mut().delta_bytes = 1 << 49;
     }),
-    ("records[0].dst().delta_ip_bytes", |batch| {
+    ("records[0].dst.delta_ip_bytes", |batch| {
         first(batch).dst_mut().delta_ip_bytes = 1 << 49;
     }),
-    ("records[0].src().total_packets", |batch| {
+    ("records[0].src.total_packets", |batch| {
         first(batch).src_mut().total_packets = 1 << 63;
     }),
-    ("records[0].src().total_bytes", |batch| {
+    ("records[0].src.total_bytes", |batch| {
         first(batch).src_mut().total_bytes = u64::MAX;
     }),
-    ("records[0].src().total_ip_bytes", |batch| {
+    ("records[0].src.total_ip_bytes", |batch| {
         first(batch).src_mut().total_ip_bytes = u64::MAX;
     }),
-    ("records[0].dst().total_packets", |batch| {
+    ("records[0].dst.total_packets", |batch| {
         first(batch).dst_mut().total_packets = u64::MAX;
     }),
-    ("records[0].dst().total_bytes", |batch| {
+    ("records[0].dst.total_bytes", |batch| {
         first(batch).dst_mut().total_bytes = u64::MAX;
     }),
-    ("records[0].dst().total_ip_bytes", |batch| {
+    ("records[0].dst.total_ip_bytes", |batch| {
         first(batch).dst_mut().total_ip_bytes = u64::MAX;
     }),
-    ("records[0].src().total_dropped_packets", |batch| {
+    ("records[0].src.total_dropped_packets", |batch| {
         first(batch).src_mut().total_dropped_packets = u64::MAX;
     }),
-    ("records[0].dst().total_dropped_packets", |batch| {
+    ("records[0].dst.total_dropped_packets", |batch| {
         first(batch).dst_mut().total_dropped_packets = u64::MAX;
     }),
     ("records[0].first_seen_unix_ns", |batch| {

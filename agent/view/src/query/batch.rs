@@ -76,10 +76,12 @@ pub(super) fn add(
             continue;
         }
         let interface = interfaces.of(record);
-        let ends = columns::Row::new(batch, record, interface).ends;
         let names = |by, name: for<'a> fn(&RowEnd<'a>) -> Option<&'a String>| {
-            let is_asked = question.by.contains(&by);
-            ends.map(|end| name(&end).filter(|_| is_asked).map_or("", String::as_str))
+            if !question.by.contains(&by) {
+                return [""; 2];
+            }
+            let ends = columns::Row::new(batch, record, interface).ends;
+            ends.map(|end| name(&end).map_or("", String::as_str))
         };
         let row = Row {
             hostname: &agent.hostname,

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::backoff::Backoff;
 
-pub const MAGIC: [u8; 8] = *b"flowspl1";
+pub const MAGIC: [u8; 8] = *b"flowspl2";
 /// Magic, stream ID, and a checksum of both.
 const FRONT_BYTES: usize = 20;
 const SUFFIX: &str = "spool";
