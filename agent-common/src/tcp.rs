@@ -23,6 +23,12 @@ pub struct TcpInfo {
     pub delivered_ce: u32,
     /// Segments with data that were sent, retransmissions included.
     pub data_segs_out: u32,
+    /// The congestion window in segments.
+    pub snd_cwnd: u32,
+    /// The most recent sample of the delivery rate: so many segments of `mss` bytes in so many microseconds.
+    pub rate_delivered: u32,
+    pub rate_interval_us: u32,
+    pub mss: u32,
 }
 
 /// Which end of its connection a socket is.
@@ -112,6 +118,17 @@ impl TcpInfo {
         unsafe { core::mem::transmute(self) }
     }
 
+    /// The delivery rate in bytes per second, as `tcp_compute_delivery_rate` of the kernel has it. `None` before the
+    /// first sample.
+    pub fn delivery_rate(&self) -> Option<u64> {
+        const US_PER_S: u64 = 1_000_000;
+        let bytes = u64::from(self.rate_delivered) * u64::from(self.mss);
+        let rate = bytes
+            .wrapping_mul(US_PER_S)
+            .checked_div(self.rate_interval_us.into())?;
+        (rate != 0).then_some(rate)
+    }
+
     /// Takes over `other` unless it is unknown or earlier. Both describe one connection, whose counters only grow; a
     /// socket that its program resets clears them before the kernel destroys it.
     pub fn unite(&mut self, other: &Self) {
@@ -159,13 +176,17 @@ pub struct TcpLayout {
 
 impl TcpLayout {
     /// The members of `struct tcp_sock` that the programs read, with [`Self::SRTT`] and so on as their places.
-    pub const MEMBERS: [&str; 6] = [
+    pub const MEMBERS: [&str; 10] = [
         "srtt_us",
         "rtt_min",
         "total_retrans",
         "delivered",
         "delivered_ce",
         "data_segs_out",
+        "snd_cwnd",
+        "rate_delivered",
+        "rate_interval_us",
+        "mss_cache",
     ];
     pub const SRTT: usize = 0;
     pub const RTT_MIN: usize = 1;
@@ -173,6 +194,10 @@ impl TcpLayout {
     pub const DELIVERED: usize = 3;
     pub const DELIVERED_CE: usize = 4;
     pub const DATA_SEGS_OUT: usize = 5;
+    pub const SND_CWND: usize = 6;
+    pub const RATE_DELIVERED: usize = 7;
+    pub const RATE_INTERVAL_US: usize = 8;
+    pub const MSS: usize = 9;
 }
 
 #[cfg(feature = "user")]
@@ -197,7 +222,27 @@ mod tests {
             delivered: 4,
             delivered_ce: 5,
             data_segs_out,
+            snd_cwnd: 7,
+            rate_delivered: 8,
+            rate_interval_us: 9,
+            mss: 10,
         }
+    }
+
+    #[test]
+    fn a_rate_is_that_of_its_sample_and_needs_one() {
+        let rate = |rate_delivered, rate_interval_us| {
+            let info = TcpInfo {
+                rate_delivered,
+                rate_interval_us,
+                mss: 1448,
+                ..info(6)
+            };
+            info.delivery_rate()
+        };
+        assert_eq!(rate(10, 20_000), Some(724_000));
+        assert_eq!(rate(10, 0), None);
+        assert_eq!(rate(0, 20_000), None);
     }
 
     #[test]
@@ -239,7 +284,7 @@ mod tests {
     fn what_is_known_goes_through_words_unchanged() {
         assert_eq!(TcpInfo::of_words(info(6).words()), info(6));
         assert!(info(6).is_known());
-        assert_eq!(TcpInfo::of_words([0; 3]), TcpInfo::default());
+        assert_eq!(TcpInfo::of_words([0; TcpInfo::WORDS]), TcpInfo::default());
         assert!(!TcpInfo::default().is_known());
     }
 

@@ -90,6 +90,10 @@ pub fn of_packet(skb: *mut __sk_buff, packet: &Packet, question: Question) -> Tc
             delivered: (&raw const (*tcp).delivered).read_volatile(),
             delivered_ce: (&raw const (*tcp).delivered_ce).read_volatile(),
             data_segs_out: (&raw const (*tcp).data_segs_out).read_volatile(),
+            snd_cwnd: (&raw const (*tcp).snd_cwnd).read_volatile(),
+            rate_delivered: (&raw const (*tcp).rate_delivered).read_volatile(),
+            rate_interval_us: (&raw const (*tcp).rate_interval_us).read_volatile(),
+            mss: (&raw const (*tcp).mss_cache).read_volatile(),
         }
     };
     // The answer to a segment delivers something. A socket that its program resets clears these counters, possibly
@@ -275,5 +279,9 @@ fn known(tcp: *mut c_void) -> TcpInfo {
         delivered: word(TcpLayout::DELIVERED),
         delivered_ce: word(TcpLayout::DELIVERED_CE),
         data_segs_out: word(TcpLayout::DATA_SEGS_OUT),
+        snd_cwnd: word(TcpLayout::SND_CWND),
+        rate_delivered: word(TcpLayout::RATE_DELIVERED),
+        rate_interval_us: word(TcpLayout::RATE_INTERVAL_US),
+        mss: word(TcpLayout::MSS),
     }
 }

@@ -194,6 +194,8 @@ impl EndFields {
             tcp_delivered: Some(info.delivered),
             tcp_delivered_ce: Some(info.delivered_ce),
             tcp_data_segs_out: Some(info.data_segs_out),
+            tcp_snd_cwnd: Some(info.snd_cwnd),
+            tcp_delivery_rate: info.delivery_rate(),
             ..self
         }
     }

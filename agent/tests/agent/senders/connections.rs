@@ -35,6 +35,8 @@ fn known(stream: &TcpStream, end: &str) -> Map<String, Value> {
     const TOTAL_RETRANS: usize = 100;
     const MIN_RTT: usize = 148;
     const DATA_SEGS_OUT: usize = 156;
+    const SND_CWND: usize = 80;
+    const DELIVERY_RATE: usize = 160;
     const DELIVERED: usize = 192;
     const DELIVERED_CE: usize = 196;
     let mut info = [0_u8; 256];
@@ -56,6 +58,8 @@ fn known(stream: &TcpStream, end: &str) -> Map<String, Value> {
         0 | u32::MAX => Value::Null,
         us => json!(us),
     };
+    let rate = u64::from_ne_bytes(*info[DELIVERY_RATE..].first_chunk().unwrap());
+    let rate = if rate == 0 { Value::Null } else { json!(rate) };
     [
         ("rtt_us", round_trip(RTT)),
         ("min_rtt_us", round_trip(MIN_RTT)),
@@ -63,6 +67,8 @@ fn known(stream: &TcpStream, end: &str) -> Map<String, Value> {
         ("delivered", json!(number(DELIVERED))),
         ("delivered_ce", json!(number(DELIVERED_CE))),
         ("data_segs_out", json!(number(DATA_SEGS_OUT))),
+        ("snd_cwnd", json!(number(SND_CWND))),
+        ("delivery_rate", rate),
     ]
     .map(|(name, value)| (format!("{end}_tcp_{name}"), value))
     .into_iter()
