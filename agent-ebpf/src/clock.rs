@@ -15,9 +15,3 @@ pub fn jiffies() -> u64 {
     // SAFETY: the helper takes no argument.
     unsafe { bpf_jiffies64() }
 }
-
-/// Its low half.
-#[inline(always)]
-pub fn low_jiffies() -> u32 {
-    jiffies() as u32
-}

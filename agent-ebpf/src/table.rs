@@ -124,6 +124,12 @@ impl<'a> Sought<'a> {
     }
 }
 
+/// The low half of the kernel's tick counter.
+#[inline(always)]
+fn tick() -> u32 {
+    clock::jiffies() as u32
+}
+
 #[inline(always)]
 fn factor(index: usize) -> u64 {
     // SAFETY: a static lives as long as the program. Volatile, since userspace replaces the value that the compiler
@@ -269,7 +275,7 @@ pub fn settle(question: Question, packet: &Packet, settled: FlowBits) {
 #[inline(always)]
 fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question {
     let packet = sought.packet;
-    let now_jiffies = clock::low_jiffies();
+    let now_jiffies = tick();
     let direction = usize::from(packet.direction & 1);
     // SAFETY: `flow` comes from a lookup in this program run, entries are not deleted while a
     // program may hold them (DESIGN: page flip with a grace period), and the index is 0 or 1.

@@ -7,7 +7,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 
-use super::{Begun, Counted, Sought, add};
+use super::{Begun, Counted, Sought, add, tick};
 use crate::{
     atomic, clock,
     errno::{E2BIG, EBUSY, EDEADLK, EEXIST, ENOMEM, ETIMEDOUT},
@@ -71,7 +71,7 @@ fn insert(sought: &Sought<'_>, packets: u64, bytes: u64, ip_bytes: u64) -> i32 {
     first.bytes[direction] = bytes;
     first.ip_bytes[direction] = ip_bytes;
     first.first_seen_ns = clock::boot_ns();
-    first.last_seen_jiffies = clock::low_jiffies();
+    first.last_seen_jiffies = tick();
     first.bits = sought.first_bits();
     first.classes = sought.first_class();
     let key = packet.key;

@@ -6,7 +6,7 @@ use agent_common::{
     slots::{EMPTY, SLOTS, Slot, Slots, TAKEN, Window},
 };
 
-use super::{Counted, Sought};
+use super::{Counted, Sought, tick};
 use crate::{atomic, bounds::masked, clock, pause};
 
 pub struct Visit<'a> {
@@ -90,7 +90,7 @@ unsafe impl Slots for Visit<'_> {
             (*counters).bytes[direction] = self.size.bytes;
             (*counters).ip_bytes[direction] = self.size.ip_bytes;
             (*counters).first_seen_ns = clock::boot_ns();
-            (*counters).last_seen_jiffies = clock::low_jiffies();
+            (*counters).last_seen_jiffies = tick();
             (*counters).classes = self.sought.first_class();
         }
     }
