@@ -87,6 +87,14 @@ impl Kinds {
 }
 
 impl Senders {
+    /// The same as the default, for a `static`.
+    pub const UNKNOWN: Self = Self {
+        cgroup_ids: [0; 2],
+        process_keys: [0; 2],
+        tcp: [TcpInfo::of_words([0; TcpInfo::WORDS]); 2],
+        round_trips: [Sample::NONE; 2],
+    };
+
     /// The root of the hierarchy. It contains the kernel's own sockets, which answer for others: for a connection that
     /// is refused or over. So any other cgroup takes precedence over it.
     pub const ROOT: u64 = 1;

@@ -2,8 +2,8 @@
 
 use crate::FlowKey;
 
-/// A connection as one of its sockets sees it: fields of `struct tcp_info`, as `ss -ti` shows them, by the same names.
-/// All are totals since the connection began.
+/// A connection as one of its sockets sees it: what `struct tcp_info` says, as `ss -ti` shows it. Counts are totals since
+/// the connection began.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpInfo {
@@ -25,10 +25,12 @@ pub struct TcpInfo {
     pub data_segs_out: u32,
     /// The congestion window in segments.
     pub snd_cwnd: u32,
-    /// The most recent sample of the delivery rate: so many segments of `mss` bytes in so many microseconds.
+    /// The bytes of a segment.
+    pub mss: u32,
+    /// The sample that the kernel keeps of the delivery rate: so many segments in so many microseconds. The two are one
+    /// word, so that they belong together.
     pub rate_delivered: u32,
     pub rate_interval_us: u32,
-    pub mss: u32,
 }
 
 /// Which end of its connection a socket is.

@@ -181,13 +181,16 @@ fn place(question: Question, plane: u32, window: u32, slot: u32) -> Option<*mut 
     Some(unsafe { window.cast::<u64>().add(index) })
 }
 
+/// Unknown senders. They would take 128 bytes of a program's stack.
+static UNKNOWN: Senders = Senders::UNKNOWN;
+
 /// The senders of a flow in the map behind the slots.
 #[inline(always)]
 fn behind(page: u32, packet: &Packet) -> Option<*mut Senders> {
     let key = packet.key;
     let map = SENDERS_BEHIND.get(page)?;
     // Without room the senders stay unknown. If the entry exists, the other direction may have made it.
-    let _ = map.insert(&key, &Senders::default(), BPF_NOEXIST.into());
+    let _ = map.insert(&key, &UNKNOWN, BPF_NOEXIST.into());
     map.get_ptr_mut(&key)
 }
 

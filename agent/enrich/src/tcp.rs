@@ -18,8 +18,8 @@ use crate::kind::{
 };
 
 const BYTES_PER_TRACKED_FLOW: u64 = 8 + 2 * size_of::<TcpInfo>() as u64;
-/// In the process, for two scans after a connection ended.
-const BYTES_PER_END: u64 = 600;
+/// In the process, for two scans after a connection ended: the tables before and after they have grown.
+const BYTES_PER_END: u64 = 750 + 4 * size_of::<TcpInfo>() as u64;
 
 const WITHOUT_ENDS: &str = "what TCP knew of a connection at its end is in no record, only what it knew at an earlier packet";
 

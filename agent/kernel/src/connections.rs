@@ -12,7 +12,7 @@ use super::{
     tracepoint,
 };
 
-/// Size of the ring of records: room for the ends of some 80,000 sockets between two scans.
+/// Size of the ring of records: room for the ends of some 70,000 sockets between two scans.
 pub const RING_LEN_BYTES: u32 = 8 << 20;
 /// Most records that the ring holds, with the kernel's header before each.
 pub const MOST_ENDED: u64 = RING_LEN_BYTES as u64 / (8 + size_of::<EndedConnection>() as u64);
