@@ -206,8 +206,6 @@ fn both_ends_of_a_flow_have_the_unit_and_the_container_that_sent_its_packets() {
             "dst_cgroup": format!("/{slice}/web.service"),
             "dst_unit": "web.service",
             "dst_slice": slice,
-            "dst_container_id": null,
-            "dst_container_runtime": null,
         })
     );
     assert_eq!(report.seen().packets, packets(&lab.agent, before));

@@ -42,8 +42,8 @@ func main() {
 		last = batch
 		for _, record := range batch.Records {
 			records++
-			packets += record.Src.DeltaPackets + record.Dst.DeltaPackets
-			bytes += record.Src.DeltaBytes + record.Dst.DeltaBytes
+			packets += record.GetSrc().GetDeltaPackets() + record.GetDst().GetDeltaPackets()
+			bytes += record.GetSrc().GetDeltaBytes() + record.GetDst().GetDeltaBytes()
 		}
 		if batch.LastOfScan {
 			tell()

@@ -213,7 +213,7 @@ impl Collector {
 
 fn name((number, enterprise): Field) -> String {
     if enterprise == OWN {
-        assert!((1001..=1036).contains(&number), "{number}");
+        assert!((1001..=1040).contains(&number), "{number}");
         return format!("own {number}");
     }
     let known = NAMES.iter().find(|(known, _)| *known == number);

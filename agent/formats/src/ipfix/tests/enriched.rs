@@ -51,6 +51,8 @@ fn enriched() -> FlowRecord {
             tcp_delivered: Some(3),
             tcp_delivered_ce: Some(1),
             tcp_data_segs_out: Some(2),
+            tcp_snd_cwnd: Some(10),
+            tcp_delivery_rate: Some(1 << 33),
             total_dropped_packets: 4,
             ..flows::tcp().src().clone()
         }),
@@ -106,6 +108,8 @@ fn a_record_has_what_was_found_out_from_its_source_on() {
             let tcp = [1015, 1017, 1019, 1021, 1023, 1025];
             assert_eq!(tcp.map(number), [ALL_BITS, 70, 0, 3, 1, 2]);
             assert_eq!(tcp.map(other), [ALL_BITS; 6]);
+            assert_eq!([1037, 1039].map(number), [10, 1 << 33]);
+            assert_eq!([1037, 1039].map(other), [ALL_BITS, u64::MAX]);
             assert_eq!([1027, 1029].map(number), [ALL_BITS; 2]);
             assert_eq!([1027, 1029].map(other), [200, 300]);
             assert_eq!((number(1034), other(1034)), (0, 1));
@@ -160,17 +164,21 @@ fn what_has_no_room_in_any_message_goes_without() {
     let specifiers = specifiers(&flow, shape, &settings);
     let record = Lengths::new(settings.form()).of(shape) + len_bytes(&row, false);
     let (template, records) = (specifiers.bytes.len() + 14, 4 + 2 * record);
-    assert!(template < records && template + records < 1_400);
     // If the two have no room together, the template goes ahead.
     let least = message::HEADER_LEN_BYTES + records;
+    assert!(template < records && least < 1_400);
+    let together = least + template;
     for (most_bytes, is_enriched) in [
+        (together, true),
         (1_400, true),
         (least, true),
         (least - 1, false),
         (512, false),
     ] {
-        let mut encoder = encoder(settings.clone());
-        assert!(encoder.limit(most_bytes));
+        let mut encoder = encoder(Settings {
+            message_len_bytes: most_bytes,
+            ..settings.clone()
+        });
         let mut collector = Collector::default();
         let messages = send(&mut encoder, &batch, &vec![longest.clone(); 5]);
         assert!(messages.iter().all(|message| message.len() <= most_bytes));
