@@ -1,4 +1,4 @@
-//! The table in which the programs look up an interface's slot. Each interface index has two candidate buckets, so the
+//! The table where the programs look up an interface's slot. Each interface index has two candidate buckets, so the
 //! table's size depends on the number of interfaces and not on the highest index.
 
 use crate::FlowKey;

@@ -6,7 +6,7 @@
 //! - [`parse()`] turns them into a [`Packet`] (link layer, IP, transport, and [`tunnel`]s). Its [`FlowKey`]
 //!   names an entry of the flow table, whose value is a [`FlowCounters`].
 //! - [`link_header`] detects a packet whose link header is not the one that its interface promises.
-//! - [`slots`] is the protocol by which programs on several CPUs share the table's entries.
+//! - [`slots`] lets programs on several CPUs share the table's entries.
 //! - [`segmentation`] and [`wire_size`] tell how many frames on the wire a packet stands for.
 //! - [`filter`] and [`sample`] leave packets out.
 //! - [`senders`] describes the sockets that send a flow's packets, [`process`] the processes that made these sockets,

@@ -46,7 +46,7 @@ pub enum Role {
 
 impl Role {
     /// The role, from the fields that an accepted socket inherits. `was_accepted` comes from the IPv4 fields.
-    /// `came_by_v6` is the interface by which an IPv6 connection arrived, 0 for none, `None` if unknown.
+    /// `came_by_v6` is the interface on which an IPv6 connection arrived: 0 for none, `None` if unknown.
     #[inline(always)]
     #[must_use]
     pub const fn shown(was_accepted: bool, came_by_v6: Option<u32>) -> Self {
@@ -149,7 +149,7 @@ const _: () = assert!(size_of::<TcpInfo>() == 8 * TcpInfo::WORDS);
 pub struct EndedConnection {
     /// The flow that last looked up the connection.
     pub key: FlowKey,
-    /// The direction in which the socket sent: 0 is a → b.
+    /// The direction that the socket sent in: 0 is a → b.
     pub direction: u64,
     /// Time since boot, suspend included, of that look-up. Flows that began later belong to other connections.
     pub asked_ns: u64,
@@ -168,7 +168,7 @@ pub struct TcpLayout {
     pub tcp_sock: [u32; Self::MEMBERS.len()],
     /// The length of the `accept` queue of a listening socket. Accepted sockets are its clones and keep the value.
     pub max_ack_backlog: u32,
-    /// The interface for multicasts. In an accepted socket it is the interface by which the connection arrived
+    /// The outgoing interface for multicast. In an accepted socket, the interface on which the connection arrived
     /// (`tcp_v4_syn_recv_sock`). A program cannot set it for TCP.
     pub multicast_v4: u32,
     /// The pointer to the structure that has the same field for IPv6 (`tcp_v6_syn_recv_sock`), at `multicast_v6`.

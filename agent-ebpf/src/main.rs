@@ -135,7 +135,7 @@ pub fn sock_create(ctx: SockContext) -> i32 {
 }
 
 /// Runs when a process binds a socket. Records the process for sockets that the kernel created on its behalf, such as
-/// the one by which an MPTCP listener accepts connections. Always allows it.
+/// the subflow socket of an MPTCP listener. Always allows the bind.
 #[cgroup_sock(post_bind4)]
 pub fn post_bind4(ctx: SockContext) -> i32 {
     processes::note_maker(ctx.as_ptr());

@@ -10,11 +10,12 @@ use prost_types::{
 pub const RECORD: &str = "FlowRecord";
 pub const ENDPOINT: &str = "Endpoint";
 const INTERFACE: &str = "Interface";
-/// The messages of a batch that an endpoint refers to: the endpoint's field, and the message's field with its value.
-const REFERENCES: [(&str, &str, &str); 3] = [
-    ("cgroup_id", "Cgroup", "id"),
-    ("process_key", "Process", "key"),
-    ("host_id", "HostName", "id"),
+/// The messages of a batch that an endpoint refers to: the endpoint's field, the message, the message's field with the
+/// same value, and the owner of the columns.
+const REFERENCES: [(&str, &str, &str, &str); 3] = [
+    ("cgroup_id", "Cgroup", "id", "cgroup"),
+    ("process_key", "Process", "key", "process"),
+    ("host_id", "HostName", "id", "host"),
 ];
 
 /// The path of `message_type` in a file and of `field` in a message, for source locations.
@@ -105,7 +106,7 @@ impl Catalogue {
         let endpoint = fields(ENDPOINT)?;
         let interface = fields(INTERFACE)?;
         let mut references = Vec::new();
-        for (reference, message, key) in REFERENCES {
+        for (reference, message, key, owner) in REFERENCES {
             let enrich = endpoint.iter().find(|field| field.name == reference);
             let enrich = &enrich.context("an endpoint lacks a reference")?.enrich;
             let mut of_message = fields(message)?;
@@ -114,11 +115,6 @@ impl Catalogue {
                 field.enrich.clone_from(enrich);
                 field.is_left_out = true;
             }
-            let owner = match message {
-                "Cgroup" => "cgroup",
-                "Process" => "process",
-                _ => "host",
-            };
             references.push((reference, owner, of_message));
         }
 
