@@ -152,7 +152,7 @@ async fn comes(is_so: impl Fn() -> bool) -> bool {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_mins(10), waits)
+    tokio::time::timeout(Duration::from_mins(2), waits)
         .await
         .is_ok()
 }

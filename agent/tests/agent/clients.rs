@@ -18,7 +18,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
-    support::{Agent, Both, PATIENCE, Report, count, name, wait_for_packets, wait_until},
+    support::{Agent, Both, Report, count, name, patience, wait_for_packets, wait_until},
     tls::{Certificates, texts},
 };
 
@@ -315,7 +315,7 @@ impl Consumer {
 
     /// Waits for the end of its stream, which ends with the agent, and adds up what arrived.
     fn sums(mut self) -> BTreeMap<String, Both> {
-        let status = self.process.wait(PATIENCE).unwrap();
+        let status = self.process.wait(patience()).unwrap();
         let stderr = self.read("stderr");
         assert!(status.success(), "{}: {status}: {stderr}", self.name);
         let stdout = self.read("stdout");

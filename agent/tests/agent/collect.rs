@@ -17,9 +17,9 @@ use crate::{
     clients::install,
     outputs::{self, send},
     support::{
-        Agent, PATIENCE, answered,
+        Agent, answered,
         disk::{PowerlessDisk, SmallDisk},
-        flow_agent, pair, wait_until,
+        flow_agent, pair, patience, wait_until,
     },
 };
 
@@ -121,7 +121,7 @@ impl Collector {
 
     /// Ends it with SIGTERM. Returns its log.
     fn stop(mut self) -> String {
-        let status = self.process.terminate(PATIENCE).unwrap();
+        let status = self.process.terminate(patience()).unwrap();
         let log = self.log();
         assert!(status.success(), "{status}: {log}");
         log
@@ -129,7 +129,7 @@ impl Collector {
 
     fn kill(mut self) {
         self.process.signal(libc::SIGKILL).unwrap();
-        self.process.wait(PATIENCE).unwrap();
+        self.process.wait(patience()).unwrap();
     }
 }
 

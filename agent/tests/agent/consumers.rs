@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::{
     clients::install,
-    support::{Agent, PATIENCE, count, wait_for_packets, wait_until},
+    support::{Agent, count, patience, wait_for_packets, wait_until},
 };
 
 /// Enough for more than one batch in a scan.
@@ -141,7 +141,7 @@ fn adds_up_every_packet(program: &[PathBuf]) {
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
 
-    let status = process.wait(PATIENCE).unwrap();
+    let status = process.wait(patience()).unwrap();
     assert!(status.success(), "{status}: {}", read("stderr"));
     let lines = read("stdout");
     let lines: Vec<Value> = lines

@@ -8,4 +8,4 @@ mod locks;
 pub mod memory;
 mod rules;
 
-use crate::support::PATIENCE;
+use crate::support::patience;

@@ -12,7 +12,7 @@ use agent_common::Pair;
 use lab::{Host, Lab, privilege::is_root_or_skip};
 
 use crate::support::{
-    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, wait_until,
+    Agent, attached::nothing_is_attached, count, flow_agent, patience, wait_until,
 };
 
 mod programs;
@@ -294,7 +294,7 @@ fn silent_connections_give_way_to_probes() {
     let metrics = get(&lab.agent, &address, "/metrics");
     assert!(metrics.body.contains("flow_agent_seen_packets_total"));
     let mut oldest = &silent[0];
-    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    oldest.set_read_timeout(Some(patience())).unwrap();
     assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0);
     agent.stop();
 }

@@ -11,7 +11,7 @@ use proto::{FlowBatch, FlowOrder, FlowRecord, ListFlowsRequest, ObserveRequest};
 use tokio::time::timeout;
 use view::client::{self, Event, Observer, Target};
 
-use crate::support::{Agent, PATIENCE, count, flow_agent, wait_for_packets, wait_until};
+use crate::support::{Agent, count, flow_agent, patience, wait_for_packets, wait_until};
 
 /// No scan comes by itself.
 const SELDOM: &[&str] = &["--scan-interval", "1h", "--output", "none"];
@@ -53,7 +53,7 @@ fn add_deltas(sums: &mut Sums, records: &[FlowRecord]) {
 async fn up_to(observer: &mut Observer, scan_id: u64) -> Vec<FlowBatch> {
     let mut batches = Vec::new();
     loop {
-        let event = timeout(PATIENCE, observer.next()).await.unwrap().unwrap();
+        let event = timeout(patience(), observer.next()).await.unwrap().unwrap();
         let Event::Batch(batch) = event else {
             panic!("{event:?} instead of a batch");
         };
@@ -179,7 +179,7 @@ async fn who_comes_while_scans_run_misses_nothing_and_has_nothing_twice() {
     }
     agent.stop_silent();
     for consumer in consumers {
-        let (sum, snapshot_records) = timeout(PATIENCE, consumer).await.unwrap().unwrap();
+        let (sum, snapshot_records) = timeout(patience(), consumer).await.unwrap().unwrap();
         assert_eq!(sum, sent, "{snapshot_records} records in the snapshot");
     }
 }
@@ -252,7 +252,7 @@ fn nobody_looks_at_an_empty_screen() {
         let text = std::fs::read_to_string(&path).unwrap();
         text.contains("after scan 2  flows 4 tracked") && text.contains("scan 3  flows 1 active")
     });
-    watch.terminate(PATIENCE).unwrap();
+    watch.terminate(patience()).unwrap();
     agent.stop_silent();
 }
 

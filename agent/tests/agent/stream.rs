@@ -29,7 +29,7 @@ use tokio::{
 };
 use view::client::{self, ClientError, Event, Observer, Target};
 
-use crate::support::PATIENCE;
+use crate::support::patience;
 
 mod calls;
 mod examples;
@@ -150,7 +150,7 @@ impl Agent {
 
     async fn stop(self) {
         self.stop.send(()).unwrap();
-        timeout(PATIENCE, self.served)
+        timeout(patience(), self.served)
             .await
             .unwrap()
             .unwrap()
@@ -163,7 +163,7 @@ impl Agent {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, wait).await.unwrap();
+        timeout(patience(), wait).await.unwrap();
     }
 }
 
@@ -204,7 +204,7 @@ fn on_tcp(address: SocketAddr) -> Target {
 }
 
 async fn event(observer: &mut Observer) -> Event {
-    timeout(PATIENCE, observer.next()).await.unwrap().unwrap()
+    timeout(patience(), observer.next()).await.unwrap().unwrap()
 }
 
 async fn batch(observer: &mut Observer) -> FlowBatch {
@@ -275,7 +275,7 @@ async fn a_stalled_consumer_loses_its_own_batches_and_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
     // At the end it reads again, and may get no CPU for long.
-    let mut agent = Agent::start_draining("one", 4, &[unix], PATIENCE).await;
+    let mut agent = Agent::start_draining("one", 4, &[unix], patience()).await;
     let mut fast = Observer::connect(target.clone(), "fast").await.unwrap();
     let mut stalled = Observer::connect(target, "stalled").await.unwrap();
 
@@ -313,7 +313,7 @@ async fn a_stop_delivers_what_is_queued_and_waits_no_longer_than_told() {
     let mut drain = DRAIN;
     while !stop_delivers_what_is_queued(drain).await {
         drain *= 2;
-        assert!(drain < PATIENCE, "the consumer never gets all");
+        assert!(drain < patience(), "the consumer never gets all");
     }
 }
 
@@ -348,7 +348,7 @@ async fn a_stop_waits_for_a_consumer_that_is_slow() {
     let mut drain = DRAIN;
     while !stop_waits_for_a_slow_one(drain).await {
         drain *= 2;
-        assert!(drain < PATIENCE, "the consumer never gets a CPU");
+        assert!(drain < patience(), "the consumer never gets a CPU");
     }
 }
 
@@ -541,7 +541,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
             }
         }
     };
-    let error = timeout(PATIENCE, ask).await.unwrap().unwrap_err();
+    let error = timeout(patience(), ask).await.unwrap().unwrap_err();
     assert!(
         error
             .to_string()
@@ -560,7 +560,7 @@ async fn an_old_peer_is_told_from_a_stranger() {
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\nHTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let error = timeout(PATIENCE, client::status(&target))
+    let error = timeout(patience(), client::status(&target))
         .await
         .unwrap()
         .unwrap_err();

@@ -12,9 +12,9 @@ use lab::{
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::support::{
-    Agent, BINARY, PATIENCE, Report, assert_ip_octets,
+    Agent, BINARY, Report, assert_ip_octets,
     attached::{LongFrames, TCX_EGRESS, TCX_INGRESS, tag_beside},
-    pair, wait_for_silence,
+    pair, patience, wait_for_silence,
     wire::on_the_wire,
 };
 
@@ -268,7 +268,7 @@ fn big_tcp_equals_the_wire() {
             let begin = Instant::now();
             while big_tcp(version, is_upload) == 0 {
                 assert!(
-                    begin.elapsed() < PATIENCE,
+                    begin.elapsed() < patience(),
                     "{version:?}, upload {is_upload}: no frame is longer than {LONG_BYTES} bytes"
                 );
             }

@@ -17,7 +17,7 @@ use crate::{
     memory::Samples,
     objects::Objects,
     seconds_from,
-    support::{Agent, PATIENCE, flow_agent, wait_for_packets, wait_until},
+    support::{Agent, flow_agent, patience, wait_for_packets, wait_until},
 };
 
 const SETTINGS: [&str; 10] = [
@@ -197,7 +197,7 @@ fn nothing_grows_and_nothing_is_left_behind() {
             if full_since.is_none() && agent.stderr().contains("it loses batches") {
                 full_since = Some(Instant::now());
             }
-            assert!(start.elapsed() < time + PATIENCE, "the queue never fills");
+            assert!(start.elapsed() < time + patience(), "the queue never fills");
         }
         drop(over);
     });

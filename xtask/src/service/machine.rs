@@ -13,7 +13,7 @@ use lab::{ControlGroup, Namespace, Process};
 use tempfile::TempDir;
 
 /// The timeout of every wait. Only a failure takes this long.
-pub const PATIENCE: Duration = Duration::from_mins(5);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(50);
 
 pub struct Machine {

@@ -266,7 +266,7 @@ mod tests {
 
     use super::*;
 
-    const MOST_TIME: Duration = Duration::from_mins(10);
+    const MOST_TIME: Duration = Duration::from_mins(2);
 
     #[tokio::test]
     async fn an_address_from_which_nothing_comes_back_keeps_none_from_the_next() {

@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    const MOST_TIME: Duration = Duration::from_mins(10);
+    const MOST_TIME: Duration = Duration::from_mins(2);
 
     #[tokio::test]
     async fn a_receiver_that_goes_refuses_the_last_message_and_one_that_is_not_there_the_first() {

@@ -13,7 +13,7 @@ use tokio::{task, time::timeout};
 use super::*;
 
 /// For steps that take no time unless they hang.
-const PATIENCE: Duration = Duration::from_mins(10);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 #[derive(Default)]
 struct Woken(AtomicUsize);

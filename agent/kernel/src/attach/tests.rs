@@ -401,7 +401,7 @@ fn an_interface_that_gets_an_excluded_name_is_given_up() {
 
 #[test]
 fn a_panic_of_a_thread_that_watches_ends_the_agent() {
-    const PATIENCE: Duration = Duration::from_mins(10);
+    const PATIENCE: Duration = Duration::from_mins(2);
     if !is_root_or_skip("kernel::a_panic_of_a_thread_that_watches_ends_the_agent") {
         return;
     }

@@ -334,7 +334,7 @@ fn agents_beyond_the_limit_are_told_and_a_call_that_breaks_off_gives_its_place_b
             true
         );
         drop((batches, open));
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         loop {
             assert!(Instant::now() < deadline, "the place is still taken");
             let other = FlowBatch {

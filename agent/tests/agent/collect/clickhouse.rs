@@ -78,7 +78,7 @@ impl ClickHouse {
     fn kill(&mut self) {
         let mut process = self.process.take().unwrap();
         process.signal(libc::SIGKILL).unwrap();
-        process.wait(PATIENCE).unwrap();
+        process.wait(patience()).unwrap();
     }
 
     fn command(&self) -> Command {

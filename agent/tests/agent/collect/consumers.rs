@@ -67,7 +67,7 @@ fn whoever_observes_a_collector_gets_the_flows_of_all_agents_and_knows_whose_the
         agent.stop();
     }
     collector.stop();
-    drop(watching.terminate(PATIENCE));
+    drop(watching.terminate(patience()));
 }
 
 #[test]

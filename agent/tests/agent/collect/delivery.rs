@@ -84,7 +84,7 @@ impl Simulated {
 
     fn kill(&mut self) {
         self.process.signal(libc::SIGKILL).unwrap();
-        self.process.wait(PATIENCE).unwrap();
+        self.process.wait(patience()).unwrap();
     }
 }
 
@@ -251,7 +251,7 @@ impl<'a> Fleet<'a> {
         }
         let (mut made, mut last) = (Scans::new(), Vec::new());
         for agent in &mut self.agents {
-            let status = agent.process.wait(PATIENCE).unwrap();
+            let status = agent.process.wait(patience()).unwrap();
             let [name, ledger, _] = &agent.command;
             let log = fs::read_to_string(format!("{ledger}.log")).unwrap();
             assert!(status.success(), "{name}: {status}: {log}");
@@ -323,7 +323,7 @@ impl Onward {
     fn kill(&mut self, kafka: &Kafka, broker: &Broker<'_>) {
         let host = &kafka.lab.agent;
         self.bring.signal(libc::SIGKILL).unwrap();
-        self.bring.wait(PATIENCE).unwrap();
+        self.bring.wait(patience()).unwrap();
         self.collector.take().unwrap().kill();
         let output = clickhouse::output("");
         self.collector = Some(Collector::start(host, self.port, &["--output", &output]));

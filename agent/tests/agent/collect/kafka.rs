@@ -50,7 +50,7 @@ impl Kafka {
 
     pub fn broker(&self, options: &BrokerOptions) -> Broker<'_> {
         let namespace = &self.lab.agent.namespace;
-        Broker::start(namespace, &self.jars, PATIENCE, options).unwrap()
+        Broker::start(namespace, &self.jars, patience(), options).unwrap()
     }
 
     /// A collector that stores in the topic, and its address for clients of the test.

@@ -145,7 +145,7 @@ fn nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector() {
     let _open = again.block_on(async {
         let mut client = connect(&socket).await;
         let answers = client.export(too_much(BATCHES + 1)).await.unwrap();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + patience();
         while !is_connected() {
             assert!(Instant::now() < deadline, "it calls in vain");
             // The connection goes on meanwhile.

@@ -212,7 +212,7 @@ fn a_collector_starts_with_no_file_of_tokens_that_nobody_could_show() {
         let stderr = folder.path().join("stderr");
         command.stderr(File::create(&stderr).unwrap());
         let mut process = Process::spawn(&mut command).unwrap();
-        let status = process.wait(PATIENCE).unwrap();
+        let status = process.wait(patience()).unwrap();
         let stderr = fs::read_to_string(stderr).unwrap();
         let is_told = stderr.contains("--token-file") && stderr.contains(words);
         assert!(!status.success() && is_told, "{stderr}");

@@ -23,7 +23,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
 };
 
-use super::PATIENCE;
+use super::patience;
 
 pub const OBSERVE: &str = "/flow.v1.FlowAgent/Observe";
 pub const GET_STATUS: &str = "/flow.v1.FlowAgent/GetStatus";
@@ -124,7 +124,7 @@ impl Client {
             let call = self.send(path, message).await?;
             outcome(call.response.await?).await
         };
-        let ended = tokio::time::timeout(PATIENCE, work).await;
+        let ended = tokio::time::timeout(patience(), work).await;
         ended.expect("the call ends")
     }
 }

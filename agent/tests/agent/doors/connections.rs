@@ -9,15 +9,15 @@ use tokio::{
 use tonic::Code;
 
 use super::{
-    PATIENCE,
     client::{Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, connect_by_tcp, open_to_all},
+    patience,
 };
 use crate::support::{Agent, flow_agent};
 
 /// Waits until the agent closes the connection.
 async fn is_closed(stream: &mut UnixStream) {
     let mut rest = Vec::new();
-    let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut rest));
+    let read = tokio::time::timeout(patience(), stream.read_to_end(&mut rest));
     // An end or a reset.
     drop(read.await.expect("the agent closes it"));
 }
@@ -64,7 +64,7 @@ async fn frames_that_nobody_asked_for_fill_no_log() {
             assert_ne!(stream.read_buf(&mut received).await.unwrap(), 0);
         }
     };
-    tokio::time::timeout(PATIENCE, is_answered).await.unwrap();
+    tokio::time::timeout(patience(), is_answered).await.unwrap();
     drop(stream);
     let log = agent.stop_silent();
     assert!(!log.contains("h2::"), "{log}");
@@ -174,7 +174,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     drop(observers);
     // The one with a call goes on.
     for _ in 0..3 {
-        let batch = tokio::time::timeout(PATIENCE, batches.0.body_mut().data()).await;
+        let batch = tokio::time::timeout(patience(), batches.0.body_mut().data()).await;
         let batch = batch.unwrap().expect("the stream goes on").unwrap();
         let flow_control = batches.0.body_mut().flow_control();
         flow_control.release_capacity(batch.len()).unwrap();

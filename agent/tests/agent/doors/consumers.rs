@@ -9,9 +9,9 @@ use tonic::Code;
 use view::client::{Event, Observer, Target};
 
 use super::{
-    PATIENCE,
     client::{Begun, Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, open_to_all},
     memory::{MIB, Memory, reset_peak},
+    patience,
 };
 use crate::support::{Agent, everybodys::everybodys_binary, wait_for_packets, wait_until};
 
@@ -223,7 +223,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
 async fn packets(mut reader: Observer, expected: u64) -> Observer {
     let mut packets = 0;
     while packets < expected {
-        let event = tokio::time::timeout(PATIENCE, reader.next()).await;
+        let event = tokio::time::timeout(patience(), reader.next()).await;
         let Event::Batch(batch) = event.expect("more comes").unwrap() else {
             panic!("it goes on");
         };

@@ -89,7 +89,7 @@ fn of_agents_that_start_at_once_on_a_stale_socket_one_runs_and_can_be_reached() 
         let status = status.output().unwrap();
         assert!(status.status.success(), "{status:?}");
 
-        let end = running[0].process.terminate(super::PATIENCE).unwrap();
+        let end = running[0].process.terminate(super::patience()).unwrap();
         assert!(end.success(), "{}", running[0].log());
         assert!(!socket.exists() && !lock_of(&socket).exists());
     }

@@ -6,7 +6,7 @@ use lab::{Lab, Process, kernel, privilege::is_root_or_skip};
 
 use crate::{
     lifecycle::coming::{packets_on, selection, send, wait_until_watched},
-    support::{Agent, PATIENCE, count, flow_agent, pair, threads::thread_named, wait_until},
+    support::{Agent, count, flow_agent, pair, patience, threads::thread_named, wait_until},
 };
 
 /// Whether it fills the maps of a set, or has just done so.
@@ -65,7 +65,7 @@ fn an_interface_that_comes_waits_for_no_networks_of_rules() {
         namespace.add_wire([&near, &far]).unwrap();
         wait_until_watched(&lab, &agent, &near);
         has_waited = agent.stderr().split_off(told).contains(IN_FORCE);
-        assert!(setting.wait(PATIENCE).unwrap().success());
+        assert!(setting.wait(patience()).unwrap().success());
         came += 1;
     }
     assert!(!has_waited, "{}", agent.stderr());

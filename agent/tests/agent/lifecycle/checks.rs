@@ -6,9 +6,9 @@ use lab::{Lab, Process, kernel, privilege::is_root_or_skip};
 use serde_json::Value;
 
 use crate::support::{
-    Agent, BINARY, NATIVE_XDP, PATIENCE,
+    Agent, BINARY, NATIVE_XDP,
     attached::{nothing_is_attached, xdp_id, xdp_named},
-    flow_agent, wait_until,
+    flow_agent, patience, wait_until,
 };
 
 fn checks(lab: &Lab, arguments: &[&str]) -> Vec<Value> {
@@ -227,7 +227,7 @@ fn a_check_that_is_killed_leaves_nothing() {
         let mut check = Process::spawn(command.stdout(Stdio::null())).unwrap();
         thread::sleep(Duration::from_millis(delay_ms));
         check.signal(libc::SIGKILL).unwrap();
-        check.wait(PATIENCE).unwrap();
+        check.wait(patience()).unwrap();
         // The kernel frees the links of a process some time after its end.
         wait_until("nothing is attached", || nothing_is_attached(&lab.agent));
     }

@@ -13,7 +13,7 @@ use lab::{Host, Lab, Process, privilege::is_root_or_skip};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Agent, PATIENCE, flow_agent, wait_until};
+use crate::support::{Agent, flow_agent, patience, wait_until};
 
 /// A running `flow-agent watch --output json`, with its output.
 struct Watch {
@@ -91,7 +91,7 @@ impl Watch {
     /// Ends it with SIGINT, and asserts that every line is complete.
     fn stop(mut self, taking: Option<thread::JoinHandle<()>>) -> Vec<Value> {
         self.process.signal(libc::SIGINT).unwrap();
-        assert!(self.process.wait(PATIENCE).unwrap().success());
+        assert!(self.process.wait(patience()).unwrap().success());
         if let Some(taking) = taking {
             taking.join().unwrap();
         }
@@ -224,6 +224,6 @@ fn a_watch_whose_reader_stalls_still_hears_its_end() {
         waiting_bytes(&unread) > NEARLY_FULL
     });
     watch.process.signal(libc::SIGINT).unwrap();
-    assert!(watch.process.wait(PATIENCE).unwrap().success());
+    assert!(watch.process.wait(patience()).unwrap().success());
     agent.stop();
 }

@@ -10,9 +10,9 @@ use serde_json::Value;
 
 use super::{CLSACT, TCX};
 use crate::support::{
-    Agent, GENERIC_XDP, PATIENCE, answered,
+    Agent, GENERIC_XDP, answered,
     attached::{add_filter, filters, has_xdp, nothing_is_attached, qdiscs, tc, tcx_programs},
-    count, flow_agent, wait_for_packets, wait_until,
+    count, flow_agent, patience, wait_for_packets, wait_until,
 };
 
 #[test]
@@ -72,7 +72,7 @@ fn a_stdout_that_nobody_reads_does_not_hold_the_end_up() {
     // One or two may only be on their way, but this many are stuck.
     wait_until("the pipe is full", || queued() >= Some(20));
     process.signal(libc::SIGTERM).unwrap();
-    assert!(process.wait(PATIENCE).unwrap().success());
+    assert!(process.wait(patience()).unwrap().success());
     let log = fs::read_to_string(log).unwrap();
     assert!(log.contains("stdout did not take"), "{log}");
     assert!(nothing_is_attached(&lab.agent));
@@ -101,7 +101,7 @@ fn a_stdout_that_takes_nothing_is_told_at_once() {
         log.contains("cannot write to stdout")
     });
     process.signal(libc::SIGTERM).unwrap();
-    assert!(!process.wait(PATIENCE).unwrap().success());
+    assert!(!process.wait(patience()).unwrap().success());
     assert!(nothing_is_attached(&lab.agent));
 }
 
@@ -167,7 +167,7 @@ fn a_stderr_that_nobody_reads_ends_nothing() {
         asked(&["filter", "show"]).contains("port 10")
     });
     process.signal(libc::SIGTERM).unwrap();
-    assert!(process.wait(PATIENCE).unwrap().success());
+    assert!(process.wait(patience()).unwrap().success());
     let written = fs::read_to_string(path("stdout")).unwrap();
     let last: Value = serde_json::from_str(written.lines().last().unwrap()).unwrap();
     assert_eq!(

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::{
-    Agent, PATIENCE, attached::nothing_is_attached, count, flow_agent, threads::thread_named,
+    Agent, attached::nothing_is_attached, count, flow_agent, patience, threads::thread_named,
     wait_for_packets, wait_until,
 };
 
@@ -165,7 +165,7 @@ fn a_stderr_that_takes_nothing_holds_nothing() {
         scans_of(&lab.agent, &address) >= Some(20)
     });
     process.signal(libc::SIGTERM).unwrap();
-    assert!(process.wait(PATIENCE).unwrap().success());
+    assert!(process.wait(patience()).unwrap().success());
     let mut written = Vec::new();
     unread.read_to_end(&mut written).unwrap();
     assert!(written.iter().all(|&byte| byte == b'x'), "it was full");
@@ -232,7 +232,7 @@ fn rules_are_made_ready_behind_the_scans() {
                 *nice = nice.or(seen);
             }
         }
-        assert!(change.wait(PATIENCE).unwrap().success());
+        assert!(change.wait(patience()).unwrap().success());
         !nice.contains(&None)
     });
     assert_eq!(nice, [Some((own + 5).min(19)); 2]);

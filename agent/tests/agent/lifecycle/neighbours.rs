@@ -6,11 +6,11 @@ use lab::{Lab, privilege::is_root_or_skip};
 
 use super::{CLSACT, TCX, has_tcx_or_skip, here};
 use crate::support::{
-    Agent, NATIVE_XDP, PATIENCE,
+    Agent, NATIVE_XDP,
     attached::{
         add_filter, detach_links_of, filters, tc, tcx_ingress, tcx_ingress_id, xdp, xdp_id,
     },
-    count, wait_for_packets, wait_until,
+    count, patience, wait_for_packets, wait_until,
 };
 
 const OK: i32 = 0;
@@ -137,7 +137,7 @@ fn delivered(lab: &Lab, expected: u64) -> u64 {
     let mut delivered = 0;
     loop {
         let patience = if delivered < expected {
-            PATIENCE
+            patience()
         } else {
             Duration::from_millis(200)
         };

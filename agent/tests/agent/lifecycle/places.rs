@@ -16,9 +16,9 @@ use super::{
     many::add_wires,
 };
 use crate::support::{
-    Agent, PATIENCE,
+    Agent,
     attached::{filters, tc, tcx_programs_on},
-    count, flow_agent, pair, wait_until,
+    count, flow_agent, pair, patience, wait_until,
 };
 
 #[test]
@@ -225,7 +225,7 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
         scope.spawn(|| {
             let socket = FrameSocket::new(namespace, "far0").unwrap();
             let start = Instant::now();
-            while !is_over.load(Relaxed) && start.elapsed() < PATIENCE {
+            while !is_over.load(Relaxed) && start.elapsed() < patience() {
                 socket.send(&frame).unwrap();
             }
         });

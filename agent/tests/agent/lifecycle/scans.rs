@@ -9,7 +9,7 @@ use std::{
 use agent_common::Pair;
 use lab::{Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, PATIENCE, Report, count, pair, wait_for_packets, wait_until};
+use crate::support::{Agent, Report, count, pair, patience, wait_for_packets, wait_until};
 
 #[test]
 fn the_status_tells_what_the_scans_found_and_took() {
@@ -155,7 +155,7 @@ fn an_agent_that_is_stopped_in_the_middle_of_scans_loses_nothing() {
             let socket = lab.peer.frame_socket().unwrap();
             let mut rounds = 0;
             let begin = Instant::now();
-            while goes_on.load(Ordering::Relaxed) && begin.elapsed() < PATIENCE {
+            while goes_on.load(Ordering::Relaxed) && begin.elapsed() < patience() {
                 socket.send_many(&frames).unwrap();
                 rounds += 1;
                 thread::sleep(Duration::from_millis(50));

@@ -19,9 +19,9 @@ use tempfile::TempDir;
 
 use super::{has_tcx_or_skip, many::add_wires};
 use crate::support::{
-    Agent, PATIENCE,
+    Agent,
     attached::tcx_programs_on,
-    count, flow_agent, pair,
+    count, flow_agent, pair, patience,
     threads::{id_of, thread_named},
     wait_for_packets, wait_until,
 };
@@ -347,7 +347,7 @@ fn the_watchdog_is_fed_between_scans_and_starves_while_one_hangs() {
         !told.iter().any(|message| message == "WATCHDOG=1"),
         "{told:?}"
     );
-    strace.terminate(PATIENCE).unwrap();
+    strace.terminate(patience()).unwrap();
     manager.wait_for("WATCHDOG=1");
     agent.stop();
 }

@@ -8,7 +8,7 @@ use std::{
 
 use lab::{Lab, Process, privilege::is_root_or_skip};
 
-use crate::support::{PATIENCE, flow_agent, wait_until};
+use crate::support::{flow_agent, patience, wait_until};
 
 /// Sends a signal to each thread every millisecond, which is less than the verifier needs for a program.
 #[test]
@@ -46,7 +46,7 @@ fn signals_do_not_keep_the_programs_out() {
     });
     // Nor from what the agent finds out about the kernel by loading a program.
     assert!(!log.contains("count as inexact"), "{log}");
-    assert!(process.terminate(PATIENCE).unwrap().success());
+    assert!(process.terminate(patience()).unwrap().success());
 }
 
 /// The kernel gives a signal to a process to any thread that does not block it, mostly to the first one. The verifier works on

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::{
     clients::install,
     outputs::jsonl,
-    support::{Agent, PATIENCE, Report, count, wait_for_packets, wait_until},
+    support::{Agent, Report, count, patience, wait_for_packets, wait_until},
 };
 
 mod beside;
@@ -279,7 +279,7 @@ fn nfdump_has_every_flow_in_both_directions() {
     let (mut nfcapd, files) = start_nfcapd(&nfcapd, &lab, folder.path());
     let (sent, report) = enriched(&lab, &udp(ENTERPRISE));
     wait_until_read(&lab);
-    nfcapd.terminate(PATIENCE).unwrap();
+    nfcapd.terminate(patience()).unwrap();
 
     let log = log_of(folder.path());
     let told = format!(
@@ -346,7 +346,7 @@ fn nfdump_scales_by_the_sampling() {
     let output = udp(r#", "uniflow": true, "octets": "layer2""#);
     let (sent, report) = report_with(&lab, &output, &["--sample", "4"]);
     wait_until_read(&lab);
-    nfcapd.terminate(PATIENCE).unwrap();
+    nfcapd.terminate(patience()).unwrap();
     let counted = jsonl::sum(&report.flows);
     assert!((1..sent.packets).contains(&counted.packets));
     let told = format!(

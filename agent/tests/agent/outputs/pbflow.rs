@@ -9,7 +9,7 @@ use super::*;
 use crate::{
     clients::install,
     outputs::ipfix,
-    support::{PATIENCE, Report},
+    support::{Report, patience},
 };
 
 const ADDRESS: &str = "127.0.0.1:9999";
@@ -60,7 +60,7 @@ impl Collector {
 
     /// Ends it. An answer follows its records' lines, so they are complete when the agent has ended.
     fn records(mut self) -> Vec<Value> {
-        self.process.terminate(PATIENCE).unwrap();
+        self.process.terminate(patience()).unwrap();
         let text = self.read("stdout");
         let lines = text.lines().filter(|line| !line.is_empty());
         lines

@@ -17,7 +17,7 @@ use lab::{
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use serde_json::Value;
 
-use crate::support::{Agent, PATIENCE, as_the_service, pair, wait_for_silence, wait_until};
+use crate::support::{Agent, as_the_service, pair, patience, wait_for_silence, wait_until};
 
 const ALL: &[&str] = &["--enrich", "unit,process,tcp,rtt,dns-exchanges,icmp,drops"];
 const PORT: u16 = 7000;
@@ -107,7 +107,7 @@ fn many_short_connections_have_their_process() {
     let bind = || Ok(TcpListener::bind((here, PORT))?);
     let listener = lab.agent.namespace.enter(bind).unwrap();
     // Where a client fails, those that wait for it end, too.
-    set_socket_timeout(&listener, Timeout::Recv, Some(PATIENCE)).unwrap();
+    set_socket_timeout(&listener, Timeout::Recv, Some(patience())).unwrap();
     let accept = || {
         for _ in 0..of_each {
             let (mut accepted, _) = listener.accept().unwrap();

@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tonic::codec::CompressionEncoding;
 use view::client::{self, Observer};
 
-use super::{Agent, PATIENCE, batch, on_tcp, socket};
+use super::{Agent, batch, on_tcp, patience, socket};
 
 #[tokio::test]
 async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() {
@@ -91,7 +91,7 @@ async fn a_consumer_over_tcp_gets_the_compression_that_it_accepts() {
     for stream in &mut streams {
         let mut records = 0;
         for seq in 1..=batches as u64 {
-            let batch = timeout(PATIENCE, stream.message()).await.unwrap();
+            let batch = timeout(patience(), stream.message()).await.unwrap();
             let batch = batch.unwrap().unwrap();
             assert_eq!((batch.stream_seq, batch.scan_id), (seq, 1));
             records += batch.records.len();
@@ -162,7 +162,7 @@ async fn long_requests_follow_one_another_on_a_connection() {
             consumer: "a".repeat(60_000),
             ..ObserveRequest::default()
         };
-        let begun = timeout(PATIENCE, client.observe(request)).await;
+        let begun = timeout(patience(), client.observe(request)).await;
         begun.unwrap().unwrap();
     }
     agent.stop().await;

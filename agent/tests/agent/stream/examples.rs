@@ -14,7 +14,7 @@ use prost::Message as _;
 use proto::{Endpoint, FlowRecord};
 use serde_json::Value;
 
-use super::{Agent, FlowBatch, PATIENCE, TempDir, socket, timeout};
+use super::{Agent, FlowBatch, TempDir, patience, socket, timeout};
 use crate::consumers::{Program, in_go_or_skip, in_python_or_skip, in_rust_or_skip};
 
 const FLOWS_IN_A_SCAN: u32 = 4000;
@@ -97,10 +97,10 @@ async fn the_examples_say_what_they_lost_and_their_sums_close() {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, taken).await.unwrap();
+        timeout(patience(), taken).await.unwrap();
         let lost = agent.hub.status()[0].lost_records;
         agent.stop().await;
-        let status = consumer.process.wait(PATIENCE).unwrap();
+        let status = consumer.process.wait(patience()).unwrap();
         assert!(status.success(), "{}", consumer.read("stderr"));
 
         let sums = consumer.sums();
@@ -127,7 +127,7 @@ async fn the_examples_end_where_a_batch_is_missing() {
         let is_rust = program.len() == 1 && program[0].ends_with("examples/observe");
         let scheme = if is_rust { "http://" } else { "" };
         let mut consumer = Consumer::start(&program, &format!("{scheme}127.0.0.1:{port}"));
-        let status = consumer.process.wait(PATIENCE).unwrap();
+        let status = consumer.process.wait(patience()).unwrap();
         let said = consumer.read("stderr");
         assert!(!status.success(), "{program:?}: {said}");
         let told = "batch 3 came after 1: some are missing";

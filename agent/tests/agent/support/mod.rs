@@ -27,9 +27,11 @@ use lab::{
 };
 use serde_json::Value;
 
-/// How long to wait for anything. An emulated guest takes half a minute to verify the programs, and ten times
-/// as long on a busy machine. Only a failure waits this long.
-pub const PATIENCE: Duration = Duration::from_mins(10);
+/// How long to wait for anything. Only a failure waits this long. An emulated guest takes half a minute to verify the
+/// programs, and ten times as long on a busy machine.
+pub fn patience() -> Duration {
+    Duration::from_mins(lab::kernel::packets(2, 10))
+}
 
 /// Insists on native XDP. The peer's offloads are off, but an agent in another network namespace cannot see
 /// that.
@@ -65,7 +67,7 @@ impl Agent {
     /// The same with a command that runs the binary with the arguments added to it.
     pub fn start_by(command: Command, interface: &str, settings: &[&str]) -> Self {
         let mut agent = Self::begin(command, interface, settings);
-        agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
+        agent.0.wait_until_counting(patience(), || Ok(())).unwrap();
         agent
     }
 
@@ -96,12 +98,14 @@ impl Agent {
         let settings = ["--config", file.to_str().unwrap()];
         let agent = lab::Agent::begin(command, interface, &settings);
         let mut agent = Self(agent.unwrap());
-        agent.0.wait_until_counting(PATIENCE, || Ok(())).unwrap();
+        agent.0.wait_until_counting(patience(), || Ok(())).unwrap();
         agent
     }
 
     pub fn wait_until_logged(&mut self, text: &str) {
-        self.0.wait_until_logged(text, PATIENCE, || Ok(())).unwrap();
+        self.0
+            .wait_until_logged(text, patience(), || Ok(()))
+            .unwrap();
     }
 
     pub fn stderr(&self) -> String {
@@ -110,7 +114,7 @@ impl Agent {
 
     pub fn kill(mut self) -> ExitStatus {
         self.0.process.signal(libc::SIGKILL).unwrap();
-        self.0.process.wait(PATIENCE).unwrap()
+        self.0.process.wait(patience()).unwrap()
     }
 
     /// The address for consumers.
@@ -154,7 +158,7 @@ impl Agent {
 
     /// Ends an agent that wrote nothing to stdout and returns its log. Asserts that its account closes.
     pub fn stop_silent(mut self) -> String {
-        let status = self.0.process.terminate(PATIENCE).unwrap();
+        let status = self.0.process.terminate(patience()).unwrap();
         let log = self.stderr();
         assert!(status.success(), "{status}: {log}");
         assert!(log.contains(" missing=0"), "{log}");
@@ -227,13 +231,13 @@ impl Agent {
     }
 
     fn wait_for_success(&mut self) {
-        let status = self.0.process.wait(PATIENCE).unwrap();
+        let status = self.0.process.wait(patience()).unwrap();
         assert!(status.success(), "{status}: {}", self.stderr());
     }
 
     /// Waits until it ends with this error, and asserts the same of its accounts.
     pub fn ended_by(mut self, error: &str) -> Report {
-        let status = self.0.process.wait(PATIENCE).unwrap();
+        let status = self.0.process.wait(patience()).unwrap();
         let log = self.stderr();
         assert_eq!(status.code(), Some(1), "{log}");
         assert!(log.contains(&format!("flow-agent: {error}")), "{log}");
@@ -523,7 +527,7 @@ pub fn protocol_counter(host: &Host, protocol: &str, name: &str) -> u64 {
 /// Most conditions start a process to ask: they get a quarter of the time, and what they wait for has the rest.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let (least, most) = (Duration::from_millis(20), Duration::from_millis(300));
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + patience();
     loop {
         let begin = Instant::now();
         if condition() {

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::{ADDRESS, Certificates, is_answered, refused, texts, told, trusting};
 use crate::{
     clients,
-    support::{Agent, PATIENCE, flow_agent, wait_until},
+    support::{Agent, flow_agent, patience, wait_until},
 };
 
 /// Issues to the agent by another CA, into the same files.
@@ -102,7 +102,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
             .contains("waiting for the agent")
     };
     wait_until("the stream ends", ended);
-    watch.terminate(PATIENCE).unwrap();
+    watch.terminate(patience()).unwrap();
     let lines = fs::read_to_string(&stdout).unwrap();
     let lines = lines
         .lines()

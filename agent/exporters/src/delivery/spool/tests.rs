@@ -653,7 +653,7 @@ fn what_a_disk_did_not_take_is_written_again_by_the_next_start() {
 }
 
 fn wait_until_synced(stream: &mut Stream) {
-    let deadline = Instant::now() + Duration::from_mins(5);
+    let deadline = Instant::now() + Duration::from_mins(2);
     while let Err(error) = stream.spool.sync(IN_QUEUE, None) {
         assert!(Instant::now() < deadline, "{error:#}");
         thread::sleep(Duration::from_millis(50));

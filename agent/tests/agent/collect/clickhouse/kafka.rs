@@ -77,7 +77,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     };
     let lab = &clickhouse.lab;
     let namespace = &lab.agent.namespace;
-    let broker = Broker::start(namespace, &jars, PATIENCE, &BrokerOptions::default()).unwrap();
+    let broker = Broker::start(namespace, &jars, patience(), &BrokerOptions::default()).unwrap();
     let topic = format!(
         r#"{{"kind": "kafka", "address": "tcp://{}/{TOPIC}", "create_topic": true}}"#,
         broker.address()
@@ -112,7 +112,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     sent += send(lab, 100, 1);
     wait_until_acknowledged(&agent, lab, sent);
     program.signal(libc::SIGKILL).unwrap();
-    program.wait(PATIENCE).unwrap();
+    program.wait(patience()).unwrap();
     let socket = format!("unix:{}", folder.path().join("other").display());
     let to_clickhouse = output("");
     // This one wants a token, which the program gets late.
@@ -150,7 +150,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
         lag(lab, &python, &broker) == "0"
     });
     program.signal(libc::SIGKILL).unwrap();
-    program.wait(PATIENCE).unwrap();
+    program.wait(patience()).unwrap();
     second.stop();
     let whole = clickhouse.number("SELECT sum(packets) FROM flows_streams");
     assert_eq!(whole, sent.packets);

@@ -27,7 +27,7 @@ fn nfdump_tells_two_agents_of_one_host_apart() {
         let sent = send(&lab);
         let [first, second] = agents.map(Agent::stop);
         wait_until_read(&lab);
-        nfcapd.terminate(PATIENCE).unwrap();
+        nfcapd.terminate(patience()).unwrap();
 
         let (records, bytes) = if other.is_empty() {
             (biflow_records(&second), sent.octets)

@@ -131,7 +131,7 @@ fn nfdump_shows_a_constant_rate_as_constant() {
     let (mut nfcapd, files) = start_nfcapd(&nfcapd, &lab, folder.path());
     let stream = stream(&lab, &udp(""));
     wait_until_read(&lab);
-    nfcapd.terminate(PATIENCE).unwrap();
+    nfcapd.terminate(patience()).unwrap();
     let read = Command::new(nfdump)
         .arg("-R")
         .arg(files)

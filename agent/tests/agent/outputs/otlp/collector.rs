@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs::File, process::Stdio};
 use lab::Process;
 
 use super::{super::ipfix, *};
-use crate::{clients::install, support::PATIENCE};
+use crate::{clients::install, support::patience};
 
 /// The agent's host has a network namespace of its own, so the ports are free.
 const SETTINGS: &str = "\
@@ -52,7 +52,7 @@ fn collected(test: &str, output: &str) -> Option<(Pair, Report, Written)> {
     });
     let agent = Agent::start(&lab, &["--output", "json", "--output", output]);
     let (sent, report) = ipfix::traffic(&lab, agent);
-    let status = collector.terminate(PATIENCE).unwrap();
+    let status = collector.terminate(patience()).unwrap();
     assert!(status.success(), "{status}");
     let lines = |name: &str| {
         let written = fs::read_to_string(folder.path().join(name)).unwrap();
