@@ -14,19 +14,11 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{
     setup::{Purpose, setup},
-    workspace::{as_root, cargo, run, target_dir},
+    workspace::{as_root, cargo, root, run, target_dir},
 };
 
-/// The compiler options of cargo-fuzz, without the sanitizer.
-const COVERAGE: &[&str] = &[
-    "-Cpasses=sancov-module",
-    "-Cllvm-args=-sanitizer-coverage-level=4",
-    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
-    "-Cllvm-args=-sanitizer-coverage-pc-table",
-    "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Copt-level=2",
-    "-Ccodegen-units=1",
-];
+/// The section of an instrumented program that counts how often each place was reached.
+const COUNTERS: &[u8] = b"__sancov_cntrs";
 
 /// Longer frames reach no further code in the parser.
 const LONGEST_INPUT_BYTES: u32 = 1024;
@@ -83,20 +75,29 @@ impl Target {
         self == Self::Kernel
     }
 
-    /// Instruments only the target's own crate, so that all other crates are the ones that the tests use.
+    /// Builds the dependencies with the features that the tests of the workspace need (hence a test among the targets), so
+    /// that nothing is built twice.
+    /// Cargo does not notice that the compiler's wrapper instruments the targets, so without the feature they are no
+    /// targets.
     pub fn build(self) -> Result<Fuzzer> {
-        let mut build = cargo(&[
-            "rustc",
-            "--package",
-            "corpus-fuzz",
-            "--bin",
-            self.name(),
-            "--",
-        ]);
-        run(build.args(COVERAGE))?;
+        run(cargo(&["build", "--workspace", "--test", "host"])
+            .args([
+                "--features",
+                "corpus-fuzz/instrumented",
+                "--bin",
+                self.name(),
+            ])
+            .env("RUSTC_WRAPPER", root().join("testing/fuzz/rustc")))?;
+        let program = target_dir()?.join("debug").join(self.name());
+        let bytes = fs::read(&program).with_context(|| format!("read {}", program.display()))?;
+        ensure!(
+            bytes.windows(COUNTERS.len()).any(|name| name == COUNTERS),
+            "{} was built by another command, and not for coverage: run `cargo clean -p corpus-fuzz` first",
+            self.name()
+        );
         Ok(Fuzzer {
             target: self,
-            program: target_dir()?.join("debug").join(self.name()),
+            program,
         })
     }
 }

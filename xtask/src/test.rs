@@ -6,7 +6,7 @@
 )]
 
 use std::{
-    fs,
+    env, fs,
     io::{BufRead as _, BufReader},
     num::NonZero,
     path::PathBuf,
@@ -172,7 +172,9 @@ fn checks(count: &mut Count) {
     let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
     let mut checks = vec![
         words("fmt --all --check"),
-        words("clippy --workspace --all-targets -- -D warnings"),
+        words(
+            "clippy --workspace --all-targets --features corpus-fuzz/instrumented -- -D warnings",
+        ),
         words("doc --workspace --no-deps --document-private-items"),
     ];
     for package in ["agent-ebpf", "benches/ebpf"] {
@@ -218,6 +220,12 @@ fn fuzz_for_a_minute(count: &mut Count) {
     }
 }
 
+/// How many tests run at once: as many as there are CPUs if it is not set.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
+
+/// Most tests mainly wait: for a scan, a timeout, another process.
+const THREADS_PER_CPU: usize = 2;
+
 /// Runs `cargo test` with these arguments, forwards its output and adds up its results.
 pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     let skip_log = SkipLog::new()?;
@@ -225,6 +233,10 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     command
         .env(lab::privilege::SKIP_LOG, skip_log.path())
         .stdout(Stdio::piped());
+    if env::var_os(TEST_THREADS).is_none() {
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        command.env(TEST_THREADS, (THREADS_PER_CPU * cpus).to_string());
+    }
     if !lab::privilege::is_root() {
         run_tests_through_sudo(&mut command, &skip_log)?;
     }
