@@ -16,14 +16,15 @@ const PORT: u16 = 7000;
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
-/// Long enough to look at the agent several times, and short enough to wait for. An emulator needs seconds for a look.
+/// Long enough to look at the agent several times, and short enough to wait for. An emulator needs up to ten seconds for
+/// a look.
 fn short() -> String {
-    format!("{}s", kernel::packets(1, 15))
+    format!("{}s", kernel::packets(1, 60))
 }
 
 /// Scans that take longer than [`short`].
 fn long_after() -> u64 {
-    kernel::packets(20, 180)
+    kernel::packets(20, 700)
 }
 
 /// A scan is over before a closed flow is, and a quiet flow lives for long.
@@ -264,7 +265,7 @@ fn the_initiator_of_a_flow_on_lo_is_known() {
         .unwrap();
     let agent = watching(&lab, "lo", &[]);
     let port = ask_over_udp(&lab.agent, &lab.agent, Ipv4Addr::LOCALHOST.into());
-    wait_until("the flow is known", || tracked(&agent, &lab.agent) == 1);
+    agent.wait_for_scans(&lab.agent, 2);
     let report = agent.stop();
     let last = *records(&report, port).last().unwrap();
     assert_eq!(initiator(last), json!([port, false]), "{last}");
