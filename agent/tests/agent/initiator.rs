@@ -125,9 +125,7 @@ fn segments_out_of_nowhere_are_no_connection_and_prove_no_initiator() {
     stray(both, RST | ACK);
     // The kernel answers it by an RST.
     stray(answer, SYN | ACK);
-    wait_until("the flows have ended", || {
-        agent.status(&lab.agent)["scans"]["count"] != 0 && tracked(&agent, &lab.agent) == 3
-    });
+    agent.wait_for_scans(&lab.agent, 2);
     wait_until("the flows have ended", || tracked(&agent, &lab.agent) == 0);
     let failed = agent.status(&lab.agent)["replica"]["failed_flows"]["reset"].clone();
     let report = agent.stop();
@@ -201,10 +199,10 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
     for [client, server] in [[&lab.agent, &lab.peer], [&lab.peer, &lab.agent]] {
         let agent = Agent::start(&lab, &settings);
         let mut talk = Talk::begin(client, server);
-        wait_until("the flow is known", || tracked(&agent, &lab.agent) == 1);
+        agent.wait_for_scans(&lab.agent, 2);
         wait_until("the flow has ended", || tracked(&agent, &lab.agent) == 0);
         talk.tell();
-        wait_until("the flow goes on", || tracked(&agent, &lab.agent) == 1);
+        agent.wait_for_scans(&lab.agent, 2);
         let (port, report) = (talk.port(), agent.stop());
         let seen = records(&report, port);
         let ends = seen.iter().filter(|record| !record["end_reason"].is_null());
@@ -215,7 +213,7 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
 
         let younger = Agent::start(&lab, &settings);
         talk.tell();
-        wait_until("the flow is known", || tracked(&younger, &lab.agent) == 1);
+        younger.wait_for_scans(&lab.agent, 2);
         let report = younger.stop();
         for record in records(&report, port) {
             assert_eq!(initiator(record), json!([PORT, true]), "{record}");

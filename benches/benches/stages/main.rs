@@ -4,6 +4,7 @@ mod cycle;
 mod drain;
 mod encode;
 mod ipfix;
+mod json;
 mod otlp;
 mod parquet;
 mod parse;
@@ -21,7 +22,7 @@ criterion_group! {
         .warm_up_time(Duration::from_millis(500))
         .measurement_time(Duration::from_secs(2))
         .without_plots();
-    targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench,
+    targets = parse::bench, drain::bench, replica::bench, encode::bench, ipfix::bench, json::bench,
         pbflow::bench, otlp::bench, parquet::bench, cycle::bench
 }
 criterion_main!(stages);
