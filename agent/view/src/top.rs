@@ -8,8 +8,10 @@ use clap::ValueEnum;
 pub mod draw;
 pub mod picture;
 pub mod print;
+mod prompt;
 pub mod rows;
 pub mod screen;
+mod windows;
 
 #[cfg(test)]
 mod tests;

@@ -41,7 +41,8 @@ q, ctrl-c                 quit
 
 The mouse chooses rows and views, a click on a title sorts.
 
-Bits and packets a second are those of the last window, between two scans.
+Bits and packets a second are means over the time that the first line
+says: between two scans, or more if these followed each other closely.
 Bytes are those of frames since the flow began; of a peer, process, unit or
 interface, of the flows that there were at the start, and of all since.
 TX is what a process or unit sent, what left at an interface, what was sent
@@ -70,7 +71,7 @@ impl Theme {
 pub fn summary(picture: &Picture) -> [String; 2] {
     let window = match picture.length() {
         Some(length) => format!(
-            "scan {}, {} long",
+            "scan {}, rates over {}",
             picture.scan_id(),
             human::duration(length)
         ),
@@ -231,8 +232,8 @@ fn draw_tabs(
         x = x.saturating_add(width);
         spans.push(Span::styled(title, style));
     }
-    if !screen.filter.is_empty() {
-        let filter = format!("  filter: {}", screen.filter);
+    if !screen.filter.rules.is_empty() {
+        let filter = format!("  filter: {}", screen.filter.typed);
         spans.push(Span::styled(filter, theme.of(Color::Yellow)));
     }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
@@ -291,11 +292,21 @@ fn draw_table(frame: &mut Frame<'_>, screen: &mut Screen, theme: Theme, area: Re
 
 fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
     let line = match &screen.mode {
-        Mode::Filter { text, fault } => {
+        Mode::Filter { prompt, fault } => {
+            const LABEL: &str = "filter: ";
+            let room = usize::from(area.width).saturating_sub(LABEL.len());
+            let [before, after] = prompt.sides();
+            // The cursor stays in sight.
+            let hidden = (before.chars().count() + 1).saturating_sub(room);
+            let before: String = before.chars().skip(hidden).collect();
+            let mut after = after.chars();
+            let at_cursor = after.next().unwrap_or(' ').to_string();
+            let cursor = Style::new().add_modifier(Modifier::REVERSED);
             let mut spans = vec![
-                Span::styled("filter: ", theme.of(Color::Yellow)),
-                Span::raw(text.clone()),
-                Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
+                Span::styled(LABEL, theme.of(Color::Yellow)),
+                Span::raw(before),
+                Span::styled(at_cursor, cursor),
+                Span::raw(after.as_str().to_owned()),
             ];
             match fault {
                 Some(fault) => spans.push(Span::styled(format!("  {fault}"), theme.warning())),
@@ -348,9 +359,11 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
         None => ("Nothing", gone()),
     };
     let label = theme.of(Color::Cyan);
+    let longest = facts.iter().map(|(name, _)| name.len()).max();
+    let width = longest.unwrap_or_default() + GAP.len();
     let lines = facts.into_iter().map(|(name, value)| {
         Line::from(vec![
-            Span::styled(format!("{name:<20}"), label),
+            Span::styled(format!("{name:<width$}"), label),
             Span::raw(value),
         ])
     });

@@ -110,7 +110,7 @@ pub fn rows(picture: &Picture, view: View, sort: Sort, is_reversed: bool) -> Vec
     rows
 }
 
-const FLOW_TITLES: [&str; 17] = [
+pub(super) const FLOW_TITLES: [&str; 17] = [
     "INITIATOR",
     "RESPONDER",
     "PROTO",
@@ -135,7 +135,7 @@ pub const FLOW_COLUMNS: Columns<'_> = Columns {
     titles: &FLOW_TITLES,
     elastic: &[0, 1],
     least_width: 21,
-    dispensable: &[16, 7, 12, 13, 10, 6, 11, 14, 5, 15, 9, 8],
+    dispensable: &[16, 7, 12, 13, 10, 6, 11, 14, 15, 9, 8, 5],
     figures: &[3, 4, 5, 6, 7, 10],
 };
 
