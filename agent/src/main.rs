@@ -523,7 +523,7 @@ mod tests {
             "[\\-\\-connect <ADDRESS>]",
             "[\\-\\-filter <RULES>]...",
             "[\\-h|\\-\\-help]",
-            "\\-\\- [RUN ARGUMENTS]...",
+            "[\\-\\- [RUN ARGUMENTS]...]",
         ] {
             assert!(line.unwrap().contains(part), "{part}: {line:?}");
         }

@@ -27,7 +27,7 @@ fn pages(command: &Command) -> io::Result<Vec<(String, String)>> {
     let man = Man::new(command.clone().override_usage(synopsis(command)));
     let mut page = Vec::new();
     man.render(&mut page)?;
-    let page = with_examples(&String::from_utf8_lossy(&page));
+    let page = laid_out(&String::from_utf8_lossy(&page));
     let mut all = vec![(man.get_filename(), page)];
     for subcommand in command.get_subcommands() {
         all.extend(pages(subcommand)?);
@@ -61,8 +61,11 @@ fn synopsis(command: &Command) -> String {
         let _ = write!(synopsis, " {open}{short}{option}{close}{dots}");
     }
     for argument in positional {
-        let behind_dashes = if argument.is_last_set() { "-- " } else { "" };
-        let _ = write!(synopsis, " {behind_dashes}{argument}");
+        let _ = if argument.is_last_set() {
+            write!(synopsis, " [-- {argument}]")
+        } else {
+            write!(synopsis, " {argument}")
+        };
     }
     if command.has_subcommands() {
         synopsis.push_str(if command.is_subcommand_required_set() {
@@ -74,8 +77,8 @@ fn synopsis(command: &Command) -> String {
     synopsis
 }
 
-/// Keeps the lines of indented text, such as examples and tables, as they are.
-fn with_examples(page: &str) -> String {
+/// Keeps the lines of indented text, such as examples and tables, as they are, and splits no options at their hyphens.
+fn laid_out(page: &str) -> String {
     let mut marked = String::with_capacity(page.len());
     let mut is_example = false;
     for line in page.lines() {
@@ -85,6 +88,9 @@ fn with_examples(page: &str) -> String {
         }
         marked.push_str(line);
         marked.push('\n');
+        if line.starts_with(".TH ") {
+            marked.push_str(".nh\n.ad l\n");
+        }
     }
     marked
 }
