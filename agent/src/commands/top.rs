@@ -19,7 +19,7 @@ use view::{
     top::{Sort, View, picture::Picture, print},
 };
 
-use super::{connect::Connect, notice, patiently};
+use super::{UsageError, connect::Connect, notice, patiently};
 
 mod live;
 mod own;
@@ -31,7 +31,7 @@ use own::OwnAgent;
 /// Rows of `--once` without `--limit`.
 const ROWS: usize = 50;
 
-/// Show what a host is talking to: its flows, peers, processes, units and interfaces, live.
+/// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
 /// Figures are those of a running agent. With `--`, and behind it arguments of `flow-agent run` if any, they are those of an
 /// agent that runs as long as this command, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
@@ -108,25 +108,7 @@ fn starts_an_agent(args: &Args) -> bool {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let starts_an_agent = starts_an_agent(&args);
-    ensure!(
-        args.view.sorts().contains(&args.sort),
-        "--sort {} is nothing that --view {} has: it has {}",
-        args.sort.title(),
-        args.view.title().to_lowercase(),
-        names_of(args.view.sorts()),
-    );
-    ensure!(
-        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
-        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
-    );
-    ensure!(
-        args.once || args.limit.is_none() && args.output == Format::Table,
-        "--limit and --output say what --once prints: add it, or leave them out"
-    );
-    ensure!(
-        !starts_an_agent || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
-        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
-    );
+    check(&args, starts_an_agent)?;
     let mut own = if starts_an_agent {
         Some(OwnAgent::start(&args.own)?)
     } else {
@@ -181,6 +163,35 @@ async fn show(args: &Args, target: &Target) -> Result<()> {
     } else {
         live(args, target).await
     }
+}
+
+/// Refuses arguments that do not go together.
+fn check(args: &Args, starts_an_agent: bool) -> Result<()> {
+    let usage = |text: &str| UsageError(text.to_owned());
+    ensure!(
+        args.view.sorts().contains(&args.sort),
+        UsageError(format!(
+            "--sort {} is nothing that --view {} has: it has {}",
+            args.sort.title(),
+            args.view.title().to_lowercase(),
+            names_of(args.view.sorts()),
+        ))
+    );
+    ensure!(
+        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
+        usage(
+            "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+        )
+    );
+    ensure!(
+        args.once || args.limit.is_none() && args.output == Format::Table,
+        usage("--limit and --output say what --once prints: add it, or leave them out")
+    );
+    ensure!(
+        !starts_an_agent || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
+        usage("--connect names an agent, and -- starts another one: leave one of them out")
+    );
+    Ok(())
 }
 
 fn names_of(sorts: &[Sort]) -> String {

@@ -81,6 +81,8 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
             Some(lab.agent.interface.as_str()),
             "total_reverse_",
         ),
+        ("services", 1, Some("53/udp"), "total_reverse_"),
+        ("names", 1, None, "total_reverse_"),
         ("units", 1, None, "total_reverse_"),
         ("processes", 1, None, "total_reverse_"),
     ] {
@@ -104,10 +106,8 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
     // Without a terminal it says what else there is.
     let refused = agent.asked(&lab.agent, &["top"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && error.contains("--once"),
-        "{error}"
-    );
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("--once"), "{error}");
     for (arguments, said) in [
         (&["--limit", "2"][..], "--once"),
         (
@@ -116,13 +116,14 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
         ),
         (
             &["--once", "--view", "peers", "--sort", "rtt"],
-            "it has rate, packets",
+            "it has rate, sent, received",
         ),
     ] {
         let mut refused = flow_agent(&lab.agent);
         let refused = refused.arg("top").args(arguments).output().unwrap();
         let error = String::from_utf8(refused.stderr).unwrap();
-        assert!(!refused.status.success() && error.contains(said), "{error}");
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        assert!(error.contains(said), "{error}");
     }
     agent.stop_silent();
 }
@@ -234,7 +235,7 @@ fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     assert!(!top.shown().contains(":1009"), "{}", top.shown());
     top.press("1/port 1003\r");
     // Not the prompt, which the agent has not answered.
-    top.shows("Interfaces   filter: port 1003");
+    top.shows("by rate  filter: port 1003");
     top.shows(&format!("{peer}:1003"));
     assert!(!top.shown().contains(":1005"), "{}", top.shown());
     top.press("\r");

@@ -19,7 +19,7 @@ use super::{
 /// The most flows kept after a scan: those with the most bytes in its window, then those with the most bytes overall.
 /// Each takes a kilobyte.
 pub const MOST_FLOWS: usize = 20_000;
-/// The most peers, processes, units and interfaces together.
+/// The most rows of all other views together.
 pub const MOST_GROUPS: usize = 20_000;
 /// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -197,6 +197,15 @@ impl Flow {
     }
 }
 
+/// `443/tcp`, or the protocol alone if it has no ports.
+fn service(record: &FlowRecord) -> String {
+    let protocol = human::protocol(record);
+    match record.dst().port {
+        Some(port) => format!("{port}/{protocol}"),
+        None => protocol,
+    }
+}
+
 /// Identifies a row across redraws.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Id {
@@ -346,8 +355,11 @@ impl Picture {
             let peer = self.groups.entry((View::Peers, peer.clone()));
             peer.or_default().host = Some(host.clone());
         }
+        let name = host.clone().unwrap_or_default();
         let mut groups = vec![
             (View::Interfaces, place, at_interface),
+            (View::Names, name, with_peer),
+            (View::Services, service(record), at_interface),
             (View::Peers, peer, with_peer),
         ];
         for (view, ends) in [(View::Units, &units), (View::Processes, &processes)] {

@@ -149,6 +149,8 @@ impl<'a> Line<'a> {
             View::Processes => "process",
             View::Units => "unit",
             View::Interfaces => "interface",
+            View::Names => "name",
+            View::Services => "service",
         };
         Self {
             r#type,

@@ -66,6 +66,8 @@ pub struct Screen {
     pub view: View,
     /// The order of each view, and whether it is reversed.
     orders: [(Sort, bool); View::ALL.len()],
+    /// Whether flows that ended are left out.
+    pub hides_ended: bool,
     pub chosen: Option<Id>,
     /// The first visible row.
     pub first: usize,
@@ -92,6 +94,7 @@ impl Screen {
             frozen: None,
             view,
             orders: [(Sort::Rate, false); View::ALL.len()],
+            hides_ended: false,
             chosen: None,
             first: 0,
             mode: Mode::Table,
@@ -128,7 +131,11 @@ impl Screen {
 
     pub fn rows(&self) -> Vec<rows::Row<'_>> {
         let (sort, is_reversed) = self.order();
-        rows(self.picture(), self.view, sort, is_reversed)
+        let mut rows = rows(self.picture(), self.view, sort, is_reversed);
+        if self.hides_ended {
+            rows.retain(|row| !row.has_ended());
+        }
+        rows
     }
 
     /// The position of the chosen row.
@@ -207,7 +214,7 @@ impl Screen {
                     fault: None,
                 }
             }
-            KeyCode::Char(digit @ '1'..='5') => {
+            KeyCode::Char(digit @ '1'..='7') => {
                 let number = digit as usize - '1' as usize;
                 self.turn_to(View::ALL[number]);
             }
@@ -216,6 +223,7 @@ impl Screen {
             KeyCode::Char('s' | '>') => self.sort_by_next(1),
             KeyCode::Char('S' | '<') => self.sort_by_next(self.view.sorts().len() - 1),
             KeyCode::Char('r') => self.orders[self.view as usize].1 ^= true,
+            KeyCode::Char('e') => self.hides_ended ^= true,
             KeyCode::Enter => self.open(),
             KeyCode::Down | KeyCode::Char('j') => self.go(|at, _| at.map_or(0, |at| at + 1)),
             KeyCode::Up | KeyCode::Char('k') => {

@@ -13,7 +13,7 @@ use proto::{
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::{
-    draw::draw,
+    draw::{HELP, draw},
     picture::{Id, MOST_FLOWS, Picture, Traffic},
     prompt::Prompt,
     rows::{FLOW_TITLES, Of, rows, sparkline},
@@ -159,6 +159,12 @@ fn windows_add_up_to_the_packet_in_all_views() {
         group(&picture, View::Peers, "10.0.0.9"),
         (all, 1, traffic([2, 3], [200, 300]))
     );
+    // All connected to one port, and no name is known.
+    assert_eq!(group(&picture, View::Services, "443/tcp"), (all, 1, sums));
+    assert_eq!(
+        group(&picture, View::Names, ""),
+        (all, 1, traffic([11, 9], [2820, 1800]))
+    );
     for (view, name) in [
         (View::Units, "nginx.service"),
         (View::Processes, "nginx/12"),
@@ -291,11 +297,11 @@ fn rows_come_as_they_are_asked_for() {
         ..record
     };
     let records = vec![
-        rtt(flow(1, [1, 900, 0, 0], [9, 1000, 0, 0]), 10, 3),
+        rtt(flow(1, [1, 900, 1, 1], [9, 1000, 0, 0]), 10, 3),
         rtt(flow(2, [5, 500, 0, 0], [5, 9000, 0, 0]), 30, 1),
         FlowRecord {
             first_seen_unix_ns: 5,
-            ..flow(3, [2, 100, 0, 0], [2, 100, 0, 0])
+            ..flow(3, [2, 100, 1, 90], [2, 100, 0, 0])
         },
     ];
     picture.take(&batch(1, records));
@@ -309,6 +315,8 @@ fn rows_come_as_they_are_asked_for() {
     };
     assert_eq!(hosts(Sort::Rate, false), [1, 2, 3]);
     assert_eq!(hosts(Sort::Rate, true), [3, 2, 1]);
+    assert_eq!(hosts(Sort::Sent, false), [1, 2, 3]);
+    assert_eq!(hosts(Sort::Received, false), [3, 1, 2]);
     assert_eq!(hosts(Sort::Packets, false), [2, 3, 1]);
     assert_eq!(hosts(Sort::Bytes, false), [2, 1, 3]);
     assert_eq!(hosts(Sort::Name, false), [1, 2, 3]);
@@ -369,7 +377,7 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
     );
     assert_eq!(lines[1], "TX 800 bit/s 1 pkt/s  RX 1.2 kbit/s 2 pkt/s");
     assert!(
-        lines[3].starts_with(" 1 Flows  2 Peers  3 Processes"),
+        lines[3].starts_with(" 1 Flows  2 Peers  3 Processes") && lines[3].ends_with(" 7 Services"),
         "{}",
         lines[3]
     );
@@ -394,6 +402,15 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
         lines[5]
     );
     assert!(lines[6].starts_with("nginx/12"), "{}", lines[6]);
+}
+
+#[test]
+fn help_fits_a_terminal_of_80_by_24() {
+    let border = 2;
+    assert!(HELP.lines().count() + border <= 24);
+    for line in HELP.lines() {
+        assert!(line.chars().count() + border <= 80, "{line}");
+    }
 }
 
 #[test]
@@ -501,7 +518,7 @@ fn keys_sort_choose_and_open() {
     let mut screen = screen();
     shown(&mut screen, 80, 24);
     press(&mut screen, KeyCode::Char('s'));
-    assert_eq!(screen.order(), (Sort::Packets, false));
+    assert_eq!(screen.order(), (Sort::Sent, false));
     press(&mut screen, KeyCode::Char('S'));
     press(&mut screen, KeyCode::Char('r'));
     assert_eq!(screen.order(), (Sort::Rate, true));
@@ -525,6 +542,31 @@ fn keys_sort_choose_and_open() {
     assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
     assert_eq!(press_control(&mut screen, 'u'), Wish::Nothing);
     assert_eq!(press_control(&mut screen, 'c'), Wish::Quit);
+}
+
+#[test]
+fn a_key_hides_flows_that_ended_and_shows_them_again() {
+    let mut screen = screen();
+    let ended = FlowRecord {
+        end_reason: Some(EndReason::EndOfFlow.into()),
+        ..flow(9, [1, 60, 0, 0], [4, 360, 2, 200])
+    };
+    let picture = screen.picture_mut();
+    picture.take(&batch(
+        4,
+        vec![ended, flow(2, [1, 60, 0, 0], [3, 180, 1, 1000])],
+    ));
+    assert_eq!(screen.rows().len(), 4);
+    press(&mut screen, KeyCode::Char('e'));
+    assert_eq!(screen.rows().len(), 3);
+    let lines = shown(&mut screen, 80, 24);
+    assert!(
+        lines[23].starts_with("by rate, without ended  "),
+        "{}",
+        lines[23]
+    );
+    press(&mut screen, KeyCode::Char('e'));
+    assert_eq!(screen.rows().len(), 4);
 }
 
 #[test]
@@ -615,13 +657,11 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     press(&mut screen, KeyCode::Esc);
     assert_eq!(screen.picture().flows().count(), 0);
     // It stands there as it was typed.
+    let in_force = "by rate  filter: port 443 proto 6  q quit";
+    let lines = shown(&mut screen, 80, 24);
+    assert!(lines[23].starts_with(in_force), "{}", lines[23]);
     press(&mut screen, KeyCode::Char('/'));
     let lines = shown(&mut screen, 80, 24);
-    assert!(
-        lines[3].ends_with("  filter: port 443 proto 6"),
-        "{}",
-        lines[3]
-    );
     assert!(
         lines[23].starts_with("filter: port 443 proto 6 "),
         "{}",

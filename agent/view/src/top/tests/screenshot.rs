@@ -326,3 +326,13 @@ fn a_terminal_of_80_columns_has_room_for_bytes_and_one_of_200_for_everything() {
     );
     assert_eq!(titles(&mut screen, 200), FLOW_TITLES);
 }
+
+#[test]
+fn flows_with_one_name_are_one_row_of_names() {
+    let picture = picture();
+    let names: Vec<_> = picture.groups(View::Names).map(|(name, _)| name).collect();
+    assert_eq!(names.len(), NAMES.len());
+    let (_, flows, total) = group(&picture, View::Names, NAMES[0]);
+    let (_, _, of_peer) = group(&picture, View::Peers, "192.0.2.10");
+    assert_eq!((flows, total), (1, of_peer));
+}
