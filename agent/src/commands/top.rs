@@ -150,8 +150,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
 fn or_starts_one(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
         Some(ClientError::NobodyListens { target }) => anyhow!(
-            "no agent listens on {target}: add `--` to start one that ends with this command, as in `flow-agent top -- \
-             --enrich unit,process`, or name a running one (--connect)"
+            "no agent listens on {target}: add `--` for one that ends with this command, as in `flow-agent top -- --enrich \
+             unit,process`, start one (`systemctl start flow-agent`), or name a running one (--connect)"
         ),
         Some(_) | None => error,
     }

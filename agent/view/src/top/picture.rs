@@ -21,6 +21,7 @@ use super::{
 pub const MOST_FLOWS: usize = 20_000;
 /// The most rows of all other views together.
 pub const MOST_GROUPS: usize = 20_000;
+
 /// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -398,6 +399,7 @@ impl Picture {
         for (view, name, traffic) in groups {
             let figures = self.groups.entry((view, name)).or_default();
             count(figures, traffic);
+            // A flow that was left out counts with each scan.
             if is_first && traffic.all_packets() > 0 {
                 figures.last.flows += 1;
                 figures.last.flows_again += u64::from(is_again);

@@ -82,7 +82,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// With an empty picture, and these rules as its filter.
+    /// `rules` are the filter in force; empty for all flows.
     pub fn new(
         picture: Picture,
         (view, sort): (View, Sort),
