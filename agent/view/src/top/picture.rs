@@ -507,6 +507,7 @@ impl Picture {
     }
 
     /// An empty one with windows of the same kind.
+    #[must_use]
     pub fn renewed(&self) -> Self {
         Self {
             windows: self.windows.renewed(),

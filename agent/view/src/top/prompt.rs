@@ -32,7 +32,6 @@ impl Prompt {
         self.before.extend(printable);
     }
 
-    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
     pub fn key(&mut self, key: KeyEvent) {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match (key.code, is_control) {

@@ -27,6 +27,7 @@ impl Windows {
     }
 
     /// The same, before the first window.
+    #[must_use]
     pub fn renewed(&self) -> Self {
         Self {
             least: self.least,
