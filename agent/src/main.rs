@@ -11,7 +11,7 @@ use std::{
 
 use agent::{
     commands::{
-        self, hyphens,
+        self, UsageError, hyphens,
         run::RefusedSettings,
         settings::{Layers, Settings},
     },
@@ -30,6 +30,7 @@ use tracing_subscriber::{
     Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
 
+mod manual;
 mod variables;
 
 /// Worker threads of tokio.
@@ -37,9 +38,18 @@ const WORKERS: usize = 2;
 /// Other threads that `run` starts: for rules, reloads, links, network namespaces, the log, and blocking work.
 const OTHER_THREADS: usize = 9;
 
+/// The widest line of a help text.
+const WIDTH: usize = 80;
+
 /// Keeps the network flow table inside the kernel and streams exact flow records over gRPC.
 #[derive(Parser)]
-#[command(name = "flow-agent", version, about, propagate_version = true)]
+#[command(
+    name = "flow-agent",
+    version,
+    about,
+    propagate_version = true,
+    max_term_width = WIDTH
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -120,6 +130,7 @@ fn main() -> ExitCode {
     let code = execute(cli.command, settings, passed, log_control).unwrap_or_else(|error| {
         let (error, code) = match error.downcast() {
             Ok(RefusedSettings(error)) => (error, RefusedSettings::EXIT_STATUS.into()),
+            Err(error) if error.is::<UsageError>() => (error, UsageError::EXIT_STATUS.into()),
             Err(error) => (error, ExitCode::FAILURE),
         };
         // If nobody reads stderr, the exit status still reports the failure.
@@ -193,9 +204,7 @@ fn execute(
     log: LogControl,
 ) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = command {
-        std::fs::create_dir_all(&directory)
-            .and_then(|()| clap_mangen::generate_to(Cli::command(), &directory))
-            .with_context(|| format!("write manual pages into {}", directory.display()))?;
+        manual::write(Cli::command(), &directory)?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Command::Completions { shell } = command {
@@ -429,6 +438,48 @@ mod tests {
         }
     }
 
+    /// The command, its subcommands, and theirs.
+    fn all_commands(command: &clap::Command) -> Vec<clap::Command> {
+        let below = command.get_subcommands().flat_map(all_commands);
+        std::iter::once(command.clone()).chain(below).collect()
+    }
+
+    #[test]
+    fn help_of_every_command_fits_80_columns() {
+        let commands = all_commands(&command());
+        assert!(commands.len() > 20, "{}", commands.len());
+        for mut command in commands {
+            let short = command.render_help().to_string();
+            let long = command.render_long_help().to_string();
+            for line in short.lines().chain(long.lines()) {
+                assert!(line.chars().count() <= WIDTH, "{command}: {line:?}");
+            }
+        }
+    }
+
+    /// A text is wrapped to the reader's width. Lines that begin with two spaces are not: the manual has 64 columns for
+    /// those of an option.
+    #[test]
+    fn no_help_text_has_line_breaks_of_its_own() {
+        for command in all_commands(&command()) {
+            let mut texts = vec![command.get_about(), command.get_long_about()];
+            for arg in command.get_arguments() {
+                texts.extend([arg.get_help(), arg.get_long_help()]);
+            }
+            for text in texts.into_iter().flatten() {
+                let text = text.to_string();
+                let mut is_text = false;
+                for line in text.lines() {
+                    let is_kept = line.starts_with("  ");
+                    assert!(!is_kept || line.chars().count() <= 64, "{command}: {line}");
+                    let goes_on = is_text && !line.is_empty();
+                    assert!(!goes_on, "{command}: {line:?} follows a line of text");
+                    is_text = !is_kept && !line.is_empty();
+                }
+            }
+        }
+    }
+
     #[test]
     fn shells_can_complete_every_command_and_its_options() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
@@ -467,7 +518,21 @@ mod tests {
             let page = path.join(format!("flow-agent-{command}.1"));
             assert!(page.exists(), "{command}");
         }
+        let top = std::fs::read_to_string(path.join("flow-agent-top.1")).unwrap();
+        let line = top.split(".SH").find(|part| part.starts_with(" SYNOPSIS"));
+        for part in [
+            "[\\-\\-connect <ADDRESS>]",
+            "[\\-\\-filter <RULES>]...",
+            "[\\-h|\\-\\-help]",
+            "[\\-\\- [RUN ARGUMENTS]...]",
+        ] {
+            assert!(line.unwrap().contains(part), "{part}: {line:?}");
+        }
+        let filter = std::fs::read_to_string(path.join("flow-agent-filter.1")).unwrap();
+        assert!(filter.contains(" <COMMAND>\n"), "{filter}");
         let run = std::fs::read_to_string(path.join("flow-agent-run.1")).unwrap();
+        let example = "\n.EX\n  include|exclude TERM...\n.EE\n";
+        assert!(run.contains(example), "{run}");
         let heading = run.find("WHAT TO COUNT").expect("the heading");
         let option = run.rfind("\\-\\-decapsulate").expect("the option");
         assert!(heading < option);

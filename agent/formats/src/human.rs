@@ -45,15 +45,26 @@ fn scaled(value: u64, base: u64, units: &[&str]) -> String {
     format!("{scaled:.digits$}{unit}")
 }
 
-/// `850ms`, `12s`, `3m05s`, `2h07m`, `4d03h`.
+/// Rounded: `850ms`, `1.9s`, `12s`, `3m05s`, `2h07m`, `4d03h`.
 pub fn duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match seconds {
-        0 => format!("{}ms", duration.as_millis()),
-        1..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    let rounded = |unit_ms: u64| {
+        let unit_ns = u128::from(unit_ms) * 1_000_000;
+        (duration.as_nanos() + unit_ns / 2) / unit_ns
+    };
+    let (millis, tenths) = (rounded(1), rounded(100));
+    let (seconds, minutes, hours) = (rounded(1000), rounded(60_000), rounded(3_600_000));
+    if millis < 1000 {
+        format!("{millis}ms")
+    } else if tenths < 100 && !tenths.is_multiple_of(10) {
+        format!("{}.{}s", tenths / 10, tenths % 10)
+    } else if seconds < 60 {
+        format!("{seconds}s")
+    } else if seconds < 3600 {
+        format!("{}m{:02}s", seconds / 60, seconds % 60)
+    } else if minutes < 24 * 60 {
+        format!("{}h{:02}m", minutes / 60, minutes % 60)
+    } else {
+        format!("{}d{:02}h", hours / 24, hours % 24)
     }
 }
 
@@ -140,10 +151,27 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_two_units_at_most() {
-        let shown = [850, 12_000, 185_000, 7_620_000, 356_400_000]
-            .map(|millis| duration(Duration::from_millis(millis)));
-        assert_eq!(shown, ["850ms", "12s", "3m05s", "2h07m", "4d03h"]);
+    fn durations_are_rounded_to_two_units_at_most() {
+        for (millis, shown) in [
+            (0, "0ms"),
+            (850, "850ms"),
+            (1000, "1s"),
+            (1920, "1.9s"),
+            (1960, "2s"),
+            (9949, "9.9s"),
+            (9950, "10s"),
+            (12_400, "12s"),
+            (59_500, "1m00s"),
+            (185_000, "3m05s"),
+            (3_599_500, "1h00m"),
+            (7_620_000, "2h07m"),
+            (86_399_000, "1d00h"),
+            (356_400_000, "4d03h"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(millis)), shown);
+        }
+        assert_eq!(duration(Duration::from_micros(999_600)), "1s");
+        assert_eq!(duration(Duration::MAX), "213503982334601d07h");
     }
 
     #[test]

@@ -33,9 +33,9 @@ pub use table::TableWriter;
 /// The forms in which batches can be shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// A table of the flows of each scan; on a terminal it is redrawn in place.
+    /// Columns, for people.
     Table,
-    /// JSON Lines.
+    /// JSON Lines: an object a line, for programs.
     Json,
 }
 

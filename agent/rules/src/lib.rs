@@ -40,22 +40,22 @@ Rules that leave packets out before they reach the flow table; repeatable, or se
 
   include|exclude TERM...
 
-  [src|dst] net NETWORK[,NETWORK...]   IPv4 or IPv6, as 10.0.0.0/8 or 2001:db8::1
-  [src|dst] port PORT[,PORT...]        as 443 or 1024-65535; never true of a packet without ports
-  proto PROTOCOL[,PROTOCOL...]         by name or number, as tcp or 47
-  on INTERFACE[,INTERFACE...]          a name, or a glob such as veth*
-  ingress | egress
-  all                                  every packet; stands alone
+  [src|dst] net NETWORK,...   as 10.0.0.0/8 or 2001:db8::1
+  [src|dst] port PORT,...     as 443 or 1024-65535
+  proto PROTOCOL,...          by name or number, as tcp or 47
+  on INTERFACE,...            a name, or a glob such as veth*
+  ingress | egress            packets that arrive, that leave
+  all                         every packet; stands alone
 
-A rule matches if all of its terms hold, each for one of its values. The first rule that matches
-decides; what no rule matches is counted. src and dst are the packet's sender and receiver, as in
-tcpdump: a rule with them concerns one direction of a conversation, one without them both.
+A rule matches if all of its terms hold, each for one of its values. The first rule that matches decides; what no \
+rule matches is counted. No port matches a packet without ports. src and dst are the packet's sender and receiver, as \
+in tcpdump: a rule with them concerns one direction of a conversation, one without them both.
 
   --filter 'include net 10.1.0.0/16; exclude net 10.0.0.0/8'
   --filter 'exclude port 1024-65535 proto udp on eth0 ingress'
 
-A set has at most 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
-What is left out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
+A set has at most 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory. What is left \
+out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
 
 /// Networks that a set can have. They take 1.0 GB of kernel memory on 6.18, where an inner node of the trie takes as
 /// much as a network (`lpm_trie_node_alloc`).

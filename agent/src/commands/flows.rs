@@ -23,7 +23,7 @@ pub struct Args {
     #[command(flatten)]
     pub connect: Connect,
 
-    /// A table, or JSON Lines on stdout.
+    /// How to print the flows.
     #[arg(
         long,
         value_name = "FORMAT",

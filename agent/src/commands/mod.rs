@@ -26,6 +26,16 @@ pub mod token;
 pub mod top;
 pub mod watch;
 
+/// Arguments that do not go together.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct UsageError(pub String);
+
+impl UsageError {
+    /// As clap's own errors have it.
+    pub const EXIT_STATUS: u8 = 2;
+}
+
 /// The longest duration that a setting may have: adding it to any point in time must not overflow the clocks.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
 

@@ -19,7 +19,7 @@ use view::{
     top::{Sort, View, picture::Picture, print},
 };
 
-use super::{connect::Connect, notice, patiently};
+use super::{UsageError, connect::Connect, notice, patiently};
 
 mod live;
 mod own;
@@ -31,10 +31,11 @@ use own::OwnAgent;
 /// Rows of `--once` without `--limit`.
 const ROWS: usize = 50;
 
-/// Show what a host is talking to: its flows, peers, processes, units and interfaces, live.
+/// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
-/// Figures are those of a running agent, or of one that runs as long as this command if arguments of `flow-agent run` follow
-/// `--`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells what keys do.
+/// Figures are those of a running agent. With `--`, and behind it arguments of `flow-agent run` if any, they are those of an
+/// agent that runs as long as this command, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
+/// what keys do.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -80,7 +81,7 @@ pub struct Args {
     #[arg(long)]
     pub once: bool,
 
-    /// With --once: a table, or JSON Lines.
+    /// With --once: how to print the rows.
     #[arg(
         long,
         value_name = "FORMAT",
@@ -95,34 +96,23 @@ pub struct Args {
     pub limit: Option<usize>,
 
     /// Arguments of `flow-agent run` for an agent that runs as long as this command. It listens on a socket of its own, and
-    /// reads no file of settings unless --config names one.
+    /// reads no file of settings unless --config names one. `--` alone starts one without arguments.
     #[arg(last = true, value_name = "RUN ARGUMENTS")]
     pub own: Vec<String>,
 }
 
+/// Whether to start an agent. clap does not tell `--` with nothing behind it from no `--`, which is no option's value.
+fn starts_an_agent(args: &Args) -> bool {
+    !args.own.is_empty() || std::env::args_os().any(|argument| argument == "--")
+}
+
 pub async fn run(args: Args) -> Result<ExitCode> {
-    ensure!(
-        args.view.sorts().contains(&args.sort),
-        "--sort {} is nothing that --view {} has: it has {}",
-        args.sort.title(),
-        args.view.title().to_lowercase(),
-        names_of(args.view.sorts()),
-    );
-    ensure!(
-        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
-        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
-    );
-    ensure!(
-        args.once || args.limit.is_none() && args.output == Format::Table,
-        "--limit and --output say what --once prints: add it, or leave them out"
-    );
-    ensure!(
-        args.own.is_empty() || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
-        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
-    );
-    let mut own = match &args.own[..] {
-        [] => None,
-        arguments => Some(OwnAgent::start(arguments)?),
+    let starts_an_agent = starts_an_agent(&args);
+    check(&args, starts_an_agent)?;
+    let mut own = if starts_an_agent {
+        Some(OwnAgent::start(&args.own)?)
+    } else {
+        None
     };
     let target = match &own {
         Some(own) => own.target(),
@@ -130,7 +120,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let shown = async {
         let Some(own) = &mut own else {
-            return show(&args, &target).await;
+            let shown = show(&args, &target).await;
+            return shown.map_err(or_starts_one);
         };
         own.ready().await?;
         tokio::select! {
@@ -155,12 +146,52 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     shown.and(stopped).map(|()| ExitCode::SUCCESS)
 }
 
+/// The error for a user who did not mean a running agent.
+fn or_starts_one(error: anyhow::Error) -> anyhow::Error {
+    match error.downcast_ref() {
+        Some(ClientError::NobodyListens { target }) => anyhow!(
+            "no agent listens on {target}: add `--` for one that ends with this command, as in `flow-agent top -- --enrich \
+             unit,process`, start one (`systemctl start flow-agent`), or name a running one (--connect)"
+        ),
+        Some(_) | None => error,
+    }
+}
+
 async fn show(args: &Args, target: &Target) -> Result<()> {
     if args.once {
         once(args, target).await
     } else {
         live(args, target).await
     }
+}
+
+/// Refuses arguments that do not go together.
+fn check(args: &Args, starts_an_agent: bool) -> Result<()> {
+    let usage = |text: &str| UsageError(text.to_owned());
+    ensure!(
+        args.view.sorts().contains(&args.sort),
+        UsageError(format!(
+            "--sort {} is nothing that --view {} has: it has {}",
+            args.sort.title(),
+            args.view.title().to_lowercase(),
+            names_of(args.view.sorts()),
+        ))
+    );
+    ensure!(
+        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
+        usage(
+            "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+        )
+    );
+    ensure!(
+        args.once || args.limit.is_none() && args.output == Format::Table,
+        usage("--limit and --output say what --once prints: add it, or leave them out")
+    );
+    ensure!(
+        !starts_an_agent || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
+        usage("--connect names an agent, and -- starts another one: leave one of them out")
+    );
+    Ok(())
 }
 
 fn names_of(sorts: &[Sort]) -> String {
@@ -238,8 +269,8 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
 async fn once(args: &Args, target: &Target) -> Result<()> {
     let observer = Observer::connect_with(target.clone(), request(rules::text(&args.filter)));
     let mut observer = patiently(target, observer).await?;
-    let mut picture = Picture::default();
-    // The first requested scan may end a window that has just begun.
+    let mut picture = Picture::of(args.every);
+    // The first requested scan ends a window that began before the command.
     let windows = if asks(target, args.every) { 2 } else { 1 };
     let scan = async {
         let why = ask_for_scans(target, args.every).await;

@@ -30,7 +30,7 @@ pub struct Args {
     #[command(flatten)]
     pub connect: Connect,
 
-    /// A table, or JSON Lines on stdout.
+    /// How to print the flows of each scan. On a terminal, the table is redrawn in place.
     #[arg(
         long,
         value_name = "FORMAT",

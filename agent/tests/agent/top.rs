@@ -37,8 +37,9 @@ fn send(lab: &Lab, ports: std::ops::RangeInclusive<u16>) -> Pair {
     sent
 }
 
-fn pair(line: &Value, direction: &str) -> Pair {
-    let of = |what: &str| line[format!("{direction}_{what}")].as_u64().unwrap();
+/// The counts whose names begin with this.
+fn pair(line: &Value, prefix: &str) -> Pair {
+    let of = |what: &str| line[format!("{prefix}{what}")].as_u64().unwrap();
     Pair {
         packets: of("packets"),
         bytes: of("bytes"),
@@ -71,21 +72,23 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
     let agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
     let sent = send(&lab, 1001..=1005);
     let peer = lab.peer.ipv4.to_string();
-    for (view, rows, name, direction) in [
-        ("flows", 5, None, "total_sent"),
-        ("peers", 1, Some(peer.as_str()), "total_received"),
+    for (view, rows, name, prefix) in [
+        ("flows", 5, None, "total_"),
+        ("peers", 1, Some(peer.as_str()), "total_reverse_"),
         (
             "interfaces",
             1,
             Some(lab.agent.interface.as_str()),
-            "total_received",
+            "total_reverse_",
         ),
-        ("units", 1, None, "total_received"),
-        ("processes", 1, None, "total_received"),
+        ("services", 1, Some("53/udp"), "total_reverse_"),
+        ("names", 1, None, "total_reverse_"),
+        ("units", 1, None, "total_reverse_"),
+        ("processes", 1, None, "total_reverse_"),
     ] {
         let (lines, total) = once(&agent, &lab.agent, view);
         assert_eq!(lines.len(), rows, "{view}: {lines:?}");
-        let sum: Pair = lines.iter().map(|line| pair(line, direction)).sum();
+        let sum: Pair = lines.iter().map(|line| pair(line, prefix)).sum();
         assert_eq!(sum, sent, "{view}: {lines:?}");
         assert_eq!(lines[0]["name"].as_str(), name, "{view}");
         assert_eq!(total["account_closes"], true);
@@ -103,10 +106,8 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
     // Without a terminal it says what else there is.
     let refused = agent.asked(&lab.agent, &["top"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && error.contains("--once"),
-        "{error}"
-    );
+    assert_eq!(refused.status.code(), Some(2), "{error}");
+    assert!(error.contains("--once"), "{error}");
     for (arguments, said) in [
         (&["--limit", "2"][..], "--once"),
         (
@@ -115,14 +116,33 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
         ),
         (
             &["--once", "--view", "peers", "--sort", "rtt"],
-            "it has rate, packets",
+            "it has rate, sent, received",
         ),
     ] {
         let mut refused = flow_agent(&lab.agent);
         let refused = refused.arg("top").args(arguments).output().unwrap();
         let error = String::from_utf8(refused.stderr).unwrap();
-        assert!(!refused.status.success() && error.contains(said), "{error}");
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        assert!(error.contains(said), "{error}");
     }
+    agent.stop_silent();
+}
+
+#[test]
+fn a_rate_covers_about_the_time_between_requests_though_the_agent_scans_more_often() {
+    let name =
+        "agent::a_rate_covers_about_the_time_between_requests_though_the_agent_scans_more_often";
+    if !is_root_or_skip(name) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let agent = Agent::start(&lab, &["--scan-interval", "100ms", "--output", "none"]);
+    let arguments = ["top", "--once", "--output", "json", "--every", "1s"];
+    let answer = agent.asked(&lab.agent, &arguments);
+    let lines = String::from_utf8(answer.stdout).unwrap();
+    let total: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    let covered = total["window_ns"].as_u64().unwrap();
+    assert!(covered >= 750_000_000, "{total}");
     agent.stop_silent();
 }
 
@@ -214,11 +234,12 @@ fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     top.shows("TX BIT/S");
     assert!(!top.shown().contains(":1009"), "{}", top.shown());
     top.press("1/port 1003\r");
-    top.shows("filter: include port 1003");
+    // Not the prompt, which the agent has not answered.
+    top.shows("by rate  filter: port 1003");
     top.shows(&format!("{peer}:1003"));
     assert!(!top.shown().contains(":1005"), "{}", top.shown());
     top.press("\r");
-    top.shows("sent in all         4 packets");
+    top.shows("sent in all        4 packets");
     agent.stop_silent();
     top.shows("initiator");
     top.press("\x1b");
@@ -284,17 +305,24 @@ fn an_agent_of_its_own_counts_and_ends_with_it_however_that_is() {
             "{signal:?}"
         );
     }
-    // One that cannot start says why.
-    let mut refused = flow_agent(host);
-    refused
-        .args(["top", "--once", "--", "--interface", "nowhere0"])
-        .env("TMPDIR", folder.path());
-    let refused = refused.output().unwrap();
-    let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success());
-    assert!(
-        error.contains("there is no interface 'nowhere0'"),
-        "{error}"
-    );
+    // One that cannot start says why, and without one the error says how to start it.
+    for (arguments, said) in [
+        (
+            &["--", "--interface", "nowhere0"][..],
+            "there is no interface 'nowhere0'",
+        ),
+        (&["--"], "no interface carries a default route"),
+        (&["--connect", "unix:/nowhere"], "add `--`"),
+    ] {
+        let mut refused = flow_agent(host);
+        refused
+            .args(["top", "--once"])
+            .args(arguments)
+            .env("TMPDIR", folder.path());
+        let refused = refused.output().unwrap();
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{error}");
+        assert!(error.contains(said), "{error}");
+    }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -8,8 +8,10 @@ use clap::ValueEnum;
 pub mod draw;
 pub mod picture;
 pub mod print;
+mod prompt;
 pub mod rows;
 pub mod screen;
+mod windows;
 
 #[cfg(test)]
 mod tests;
@@ -28,6 +30,10 @@ pub enum View {
     Units,
     /// An interface.
     Interfaces,
+    /// The name of an address beyond the interface (`--enrich dns`).
+    Names,
+    /// The responder's port with its protocol, or a protocol without ports.
+    Services,
 }
 
 /// What comes first.
@@ -36,6 +42,10 @@ pub enum Sort {
     /// The most bytes in the last window.
     #[default]
     Rate,
+    /// The most bytes in the last window from the initiator, or TX.
+    Sent,
+    /// The most bytes in the last window from the responder, or RX.
+    Received,
     /// The most packets in the last window.
     Packets,
     /// The most bytes in all.
@@ -53,12 +63,14 @@ pub enum Sort {
 }
 
 impl View {
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Flows,
         Self::Peers,
         Self::Processes,
         Self::Units,
         Self::Interfaces,
+        Self::Names,
+        Self::Services,
     ];
 
     pub fn title(self) -> &'static str {
@@ -68,6 +80,8 @@ impl View {
             Self::Processes => "Processes",
             Self::Units => "Units",
             Self::Interfaces => "Interfaces",
+            Self::Names => "Names",
+            Self::Services => "Services",
         }
     }
 
@@ -82,7 +96,8 @@ impl View {
 
     fn unnamed(self) -> &'static str {
         match self {
-            Self::Flows | Self::Peers | Self::Interfaces => "(no name)",
+            Self::Flows | Self::Peers | Self::Interfaces | Self::Services => "(no name)",
+            Self::Names => "(no name is known)",
             Self::Processes => "(no process is known)",
             Self::Units => "(no unit is known)",
         }
@@ -92,6 +107,8 @@ impl View {
         match self {
             Self::Flows => &[
                 Sort::Rate,
+                Sort::Sent,
+                Sort::Received,
                 Sort::Packets,
                 Sort::Bytes,
                 Sort::Rtt,
@@ -99,8 +116,15 @@ impl View {
                 Sort::Newest,
                 Sort::Name,
             ],
-            Self::Peers | Self::Processes | Self::Units | Self::Interfaces => &[
+            Self::Peers
+            | Self::Processes
+            | Self::Units
+            | Self::Interfaces
+            | Self::Names
+            | Self::Services => &[
                 Sort::Rate,
+                Sort::Sent,
+                Sort::Received,
                 Sort::Packets,
                 Sort::Bytes,
                 Sort::Flows,
@@ -114,6 +138,8 @@ impl Sort {
     pub fn title(self) -> &'static str {
         match self {
             Self::Rate => "rate",
+            Self::Sent => "sent",
+            Self::Received => "received",
             Self::Packets => "packets",
             Self::Bytes => "bytes",
             Self::Name => "name",

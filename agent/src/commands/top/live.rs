@@ -6,7 +6,10 @@ use anyhow::{Context as _, Result};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use view::{
     client::{ClientError, Event, Observer, Target},
-    top::screen::{Screen, Wish},
+    top::{
+        picture::Picture,
+        screen::{Filter, Screen, Wish},
+    },
 };
 
 use super::{Args, ask_for_scans, request, take, terminal::Terminal};
@@ -52,7 +55,8 @@ impl Watching {
 pub async fn live(args: &Args, target: &Target) -> Result<()> {
     let rules = rules::text(&args.filter);
     let has_color = std::env::var_os("NO_COLOR").is_none();
-    let mut screen = Screen::new(args.view, args.sort, rules.clone(), has_color);
+    let picture = Picture::of(args.every);
+    let mut screen = Screen::new(picture, (args.view, args.sort), rules.clone(), has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
     // Report errors of the first connection before the terminal changes.
     let observer = Observer::connect_with(target.clone(), request(rules));
@@ -81,7 +85,7 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
                 match screen.event(&event) {
                     Wish::Nothing => {}
                     Wish::Quit => return Ok(()),
-                    Wish::Observe(rules) => match begin_with(rules, target, &mut screen, &mut terminal).await? {
+                    Wish::Observe(filter) => match begin_with(filter, target, &mut screen, &mut terminal).await? {
                         Begun::Anew(observer) => watching = Watching::of(*observer),
                         Begun::No => {}
                         Begun::Quit => return Ok(()),
@@ -99,9 +103,9 @@ enum Begun {
     Quit,
 }
 
-/// Requests the flows that these rules let through. The existing stream goes on until the agent has accepted them.
+/// Requests the flows that this filter lets through. The existing stream goes on until the agent has accepted them.
 async fn begin_with(
-    rules: String,
+    filter: Filter,
     target: &Target,
     screen: &mut Screen,
     terminal: &mut Terminal,
@@ -110,7 +114,7 @@ async fn begin_with(
     terminal.draw(screen)?;
     let mut connecting = pin!(Observer::connect_with(
         target.clone(),
-        request(rules.clone())
+        request(filter.rules.clone())
     ));
     let connected = loop {
         tokio::select! {
@@ -122,12 +126,12 @@ async fn begin_with(
     };
     match connected {
         Ok(observer) => {
-            screen.begin_with(rules);
+            screen.begin_with(filter);
             screen.trouble.clear();
             Ok(Begun::Anew(Box::new(observer)))
         }
         Err(error) => {
-            screen.refuse(rules, &error.to_string());
+            screen.refuse(filter, &error.to_string());
             screen.trouble = trouble;
             Ok(Begun::No)
         }

@@ -20,19 +20,21 @@ use ratatui::{
 use super::{
     View,
     picture::{Figures, Flow, Id, Picture, Traffic, closes},
-    rows::{cells, columns, sort_of, sparkline},
+    rows::{cells, columns, is_sorted_by, sparkline},
     screen::{Mode, Places, Screen},
 };
 
 /// The keys, for the line at the bottom.
 const KEYS: &str = "q quit  ? help  / filter  s sort  r reverse  space pause  enter detail";
 
-const HELP: &str = "\
-1 to 5, tab, left, right  flows, peers, processes, units, interfaces
+pub(super) const HELP: &str = "\
+1 to 7, tab, left, right  flows, peers, processes, units, interfaces, names,
+                          services
 up, down, page, home, end choose a row; j, k, g and G do as well
 enter                     all that is known of the row
 s, S                      sort by the next, or by the previous
 r                         the other way round
+e                         hide flows that ended, and show them again
 /                         filter, as `port 443`, `net 10.0.0.0/8 proto tcp`,
                           or rules of --filter; empty for all
 space                     pause, and go on
@@ -41,11 +43,10 @@ q, ctrl-c                 quit
 
 The mouse chooses rows and views, a click on a title sorts.
 
-Bits and packets a second are those of the last window, between two scans.
-Bytes are those of frames since the flow began; of a peer, process, unit or
-interface, of the flows that there were at the start, and of all since.
-TX is what a process or unit sent, what left at an interface, what was sent
-to a peer.";
+Rates are over the time that the first line says. Bytes are those of frames
+since the flow began; of other rows, of the flows that were there at the start
+and of all since. TX is what a process or unit sent, what left at an
+interface, what was sent to a peer or name.";
 
 #[derive(Clone, Copy)]
 struct Theme {
@@ -70,7 +71,7 @@ impl Theme {
 pub fn summary(picture: &Picture) -> [String; 2] {
     let window = match picture.length() {
         Some(length) => format!(
-            "scan {}, {} long",
+            "scan {}, rates over {}",
             picture.scan_id(),
             human::duration(length)
         ),
@@ -231,10 +232,6 @@ fn draw_tabs(
         x = x.saturating_add(width);
         spans.push(Span::styled(title, style));
     }
-    if !screen.filter.is_empty() {
-        let filter = format!("  filter: {}", screen.filter);
-        spans.push(Span::styled(filter, theme.of(Color::Yellow)));
-    }
     frame.render_widget(Paragraph::new(Line::from(spans)), area);
     places
 }
@@ -259,7 +256,7 @@ fn draw_table(frame: &mut Frame<'_>, screen: &mut Screen, theme: Theme, area: Re
 
     let mut titles = Vec::new();
     for one in &fitted {
-        let is_sorted = sort_of(view, one.column) == Some(sort);
+        let is_sorted = is_sorted_by(view, one.column, sort);
         let mut style = Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED);
         if is_sorted {
             style = style.patch(theme.of(Color::Cyan));
@@ -291,11 +288,21 @@ fn draw_table(frame: &mut Frame<'_>, screen: &mut Screen, theme: Theme, area: Re
 
 fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
     let line = match &screen.mode {
-        Mode::Filter { text, fault } => {
+        Mode::Filter { prompt, fault } => {
+            const LABEL: &str = "filter: ";
+            let room = usize::from(area.width).saturating_sub(LABEL.len());
+            let [before, after] = prompt.sides();
+            // The cursor stays in sight.
+            let hidden = (before.chars().count() + 1).saturating_sub(room);
+            let before: String = before.chars().skip(hidden).collect();
+            let mut after = after.chars();
+            let at_cursor = after.next().unwrap_or(' ').to_string();
+            let cursor = Style::new().add_modifier(Modifier::REVERSED);
             let mut spans = vec![
-                Span::styled("filter: ", theme.of(Color::Yellow)),
-                Span::raw(text.clone()),
-                Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED)),
+                Span::styled(LABEL, theme.of(Color::Yellow)),
+                Span::raw(before),
+                Span::styled(at_cursor, cursor),
+                Span::raw(after.as_str().to_owned()),
             ];
             match fault {
                 Some(fault) => spans.push(Span::styled(format!("  {fault}"), theme.warning())),
@@ -309,11 +316,19 @@ fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect)
         Mode::Table | Mode::Help | Mode::Detail => {
             let (sort, is_reversed) = screen.order();
             let reversed = if is_reversed { ", reversed" } else { "" };
-            let sorted = format!("by {}{reversed}  ", sort.title());
-            Line::from(vec![
-                Span::styled(sorted, theme.of(Color::Cyan)),
-                Span::styled(KEYS, theme.of(Color::DarkGray)),
-            ])
+            let hidden = if screen.hides_ended {
+                ", without ended"
+            } else {
+                ""
+            };
+            let sorted = format!("by {}{reversed}{hidden}  ", sort.title());
+            let mut spans = vec![Span::styled(sorted, theme.of(Color::Cyan))];
+            if !screen.filter.rules.is_empty() {
+                let filter = format!("filter: {}  ", screen.filter.typed);
+                spans.push(Span::styled(filter, theme.of(Color::Yellow)));
+            }
+            spans.push(Span::styled(KEYS, theme.of(Color::DarkGray)));
+            Line::from(spans)
         }
     };
     frame.render_widget(Paragraph::new(line), area);
@@ -348,9 +363,11 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
         None => ("Nothing", gone()),
     };
     let label = theme.of(Color::Cyan);
+    let longest = facts.iter().map(|(name, _)| name.len()).max();
+    let width = longest.unwrap_or_default() + GAP.len();
     let lines = facts.into_iter().map(|(name, value)| {
         Line::from(vec![
-            Span::styled(format!("{name:<20}"), label),
+            Span::styled(format!("{name:<width$}"), label),
             Span::raw(value),
         ])
     });

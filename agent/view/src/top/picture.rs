@@ -11,15 +11,16 @@ use bytes::Bytes;
 use formats::{human, names::Names};
 use proto::{Account, Direction, FlowBatch, FlowRecord};
 
-use super::View;
+use super::{
+    View,
+    windows::{HISTORY, Windows},
+};
 
 /// The most flows kept after a scan: those with the most bytes in its window, then those with the most bytes overall.
 /// Each takes a kilobyte.
 pub const MOST_FLOWS: usize = 20_000;
-/// The most peers, processes, units and interfaces together.
+/// The most rows of all other views together.
 pub const MOST_GROUPS: usize = 20_000;
-/// Windows with figures kept for the sparkline.
-pub const HISTORY: usize = 60;
 
 /// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,13 +70,23 @@ impl Traffic {
     }
 }
 
+/// What a row had in one window.
+#[derive(Clone, Copy, Debug, Default)]
+struct InWindow {
+    traffic: Traffic,
+    /// Flows that had packets in it.
+    flows: u64,
+    /// Those of them that also had packets in the window before.
+    flows_again: u64,
+}
+
 /// The figures of a row.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub total: Traffic,
-    /// Traffic in the window with this number, and the number of flows that had packets in it.
-    last: Traffic,
-    flows: u64,
+    /// In the window with the number `window`, and in the one before it.
+    last: InWindow,
+    before: InWindow,
     window: u64,
     /// The last name seen for a peer.
     pub host: Option<String>,
@@ -94,25 +105,37 @@ impl Figures {
         }
         self.history
             .drain(..self.history.len().saturating_sub(HISTORY));
-        (self.last, self.flows, self.window) = (Traffic::default(), 0, window);
+        [self.last, self.before] = self.at(window);
+        self.window = window;
     }
 
     /// Adds traffic of this window.
     fn add(&mut self, traffic: Traffic, window: u64) {
         self.begin(window);
-        self.last.add(traffic);
+        self.last.traffic.add(traffic);
         if let Some(last) = self.history.back_mut() {
             *last = last.saturating_add(traffic.all_bytes());
         }
     }
 
-    /// The traffic in this window, and the number of flows that had packets in it.
-    fn in_window(&self, window: u64) -> (Traffic, u64) {
-        if self.window == window {
-            (self.last, self.flows)
-        } else {
-            Default::default()
+    /// In this window, which is not before the row's, and in the one before it.
+    fn at(&self, window: u64) -> [InWindow; 2] {
+        match window - self.window {
+            0 => [self.last, self.before],
+            1 => [InWindow::default(), self.last],
+            _ => Default::default(),
         }
+    }
+
+    /// The traffic to show, and the number of flows that had packets in it.
+    fn recent(&self, windows: &Windows) -> (Traffic, u64) {
+        let [last, before] = self.at(windows.last());
+        if !windows.are_joined() {
+            return (last.traffic, last.flows);
+        }
+        let mut traffic = before.traffic;
+        traffic.add(last.traffic);
+        (traffic, before.flows + last.flows - last.flows_again)
     }
 }
 
@@ -175,6 +198,15 @@ impl Flow {
     }
 }
 
+/// `443/tcp`, or the protocol alone if it has no ports.
+fn service(record: &FlowRecord) -> String {
+    let protocol = human::protocol(record);
+    match record.dst().port {
+        Some(port) => format!("{port}/{protocol}"),
+        None => protocol,
+    }
+}
+
 /// Identifies a row across redraws.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Id {
@@ -205,10 +237,8 @@ pub struct Picture {
     /// Index 0 is egress, index 1 is ingress.
     all: Figures,
     names: Names,
-    /// The number of windows so far; 0 before the first, when only totals are known.
-    window: u64,
-    /// The lengths of the last windows.
-    lengths: VecDeque<Duration>,
+    /// Before the first, only totals are known.
+    windows: Windows,
     /// The scan's number, and whether this is a snapshot after it.
     scan: (u64, bool),
     /// More batches of the scan will follow.
@@ -221,6 +251,14 @@ pub struct Picture {
 }
 
 impl Picture {
+    /// For scans that are asked for this often.
+    pub fn of(every: Duration) -> Self {
+        Self {
+            windows: Windows::of(every),
+            ..Self::default()
+        }
+    }
+
     /// Adds a batch. Returns whether it is the last one of its scan.
     pub fn take(&mut self, batch: &FlowBatch) -> bool {
         self.missing.lost_records = batch.lost_records;
@@ -268,22 +306,21 @@ impl Picture {
         if batch.snapshot {
             return;
         }
-        self.flows
-            .retain(|_, flow| flow.record.end_reason.is_none());
-        self.window += 1;
         let length = batch
             .window_end_unix_ns
             .saturating_sub(batch.window_start_unix_ns);
-        self.lengths.push_back(Duration::from_nanos(length));
-        self.lengths
-            .drain(..self.lengths.len().saturating_sub(HISTORY));
-        self.all.begin(self.window);
+        self.windows.add(Duration::from_nanos(length));
+        self.all.begin(self.windows.last());
+        // Flows that ended stay as long as the traffic that is shown has theirs.
+        let shown = self.windows.last() - u64::from(self.windows.are_joined());
+        self.flows
+            .retain(|_, flow| flow.record.end_reason.is_none() || flow.figures.window >= shown);
     }
 
     fn take_record(&mut self, record: &FlowRecord, is_snapshot: bool) {
         let delta = Traffic::delta(record);
         // A snapshot's traffic was counted before the windows shown.
-        let window = (!is_snapshot).then_some(self.window);
+        let window = (!is_snapshot).then_some(self.windows.last());
         let count = |figures: &mut Figures, traffic: Traffic| {
             figures.total.add(traffic);
             if let Some(window) = window {
@@ -319,8 +356,11 @@ impl Picture {
             let peer = self.groups.entry((View::Peers, peer.clone()));
             peer.or_default().host = Some(host.clone());
         }
+        let name = host.clone().unwrap_or_default();
         let mut groups = vec![
             (View::Interfaces, place, at_interface),
+            (View::Names, name, with_peer),
+            (View::Services, service(record), at_interface),
             (View::Peers, peer, with_peer),
         ];
         for (view, ends) in [(View::Units, &units), (View::Processes, &processes)] {
@@ -340,12 +380,6 @@ impl Picture {
                 }
             }
         }
-        for (view, name, traffic) in groups {
-            let figures = self.groups.entry((view, name)).or_default();
-            count(figures, traffic);
-            figures.flows += u64::from(window.is_some() && traffic.all_packets() > 0);
-        }
-
         let flow = self
             .flows
             .entry(FlowKey::of(record))
@@ -357,6 +391,21 @@ impl Picture {
                 processes: [None, None],
                 hosts: [None, None],
             });
+        let [is_counted, is_again] = flow
+            .figures
+            .at(self.windows.last())
+            .map(|one| one.traffic.all_packets() > 0);
+        let is_first = window.is_some() && !is_counted;
+        for (view, name, traffic) in groups {
+            let figures = self.groups.entry((view, name)).or_default();
+            count(figures, traffic);
+            // A flow that was left out counts with each scan.
+            if is_first && traffic.all_packets() > 0 {
+                figures.last.flows += 1;
+                figures.last.flows_again += u64::from(is_again);
+            }
+        }
+
         if let Some(window) = window {
             flow.figures.add(delta, window);
         }
@@ -368,14 +417,12 @@ impl Picture {
 
     /// Keeps the flows with the most bytes in this window, then those with the most bytes overall.
     fn forget_flows(&mut self) {
-        let window = self.window;
-        let rank = |flow: &Flow| rank(&flow.figures, window);
+        let rank = |flow: &Flow| rank(&flow.figures, &self.windows);
         self.missing.forgotten_rows += keep_most(&mut self.flows, MOST_FLOWS, rank);
     }
 
     fn forget_groups(&mut self) {
-        let window = self.window;
-        let rank = |figures: &Figures| rank(figures, window);
+        let rank = |figures: &Figures| rank(figures, &self.windows);
         self.missing.forgotten_rows += keep_most(&mut self.groups, MOST_GROUPS, rank);
     }
 
@@ -399,10 +446,7 @@ impl Picture {
 
     /// The traffic of the last window, and the number of flows that had packets in it.
     pub fn recent(&self, figures: &Figures) -> (Traffic, u64) {
-        match self.window {
-            0 => Default::default(),
-            window => figures.in_window(window),
-        }
+        figures.recent(&self.windows)
     }
 
     /// Whether the window's sums are still incomplete.
@@ -419,13 +463,14 @@ impl Picture {
         self.scan.0
     }
 
+    /// The windows that are long enough for rates.
     pub fn windows(&self) -> u64 {
-        self.window
+        self.windows.last() - u64::from(self.windows.is_short())
     }
 
-    /// The length of the last window. `None` before the first.
+    /// The time that rates cover. `None` before the first window.
     pub fn length(&self) -> Option<Duration> {
-        self.lengths.back().copied()
+        self.windows.length()
     }
 
     /// A count of the last window, per second.
@@ -435,13 +480,13 @@ impl Picture {
 
     /// Bits per second in the last windows, the latest last.
     pub fn history(&self, figures: &Figures) -> Vec<u64> {
-        let idle = usize::try_from(self.window - figures.window).unwrap_or(usize::MAX);
+        let idle = usize::try_from(self.windows.last() - figures.window).unwrap_or(usize::MAX);
         let idle = std::iter::repeat_n(0, idle.min(HISTORY));
         let bytes = idle.chain(figures.history.iter().rev().copied());
-        let lengths = self.lengths.iter().rev();
-        let newest_first = bytes.zip(lengths);
+        let skipped = usize::from(self.windows.are_joined());
+        let newest_first = bytes.skip(skipped).zip(self.windows.lengths());
         let mut rates: Vec<_> = newest_first
-            .map(|(bytes, length)| by_second(bytes.saturating_mul(8), *length))
+            .map(|(bytes, length)| by_second(bytes.saturating_mul(8), length))
             .collect();
         rates.reverse();
         rates
@@ -457,8 +502,17 @@ impl Picture {
         };
         *self = Self {
             missing,
-            ..Self::default()
+            ..self.renewed()
         };
+    }
+
+    /// An empty one with windows of the same kind.
+    #[must_use]
+    pub fn renewed(&self) -> Self {
+        Self {
+            windows: self.windows.renewed(),
+            ..Self::default()
+        }
     }
 }
 
@@ -473,8 +527,8 @@ fn by_second(count: u64, length: Duration) -> u64 {
     rate
 }
 
-fn rank(figures: &Figures, window: u64) -> (u64, u64) {
-    let (recent, _) = figures.in_window(window);
+fn rank(figures: &Figures, windows: &Windows) -> (u64, u64) {
+    let (recent, _) = figures.recent(windows);
     (recent.all_bytes(), figures.total.all_bytes())
 }
 

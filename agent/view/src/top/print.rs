@@ -71,14 +71,14 @@ struct Line<'a> {
     #[serde(flatten)]
     of: Named<'a>,
     /// In the last window.
-    sent_packets: u64,
-    sent_bytes: u64,
-    received_packets: u64,
-    received_bytes: u64,
-    total_sent_packets: u64,
-    total_sent_bytes: u64,
-    total_received_packets: u64,
-    total_received_bytes: u64,
+    packets: u64,
+    bytes: u64,
+    reverse_packets: u64,
+    reverse_bytes: u64,
+    total_packets: u64,
+    total_bytes: u64,
+    total_reverse_packets: u64,
+    total_reverse_bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -109,8 +109,8 @@ struct FlowPart<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     dst_host: Option<&'a str>,
     interface: Option<&'a str>,
-    first_seen_unix_ns: u64,
-    last_seen_unix_ns: u64,
+    first_seen_ns: u64,
+    last_seen_ns: u64,
 }
 
 impl<'a> FlowPart<'a> {
@@ -126,8 +126,8 @@ impl<'a> FlowPart<'a> {
             src_host: flow.hosts[0].as_deref(),
             dst_host: flow.hosts[1].as_deref(),
             interface: flow.interface.as_deref(),
-            first_seen_unix_ns: record.first_seen_unix_ns,
-            last_seen_unix_ns: record.last_seen_unix_ns,
+            first_seen_ns: record.first_seen_unix_ns,
+            last_seen_ns: record.last_seen_unix_ns,
         }
     }
 }
@@ -149,18 +149,20 @@ impl<'a> Line<'a> {
             View::Processes => "process",
             View::Units => "unit",
             View::Interfaces => "interface",
+            View::Names => "name",
+            View::Services => "service",
         };
         Self {
             r#type,
             of,
-            sent_packets: recent.packets[0],
-            sent_bytes: recent.bytes[0],
-            received_packets: recent.packets[1],
-            received_bytes: recent.bytes[1],
-            total_sent_packets: total.packets[0],
-            total_sent_bytes: total.bytes[0],
-            total_received_packets: total.packets[1],
-            total_received_bytes: total.bytes[1],
+            packets: recent.packets[0],
+            bytes: recent.bytes[0],
+            reverse_packets: recent.packets[1],
+            reverse_bytes: recent.bytes[1],
+            total_packets: total.packets[0],
+            total_bytes: total.bytes[0],
+            total_reverse_packets: total.packets[1],
+            total_reverse_bytes: total.bytes[1],
         }
     }
 }
@@ -173,10 +175,10 @@ struct Total {
     scan_id: u64,
     window_ns: Option<u64>,
     tracked_flows: Option<u64>,
-    sent_packets: u64,
-    sent_bytes: u64,
-    received_packets: u64,
-    received_bytes: u64,
+    packets: u64,
+    bytes: u64,
+    reverse_packets: u64,
+    reverse_bytes: u64,
     /// Whether the account has every packet that was seen.
     account_closes: Option<bool>,
     lost_records: u64,
@@ -197,10 +199,10 @@ impl Total {
             scan_id: picture.scan_id(),
             window_ns: picture.length().map(nanos),
             tracked_flows: picture.tracked_flows,
-            sent_packets: recent.packets[0],
-            sent_bytes: recent.bytes[0],
-            received_packets: recent.packets[1],
-            received_bytes: recent.bytes[1],
+            packets: recent.packets[0],
+            bytes: recent.bytes[0],
+            reverse_packets: recent.packets[1],
+            reverse_bytes: recent.bytes[1],
             account_closes: picture.account.as_ref().map(picture::closes),
             lost_records: missing.lost_records,
             missing_batches: missing.gaps,

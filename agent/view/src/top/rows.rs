@@ -39,6 +39,13 @@ impl Row<'_> {
         }
     }
 
+    pub fn has_ended(&self) -> bool {
+        match self.of {
+            Of::Flow(_, flow) => flow.record.end_reason.is_some(),
+            Of::Group(_) => false,
+        }
+    }
+
     fn name(&self) -> String {
         match self.of {
             Of::Flow(_, flow) => flow.endpoints()[0].clone(),
@@ -54,6 +61,8 @@ impl Row<'_> {
         };
         match sort {
             Sort::Rate => self.recent.all_bytes(),
+            Sort::Sent => self.recent.bytes[0],
+            Sort::Received => self.recent.bytes[1],
             Sort::Packets => self.recent.all_packets(),
             Sort::Bytes => self.figures.total.all_bytes(),
             Sort::Flows => self.flows,
@@ -110,7 +119,7 @@ pub fn rows(picture: &Picture, view: View, sort: Sort, is_reversed: bool) -> Vec
     rows
 }
 
-const FLOW_TITLES: [&str; 17] = [
+pub(super) const FLOW_TITLES: [&str; 17] = [
     "INITIATOR",
     "RESPONDER",
     "PROTO",
@@ -135,7 +144,7 @@ pub const FLOW_COLUMNS: Columns<'_> = Columns {
     titles: &FLOW_TITLES,
     elastic: &[0, 1],
     least_width: 21,
-    dispensable: &[16, 7, 12, 13, 10, 6, 11, 14, 5, 15, 9, 8],
+    dispensable: &[16, 7, 12, 13, 10, 6, 11, 14, 15, 9, 8, 5],
     figures: &[3, 4, 5, 6, 7, 10],
 };
 
@@ -172,18 +181,31 @@ pub fn columns(view: View, rows: &[Cells]) -> (&'static Columns<'static>, Vec<us
     (&FLOW_COLUMNS, shown.collect())
 }
 
+/// Whether this order goes by this column.
+pub fn is_sorted_by(view: View, column: usize, sort: Sort) -> bool {
+    match (sort, sort_of(view, column)) {
+        // The sum of both.
+        (Sort::Rate, Some(Sort::Sent | Sort::Received)) => true,
+        (_, of_column) => of_column == Some(sort),
+    }
+}
+
 /// The order for a click on this column's title.
 pub fn sort_of(view: View, column: usize) -> Option<Sort> {
     let sort = match (view, column) {
         (_, 0) | (View::Flows, 1) => Sort::Name,
-        (View::Flows, 3 | 4 | 16) => Sort::Rate,
+        (View::Flows, 3) => Sort::Sent,
+        (View::Flows, 4) => Sort::Received,
+        (View::Flows, 16) => Sort::Rate,
         (View::Flows, 5 | 6) => Sort::Bytes,
         (View::Flows, 7) => Sort::Packets,
         (View::Flows, 8) => Sort::Rtt,
         (View::Flows, 9) => Sort::Retrans,
         (View::Flows, 10) => Sort::Newest,
         (View::Flows, _) => return None,
-        (_, 1 | 2 | 8) => Sort::Rate,
+        (_, 1) => Sort::Sent,
+        (_, 2) => Sort::Received,
+        (_, 8) => Sort::Rate,
         (_, 3 | 4) => Sort::Bytes,
         (_, 5 | 6) => Sort::Packets,
         (_, 7) => Sort::Flows,

@@ -13,6 +13,7 @@ use rules::{Rules, text};
 use super::{
     Sort, View,
     picture::{Id, Picture},
+    prompt::Prompt,
     rows::{self, rows},
 };
 
@@ -21,8 +22,17 @@ use super::{
 pub enum Wish {
     Nothing,
     Quit,
-    /// Start a new stream with these rules.
-    Observe(String),
+    /// Start a new stream with this filter.
+    Observe(Filter),
+}
+
+/// Which flows are shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// As the user typed it.
+    pub typed: String,
+    /// The same in the agent's syntax; empty for all flows.
+    pub rules: String,
 }
 
 /// What key presses apply to.
@@ -32,9 +42,9 @@ pub enum Mode {
     Help,
     /// Shows the details of the chosen row.
     Detail,
-    /// The user types rules.
+    /// The user types a filter.
     Filter {
-        text: String,
+        prompt: Prompt,
         /// Why the text is not a valid set of rules.
         fault: Option<String>,
     },
@@ -56,12 +66,13 @@ pub struct Screen {
     pub view: View,
     /// The order of each view, and whether it is reversed.
     orders: [(Sort, bool); View::ALL.len()],
+    /// Whether flows that ended are left out.
+    pub hides_ended: bool,
     pub chosen: Option<Id>,
     /// The first visible row.
     pub first: usize,
     pub mode: Mode,
-    /// The rules in force; empty for all flows.
-    pub filter: String,
+    pub filter: Filter,
     /// A problem with the stream. Empty if there is none.
     pub trouble: String,
     /// How often figures arrive, and why not more often.
@@ -71,16 +82,26 @@ pub struct Screen {
 }
 
 impl Screen {
-    pub fn new(view: View, sort: Sort, filter: String, has_color: bool) -> Self {
+    /// `rules` are the filter in force; empty for all flows.
+    pub fn new(
+        picture: Picture,
+        (view, sort): (View, Sort),
+        rules: String,
+        has_color: bool,
+    ) -> Self {
         let mut screen = Self {
-            picture: Picture::default(),
+            picture,
             frozen: None,
             view,
             orders: [(Sort::Rate, false); View::ALL.len()],
+            hides_ended: false,
             chosen: None,
             first: 0,
             mode: Mode::Table,
-            filter,
+            filter: Filter {
+                typed: rules.clone(),
+                rules,
+            },
             trouble: String::new(),
             pace: String::new(),
             has_color,
@@ -110,7 +131,11 @@ impl Screen {
 
     pub fn rows(&self) -> Vec<rows::Row<'_>> {
         let (sort, is_reversed) = self.order();
-        rows(self.picture(), self.view, sort, is_reversed)
+        let mut rows = rows(self.picture(), self.view, sort, is_reversed);
+        if self.hides_ended {
+            rows.retain(|row| !row.has_ended());
+        }
+        rows
     }
 
     /// The position of the chosen row.
@@ -145,8 +170,8 @@ impl Screen {
                 Wish::Nothing
             }
             Event::Paste(pasted) => {
-                if let Mode::Filter { text, fault } = &mut self.mode {
-                    text.extend(pasted.chars().filter(|letter| !letter.is_control()));
+                if let Mode::Filter { prompt, fault } = &mut self.mode {
+                    prompt.paste(pasted);
                     *fault = None;
                 }
                 Wish::Nothing
@@ -159,15 +184,13 @@ impl Screen {
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
     fn key(&mut self, key: KeyEvent) -> Wish {
-        if key.modifiers.contains(KeyModifiers::CONTROL) {
-            return if key.code == KeyCode::Char('c') {
-                Wish::Quit
-            } else {
-                Wish::Nothing
-            };
+        let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
+        if is_control && key.code == KeyCode::Char('c') {
+            return Wish::Quit;
         }
         match self.mode {
-            Mode::Filter { .. } => return self.key_of_filter(key.code),
+            Mode::Filter { .. } => return self.key_of_filter(key),
+            Mode::Table | Mode::Help | Mode::Detail if is_control => return Wish::Nothing,
             Mode::Help | Mode::Detail => {
                 let closes = matches!(
                     key.code,
@@ -187,11 +210,11 @@ impl Screen {
             KeyCode::Char(' ' | 'p') => self.pause(),
             KeyCode::Char('/' | 'f') => {
                 self.mode = Mode::Filter {
-                    text: self.filter.clone(),
+                    prompt: Prompt::of(self.filter.typed.clone()),
                     fault: None,
                 }
             }
-            KeyCode::Char(digit @ '1'..='5') => {
+            KeyCode::Char(digit @ '1'..='7') => {
                 let number = digit as usize - '1' as usize;
                 self.turn_to(View::ALL[number]);
             }
@@ -200,6 +223,7 @@ impl Screen {
             KeyCode::Char('s' | '>') => self.sort_by_next(1),
             KeyCode::Char('S' | '<') => self.sort_by_next(self.view.sorts().len() - 1),
             KeyCode::Char('r') => self.orders[self.view as usize].1 ^= true,
+            KeyCode::Char('e') => self.hides_ended ^= true,
             KeyCode::Enter => self.open(),
             KeyCode::Down | KeyCode::Char('j') => self.go(|at, _| at.map_or(0, |at| at + 1)),
             KeyCode::Up | KeyCode::Char('k') => {
@@ -214,46 +238,45 @@ impl Screen {
         Wish::Nothing
     }
 
-    #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
-    fn key_of_filter(&mut self, code: KeyCode) -> Wish {
-        let Mode::Filter { text: typed, fault } = &mut self.mode else {
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "the prompt has all other keys"
+    )]
+    fn key_of_filter(&mut self, key: KeyEvent) -> Wish {
+        let Mode::Filter { prompt, fault } = &mut self.mode else {
             return Wish::Nothing;
         };
-        match code {
+        match key.code {
             KeyCode::Esc => self.mode = Mode::Table,
-            KeyCode::Char(letter) => {
-                typed.push(letter);
-                *fault = None;
-            }
-            KeyCode::Backspace => {
-                typed.pop();
-                *fault = None;
-            }
-            KeyCode::Enter => match rules_of(typed) {
-                Ok(rules) => {
+            KeyCode::Enter => match filter_of(&prompt.text()) {
+                Ok(filter) => {
                     self.mode = Mode::Table;
-                    if rules != self.filter {
-                        return Wish::Observe(rules);
+                    if filter.rules != self.filter.rules {
+                        return Wish::Observe(filter);
                     }
+                    self.filter = filter;
                 }
                 Err(error) => *fault = Some(error),
             },
-            _ => {}
+            _ => {
+                prompt.key(key);
+                *fault = None;
+            }
         }
         Wish::Nothing
     }
 
-    /// The agent has accepted these rules, and a new stream begins.
-    pub fn begin_with(&mut self, rules: String) {
-        self.filter = rules;
+    /// The agent has accepted this filter, and a new stream begins.
+    pub fn begin_with(&mut self, filter: Filter) {
+        self.filter = filter;
         (self.frozen, self.first, self.chosen) = (None, 0, None);
-        self.picture = Picture::default();
+        self.picture = self.picture.renewed();
     }
 
-    /// The agent has refused these rules, so the old stream goes on.
-    pub fn refuse(&mut self, rules: String, why: &str) {
+    /// The agent has refused this filter, so the old stream goes on.
+    pub fn refuse(&mut self, filter: Filter, why: &str) {
         self.mode = Mode::Filter {
-            text: rules,
+            prompt: Prompt::of(filter.typed),
             fault: Some(harmless(why).into_owned()),
         };
     }
@@ -374,12 +397,11 @@ impl Screen {
     }
 }
 
-/// Rules in the agent's syntax; empty for none. A text without `include` or `exclude` in front selects the flows to
-/// show.
-fn rules_of(typed: &str) -> Result<String, String> {
+/// A text without `include` or `exclude` in front selects the flows to show.
+fn filter_of(typed: &str) -> Result<Filter, String> {
     let typed = typed.trim();
     if typed.is_empty() {
-        return Ok(String::new());
+        return Ok(Filter::default());
     }
     let is_whole = matches!(typed.split_whitespace().next(), Some("include" | "exclude"));
     let whole = if is_whole {
@@ -388,5 +410,8 @@ fn rules_of(typed: &str) -> Result<String, String> {
         format!("include {typed}; exclude all")
     };
     let rules: Rules = whole.parse().map_err(|error| format!("{error}"))?;
-    Ok(text(&[rules]))
+    Ok(Filter {
+        typed: typed.to_owned(),
+        rules: text(&[rules]),
+    })
 }

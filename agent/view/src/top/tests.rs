@@ -1,4 +1,5 @@
 mod screenshot;
+mod windows;
 
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use proto::{
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::{
-    draw::draw,
+    draw::{HELP, draw},
     picture::{Id, MOST_FLOWS, Picture, Traffic},
-    rows::{Of, rows, sparkline},
-    screen::{Mode, Screen, Wish},
+    prompt::Prompt,
+    rows::{FLOW_TITLES, Of, rows, sparkline},
+    screen::{Filter, Mode, Screen, Wish},
     *,
 };
 
@@ -157,6 +159,12 @@ fn windows_add_up_to_the_packet_in_all_views() {
         group(&picture, View::Peers, "10.0.0.9"),
         (all, 1, traffic([2, 3], [200, 300]))
     );
+    // All connected to one port, and no name is known.
+    assert_eq!(group(&picture, View::Services, "443/tcp"), (all, 1, sums));
+    assert_eq!(
+        group(&picture, View::Names, ""),
+        (all, 1, traffic([11, 9], [2820, 1800]))
+    );
     for (view, name) in [
         (View::Units, "nginx.service"),
         (View::Processes, "nginx/12"),
@@ -289,11 +297,11 @@ fn rows_come_as_they_are_asked_for() {
         ..record
     };
     let records = vec![
-        rtt(flow(1, [1, 900, 0, 0], [9, 1000, 0, 0]), 10, 3),
+        rtt(flow(1, [1, 900, 1, 1], [9, 1000, 0, 0]), 10, 3),
         rtt(flow(2, [5, 500, 0, 0], [5, 9000, 0, 0]), 30, 1),
         FlowRecord {
             first_seen_unix_ns: 5,
-            ..flow(3, [2, 100, 0, 0], [2, 100, 0, 0])
+            ..flow(3, [2, 100, 1, 90], [2, 100, 0, 0])
         },
     ];
     picture.take(&batch(1, records));
@@ -307,6 +315,8 @@ fn rows_come_as_they_are_asked_for() {
     };
     assert_eq!(hosts(Sort::Rate, false), [1, 2, 3]);
     assert_eq!(hosts(Sort::Rate, true), [3, 2, 1]);
+    assert_eq!(hosts(Sort::Sent, false), [1, 2, 3]);
+    assert_eq!(hosts(Sort::Received, false), [3, 1, 2]);
     assert_eq!(hosts(Sort::Packets, false), [2, 3, 1]);
     assert_eq!(hosts(Sort::Bytes, false), [2, 1, 3]);
     assert_eq!(hosts(Sort::Name, false), [1, 2, 3]);
@@ -316,9 +326,7 @@ fn rows_come_as_they_are_asked_for() {
 }
 
 fn screen() -> Screen {
-    let mut screen = Screen::new(View::Flows, Sort::Rate, String::new(), false);
-    *screen.picture_mut() = picture();
-    screen
+    Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), false)
 }
 
 /// What a terminal of this size shows.
@@ -337,6 +345,11 @@ fn shown(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
 
 fn press(screen: &mut Screen, code: KeyCode) -> Wish {
     screen.event(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)))
+}
+
+fn press_control(screen: &mut Screen, letter: char) -> Wish {
+    let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
+    screen.event(&Event::Key(key))
 }
 
 fn type_in(screen: &mut Screen, text: &str) {
@@ -360,11 +373,11 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
     let lines = shown(&mut screen, 80, 24);
     assert_eq!(
         lines[0],
-        "flow-agent top  db1  1 flows tracked  scan 3, 2s long"
+        "flow-agent top  db1  1 flows tracked  scan 3, rates over 2s"
     );
     assert_eq!(lines[1], "TX 800 bit/s 1 pkt/s  RX 1.2 kbit/s 2 pkt/s");
     assert!(
-        lines[3].starts_with(" 1 Flows  2 Peers  3 Processes"),
+        lines[3].starts_with(" 1 Flows  2 Peers  3 Processes") && lines[3].ends_with(" 7 Services"),
         "{}",
         lines[3]
     );
@@ -392,6 +405,15 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
 }
 
 #[test]
+fn help_fits_a_terminal_of_80_by_24() {
+    let border = 2;
+    assert!(HELP.lines().count() + border <= 24);
+    for line in HELP.lines() {
+        assert!(line.chars().count() + border <= 80, "{line}");
+    }
+}
+
+#[test]
 fn no_size_is_too_small() {
     for (width, height) in [(1, 1), (10, 3), (20, 6), (300, 2), (40, 100)] {
         let mut screen = screen();
@@ -400,7 +422,7 @@ fn no_size_is_too_small() {
             Mode::Help,
             Mode::Detail,
             Mode::Filter {
-                text: "port".to_owned(),
+                prompt: Prompt::of("port".to_owned()),
                 fault: Some("no".to_owned()),
             },
         ] {
@@ -496,7 +518,7 @@ fn keys_sort_choose_and_open() {
     let mut screen = screen();
     shown(&mut screen, 80, 24);
     press(&mut screen, KeyCode::Char('s'));
-    assert_eq!(screen.order(), (Sort::Packets, false));
+    assert_eq!(screen.order(), (Sort::Sent, false));
     press(&mut screen, KeyCode::Char('S'));
     press(&mut screen, KeyCode::Char('r'));
     assert_eq!(screen.order(), (Sort::Rate, true));
@@ -510,7 +532,7 @@ fn keys_sort_choose_and_open() {
     press(&mut screen, KeyCode::Enter);
     let lines = shown(&mut screen, 80, 24);
     assert!(lines[0].starts_with("┌ Flow "), "{}", lines[0]);
-    let sent = "│sent in all         3 packets, 300 bytes (300 B)";
+    let sent = "│sent in all        3 packets, 300 bytes (300 B)";
     assert!(
         lines.iter().any(|line| line.starts_with(sent)),
         "{lines:#?}"
@@ -518,8 +540,33 @@ fn keys_sort_choose_and_open() {
     assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Nothing);
     assert_eq!(screen.mode, Mode::Table);
     assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
-    let interrupt = KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL);
-    assert_eq!(screen.event(&Event::Key(interrupt)), Wish::Quit);
+    assert_eq!(press_control(&mut screen, 'u'), Wish::Nothing);
+    assert_eq!(press_control(&mut screen, 'c'), Wish::Quit);
+}
+
+#[test]
+fn a_key_hides_flows_that_ended_and_shows_them_again() {
+    let mut screen = screen();
+    let ended = FlowRecord {
+        end_reason: Some(EndReason::EndOfFlow.into()),
+        ..flow(9, [1, 60, 0, 0], [4, 360, 2, 200])
+    };
+    let picture = screen.picture_mut();
+    picture.take(&batch(
+        4,
+        vec![ended, flow(2, [1, 60, 0, 0], [3, 180, 1, 1000])],
+    ));
+    assert_eq!(screen.rows().len(), 4);
+    press(&mut screen, KeyCode::Char('e'));
+    assert_eq!(screen.rows().len(), 3);
+    let lines = shown(&mut screen, 80, 24);
+    assert!(
+        lines[23].starts_with("by rate, without ended  "),
+        "{}",
+        lines[23]
+    );
+    press(&mut screen, KeyCode::Char('e'));
+    assert_eq!(screen.rows().len(), 4);
 }
 
 #[test]
@@ -588,36 +635,59 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
         panic!("{:?}", screen.mode)
     };
     assert!(fault.contains("prot"), "{fault}");
-    for _ in 0..6 {
-        press(&mut screen, KeyCode::Backspace);
-    }
-    type_in(&mut screen, "port 443 proto tcp");
-    let rules = "include port 443 proto tcp; exclude all".to_owned();
+    press_control(&mut screen, 'w');
+    press_control(&mut screen, 'w');
+    type_in(&mut screen, "port 443 proto 6");
     let Wish::Observe(asked) = press(&mut screen, KeyCode::Enter) else {
         panic!("{:?}", screen.mode)
     };
-    let same: rules::Rules = rules.parse().unwrap();
-    assert_eq!(asked, rules::text(&[same]));
+    let filter = Filter {
+        typed: "port 443 proto 6".to_owned(),
+        rules: "include port 443 proto tcp; exclude all".to_owned(),
+    };
+    assert_eq!(asked, filter);
     // One that the agent does not take changes nothing but is said.
     screen.refuse(asked.clone(), "no room");
-    assert_eq!((screen.picture().flows().count(), &*screen.filter), (3, ""));
+    assert_eq!(screen.picture().flows().count(), 3);
+    assert_eq!(screen.filter, Filter::default());
     let lines = shown(&mut screen, 120, 24);
     assert!(lines[23].contains("no room"), "{}", lines[23]);
     // With one that it takes another stream begins, and so do its figures.
     screen.begin_with(asked.clone());
     press(&mut screen, KeyCode::Esc);
     assert_eq!(screen.picture().flows().count(), 0);
+    // It stands there as it was typed.
+    let in_force = "by rate  filter: port 443 proto 6  q quit";
+    let lines = shown(&mut screen, 80, 24);
+    assert!(lines[23].starts_with(in_force), "{}", lines[23]);
     press(&mut screen, KeyCode::Char('/'));
+    let lines = shown(&mut screen, 80, 24);
+    assert!(
+        lines[23].starts_with("filter: port 443 proto 6 "),
+        "{}",
+        lines[23]
+    );
     press(&mut screen, KeyCode::Esc);
     assert_eq!(screen.filter, asked);
     press(&mut screen, KeyCode::Char('/'));
-    for _ in 0..asked.len() {
-        press(&mut screen, KeyCode::Backspace);
-    }
+    press_control(&mut screen, 'u');
     assert_eq!(
         press(&mut screen, KeyCode::Enter),
-        Wish::Observe(String::new())
+        Wish::Observe(Filter::default())
     );
+}
+
+#[test]
+fn a_filter_longer_than_the_line_is_shown_at_its_cursor() {
+    let mut screen = screen();
+    press(&mut screen, KeyCode::Char('/'));
+    let text = "net 10.0.0.0/8 port 443";
+    type_in(&mut screen, text);
+    assert_eq!(shown(&mut screen, 24, 24)[23], "filter: .0.0/8 port 443");
+    for _ in text.chars() {
+        press(&mut screen, KeyCode::Left);
+    }
+    assert_eq!(shown(&mut screen, 24, 24)[23], "filter: net 10.0.0.0/8 p");
 }
 
 #[test]

@@ -290,8 +290,7 @@ fn svg(cells: &[Cell]) -> String {
 
 #[test]
 fn the_picture_in_the_documentation_is_what_the_screen_shows() {
-    let mut screen = Screen::new(View::Flows, Sort::Rate, String::new(), true);
-    *screen.picture_mut() = picture();
+    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), true);
     let mut terminal = Terminal::new(TestBackend::new(COLUMNS, ROWS)).unwrap();
     terminal.draw(|frame| draw(frame, &mut screen)).unwrap();
     let drawn = svg(&terminal.backend().buffer().content);
@@ -302,4 +301,38 @@ fn the_picture_in_the_documentation_is_what_the_screen_shows() {
     let new = std::env::temp_dir().join("flow-agent-top.svg");
     fs::write(&new, drawn).unwrap();
     panic!("the screen has changed: cp {} docs/top.svg", new.display());
+}
+
+#[test]
+fn a_terminal_of_80_columns_has_room_for_bytes_and_one_of_200_for_everything() {
+    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), true);
+    let titles = |screen: &mut Screen, width: u16| -> Vec<String> {
+        let line = shown(screen, width, ROWS)[4].clone();
+        let titles = line.split("  ").map(str::trim);
+        let titles = titles.filter(|title| !title.is_empty());
+        titles.map(str::to_owned).collect()
+    };
+    let few = titles(&mut screen, 80);
+    assert_eq!(
+        few[..6],
+        [
+            "INITIATOR",
+            "RESPONDER",
+            "PROTO",
+            "BIT/S",
+            "REV BIT/S",
+            "BYTES"
+        ]
+    );
+    assert_eq!(titles(&mut screen, 200), FLOW_TITLES);
+}
+
+#[test]
+fn flows_with_one_name_are_one_row_of_names() {
+    let picture = picture();
+    let names: Vec<_> = picture.groups(View::Names).map(|(name, _)| name).collect();
+    assert_eq!(names.len(), NAMES.len());
+    let (_, flows, total) = group(&picture, View::Names, NAMES[0]);
+    let (_, _, of_peer) = group(&picture, View::Peers, "192.0.2.10");
+    assert_eq!((flows, total), (1, of_peer));
 }
