@@ -62,6 +62,7 @@ mod publish;
 mod scanning;
 mod wakes;
 
+pub use asked::BETWEEN_SCANS;
 use printing::Printing;
 use publish::{NetlinkReadings, Publisher};
 use scanning::{ReliefLog, Scanning};

@@ -19,7 +19,7 @@ use view::{
     top::{Sort, View, picture::Picture, print},
 };
 
-use super::{connect::Connect, notice, patiently};
+use super::{connect::Connect, notice, patiently, refused};
 
 mod live;
 mod own;
@@ -100,7 +100,8 @@ pub struct Args {
     pub own: Vec<String>,
 }
 
-pub async fn run(args: Args) -> Result<ExitCode> {
+/// Fails if options contradict each other, or do not fit where this runs.
+fn refuse_contradictions(args: &Args) -> Result<()> {
     ensure!(
         args.view.sorts().contains(&args.sort),
         "--sort {} is nothing that --view {} has: it has {}",
@@ -120,6 +121,11 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         args.own.is_empty() || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
         "--connect names an agent, and the arguments after -- start another one: leave one of them out"
     );
+    Ok(())
+}
+
+pub async fn run(args: Args) -> Result<ExitCode> {
+    refuse_contradictions(&args).map_err(refused)?;
     let mut own = match &args.own[..] {
         [] => None,
         arguments => Some(OwnAgent::start(arguments)?),

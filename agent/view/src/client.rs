@@ -152,6 +152,10 @@ pub enum ClientError {
         target: Target,
         source: Box<dyn StdError + Send + Sync>,
     },
+    #[error(
+        "the connection to the agent at {target} broke off: the agent was killed, or the way to it failed"
+    )]
+    BrokenOff { target: Target },
     #[error("the connection to the agent at {target} failed")]
     Broken {
         target: Target,
@@ -188,6 +192,7 @@ impl ClientError {
             | Self::NoRoom { .. }
             | Self::Unheard { .. }
             | Self::NotAnAgent { .. }
+            | Self::BrokenOff { .. }
             | Self::NoAnswer { .. }
             | Self::Untrusted { .. }
             | Self::Insecure { .. }
@@ -261,16 +266,18 @@ impl ClientError {
         } else if code == Code::Cancelled {
             // If the connection ends first, hyper drops the request together with the reason for the end.
             Self::Unheard { target }
+        } else if has_broken_off(&status) {
+            Self::BrokenOff { target }
         } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
         {
             Self::NotAnAgent {
                 target,
-                source: status.into(),
+                source: cause(&status).into(),
             }
         } else {
             Self::Broken {
                 target,
-                source: status.into(),
+                source: cause(&status).into(),
             }
         }
     }
@@ -281,6 +288,20 @@ impl ClientError {
 fn no_room(status: &Status) -> String {
     let last = Chain::new(status).skip(1).last();
     last.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+/// The reason alone. A status as a whole shows the inside of its causes.
+fn cause(status: &Status) -> String {
+    let last = Chain::new(status).skip(1).last().map(ToString::to_string);
+    let told = || Some(status.message().to_owned());
+    let known = last.or_else(told).filter(|text| !text.is_empty());
+    known.unwrap_or_else(|| status.code().to_string())
+}
+
+/// Whether the connection ended under an open call, without the farewell of HTTP/2 (GOAWAY).
+fn has_broken_off(status: &Status) -> bool {
+    let mut errors = Chain::new(status).filter_map(|cause| cause.downcast_ref::<h2::Error>());
+    errors.any(h2::Error::is_io)
 }
 
 /// Whether the connection ended because a ping was not answered.
@@ -388,6 +409,14 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
         Ok(response.into_inner())
     })
     .await
+}
+
+/// Whether a collector listens there, even if it does not show its status to this caller.
+pub async fn is_collector(target: &Target) -> bool {
+    matches!(
+        collector_status(target).await,
+        Ok(_) | Err(ClientError::Refused { .. })
+    )
 }
 
 /// Asks a collector once.
