@@ -5,7 +5,7 @@
 //! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
 //! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use enrich::kind::Kind;
@@ -70,6 +70,8 @@ use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the end may take before the log says what it waits for.
+const SILENCE: Duration = Duration::from_millis(300);
 
 /// The agent's configuration, resolved from options, variables and the file.
 #[derive(Debug)]
@@ -231,7 +233,9 @@ impl Agent {
         }
         // Before the first scan, so that the outputs get every batch.
         let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
-        let outputs = Outputs::start_beside(&hub, &listens_at, config.outputs.clone());
+        let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
+        outputs.refuse_unwritable(&config.outputs).await?;
+        outputs.replace(config.outputs.clone());
         Ok(Self {
             config,
             identity,
@@ -346,7 +350,7 @@ impl Agent {
         let settings = status_settings(&config, max_interfaces, identity);
         let (publisher, statuses) =
             Publisher::start(status::of(&settings, config.times(), &scanner, 0), qdiscs);
-        let printer = print(&hub, config.stdout);
+        let (printer, stdout_is_gone) = print(&hub, config.stdout).unzip();
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
         let (asks, asked) = Asks::channel();
@@ -382,7 +386,9 @@ impl Agent {
             tokio::select! {
                 () = stop => {}
                 () = counted_for(config.duration, counting) => {}
+                () = printing::was_the_only_output(stdout_is_gone, &outputs) => {}
             }
+            tracing::info!("counting ends, and what was counted goes out");
             manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
@@ -430,16 +436,29 @@ async fn give_away(
     outputs: Outputs,
     printer: Option<Printing>,
 ) -> Result<()> {
+    let server = aloud("consumers", server);
     let (outcome, ()) = tokio::join!(server, outputs.end(DEFAULT_DRAIN_TIMEOUT));
     if let Some(printer) = printer {
-        printer.end().await?;
+        aloud("stdout", printer.end()).await?;
     }
     outcome
         .context("the server task")?
         .context("serve gRPC consumers")
 }
 
-fn print(hub: &Hub, format: Option<Format>) -> Option<Printing> {
+/// Logs what the end of the agent waits for, unless it is over soon.
+async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
+    tokio::pin!(takes_the_rest);
+    tokio::select! {
+        taken = &mut takes_the_rest => return taken,
+        () = tokio::time::sleep(SILENCE) => {
+            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take what is left");
+        }
+    }
+    takes_the_rest.await
+}
+
+fn print(hub: &Hub, format: Option<Format>) -> Option<(Printing, oneshot::Receiver<Infallible>)> {
     format.map(|format| Printing::start(hub.subscribe("stdout", "this process"), format))
 }
 
