@@ -164,6 +164,9 @@ impl Agent {
         process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
+        let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+        let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
+        outputs.refuse_unwritable(&config.outputs).await?;
         let namespaces = Namespace::open_all(&config.netns)?;
         let selected = Everywhere::look(&namespaces)?.select(&config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
@@ -232,9 +235,6 @@ impl Agent {
             forward_logs(&mut kernel)?;
         }
         // Before the first scan, so that the outputs get every batch.
-        let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
-        let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
-        outputs.refuse_unwritable(&config.outputs).await?;
         outputs.replace(config.outputs.clone());
         Ok(Self {
             config,

@@ -104,6 +104,7 @@ pub(super) async fn was_the_only_output(
         tracing::warn!("stdout is closed: flows still go to the other outputs");
         pending().await
     }
+    tracing::info!("stdout is closed, and flows go nowhere else");
 }
 
 /// Runs until the hub closes or stdout fails.

@@ -126,7 +126,7 @@ async fn the_example_in_python_ends_without_a_traceback() {
     };
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
-    let mut agent = Agent::start("one", 4, &[unix]).await;
+    let agent = Agent::start("one", 4, &[unix]).await;
     let mut consumer = Consumer::start(&program, &target.to_string());
     agent.has_consumers(1).await;
     consumer.process.signal(libc::SIGINT).unwrap();
