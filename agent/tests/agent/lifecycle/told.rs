@@ -4,7 +4,6 @@ use std::{
     fs::{self, File},
     io,
     process::Command,
-    time::{Duration, Instant},
 };
 
 use lab::{Lab, Process, privilege::is_root_or_skip};
@@ -128,28 +127,6 @@ fn the_end_says_what_it_waits_for() {
     agent.wait_until_logged("counting ends");
     agent.wait_until_logged("trying until the end to send what is left to tcp://127.0.0.1:9");
     agent.ended();
-}
-
-/// The agent spaces out the scans that are asked for, so most calls wait for up to a second.
-#[test]
-fn whoever_lists_flows_again_is_not_told_to_wait() {
-    /// A call that takes longer may say so.
-    const SHORT: Duration = Duration::from_secs(2);
-    if !is_root_or_skip("agent::whoever_lists_flows_again_is_not_told_to_wait") {
-        return;
-    }
-    let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--scan-interval", "1h"]);
-    for _ in 0..8 {
-        let started = Instant::now();
-        let listed = agent.asked(&lab.agent, &["flows"]);
-        let said = String::from_utf8(listed.stderr).unwrap();
-        assert!(listed.status.success(), "{said}");
-        if started.elapsed() < SHORT {
-            assert_eq!(said, "");
-        }
-    }
-    agent.stop();
 }
 
 #[test]
