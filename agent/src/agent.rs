@@ -388,7 +388,6 @@ impl Agent {
                 () = counted_for(config.duration, counting) => {}
                 () = printing::was_the_only_output(stdout_is_gone, &outputs) => {}
             }
-            tracing::info!("counting ends, and what was counted goes out");
             manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {

@@ -60,7 +60,7 @@ impl Printing {
         let task = tokio::spawn(async move {
             let _prints = prints;
             tokio::select! {
-                printed = print(subscription, printer) => printed,
+                outcome = print(subscription, printer) => outcome,
                 () = stdout::closed() => Ok(()),
             }
         });
@@ -102,7 +102,7 @@ pub(super) async fn was_the_only_output(
     let _ = gone.await;
     if !outputs.is_empty() {
         tracing::warn!("stdout is closed: flows still go to the other outputs");
-        pending().await
+        pending::<()>().await;
     }
     tracing::info!("stdout is closed, and flows go nowhere else");
 }

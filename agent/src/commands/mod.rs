@@ -61,8 +61,8 @@ fn refused(error: Error) -> Error {
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Waits for an answer. Prints a notice if it takes long.
-async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
-    patiently_after(SILENCE, target, answer).await
+fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> impl Future<Output = T> {
+    patiently_after(SILENCE, target, answer)
 }
 
 /// Requests a scan and waits for it. Returns its number, or `None` for a client that may not request one.
