@@ -188,6 +188,7 @@ mod tests {
 
     #[test]
     fn what_is_not_scanned_yet_is_neither_a_fault_nor_a_success() {
+        use Verdict::{Exact, Explained, NotScanned, Unexplained, Unknown};
         let status = |verdicts: &[Verdict]| {
             let comparisons = verdicts.iter().map(|&verdict| Comparison {
                 verdict,
@@ -199,7 +200,6 @@ mod tests {
             };
             report.exit_status()
         };
-        use Verdict::{Exact, Explained, NotScanned, Unexplained, Unknown};
         assert_eq!(status(&[]), 0);
         assert_eq!(status(&[Exact, Explained, Unknown]), 0);
         assert_eq!(status(&[Exact, NotScanned]), NOT_SCANNED);

@@ -208,14 +208,6 @@ fn what_is_refused_says_where_and_what_may_have_been_meant() {
         ),
         (r#"{"kind": "jsonl"}"#, ": an output needs address"),
         (
-            r#"{"kind": "jsonl", "adress": "/a"}"#,
-            "adress: an output has no such setting (did you mean address?)",
-        ),
-        (
-            r#"{"knd": "jsonl", "address": "/a"}"#,
-            "knd: an output has no such setting (did you mean kind?)",
-        ),
-        (
             r#"{"kind": "jsonl", "address": 5}"#,
             "address: expected a text in quotes",
         ),
@@ -280,6 +272,22 @@ fn what_is_refused_says_where_and_what_may_have_been_meant() {
         ),
     ] {
         assert_refused(text, error);
+    }
+}
+
+#[test]
+fn a_misspelt_key_is_told_before_the_one_that_it_makes_missing() {
+    for (table, error) in [
+        (
+            r#"{"kind": "jsonl", "adress": "/a"}"#,
+            "adress: an output has no such setting (did you mean address?)",
+        ),
+        (
+            r#"{"knd": "jsonl", "address": "/a"}"#,
+            "knd: an output has no such setting (did you mean kind?)",
+        ),
+    ] {
+        assert_refused(table, error);
     }
 }
 

@@ -30,7 +30,7 @@ use serde_json::Value;
 /// How long to wait for anything. Only a failure waits this long. An emulated guest takes half a minute to verify the
 /// programs, and ten times as long on a busy machine.
 pub fn patience() -> Duration {
-    Duration::from_mins(lab::kernel::packets(2, 10))
+    Duration::from_mins(kernel::packets(2, 10))
 }
 
 /// Insists on native XDP. The peer's offloads are off, but an agent in another network namespace cannot see
