@@ -5,7 +5,7 @@
 //! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
 //! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use enrich::kind::Kind;
@@ -62,6 +62,7 @@ mod publish;
 mod scanning;
 mod wakes;
 
+pub use asked::BETWEEN_SCANS;
 use printing::Printing;
 use publish::{NetlinkReadings, Publisher};
 use scanning::{ReliefLog, Scanning};
@@ -69,6 +70,8 @@ use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the end may take before the log says what it waits for.
+const SILENCE: Duration = Duration::from_millis(300);
 
 /// The agent's configuration, resolved from options, variables and the file.
 #[derive(Debug)]
@@ -161,6 +164,9 @@ impl Agent {
         process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
+        let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
+        let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
+        outputs.refuse_unwritable(&config.outputs).await?;
         let namespaces = Namespace::open_all(&config.netns)?;
         let selected = Everywhere::look(&namespaces)?.select(&config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
@@ -229,8 +235,7 @@ impl Agent {
             forward_logs(&mut kernel)?;
         }
         // Before the first scan, so that the outputs get every batch.
-        let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
-        let outputs = Outputs::start_beside(&hub, &listens_at, config.outputs.clone());
+        outputs.replace(config.outputs.clone());
         Ok(Self {
             config,
             identity,
@@ -345,7 +350,7 @@ impl Agent {
         let settings = status_settings(&config, max_interfaces, identity);
         let (publisher, statuses) =
             Publisher::start(status::of(&settings, config.times(), &scanner, 0), qdiscs);
-        let printer = print(&hub, config.stdout);
+        let (printer, stdout_is_gone) = print(&hub, config.stdout).unzip();
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
         let (asks, asked) = Asks::channel();
@@ -381,6 +386,7 @@ impl Agent {
             tokio::select! {
                 () = stop => {}
                 () = counted_for(config.duration, counting) => {}
+                () = printing::was_the_only_output(stdout_is_gone, &outputs) => {}
             }
             manager.stopping();
         };
@@ -429,16 +435,29 @@ async fn give_away(
     outputs: Outputs,
     printer: Option<Printing>,
 ) -> Result<()> {
+    let server = aloud("consumers", server);
     let (outcome, ()) = tokio::join!(server, outputs.end(DEFAULT_DRAIN_TIMEOUT));
     if let Some(printer) = printer {
-        printer.end().await?;
+        aloud("stdout", printer.end()).await?;
     }
     outcome
         .context("the server task")?
         .context("serve gRPC consumers")
 }
 
-fn print(hub: &Hub, format: Option<Format>) -> Option<Printing> {
+/// Logs what the end of the agent waits for, unless it is over soon.
+async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
+    tokio::pin!(takes_the_rest);
+    tokio::select! {
+        taken = &mut takes_the_rest => return taken,
+        () = tokio::time::sleep(SILENCE) => {
+            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take what is left");
+        }
+    }
+    takes_the_rest.await
+}
+
+fn print(hub: &Hub, format: Option<Format>) -> Option<(Printing, oneshot::Receiver<Infallible>)> {
     format.map(|format| Printing::start(hub.subscribe("stdout", "this process"), format))
 }
 

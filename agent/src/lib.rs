@@ -19,5 +19,6 @@ pub mod rules;
 pub mod scan;
 pub mod service_manager;
 pub mod status;
+mod stdout;
 #[cfg(test)]
 mod unit;

@@ -11,7 +11,7 @@ use std::{
 
 use agent::{
     commands::{
-        self, UsageError, hyphens,
+        self, hyphens,
         run::RefusedSettings,
         settings::{Layers, Settings},
     },
@@ -130,7 +130,6 @@ fn main() -> ExitCode {
     let code = execute(cli.command, settings, passed, log_control).unwrap_or_else(|error| {
         let (error, code) = match error.downcast() {
             Ok(RefusedSettings(error)) => (error, RefusedSettings::EXIT_STATUS.into()),
-            Err(error) if error.is::<UsageError>() => (error, UsageError::EXIT_STATUS.into()),
             Err(error) => (error, ExitCode::FAILURE),
         };
         // If nobody reads stderr, the exit status still reports the failure.

@@ -77,6 +77,8 @@ pub struct HookState {
     pub before_attach: Counters,
     /// `None` until the hook is attached. The program may count before that.
     pub after_attach: Option<Counters>,
+    /// Whether it was attached when the last scan began. The readings around that scan's flip are older otherwise.
+    pub is_scanned: bool,
     /// Packets of the flows that were drained, by protocol.
     pub traffic: ByProtocol,
 }
@@ -224,6 +226,9 @@ impl Scanner {
         // The programs have already forgotten these interfaces, so everything counted there is on the pages that this
         // scan drains.
         let left = self.attachments.left();
+        for state in &mut self.hooks {
+            state.is_scanned = state.after_attach.is_some();
+        }
         self.interfaces.read_before_flip()?;
         let idle = if is_final {
             if !self.attachments.detach_few(DETACH_PATIENCE) {
@@ -387,6 +392,7 @@ impl Scanner {
                     series: Series::beginning(self.window_start_unix_ns),
                     before_attach: attached.before_attach,
                     after_attach: attached.after_attach,
+                    is_scanned: false,
                     traffic: ByProtocol::default(),
                 }),
             }

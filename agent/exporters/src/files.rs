@@ -12,7 +12,7 @@
 //! Files that many senders fill are [`shared`].
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, Metadata, OpenOptions},
     io::{self, ErrorKind, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -26,7 +26,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use rustix::{
-    fs::{FlockOperation, flock},
+    fs::{Access, AtFlags, CWD, FlockOperation, accessat, flock},
     io::Errno,
 };
 use sys::own_file;
@@ -214,6 +214,13 @@ impl Rotated {
     /// The path from the settings, or the path of the sender's open file.
     pub fn address(&self) -> &Path {
         &self.address
+    }
+
+    /// Fails if the files cannot be written there. Leaves them as they are.
+    pub async fn refuse_unwritable(&self) -> Result<()> {
+        let place = Arc::clone(&self.place);
+        let looked = blocking(move || place.refuse_unwritable()).await;
+        looked.with_context(|| format!("write to {}", self.address.display()))
     }
 
     /// Appends a piece as a whole or not at all.
@@ -468,12 +475,19 @@ impl Place {
         Ok(())
     }
 
-    /// Completes what an earlier process or a failed write left.
-    fn recover(&self, owner: Option<&Owner>) -> Result<()> {
-        self.names.finish_parts(owner, |part| self.finish(part))?;
-        let path = &self.names.open(owner);
+    fn refuse_unwritable(&self) -> Result<()> {
+        self.take_lock()?;
+        let folder = &self.names.folder;
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        accessat(CWD, folder, access, AtFlags::EACCESS)
+            .with_context(|| format!("make files in {}", folder.display()))?;
+        self.left(&self.names.open(None)).map(drop)
+    }
+
+    /// The open file that an earlier process or a failed write left, if there is one, and the length of its whole pieces.
+    fn left(&self, path: &Path) -> Result<Option<(File, Metadata, u64)>> {
         let mut file = match own_file::options().read(true).write(true).open(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.context("open the file that is there")?,
         };
         let metadata = file.metadata().context("stat the file that is there")?;
@@ -484,6 +498,16 @@ impl Place {
         let whole = (self.whole_len)(&mut file).context(
             "there is a file that this output would not have written: name another path, or move it away",
         )?;
+        Ok(Some((file, metadata, whole)))
+    }
+
+    /// Completes what an earlier process or a failed write left.
+    fn recover(&self, owner: Option<&Owner>) -> Result<()> {
+        self.names.finish_parts(owner, |part| self.finish(part))?;
+        let path = &self.names.open(owner);
+        let Some((file, metadata, whole)) = self.left(path)? else {
+            return Ok(());
+        };
         if whole < metadata.len() {
             tracing::warn!(
                 file = %path.display(),

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context as _, Result};
 use hub::{DEFAULT_DRAIN_TIMEOUT, Hub};
 use proto::{DepartedOutputs, OutputStatus, OutputTlsStatus};
 use sys::clock;
@@ -44,6 +45,10 @@ use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;
 use worker::Worker;
+
+/// How long outputs may take to end before the log says that they do.
+const SILENCE: Duration = Duration::from_millis(300);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// The running outputs. Clones share them.
 #[derive(Clone)]
@@ -91,6 +96,30 @@ impl Outputs {
         };
         started.replace(outputs);
         started
+    }
+
+    /// Fails if one of these cannot write its files. One that runs already holds their lock, so it is left out.
+    pub async fn refuse_unwritable(&self, outputs: &[Prepared]) -> Result<()> {
+        let place = |output: &Output| (output.kind(), output.address());
+        let running: Vec<_> = {
+            let all = self.all();
+            let all = all.running.iter().chain(&all.leaving);
+            all.map(|one| place(&one.output)).collect()
+        };
+        let coming = outputs.iter().map(Prepared::output);
+        for output in coming.filter(|output| !running.contains(&place(output))) {
+            if let Some(files) = output.files() {
+                let (kind, address) = place(output);
+                let writable = files.refuse_unwritable().await;
+                writable.with_context(|| format!("--output {}={address}", kind.name()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.all().running.is_empty()
     }
 
     /// Starts the outputs that are not running yet and ends the running ones that are missing in `outputs`. Those that
@@ -219,7 +248,16 @@ impl Outputs {
         for output in &running {
             output.end_within(within);
         }
-        for output in running.into_iter().chain(leaving) {
+        let ending: Vec<_> = running.into_iter().chain(leaving).collect();
+        let is_over = || ending.iter().all(|output| output.task.is_finished());
+        let silent_until = Instant::now() + SILENCE;
+        while !is_over() && Instant::now() < silent_until {
+            tokio::time::sleep(LOOK).await;
+        }
+        for output in ending.iter().filter(|output| !output.task.is_finished()) {
+            output.tell_of_wait(within);
+        }
+        for output in ending {
             if let Err(error) = output.task.await {
                 tracing::error!(output = output.name, %error, "the task of an output failed: please report this");
             }
@@ -257,6 +295,29 @@ impl All {
 }
 
 impl Running {
+    fn tell_of_wait(&self, at_most: Duration) {
+        let status = self.tally.status();
+        let queued_records = status.queued.unwrap_or_default().records;
+        if status.failing {
+            tracing::warn!(
+                output = self.name,
+                ?at_most,
+                queued_records,
+                "trying until the end to send what is left to {}, which fails: {}",
+                self.output.address(),
+                status.last_error
+            );
+        } else {
+            tracing::info!(
+                output = self.name,
+                ?at_most,
+                queued_records,
+                "waiting for {} to take what is left",
+                self.output.address()
+            );
+        }
+    }
+
     fn end_within(&self, time: Duration) {
         self.tally.closes();
         self.deadline.send_replace(Some(Instant::now() + time));

@@ -1,7 +1,11 @@
 //! The settings of an output: `KIND=ADDRESS`, or a table with more keys, such as `{ kind = "jsonl", address =
 //! "/var/log/flow-agent/flows.jsonl", only_ended = true }`.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use ::tls::{
     output::{InForce, OutputTls},
@@ -92,6 +96,21 @@ impl Kind {
             Self::Collector | Self::Pbflow => "http://HOST:PORT or https://HOST:PORT",
         }
     }
+
+    fn has_paths(self) -> bool {
+        matches!(self, Self::Ipfix | Self::Jsonl | Self::Parquet)
+    }
+
+    /// The address that was meant by a host and port alone. `None` for kinds that only write files.
+    fn at(self, host: &HostPort) -> Option<String> {
+        Some(match self {
+            Self::ClickHouse => format!("http://{host}/DATABASE/TABLE"),
+            Self::Collector | Self::Otlp | Self::Pbflow => format!("http://{host}"),
+            Self::Ipfix => format!("udp://{host}"),
+            Self::Kafka => format!("tcp://{host}/TOPIC"),
+            Self::Jsonl | Self::Parquet => return None,
+        })
+    }
 }
 
 /// One value of `--output`: nothing, a format on stdout, or an output.
@@ -161,10 +180,7 @@ impl Prepared {
     /// The collector's storage, if outputs of this kind can tell when flows are stored.
     pub fn store(&self) -> Option<Place> {
         match &self.output.target {
-            Target::Jsonl { path, rotation } => {
-                let rotated = Rotated::new(path.clone(), rotation.clone(), whole::lines);
-                Some(Place::Lines(rotated))
-            }
+            Target::Jsonl { path, rotation } => Some(Place::Lines(jsonl(path, rotation))),
             Target::Parquet { folder, rotation } => {
                 let made = parquet::MADE_OF_MANY;
                 let rotated = Rotated::made(folder.clone(), rotation.clone(), made);
@@ -332,7 +348,7 @@ impl Output {
             Target::Ipfix(target) => target.parts(place),
             Target::Jsonl { path, rotation } => (
                 Box::new(Jsonl::default()),
-                Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::lines)),
+                Transport::File(jsonl(path, rotation)),
             ),
             Target::ClickHouse(_) | Target::Kafka(_) => {
                 unreachable!("the settings of an agent refuse it")
@@ -340,15 +356,25 @@ impl Output {
             Target::Otlp(target) => target.parts(hub.accounts(), tls),
             Target::Parquet { folder, rotation } => (
                 Box::new(Parquet::default()),
-                Transport::File(Rotated::made(
-                    folder.clone(),
-                    rotation.clone(),
-                    parquet::MADE,
-                )),
+                Transport::File(columns(folder, rotation)),
             ),
             Target::Pbflow(target) => target.parts(tls),
         };
         Parts::Messages(encoder, transport)
+    }
+
+    /// The files that an agent's output writes, if it writes files.
+    pub(super) fn files(&self) -> Option<Rotated> {
+        match &self.target {
+            Target::Ipfix(target) => target.files(),
+            Target::Jsonl { path, rotation } => Some(jsonl(path, rotation)),
+            Target::Parquet { folder, rotation } => Some(columns(folder, rotation)),
+            Target::ClickHouse(_)
+            | Target::Collector(_)
+            | Target::Kafka(_)
+            | Target::Otlp(_)
+            | Target::Pbflow(_) => None,
+        }
     }
 
     /// Whether only a collector can use it. An agent's output has no acknowledgements to hold back.
@@ -378,6 +404,8 @@ impl Output {
     }
 
     fn read(table: &Table) -> Result<Self, Refused> {
+        // First, since what is missing may be there with a misspelt name.
+        table.refuse_unknown()?;
         let kind = table.text("kind")?.ok_or_else(|| missing("kind"))?;
         let kind = Kind::ALL
             .into_iter()
@@ -400,6 +428,9 @@ impl Output {
             return Err(Refused::at("address", message));
         }
         if let Some(fault) = host::fault(&address) {
+            return Err(Refused::at("address", fault));
+        }
+        if let Some(fault) = host::without_scheme(kind, &address) {
             return Err(Refused::at("address", fault));
         }
         let target = match kind {
@@ -445,6 +476,15 @@ impl Target {
             rotation,
         })
     }
+}
+
+fn jsonl(path: &Path, rotation: &Rotation) -> Rotated {
+    Rotated::new(path.to_owned(), rotation.clone(), whole::lines)
+}
+
+/// Parquet files of an agent.
+fn columns(folder: &Path, rotation: &Rotation) -> Rotated {
+    Rotated::made(folder.to_owned(), rotation.clone(), parquet::MADE)
 }
 
 fn missing(key: &str) -> Refused {

@@ -173,14 +173,28 @@ mod tests {
         let text = fs::read_to_string(&path).unwrap();
         let (before, rest) = text.split_once(begin).expect(begin);
         let (current, after) = rest.split_once(end).expect(end);
-        if current == generated {
-            return;
+        if current != generated {
+            update(&path, &[before, begin, generated, end, after].concat());
         }
+    }
+
+    fn update(path: &str, text: &str) {
         assert!(
             std::env::var_os("UPDATE").is_some(),
             "{path} is not as flow.proto has it: run UPDATE=1 cargo test -p proto columns"
         );
-        fs::write(&path, [before, begin, generated, end, after].concat()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// No link, which would break where somebody copies the examples.
+    #[test]
+    fn the_examples_have_a_copy_of_flow_proto() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/consumers/proto");
+        let path = format!("{folder}/flow/v1/flow.proto");
+        let ours = include_str!("../flow/v1/flow.proto");
+        if fs::read_to_string(&path).unwrap() != ours {
+            update(&path, ours);
+        }
     }
 
     #[test]

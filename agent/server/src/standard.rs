@@ -22,7 +22,7 @@ use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
 };
-use tonic_reflection::server::Builder;
+use tonic_reflection::{pb, server::Builder};
 
 use super::{answer, request::MAX_REQUEST_BYTES};
 
@@ -131,8 +131,11 @@ async fn set_all(health: &HealthReporter, ours: &[&str], status: ServingStatus) 
 fn described(ours: &[&'static str]) -> Builder<'static> {
     let mut builder = Builder::configure()
         .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-    for service in ours.iter().chain(&[HEALTH, REFLECTION]) {
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        // By itself, each of the two describes itself alone.
+        .register_encoded_file_descriptor_set(pb::v1::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(pb::v1alpha::FILE_DESCRIPTOR_SET);
+    for service in ours.iter().chain(&[HEALTH, REFLECTION, OLD_REFLECTION]) {
         builder = builder.with_service_name(*service);
     }
     builder
@@ -177,6 +180,11 @@ fn stopping() -> HeaderMap {
 #[cfg(test)]
 mod tests {
     use http_body_util::Full;
+    use pb::v1::{
+        ServerReflectionRequest, ServerReflectionResponse,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    use prost::Message as _;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -208,6 +216,56 @@ mod tests {
         ] {
             let found = services.find(path);
             assert_eq!(found.map(|call| call.is_stream), is_stream, "{path}");
+        }
+    }
+
+    /// The answers to these requests, of one of the versions of reflection.
+    async fn reflected(service: &str, requests: &[MessageRequest]) -> Vec<MessageResponse> {
+        let (_serving, services) = services().await;
+        let mut asked = Vec::new();
+        for request in requests {
+            let request = ServerReflectionRequest {
+                host: String::new(),
+                message_request: Some(request.clone()),
+            };
+            asked.push(0);
+            asked.extend((request.encoded_len() as u32).to_be_bytes());
+            request.encode(&mut asked).unwrap();
+        }
+        let path = format!("/{service}/ServerReflectionInfo");
+        let request = Request::post(&path).header("content-type", "application/grpc");
+        let request = request.body(Body::new(Full::from(asked))).unwrap();
+        let call = services.find(&path).unwrap();
+        let body = services.answer(call, request, ()).await.into_body();
+        let answered = body.collect().await.unwrap().to_bytes();
+        let mut rest = &answered[..];
+        let mut told = Vec::new();
+        while let Some((head, behind)) = rest.split_first_chunk::<5>() {
+            let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            let response = ServerReflectionResponse::decode(&behind[..len]).unwrap();
+            told.push(response.message_response.unwrap());
+            rest = &behind[len..];
+        }
+        told
+    }
+
+    #[tokio::test]
+    async fn reflection_describes_each_service_that_it_lists() {
+        // The messages of both versions have the same form.
+        for version in [REFLECTION, OLD_REFLECTION] {
+            let listed = reflected(version, &[MessageRequest::ListServices(String::new())]).await;
+            let [MessageResponse::ListServicesResponse(listed)] = &listed[..] else {
+                panic!("{listed:?}")
+            };
+            let names = listed.service.iter().map(|service| service.name.clone());
+            let names: Vec<_> = names.collect();
+            let expected = ["flow.v1.FlowAgent", HEALTH, REFLECTION, OLD_REFLECTION];
+            assert_eq!(names, expected, "{version}");
+            let wanted = names.into_iter().map(MessageRequest::FileContainingSymbol);
+            for described in reflected(version, &wanted.collect::<Vec<_>>()).await {
+                let is_file = matches!(described, MessageResponse::FileDescriptorResponse(_));
+                assert!(is_file, "{version}: {described:?}");
+            }
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) const STEP: Duration = Duration::from_millis(2);
 const SNAPSHOT_SHARE: u32 = 5;
 
 /// Minimum time between the end of a scan and a scan on request.
-const BETWEEN_SCANS: Duration = Duration::from_secs(1);
+pub const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 /// The same minimum as a multiple of the previous scan's duration.
 const SCAN_SHARE: u32 = 10;
 

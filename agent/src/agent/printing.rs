@@ -1,6 +1,8 @@
 //! The agent's own consumer: shows the hub's batches on stdout, as a table or JSON Lines.
 
 use std::{
+    convert::Infallible,
+    future::pending,
     io::{self, IsTerminal as _, Write},
     sync::{
         Arc,
@@ -9,9 +11,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use exporters::Outputs;
 use formats::{Format, Printer};
 use hub::{DEFAULT_DRAIN_TIMEOUT, Subscription};
-use tokio::task::JoinHandle;
+use tokio::{sync::oneshot, task::JoinHandle};
+
+use crate::stdout;
 
 /// The task that shows every batch on stdout.
 pub(super) struct Printing {
@@ -38,7 +43,11 @@ impl Write for Counted {
 }
 
 impl Printing {
-    pub(super) fn start(subscription: Subscription, format: Format) -> Self {
+    /// The receiver hears when nothing is printed any more.
+    pub(super) fn start(
+        subscription: Subscription,
+        format: Format,
+    ) -> (Self, oneshot::Receiver<Infallible>) {
         let stdout = io::stdout();
         let in_place = stdout.is_terminal();
         let written_bytes = Arc::<AtomicU64>::default();
@@ -47,11 +56,19 @@ impl Printing {
             written_bytes: Arc::clone(&written_bytes),
         });
         let printer = Printer::new(format, out, in_place, None);
-        let task = tokio::spawn(print(subscription, printer));
-        Self {
+        let (prints, ended) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let _prints = prints;
+            tokio::select! {
+                outcome = print(subscription, printer) => outcome,
+                () = stdout::closed() => Ok(()),
+            }
+        });
+        let printing = Self {
             task,
             written_bytes,
-        }
+        };
+        (printing, ended)
     }
 
     /// Call after the hub is closed. Waits until everything is printed or stdout makes no progress: its reader may have
@@ -72,7 +89,25 @@ impl Printing {
     }
 }
 
-/// Runs until the hub closes or stdout fails. A failing stdout ends only this task.
+/// Resolves when stdout is gone and flows go nowhere else. Consumers may still ask for them, but whoever closed stdout has seen
+/// enough.
+pub(super) async fn was_the_only_output(
+    gone: Option<oneshot::Receiver<Infallible>>,
+    outputs: &Outputs,
+) {
+    let Some(gone) = gone else {
+        return pending().await;
+    };
+    // The sender is dropped when the task ends.
+    let _ = gone.await;
+    if !outputs.is_empty() {
+        tracing::warn!("stdout is closed: flows still go to the other outputs");
+        pending::<()>().await;
+    }
+    tracing::info!("stdout is closed, and flows go nowhere else");
+}
+
+/// Runs until the hub closes or stdout fails.
 async fn print(
     mut subscription: Subscription,
     mut printer: Printer<io::BufWriter<Counted>>,
@@ -88,12 +123,9 @@ async fn print(
         printer = back;
         match written {
             Ok(()) => {}
-            Err(error) if formats::is_broken_pipe(&error) => {
-                tracing::warn!("nobody reads stdout any more: the agent goes on without it");
-                return Ok(());
-            }
+            Err(error) if formats::is_broken_pipe(&error) => return Ok(()),
             Err(error) => {
-                tracing::error!(%error, "cannot write to stdout: the agent goes on without it");
+                tracing::error!(%error, "cannot write to stdout");
                 return Err(error).context("write to stdout");
             }
         }

@@ -238,6 +238,7 @@ impl Scanning {
             };
             let is_final = wake == Wake::End;
             if is_final {
+                tracing::info!("counting ends, and what was counted goes out");
                 self.refuse_changes().await;
             } else {
                 // At a scan and not sooner, however often collectors change what they ask for.

@@ -1,25 +1,36 @@
 //! `flow-agent audit`: compares a running agent's account with each interface's own counters, and explains the
 //! differences.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use anyhow::Result;
 use formats::{harmless, human};
+use proto::AgentStatus;
 use serde::Serialize;
-use view::client;
+use tokio::time::{Instant, sleep};
+use view::client::{self, ClientError, Target};
 
 use super::{
     answer::{self, Format},
     connect::Connect,
+    of_an_agent, patiently, scan_first,
 };
 
 mod compare;
 
 use compare::{Comparison, Figures, Verdict, compare};
 
+/// How long the status may take to show a scan that is over.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Exit status if nothing is unexplained, but not everything could be compared yet.
+const NOT_SCANNED: u8 = 3;
+
 /// Compare what the agent counted with the interfaces' own counters.
 ///
-/// Exit status 1 if a difference has no explanation.
+/// On its Unix socket the agent scans first; over TCP the figures are those of its last scan. Exit status 1 if a difference has
+/// no explanation, 3 if an interface was not scanned yet.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -39,11 +50,11 @@ struct Report {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let target = args.connect.target()?;
-    let agent = super::patiently(&target, client::status(&target)).await?;
-    let report = Report {
-        comparisons: agent.hooks.iter().map(compare).collect(),
-        departed_interfaces: agent.interfaces.map_or(0, |interfaces| interfaces.departed),
-    };
+    let mut report = Report::of(scanned(&target).await?);
+    if report.has(Verdict::NotScanned) {
+        // A hook that was attached during a scan waits for the next one.
+        report = Report::of(scanned(&target).await?);
+    }
     let text = match args.output {
         Format::Text if report.comparisons.is_empty() && report.departed_interfaces == 0 => {
             "the agent is attached to no interface\n".to_owned()
@@ -58,18 +69,55 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Format::Json => answer::json(&report)?,
     };
     answer::show(text).await?;
-    let verdicts = report
-        .comparisons
-        .iter()
-        .map(|comparison| comparison.verdict);
-    Ok(exit_code(verdicts))
+    Ok(ExitCode::from(report.exit_status()))
 }
 
-fn exit_code(mut verdicts: impl Iterator<Item = Verdict>) -> ExitCode {
-    if verdicts.any(|verdict| verdict == Verdict::Unexplained) {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
+impl Report {
+    fn of(status: AgentStatus) -> Self {
+        Self {
+            comparisons: status.hooks.iter().map(compare).collect(),
+            departed_interfaces: status.interfaces.map_or(0, |all| all.departed),
+        }
+    }
+
+    fn has(&self, verdict: Verdict) -> bool {
+        let mut all = self.comparisons.iter();
+        all.any(|comparison| comparison.verdict == verdict)
+    }
+
+    fn exit_status(&self) -> u8 {
+        if self.has(Verdict::Unexplained) {
+            1
+        } else if self.has(Verdict::NotScanned) {
+            NOT_SCANNED
+        } else {
+            0
+        }
+    }
+}
+
+/// The status after a scan that begins here, or after the last one if this client may not request one.
+async fn scanned(target: &Target) -> Result<AgentStatus> {
+    let scan_id = scan_first(target).await?.unwrap_or_default();
+    let shown = patiently(target, status_of(target, scan_id)).await;
+    let instead = format!(
+        "it has no interfaces to compare with; give the address of an agent, or see what agents lost on the way to it \
+         with `flow-agent status --connect {target}`"
+    );
+    of_an_agent(target, shown, &instead).await
+}
+
+/// The status that shows this scan. It follows the scan by a moment.
+async fn status_of(target: &Target, scan_id: u64) -> Result<AgentStatus, ClientError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let status = client::status(target).await?;
+        let count = status.scans.as_ref().map_or(0, |scans| scans.count);
+        // Another agent may have taken the place of the one that scanned.
+        if count >= scan_id || Instant::now() > until {
+            return Ok(status);
+        }
+        sleep(LOOK).await;
     }
 }
 
@@ -115,6 +163,7 @@ fn verdict(comparison: &Comparison) -> String {
                 signed(comparison.unexplained.unwrap_or_default())
             )
         }
+        Verdict::NotScanned => "not scanned yet".to_owned(),
         Verdict::Unknown => "unknown".to_owned(),
     }
 }
@@ -133,7 +182,29 @@ fn signed(figures: Figures) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proto::HookStatus;
+
     use super::*;
+
+    #[test]
+    fn what_is_not_scanned_yet_is_neither_a_fault_nor_a_success() {
+        use Verdict::{Exact, Explained, NotScanned, Unexplained, Unknown};
+        let status = |verdicts: &[Verdict]| {
+            let comparisons = verdicts.iter().map(|&verdict| Comparison {
+                verdict,
+                ..compare(&HookStatus::default())
+            });
+            let report = Report {
+                comparisons: comparisons.collect(),
+                departed_interfaces: 0,
+            };
+            report.exit_status()
+        };
+        assert_eq!(status(&[]), 0);
+        assert_eq!(status(&[Exact, Explained, Unknown]), 0);
+        assert_eq!(status(&[Exact, NotScanned]), NOT_SCANNED);
+        assert_eq!(status(&[NotScanned, Unexplained, Exact]), 1);
+    }
 
     #[test]
     fn the_text_gives_both_counts_the_difference_and_the_verdict() {

@@ -120,5 +120,10 @@ fn of_an_agent(target: &Target) -> Result<SettingsInForce> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    Ok(runtime.block_on(super::patiently(target, client::settings(target)))?)
+    runtime.block_on(async {
+        let settings = super::patiently(target, client::settings(target)).await;
+        let instead =
+            "its settings are the options of `flow-agent collect`; give the address of an agent";
+        super::of_an_agent(target, settings, instead).await
+    })
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use tls::{client::ClientFiles, stays_here, token::TokenFile};
 use view::client::{self, Target};
 
-use super::notice;
+use super::{notice, refused};
 
 #[derive(Debug, clap::Args)]
 pub struct Connect {
@@ -60,6 +60,10 @@ const TLS: &str = "For https://";
 impl Connect {
     /// The agent's address. Fails if TLS options are given for an address without TLS: the traffic could be read.
     pub fn target(&self) -> Result<Target> {
+        self.read().map_err(refused)
+    }
+
+    fn read(&self) -> Result<Target> {
         let files = ClientFiles {
             ca: self.tls_ca.clone(),
             certificate: self.tls_client_certificate.clone(),

@@ -2,13 +2,13 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow};
 use formats::harmless;
 use proto::Filters;
 use rules::Rules;
 use view::client;
 
-use super::{answer, connect::Connect, notice, patiently};
+use super::{answer, connect::Connect, notice, of_an_agent, patiently, refused};
 
 /// Show or change the filter rules of a running agent.
 ///
@@ -44,19 +44,22 @@ enum Command {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let connect = &args.connect.target()?;
-    let filters = match args.command {
-        Command::Show => patiently(connect, client::filters(connect)).await?,
+    let answered = match args.command {
+        Command::Show => patiently(connect, client::filters(connect)).await,
         Command::Set { rules, file } => {
             let rules = rules::read(&rules, file.as_deref())?;
-            ensure!(
-                !rules.is_empty(),
-                "there are no rules to set; `flow-agent filter clear` removes those in force"
-            );
+            if rules.is_empty() {
+                return Err(refused(anyhow!(
+                    "there are no rules to set; `flow-agent filter clear` removes those in force"
+                )));
+            }
             let rules = rules.iter().map(ToString::to_string).collect();
-            patiently(connect, client::set_filters(connect, rules)).await?
+            patiently(connect, client::set_filters(connect, rules)).await
         }
-        Command::Clear => patiently(connect, client::set_filters(connect, Vec::new())).await?,
+        Command::Clear => patiently(connect, client::set_filters(connect, Vec::new())).await,
     };
+    let instead = "filter rules are those of agents; give the address of one";
+    let filters = of_an_agent(connect, answered, instead).await?;
     for warning in &filters.warnings {
         // The rules are in force even if nobody reads this.
         notice(&format!("warning: {warning}"));

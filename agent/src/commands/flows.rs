@@ -7,9 +7,9 @@ use formats::{Format, Printer};
 use proto::{FlowOrder, ListFlowsRequest};
 use rules::Rules;
 use tokio::task::spawn_blocking;
-use view::client::{self, ClientError};
+use view::client;
 
-use super::{connect::Connect, patiently};
+use super::{connect::Connect, of_an_agent, patiently, scan_first};
 
 /// Rows of a table without `--limit`.
 const ROWS: u32 = 50;
@@ -82,14 +82,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         .into(),
         limit,
     };
-    let listed = async {
-        // Clients that may not request a scan get the flows of the last one.
-        if let Err(error @ ClientError::NoAnswer { .. }) = client::scan_now(target).await {
-            return Err(error);
-        }
-        client::list_flows(target, request).await
-    };
-    let batches = patiently(target, listed).await?;
+    // Clients that may not request a scan get the flows of the last one.
+    scan_first(target).await?;
+    let listed = patiently(target, client::list_flows(target, request)).await;
+    let instead = format!(
+        "it keeps no flows that it could list; see those that come with `flow-agent watch --output json --connect \
+         {target}`, add up what it stored with `flow-agent query`, or give the address of an agent"
+    );
+    let batches = of_an_agent(target, listed, &instead).await?;
     let rows = if limit == 0 {
         usize::MAX
     } else {

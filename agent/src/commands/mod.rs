@@ -6,8 +6,12 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Error, Result, bail};
 use formats::harmless::harmless;
-use view::client::Target;
+use view::client::{self, ClientError, Target};
+
+use self::run::RefusedSettings;
+use crate::agent::BETWEEN_SCANS;
 
 mod answer;
 pub mod audit;
@@ -25,16 +29,6 @@ pub mod status;
 pub mod token;
 pub mod top;
 pub mod watch;
-
-/// Arguments that do not go together.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct UsageError(pub String);
-
-impl UsageError {
-    /// As clap's own errors have it.
-    pub const EXIT_STATUS: u8 = 2;
-}
 
 /// The longest duration that a setting may have: adding it to any point in time must not overflow the clocks.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
@@ -58,19 +52,57 @@ fn number(range: RangeInclusive<u32>) -> impl Fn(&str) -> Result<u32, String> + 
     }
 }
 
+/// Options that contradict each other get the exit status of one that clap refuses.
+fn refused(error: Error) -> Error {
+    RefusedSettings(error).into()
+}
+
 /// How long to stay silent before telling the user that we wait.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Waits for an answer. Prints a notice if it takes long.
-async fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> T {
+fn patiently<T>(target: &Target, answer: impl Future<Output = T>) -> impl Future<Output = T> {
+    patiently_after(SILENCE, target, answer)
+}
+
+/// Requests a scan and waits for it. Returns its number, or `None` for a client that may not request one.
+async fn scan_first(target: &Target) -> Result<Option<u64>, ClientError> {
+    // The agent spaces out scans on request, so most of this wait is nothing to tell.
+    let silence = BETWEEN_SCANS + SILENCE;
+    match patiently_after(silence, target, client::scan_now(target)).await {
+        Ok(scan_id) => Ok(Some(scan_id)),
+        Err(error @ ClientError::NoAnswer { .. }) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+async fn patiently_after<T>(
+    silence: Duration,
+    target: &Target,
+    answer: impl Future<Output = T>,
+) -> T {
     tokio::pin!(answer);
     tokio::select! {
         answered = &mut answer => return answered,
-        () = tokio::time::sleep(SILENCE) => {
+        () = tokio::time::sleep(silence) => {
             notice(&format!("waiting for the agent at {target} to answer"));
         }
     }
     answer.await
+}
+
+/// The answer to a call that only agents know. If a collector listens there, the error says so, and what to do instead.
+async fn of_an_agent<T>(
+    target: &Target,
+    answered: Result<T, ClientError>,
+    instead: &str,
+) -> Result<T> {
+    match answered {
+        Err(ClientError::TooOld { .. }) if client::is_collector(target).await => {
+            bail!("a collector listens on {target}, and no agent: {instead}")
+        }
+        answered => Ok(answered?),
+    }
 }
 
 /// Writes a message to stderr, since stdout is for answers. Ignores a closed stderr.

@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
+    ops::Range,
     path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -11,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use rules::Rules;
 use view::query::{self, By, Order, Question};
 
-use super::notice;
+use super::{notice, refused};
 
 mod show;
 
@@ -117,21 +118,28 @@ fn micros(time: SystemTime) -> i64 {
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-pub fn run(args: &Args) -> Result<ExitCode> {
-    let since = args.since.map_or(i64::MIN, micros);
-    let until = args.until.map_or(i64::MAX, micros);
-    ensure!(
-        since < until,
-        "--since is not before --until, so nothing lies between them"
-    );
-    for (number, by) in args.by.iter().enumerate() {
+impl Args {
+    /// The time range. Fails if options contradict each other.
+    fn time_us(&self) -> Result<Range<i64>> {
+        let since = self.since.map_or(i64::MIN, micros);
+        let until = self.until.map_or(i64::MAX, micros);
         ensure!(
-            !args.by[..number].contains(by),
-            "--by has the same twice: take one out"
+            since < until,
+            "--since is not before --until, so nothing lies between them"
         );
+        for (number, by) in self.by.iter().enumerate() {
+            ensure!(
+                !self.by[..number].contains(by),
+                "--by has the same twice: take one out"
+            );
+        }
+        Ok(since..until)
     }
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
     let question = Question {
-        time_us: since..until,
+        time_us: args.time_us().map_err(refused)?,
         rules: args
             .filter
             .iter()

@@ -19,7 +19,7 @@ use view::{
     top::{Sort, View, picture::Picture, print},
 };
 
-use super::{UsageError, connect::Connect, notice, patiently};
+use super::{connect::Connect, notice, patiently, refused};
 
 mod live;
 mod own;
@@ -106,10 +106,33 @@ fn starts_an_agent(args: &Args) -> bool {
     !args.own.is_empty() || std::env::args_os().any(|argument| argument == "--")
 }
 
+/// Fails if options contradict each other, or do not fit where this runs.
+fn refuse_contradictions(args: &Args) -> Result<()> {
+    ensure!(
+        args.view.sorts().contains(&args.sort),
+        "--sort {} is nothing that --view {} has: it has {}",
+        args.sort.title(),
+        args.view.title().to_lowercase(),
+        names_of(args.view.sorts()),
+    );
+    ensure!(
+        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
+        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+    );
+    ensure!(
+        args.once || args.limit.is_none() && args.output == Format::Table,
+        "--limit and --output say what --once prints: add it, or leave them out"
+    );
+    ensure!(
+        !starts_an_agent(args) || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
+        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
+    );
+    Ok(())
+}
+
 pub async fn run(args: Args) -> Result<ExitCode> {
-    let starts_an_agent = starts_an_agent(&args);
-    check(&args, starts_an_agent)?;
-    let mut own = if starts_an_agent {
+    refuse_contradictions(&args).map_err(refused)?;
+    let mut own = if starts_an_agent(&args) {
         Some(OwnAgent::start(&args.own)?)
     } else {
         None
@@ -163,35 +186,6 @@ async fn show(args: &Args, target: &Target) -> Result<()> {
     } else {
         live(args, target).await
     }
-}
-
-/// Refuses arguments that do not go together.
-fn check(args: &Args, starts_an_agent: bool) -> Result<()> {
-    let usage = |text: &str| UsageError(text.to_owned());
-    ensure!(
-        args.view.sorts().contains(&args.sort),
-        UsageError(format!(
-            "--sort {} is nothing that --view {} has: it has {}",
-            args.sort.title(),
-            args.view.title().to_lowercase(),
-            names_of(args.view.sorts()),
-        ))
-    );
-    ensure!(
-        args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
-        usage(
-            "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
-        )
-    );
-    ensure!(
-        args.once || args.limit.is_none() && args.output == Format::Table,
-        usage("--limit and --output say what --once prints: add it, or leave them out")
-    );
-    ensure!(
-        !starts_an_agent || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
-        usage("--connect names an agent, and -- starts another one: leave one of them out")
-    );
-    Ok(())
 }
 
 fn names_of(sorts: &[Sort]) -> String {

@@ -17,6 +17,7 @@ use tokio::{task::spawn_blocking, time::timeout};
 use view::client::{self, ClientError, Event, Observer, Target};
 
 use super::{connect::Connect, notice, patiently};
+use crate::stdout;
 
 /// How long the write of a batch may take after the command was told to end.
 const LAST_WRITE: Duration = Duration::from_secs(1);
@@ -66,6 +67,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     let progress = Cell::new(Progress::Connecting);
     tokio::select! {
         watched = watch(&args, &target, &screen, &progress) => watched?,
+        () = stdout::closed() => {}
         () = end => say_what_was_missing(&args, target.clone(), progress.get())?,
         interrupted = tokio::signal::ctrl_c() => interrupted.context("wait for SIGINT")?,
     }

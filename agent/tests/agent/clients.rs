@@ -192,8 +192,15 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
                 "flow.v1.FlowControl",
                 "grpc.health.v1.Health",
                 "grpc.reflection.v1.ServerReflection",
+                "grpc.reflection.v1alpha.ServerReflection",
             ]
         );
+        // All of them.
+        let described = asked(&["describe"]);
+        for service in services {
+            let head = format!("{service} is a service:");
+            assert!(described.contains(&head), "{described}");
+        }
         let record = asked(&["describe", "flow.v1.Endpoint"]);
         assert!(record.contains("uint64 delta_packets"), "{record}");
         let status = asked(&["flow.v1.FlowAgent/GetStatus"]);

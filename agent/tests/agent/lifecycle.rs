@@ -26,6 +26,7 @@ mod signals;
 mod silence;
 mod stacks;
 mod strangers;
+mod told;
 mod unknown;
 
 use lab::{

@@ -567,7 +567,9 @@ async fn an_old_peer_is_told_from_a_stranger() {
     assert!(
         matches!(
             error,
-            ClientError::NotAnAgent { .. } | ClientError::Broken { .. }
+            ClientError::NotAnAgent { .. }
+                | ClientError::BrokenOff { .. }
+                | ClientError::Broken { .. }
         ),
         "{error:?}"
     );

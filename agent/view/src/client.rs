@@ -152,6 +152,10 @@ pub enum ClientError {
         target: Target,
         source: Box<dyn StdError + Send + Sync>,
     },
+    #[error(
+        "the connection to the agent at {target} broke off: the agent was killed, or the way to it failed"
+    )]
+    BrokenOff { target: Target },
     #[error("the connection to the agent at {target} failed")]
     Broken {
         target: Target,
@@ -188,6 +192,7 @@ impl ClientError {
             | Self::NoRoom { .. }
             | Self::Unheard { .. }
             | Self::NotAnAgent { .. }
+            | Self::BrokenOff { .. }
             | Self::NoAnswer { .. }
             | Self::Untrusted { .. }
             | Self::Insecure { .. }
@@ -226,10 +231,10 @@ impl ClientError {
         }
     }
 
-    fn from_status(target: &Target, call: &'static str, status: Status) -> Self {
+    fn from_status(target: &Target, call: &'static str, status: &Status) -> Self {
         let target = target.clone();
         let code = status.code();
-        if let Some(BrokenOff(why)) = broken_off(&status) {
+        if let Some(BrokenOff(why)) = broken_off(status) {
             let why = why.clone();
             return Self::Insecure { target, why };
         }
@@ -249,11 +254,11 @@ impl ClientError {
         } else if code == Code::ResourceExhausted {
             Self::NoRoom {
                 target,
-                message: no_room(&status),
+                message: no_room(status),
             }
         } else if code == Code::OutOfRange {
             Self::TooLarge
-        } else if has_fallen_silent(&status) {
+        } else if has_fallen_silent(status) {
             Self::NoAnswer {
                 target,
                 after: KEEPALIVE_TIMEOUT,
@@ -261,16 +266,18 @@ impl ClientError {
         } else if code == Code::Cancelled {
             // If the connection ends first, hyper drops the request together with the reason for the end.
             Self::Unheard { target }
-        } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(&status).is_none()
+        } else if has_broken_off(status) {
+            Self::BrokenOff { target }
+        } else if matches!(code, Code::Internal | Code::Unknown) && io_error_kind(status).is_none()
         {
             Self::NotAnAgent {
                 target,
-                source: status.into(),
+                source: cause(status).into(),
             }
         } else {
             Self::Broken {
                 target,
-                source: status.into(),
+                source: cause(status).into(),
             }
         }
     }
@@ -281,6 +288,20 @@ impl ClientError {
 fn no_room(status: &Status) -> String {
     let last = Chain::new(status).skip(1).last();
     last.map_or_else(|| status.message().to_owned(), ToString::to_string)
+}
+
+/// The reason alone. A status as a whole shows the inside of its causes.
+fn cause(status: &Status) -> String {
+    let last = Chain::new(status).skip(1).last().map(ToString::to_string);
+    let told = || Some(status.message().to_owned());
+    let known = last.or_else(told).filter(|text| !text.is_empty());
+    known.unwrap_or_else(|| status.code().to_string())
+}
+
+/// Whether the connection ended under an open call, without the farewell of HTTP/2 (GOAWAY).
+fn has_broken_off(status: &Status) -> bool {
+    let mut errors = Chain::new(status).filter_map(|cause| cause.downcast_ref::<h2::Error>());
+    errors.any(h2::Error::is_io)
 }
 
 /// Whether the connection ended because a ping was not answered.
@@ -384,10 +405,18 @@ pub async fn status(target: &Target) -> Result<AgentStatus, ClientError> {
         let mut client = connect(target).await?;
         let response = client.get_status(GetStatusRequest {}).await;
         let response = response
-            .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", status))?;
+            .map_err(|status| ClientError::from_status(target, "FlowAgent/GetStatus", &status))?;
         Ok(response.into_inner())
     })
     .await
+}
+
+/// Whether a collector listens there, even if it does not show its status to this caller.
+pub async fn is_collector(target: &Target) -> bool {
+    matches!(
+        collector_status(target).await,
+        Ok(_) | Err(ClientError::Refused { .. })
+    )
 }
 
 /// Asks a collector once.
@@ -399,7 +428,8 @@ pub async fn collector_status(target: &Target) -> Result<CollectorStatus, Client
         let response = client
             .get_collector_status(GetCollectorStatusRequest {})
             .await;
-        let response = response.map_err(|status| ClientError::from_status(target, CALL, status))?;
+        let response =
+            response.map_err(|status| ClientError::from_status(target, CALL, &status))?;
         Ok(response.into_inner())
     })
     .await
@@ -411,7 +441,8 @@ pub async fn list_flows(
     request: ListFlowsRequest,
 ) -> Result<Vec<FlowBatch>, ClientError> {
     within(LIST_TIMEOUT, target, async || {
-        let failed = |status| ClientError::from_status(target, "FlowAgent/ListFlows", status);
+        let failed =
+            |status: Status| ClientError::from_status(target, "FlowAgent/ListFlows", &status);
         let mut client = connect(target).await?;
         let response = client.list_flows(request.clone()).await;
         let mut stream = response.map_err(failed)?.into_inner();
@@ -464,7 +495,8 @@ async fn controlled<T>(
 ) -> Result<T, ClientError> {
     within(after, target, async || {
         let response = ask(control(target).await?).await;
-        let response = response.map_err(|status| ClientError::from_status(target, call, status))?;
+        let response =
+            response.map_err(|status| ClientError::from_status(target, call, &status))?;
         Ok(response.into_inner())
     })
     .await
@@ -560,7 +592,8 @@ impl Observer {
                 }
                 Ok(None) => "the agent stopped".to_owned(),
                 Err(status) => {
-                    let error = ClientError::from_status(&self.target, "FlowAgent/Observe", status);
+                    let error =
+                        ClientError::from_status(&self.target, "FlowAgent/Observe", &status);
                     if !error.may_pass() {
                         return Err(error);
                     }
@@ -576,7 +609,7 @@ impl Observer {
         let mut client = connect(&self.target).await?;
         let response = client.observe(self.request.clone()).await;
         let response = response.map_err(|status| {
-            ClientError::from_status(&self.target, "FlowAgent/Observe", status)
+            ClientError::from_status(&self.target, "FlowAgent/Observe", &status)
         })?;
         Ok(response.into_inner())
     }
@@ -657,7 +690,7 @@ mod tests {
     fn a_set_that_is_too_large_is_no_broken_connection() {
         let target = "unix:/nowhere7/x.sock".parse().unwrap();
         let status = Status::out_of_range("decoded message length too large");
-        let error = ClientError::from_status(&target, "FlowControl/GetFilters", status);
+        let error = ClientError::from_status(&target, "FlowControl/GetFilters", &status);
         assert!(matches!(error, ClientError::TooLarge), "{error}");
     }
 

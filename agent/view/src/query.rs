@@ -174,19 +174,21 @@ pub fn answer(
     for (number, found) in found.into_iter().enumerate() {
         match found.open()? {
             Some(file) => {
-                let (path, kind) = (found.path.clone(), found.kind);
+                let (path, kind, is_named) = (found.path.clone(), found.kind, found.is_named);
                 // The Parquet library panics on some damaged files.
                 let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
                 let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
-                let advice = match kind {
+                let read = read.with_context(|| format!("read {}", path.display()));
+                let others_exist = all > 1;
+                match kind {
+                    _ if !others_exist => read?,
+                    _ if is_named => read.context("leave this file out to read the others")?,
                     Kind::Parquet | Kind::InTheMaking => {
-                        "name the other files, or move this one out of the folder"
+                        read.context("name the other files, or move this one out of the folder")?;
                     }
                     // The spool holds undelivered flows, so do not suggest moving it.
-                    Kind::Segment(_) => "name the other files of the spool",
-                };
-                read.with_context(|| format!("read {}", path.display()))
-                    .context(advice)?;
+                    Kind::Segment(_) => read.context("name the other files of the spool")?,
+                }
                 sum.answer.files += 1;
             }
             // A collector has acknowledged it.

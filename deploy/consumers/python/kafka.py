@@ -47,11 +47,14 @@ settings = {
 }
 consumer = Consumer(settings)
 consumer.subscribe([topic])
-while True:
-    messages = consumer.consume(500, timeout=1)
-    for message in messages:
-        if message.error():
-            sys.exit(f"{message.error()}")
-        add(message)
-    if messages:
-        print(json.dumps(sums), flush=True)
+try:
+    while True:
+        messages = consumer.consume(500, timeout=1)
+        for message in messages:
+            if message.error():
+                sys.exit(f"{message.error()}")
+            add(message)
+        if messages:
+            print(json.dumps(sums), flush=True)
+except KeyboardInterrupt:
+    consumer.close()

@@ -21,21 +21,26 @@ def tell():
     print(json.dumps(sums | lost), flush=True)
 
 
-with grpc.insecure_channel(target) as channel:
-    agent = flow_pb2_grpc.FlowAgentStub(channel)
-    # The stream ends when the agent stops.
-    for batch in agent.Observe(flow_pb2.ObserveRequest(consumer="example in Python")):
-        # Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
-        if batch.stream_seq != seq + 1:
-            sys.exit(f"batch {batch.stream_seq} came after {seq}: some are missing")
-        seq = batch.stream_seq
-        # Totals since the stream began.
-        lost_records = batch.lost_records
-        lost_packets, lost_bytes = batch.lost_packets, batch.lost_bytes
-        for record in batch.records:
-            records += 1
-            packets += record.src.delta_packets + record.dst.delta_packets
-            octets += record.src.delta_bytes + record.dst.delta_bytes
-        if batch.last_of_scan:
-            tell()
+try:
+    with grpc.insecure_channel(target) as channel:
+        agent = flow_pb2_grpc.FlowAgentStub(channel)
+        # The stream ends when the agent stops.
+        for batch in agent.Observe(flow_pb2.ObserveRequest(consumer="example in Python")):
+            # Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
+            if batch.stream_seq != seq + 1:
+                sys.exit(f"batch {batch.stream_seq} came after {seq}: some are missing")
+            seq = batch.stream_seq
+            # Totals since the stream began.
+            lost_records = batch.lost_records
+            lost_packets, lost_bytes = batch.lost_packets, batch.lost_bytes
+            for record in batch.records:
+                records += 1
+                packets += record.src.delta_packets + record.dst.delta_packets
+                octets += record.src.delta_bytes + record.dst.delta_bytes
+            if batch.last_of_scan:
+                tell()
+except KeyboardInterrupt:
+    pass
+except grpc.RpcError as error:
+    sys.exit(f"{target}: {error.details()}")
 tell()

@@ -72,7 +72,7 @@ fn from(owner: Option<&Owner>) -> String {
 
 /// The names of one output's files.
 pub(super) struct Names {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// The prefix of all names.
     stem: String,
     /// The extension of the files with pieces, including its dot.

@@ -423,6 +423,31 @@ async fn two_never_write_at_one_path() {
 }
 
 #[tokio::test]
+async fn where_files_cannot_be_written_is_known_before_the_first_is() {
+    let folder = TempDir::new().unwrap();
+    let at = |path: &str| {
+        let path = folder.path().join(path);
+        Rotated::new(path, rotation(Compression::None), whole::lines)
+    };
+    fs::write(folder.path().join("notes"), "not ours").unwrap();
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    for refused in ["missing/flows", "notes/flows", "notes", "folder"] {
+        assert!(at(refused).refuse_unwritable().await.is_err(), "{refused}");
+    }
+    assert!(!folder.path().join("missing").exists());
+    let mut file = at("flows");
+    file.refuse_unwritable().await.unwrap();
+    assert!(!folder.path().join("flows").exists());
+    // What an earlier process left stays as it is, too.
+    fs::write(folder.path().join("left"), [LINE, b"half"].concat()).unwrap();
+    at("left").refuse_unwritable().await.unwrap();
+    let left = fs::read(folder.path().join("left")).unwrap();
+    assert_eq!(left, [LINE, b"half"].concat());
+    write(&mut file, 1).await;
+    assert!(at("flows").refuse_unwritable().await.is_err());
+}
+
+#[tokio::test]
 async fn a_link_to_another_file_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("target");

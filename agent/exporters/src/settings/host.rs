@@ -1,9 +1,9 @@
 //! Validates hosts in addresses. A host that no resolver or request accepts is rejected when the settings are read, not
 //! when flows are sent.
 
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use super::{HostPort, Refused, Table, tls::Way};
+use super::{HostPort, Kind, Refused, Table, tls::Way};
 
 /// The fault of the host in `SCHEME://HOST...`, for any scheme. Paths have no host.
 pub(super) fn fault(address: &str) -> Option<String> {
@@ -28,6 +28,25 @@ pub(super) fn fault_of(rest: &str) -> Option<String> {
     let is_odd = |letter: &char| !letter.is_ascii_alphanumeric() && !special.contains(*letter);
     let odd = host.chars().find(is_odd)?;
     Some(format!("the name of a host cannot have {odd:?}"))
+}
+
+/// What to write instead if the address looks like a host, or a host and port, and lacks its scheme. A file with such a name
+/// needs a slash in its path.
+pub(super) fn without_scheme(kind: Kind, address: &str) -> Option<String> {
+    let bare = address.trim_start_matches('[').trim_end_matches(']');
+    let is_host = bare.parse::<IpAddr>().is_ok() || address.contains(':');
+    if address.contains('/') || !is_host {
+        return None;
+    }
+    let meant = HostPort::read(address).and_then(|host| kind.at(&host));
+    let hint = match meant {
+        Some(meant) => format!(" (did you mean {meant}?)"),
+        None if kind.has_paths() => {
+            format!("; a file with such a name needs a slash, as ./{address}")
+        }
+        None => String::new(),
+    };
+    Some(format!("expected {}{hint}", kind.addresses()))
 }
 
 /// Whether the text is a valid IPv6 address for brackets.

@@ -1,6 +1,9 @@
 //! Settings of IPFIX: destination and form of records.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use formats::{
     encoder::Encoder,
@@ -36,6 +39,10 @@ enum To {
     File { path: PathBuf, rotation: Rotation },
 }
 
+fn files(path: &Path, rotation: &Rotation) -> Rotated {
+    Rotated::new(path.to_owned(), rotation.clone(), whole::ipfix)
+}
+
 impl Target {
     /// The address in the settings.
     pub fn address(&self) -> String {
@@ -43,6 +50,13 @@ impl Target {
             To::Udp(to) => format!("udp://{to}"),
             To::Tcp(to) => format!("tcp://{to}"),
             To::File { path, .. } => path.display().to_string(),
+        }
+    }
+
+    pub fn files(&self) -> Option<Rotated> {
+        match &self.to {
+            To::Udp(_) | To::Tcp(_) => None,
+            To::File { path, rotation } => Some(files(path, rotation)),
         }
     }
 
@@ -55,9 +69,7 @@ impl Target {
                 Transport::Udp(Udp::new(to.clone(), every))
             }
             To::Tcp(to) => Transport::Tcp(Tcp::new(to.clone())),
-            To::File { path, rotation } => {
-                Transport::File(Rotated::new(path.clone(), rotation.clone(), whole::ipfix))
-            }
+            To::File { path, rotation } => Transport::File(files(path, rotation)),
         };
         let (place, wished) = (place.to_owned(), self.observation_domain);
         // The claim lasts as long as the encoder.

@@ -333,22 +333,28 @@ pub fn schema(time: &str) -> Value {
 pub(super) struct Table(pub(super) Map<String, Value>);
 
 impl Table {
-    /// Fails if the table has a key that this kind lacks.
+    /// Fails if the table has a key that no kind has.
+    pub(super) fn refuse_unknown(&self) -> Result<(), Refused> {
+        let known = || KEYS.iter().map(|key| key.name);
+        let unknown = |name: &&String| known().all(|known| known != name.as_str());
+        let Some(name) = self.0.keys().find(unknown) else {
+            return Ok(());
+        };
+        let hint = similar::hint(name, known());
+        let message = format!("an output has no such setting{hint}");
+        Err(Refused::at(name, message))
+    }
+
+    /// Fails if the table has a key of other kinds alone.
     pub(super) fn refuse_other_kinds(&self, kind: Kind) -> Result<(), Refused> {
-        for name in self.0.keys() {
-            let Some(key) = KEYS.iter().find(|key| key.name == name) else {
-                let hint = similar::hint(name, KEYS.iter().map(|key| key.name));
-                return Err(Refused::at(
-                    name,
-                    format!("an output has no such setting{hint}"),
-                ));
-            };
-            if !key.kinds.is_empty() && !key.kinds.contains(&kind) {
-                let message = format!("{} has no such setting", kind.name());
-                return Err(Refused::at(name, message));
-            }
-        }
-        Ok(())
+        let of_others = |key: &&Key| {
+            let is_ours = key.kinds.is_empty() || key.kinds.contains(&kind);
+            !is_ours && self.0.contains_key(key.name)
+        };
+        KEYS.iter().find(of_others).map_or(Ok(()), |key| {
+            let message = format!("{} has no such setting", kind.name());
+            Err(Refused::at(key.name, message))
+        })
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<String>, Refused> {

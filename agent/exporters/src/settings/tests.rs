@@ -276,6 +276,66 @@ fn what_is_refused_says_where_and_what_may_have_been_meant() {
 }
 
 #[test]
+fn a_misspelt_key_is_told_before_the_one_that_it_makes_missing() {
+    for (table, error) in [
+        (
+            r#"{"kind": "jsonl", "adress": "/a"}"#,
+            "adress: an output has no such setting (did you mean address?)",
+        ),
+        (
+            r#"{"knd": "jsonl", "address": "/a"}"#,
+            "knd: an output has no such setting (did you mean kind?)",
+        ),
+    ] {
+        assert_refused(table, error);
+    }
+}
+
+#[test]
+fn a_host_without_a_scheme_is_no_file_and_the_address_that_was_meant_is_told() {
+    for (text, meant) in [
+        (
+            "ipfix=127.0.0.1:2055",
+            "(did you mean udp://127.0.0.1:2055?)",
+        ),
+        ("ipfix=[::1]:2055", "(did you mean udp://[::1]:2055?)"),
+        (
+            "ipfix=collector:4739",
+            "(did you mean udp://collector:4739?)",
+        ),
+        ("ipfix=127.0.0.1", "udp://HOST:PORT"),
+        ("ipfix=::1", "udp://HOST:PORT"),
+        ("ipfix=udp:127.0.0.1:2055", "udp://HOST:PORT"),
+        ("ipfix=a:b", "needs a slash, as ./a:b"),
+        ("jsonl=127.0.0.1:2055", "as ./127.0.0.1:2055"),
+        ("jsonl=10.0.0.1", "as ./10.0.0.1"),
+        ("parquet=a:1", "as ./a:1"),
+        ("collector=a:4500", "(did you mean http://a:4500?)"),
+        ("pbflow=a:1", "(did you mean http://a:1?)"),
+        ("otlp=a:4317", "(did you mean http://a:4317?)"),
+        ("kafka=a:9092", "(did you mean tcp://a:9092/TOPIC?)"),
+        (
+            "clickhouse=a:8123",
+            "(did you mean http://a:8123/DATABASE/TABLE?)",
+        ),
+    ] {
+        let refused = read(text).expect_err(text);
+        assert!(refused.starts_with("address: expected "), "{refused}");
+        assert!(refused.contains(meant), "{text}: {refused}");
+    }
+    for text in [
+        "ipfix=./127.0.0.1:2055",
+        "ipfix=/a/127.0.0.1:2055",
+        "jsonl=a:1/flows.jsonl",
+        "jsonl=flows.jsonl",
+        "jsonl=1.jsonl",
+        "parquet=flows",
+    ] {
+        assert!(read(text).is_ok(), "{text}");
+    }
+}
+
+#[test]
 fn no_address_has_a_host_that_cannot_be_one() {
     for scheme in [
         "ipfix=udp",

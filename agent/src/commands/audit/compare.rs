@@ -24,6 +24,8 @@ pub enum Verdict {
     /// Equal to the interface's count after applying the explanations.
     Explained,
     Unexplained,
+    /// The agent has not read the interface's counters since it attached its program there: no scan has begun yet.
+    NotScanned,
     /// The interface is gone, or its counters were not read at all four moments.
     Unknown,
 }
@@ -83,6 +85,10 @@ pub fn compare(status: &HookStatus) -> Comparison {
         comparison
             .explanations
             .push("the interface is gone, and its last counters with it".to_owned());
+        return comparison;
+    }
+    if status.after_attach.is_some() && status.after_flip.is_none() {
+        comparison.verdict = Verdict::NotScanned;
         return comparison;
     }
     let Some(growth) = Growth::of(status) else {

@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow};
 use formats::harmless;
 use rules::{Compiled, Explained, Probe, Rule, Verdict};
 use serde::Serialize;
+
+use crate::commands::refused;
 
 /// A JSON line.
 #[derive(Serialize)]
@@ -17,10 +19,11 @@ enum Line<'a> {
 
 /// Explains rules, and how they decide about packets.
 pub(super) fn explain(rules: &[Rule], probes: &[Probe], as_json: bool) -> Result<String> {
-    ensure!(
-        probes.is_empty() || !rules.is_empty(),
-        "there are no rules to try --flow on: give them with --filter or --filter-file"
-    );
+    if rules.is_empty() && !probes.is_empty() {
+        return Err(refused(anyhow!(
+            "there are no rules to try --flow on: give them with --filter or --filter-file"
+        )));
+    }
     // Refuse rules that fit in no set, as the agent does when it starts.
     Compiled::new(rules, &[])?;
     let explained = rules::explain(rules);

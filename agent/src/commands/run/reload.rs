@@ -198,6 +198,7 @@ impl Reload {
             attach::with_hooks(selected, &config.selection, config.attach)?;
         }
 
+        outputs.refuse_unwritable(&config.outputs).await?;
         let needed = needs.reloaded(&config);
         // The rules come first: nothing else that is applied here can be refused.
         self.take_over_rules(config.rules, rules).await?;

@@ -122,3 +122,45 @@ fn people_see_whose_flows_are_stored_and_a_table_of_flows_is_refused_with_the_re
     agent.stop();
     collector.stop();
 }
+
+#[test]
+fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
+    const TEST: &str =
+        "agent::what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(files.path())]);
+    let address = collector.address.to_string();
+    let connect = ["--connect", &address];
+    let running = format!("--running={address}");
+    for (command, instead) in [
+        (
+            [&["flows"], &connect[..]].concat(),
+            "flow-agent watch --output json",
+        ),
+        (
+            [&["audit"], &connect[..]].concat(),
+            "flow-agent status --connect",
+        ),
+        (
+            [&["filter", "show"], &connect[..]].concat(),
+            "those of agents",
+        ),
+        (vec!["config", "show", &running], "`flow-agent collect`"),
+    ] {
+        let output = answered(|| {
+            let mut asked = flow_agent(&lab.agent);
+            asked.args(&command);
+            asked
+        });
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
+        let begin = format!("flow-agent: a collector listens on {address}, and no agent: ");
+        assert!(said.starts_with(&begin), "{command:?}: {said}");
+        assert!(said.contains(instead), "{command:?}: {said}");
+    }
+    collector.stop();
+}

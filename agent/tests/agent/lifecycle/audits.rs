@@ -4,7 +4,7 @@ use std::process::Output;
 
 use lab::{Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, NATIVE_XDP, attached::tc, wait_for_packets};
+use crate::support::{Agent, NATIVE_XDP, attached::tc, flow_agent, wait_for_packets};
 
 /// Runs the audit some scans after the last packet was sent.
 fn audit(lab: &Lab, agent: &Agent) -> (String, bool) {
@@ -43,6 +43,43 @@ fn an_audit_knows_a_plain_wire_and_one_that_polls() {
         }
         agent.stop();
     }
+}
+
+#[test]
+fn an_audit_scans_first_and_says_so_where_it_may_not_and_nothing_was_scanned() {
+    const TCP: &str = "127.0.0.1:4500";
+    if !is_root_or_skip(
+        "agent::an_audit_scans_first_and_says_so_where_it_may_not_and_nothing_was_scanned",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 100]).unwrap();
+    let socket = lab.peer.frame_socket().unwrap();
+    let send = || {
+        let before = lab.agent.counters().unwrap();
+        socket.send_many(vec![&frame; 50]).unwrap();
+        wait_for_packets(&lab.agent, before, 50);
+    };
+    // The interface has counted before the agent does.
+    send();
+    let agent = Agent::start(&lab, &["--scan-interval", "1h", "--listen", TCP]);
+    send();
+    // Over TCP nobody may ask for a scan.
+    let mut by_tcp = flow_agent(&lab.agent);
+    let by_tcp = by_tcp.args(["audit", "--connect", TCP]).output().unwrap();
+    let text = String::from_utf8(by_tcp.stdout).unwrap();
+    assert_eq!(by_tcp.status.code(), Some(3), "{text}");
+    assert_eq!(verdict(&text, "ingress"), "not scanned yet", "{text}");
+    let output = agent.asked(&lab.agent, &["audit"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(verdict(&text, "ingress"), "exact", "{text}");
+    assert!(
+        text.contains("ours        50 packets, 7100 bytes"),
+        "{text}"
+    );
+    agent.stop();
 }
 
 #[test]

@@ -129,6 +129,11 @@ fn a_watch_outlives_its_agent_and_goes_on_with_the_next() {
     wait_until("the watch says that the stream broke", || {
         watch.read("stderr").contains("waiting for the agent")
     });
+    let said = watch.read("stderr");
+    assert!(
+        said.contains("broke off: the agent was killed") && !said.contains("hyper"),
+        "{said}"
+    );
     let agent = Agent::start(&lab, &settings);
     consumed(1002);
     assert!(watch.read("stderr").contains("it is another process"));

@@ -6,10 +6,14 @@ use std::{
     os::unix::net::UnixListener,
     process::{Command, Output, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Response};
 use lab::{Lab, Process, privilege::is_root_or_skip};
 use tempfile::TempDir;
+use tokio::{net::UnixStream, time::sleep};
 
 use crate::support::{Agent, flow_agent, threads::threads_named};
 
@@ -99,6 +103,68 @@ fn a_watch_without_an_answer_or_a_scan_says_so_at_its_end() {
         "{lines:?}"
     );
     agent.stop();
+}
+
+/// Answers a request for a scan after this pause, and every other call at once.
+async fn scan_after(pause: Duration, stream: UnixStream) {
+    let Ok(mut connection) = h2::server::handshake(stream).await else {
+        return;
+    };
+    while let Some(Ok((request, mut answer))) = connection.accept().await {
+        tokio::spawn(async move {
+            let scans = request.uri().path() == "/flow.v1.FlowControl/ScanNow";
+            let mut head = Response::new(());
+            let grpc = HeaderValue::from_static("application/grpc");
+            head.headers_mut().insert("content-type", grpc);
+            let mut end = HeaderMap::new();
+            end.insert("grpc-status", HeaderValue::from_static("0"));
+            if scans {
+                sleep(pause).await;
+            }
+            // The client may have gone.
+            let Ok(mut body) = answer.send_response(head, false) else {
+                return;
+            };
+            if scans {
+                // A message without fields.
+                let _ = body.send_data(Bytes::from_static(&[0; 5]), false);
+            }
+            let _ = body.send_trailers(end);
+        });
+    }
+}
+
+/// An agent spaces out the scans on request.
+#[test]
+fn whoever_lists_flows_waits_for_a_scan_without_a_word() {
+    const PAUSE: Duration = Duration::from_millis(1300);
+    /// A call that takes longer may say so.
+    const SHORT: Duration = Duration::from_secs(2);
+    if !is_root_or_skip("agent::whoever_lists_flows_waits_for_a_scan_without_a_word") {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("slow.sock");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _guard = runtime.enter();
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    runtime.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(scan_after(PAUSE, stream));
+        }
+    });
+    // On a busy machine a call takes longer now and then.
+    for _ in 0..3 {
+        let mut command = flow_agent(&lab.agent);
+        command.args(["flows", "--connect", &format!("unix:{}", path.display())]);
+        let started = Instant::now();
+        let (is_ok, lines) = said(command);
+        assert!(is_ok, "{lines:?}");
+        if started.elapsed() < SHORT {
+            assert!(lines.is_empty(), "{lines:?}");
+        }
+    }
 }
 
 /// The threads of a process that run tokio's tasks.

@@ -222,7 +222,8 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
             "--output",
             &written,
             "--output",
-            "jsonl=/proc/none/flows.jsonl",
+            // Nobody listens there.
+            r#"{"kind": "ipfix", "address": "tcp://127.0.0.1:9", "name": "broken"}"#,
         ],
         &secured.each_ref().map(String::as_str),
     ];
@@ -283,7 +284,7 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     let known = samples(&get(&lab.agent, &address, "/metrics").body);
     answer_the_dashboard(&lab.agent, &known);
     answer_the_rules(&lab.agent, &known);
-    let failing = r#"flow_agent_output_failing{output="jsonl-2"} == 1"#;
+    let failing = r#"flow_agent_output_failing{output="broken"} == 1"#;
     wait_until("the output fails", || {
         query(&lab.agent, failing).is_some_and(|found| found.len() == 1)
     });

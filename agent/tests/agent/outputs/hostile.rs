@@ -118,7 +118,8 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
         );
         fs::write(&file, settings).unwrap();
     };
-    write("'jsonl=/proc/none/a.jsonl', ");
+    // Nobody listens there.
+    write("{ kind = 'ipfix', address = 'tcp://127.0.0.1:9', name = 'jsonl' }, ");
     let mut agent = Agent::start_by_file(&lab.agent, "", &file);
     let sent = send(&lab, 10, 1);
     wait_until_counted(&agent, &lab, sent.packets);

@@ -135,11 +135,17 @@ fn a_file_that_cannot_be_written_is_told_once_and_its_flows_wait() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let missing = folder.path().join("missing");
-    let path = missing.join("flows.jsonl");
+    let [here, elsewhere] = ["here", "elsewhere"].map(|name| folder.path().join(name));
+    fs::create_dir(&here).unwrap();
+    let path = here.join("flows.jsonl");
     let lab = Lab::quiet().unwrap();
-    let address = format!("jsonl={}", path.display());
-    let mut agent = Agent::start(&lab, &["--output", "json", "--output", &address]);
+    // Each scan begins another file.
+    let table = format!(
+        r#"{{"kind": "jsonl", "address": "{}", "rotate_bytes": 1}}"#,
+        path.display()
+    );
+    let mut agent = Agent::start(&lab, &["--output", "json", "--output", &table]);
+    fs::rename(&here, &elsewhere).unwrap();
     agent.wait_until_logged("flows do not get to");
     let sent = send(&lab, 10, 1);
     wait_until_counted(&agent, &lab, sent.packets);
@@ -147,7 +153,7 @@ fn a_file_that_cannot_be_written_is_told_once_and_its_flows_wait() {
         let output = output(&agent, &lab, "jsonl");
         output["failing"] == true && fates(&output, sent)["queued"] == sent
     });
-    fs::create_dir(&missing).unwrap();
+    fs::rename(&elsewhere, &here).unwrap();
     wait_until("they are written", || {
         let output = output(&agent, &lab, "jsonl");
         output["failing"] == false && fates(&output, sent)["sent"] == sent
@@ -164,7 +170,8 @@ fn what_is_not_sent_before_the_end_is_counted_and_told() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let settings = ["--output", "jsonl=/proc/none/flows.jsonl"];
+    // Nobody listens there.
+    let settings = ["--output", "ipfix=tcp://127.0.0.1:9"];
     let agent = Agent::start(&lab, &settings);
     let sent = send(&lab, 10, 1);
     wait_until_counted(&agent, &lab, sent.packets);

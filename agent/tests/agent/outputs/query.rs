@@ -210,3 +210,28 @@ fn a_query_of_something_else_says_what_to_name() {
         );
     }
 }
+
+#[test]
+fn a_file_that_cannot_be_read_is_told_with_advice_that_fits() {
+    let folder = tempfile::tempdir().unwrap();
+    let [broken, other] = ["a", "b"].map(|name| {
+        let path = folder.path().join(format!("flows-{name}.parquet"));
+        fs::write(&path, b"PAR1 and nothing that follows").unwrap();
+        path.display().to_string()
+    });
+    let folder = folder.path().display().to_string();
+    for (paths, advice) in [
+        (&[&broken][..], None),
+        (&[&broken, &other], Some("leave this file out")),
+        (&[&folder], Some("move this one out of the folder")),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+        let output = command.arg("query").args(paths).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{said}");
+        let is_first = said.starts_with(&format!("flow-agent: read {broken}: "));
+        assert_eq!(is_first, advice.is_none(), "{said}");
+        assert!(advice.is_none_or(|advice| said.contains(advice)), "{said}");
+        assert!(said.contains(&broken), "{said}");
+    }
+}

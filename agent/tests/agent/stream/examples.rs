@@ -117,6 +117,30 @@ async fn the_examples_say_what_they_lost_and_their_sums_close() {
     }
 }
 
+#[tokio::test]
+async fn the_example_in_python_ends_without_a_traceback() {
+    const TEST: &str = "agent::the_example_in_python_ends_without_a_traceback";
+    let folder = TempDir::new().unwrap();
+    let Some(program) = in_python_or_skip(TEST, folder.path()) else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let (unix, target) = socket(&directory);
+    let agent = Agent::start("one", 4, &[unix]).await;
+    let mut consumer = Consumer::start(&program, &target.to_string());
+    agent.has_consumers(1).await;
+    consumer.process.signal(libc::SIGINT).unwrap();
+    let status = consumer.process.wait(patience()).unwrap();
+    assert!(status.success(), "{status}");
+    assert_eq!(consumer.read("stderr"), "");
+    assert_eq!(consumer.sums()["packets"], 0);
+    agent.stop().await;
+    let mut consumer = Consumer::start(&program, &target.to_string());
+    let status = consumer.process.wait(patience()).unwrap();
+    let said = consumer.read("stderr");
+    assert!(!status.success() && said.lines().count() == 1, "{said}");
+}
+
 /// No agent of ours leaves a number out.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_examples_end_where_a_batch_is_missing() {

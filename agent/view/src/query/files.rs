@@ -25,6 +25,8 @@ pub(super) struct Found {
     pub kind: Kind,
     /// The number of its folder.
     pub place: usize,
+    /// By its own path, not by that of its folder.
+    pub is_named: bool,
     /// An unfinished file stays open, since it is renamed when it is complete.
     file: Option<File>,
 }
@@ -151,7 +153,9 @@ impl Finder {
                 path.display()
             );
         };
-        self.add(file, found(path, kind, place))?;
+        let found = found(path, kind, place);
+        let is_named = true;
+        self.add(file, Found { is_named, ..found })?;
         Ok(())
     }
 
@@ -212,6 +216,7 @@ fn found(path: &Path, kind: Kind, place: usize) -> Found {
         path: path.to_owned(),
         kind,
         place,
+        is_named: false,
         file: None,
     }
 }

@@ -196,6 +196,19 @@ fn packets_that_never_came_to_us_are_explained_by_drops_only() {
 }
 
 #[test]
+fn nothing_is_claimed_before_the_first_scan() {
+    let mut status = hook(Hook::TcIngress, &account(&[]), (0, 0), (0, 0));
+    (status.before_flip, status.after_flip) = (None, None);
+    let comparison = compare(&status);
+    assert_eq!(
+        (comparison.verdict, comparison.difference),
+        (Verdict::NotScanned, None)
+    );
+    status.interface_gone = true;
+    assert_eq!(compare(&status).verdict, Verdict::Unknown);
+}
+
+#[test]
 fn without_counters_nothing_is_claimed() {
     let mut status = hook(
         Hook::TcIngress,
