@@ -251,7 +251,8 @@ impl<'a> Fleet<'a> {
         }
         let (mut made, mut last) = (Scans::new(), Vec::new());
         for agent in &mut self.agents {
-            let status = agent.process.wait(patience()).unwrap();
+            // Each delivers all that it has left, to collectors and a broker that have just started.
+            let status = agent.process.wait(3 * patience()).unwrap();
             let [name, ledger, _] = &agent.command;
             let log = fs::read_to_string(format!("{ledger}.log")).unwrap();
             assert!(status.success(), "{name}: {status}: {log}");
