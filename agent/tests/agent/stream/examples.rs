@@ -117,7 +117,7 @@ async fn the_examples_say_what_they_lost_and_their_sums_close() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_example_in_python_ends_without_a_traceback() {
     const TEST: &str = "agent::the_example_in_python_ends_without_a_traceback";
     let folder = TempDir::new().unwrap();
@@ -135,7 +135,8 @@ async fn the_example_in_python_ends_without_a_traceback() {
     assert_eq!(consumer.read("stderr"), "");
     assert_eq!(consumer.sums()["packets"], 0);
     agent.stop().await;
-    let mut consumer = Consumer::start(&program, &target.to_string());
+    let nobody = format!("unix:{}", directory.path().join("nobody").display());
+    let mut consumer = Consumer::start(&program, &nobody);
     let status = consumer.process.wait(patience()).unwrap();
     let said = consumer.read("stderr");
     assert!(!status.success() && said.lines().count() == 1, "{said}");
