@@ -48,7 +48,8 @@ const WIDTH: usize = 80;
     version,
     about,
     propagate_version = true,
-    max_term_width = WIDTH
+    max_term_width = WIDTH,
+    after_help = commands::exit_statuses()
 )]
 struct Cli {
     #[command(subcommand)]

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use view::client::{self, ClientError, Target};
 
 use super::{
+    NOTHING,
     answer::{self, Format},
     connect::Connect,
     of_an_agent, patiently, scan_first,
@@ -24,9 +25,6 @@ use compare::{Comparison, Figures, Verdict, compare};
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Exit status if nothing is unexplained, but not everything could be compared yet.
-const NOT_SCANNED: u8 = 3;
-
 /// Compare what the agent counted with the interfaces' own counters.
 ///
 /// On its Unix socket the agent scans first; over TCP the figures are those of its last scan. Exit status 1 if a difference has
@@ -37,7 +35,13 @@ pub struct Args {
     pub connect: Connect,
 
     /// Text for people, or one JSON object.
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    #[arg(
+        short = 'o',
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text"
+    )]
     pub output: Format,
 }
 
@@ -89,7 +93,7 @@ impl Report {
         if self.has(Verdict::Unexplained) {
             1
         } else if self.has(Verdict::NotScanned) {
-            NOT_SCANNED
+            NOTHING
         } else {
             0
         }
@@ -202,7 +206,7 @@ mod tests {
         };
         assert_eq!(status(&[]), 0);
         assert_eq!(status(&[Exact, Explained, Unknown]), 0);
-        assert_eq!(status(&[Exact, NotScanned]), NOT_SCANNED);
+        assert_eq!(status(&[Exact, NotScanned]), NOTHING);
         assert_eq!(status(&[NotScanned, Unexplained, Exact]), 1);
     }
 

@@ -49,12 +49,18 @@ use devices::{Device, Known};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Text for people, or JSON Lines.
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    #[arg(
+        short = 'o',
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text"
+    )]
     pub output: Format,
 
     /// The interfaces that the agent is to watch: a name, a 'glob*' or a '/regex/'; repeatable
     /// [default: those of the settings].
-    #[arg(long = "interface", value_name = "PATTERN")]
+    #[arg(short = 'i', long = "interface", value_name = "PATTERN")]
     pub interfaces: Vec<Patterns>,
 
     /// The interfaces to leave out; repeatable [default: those of the settings].

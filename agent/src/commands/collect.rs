@@ -54,7 +54,7 @@ pub struct Args {
     /// Where flows are stored: jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS) or
     /// clickhouse=http://HOST:PORT/DATABASE/TABLE (https:// with TLS); repeatable. A table says more, as '{"kind": "jsonl",
     /// "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not take is not acknowledged.
-    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
+    #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
     pub output: Vec<Wishes>,
 
     /// Compares agents, and reports here what was lost on the way between two of them: jsonl=PATH. A flow is compared when it

@@ -38,7 +38,13 @@ pub enum Command {
         running: Option<Target>,
 
         /// A file of settings with the sources in comments, or one JSON object.
-        #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+        #[arg(
+            short = 'o',
+            long,
+            value_name = "FORMAT",
+            value_enum,
+            default_value = "text"
+        )]
         output: Format,
     },
     /// Say whether `run` can take the settings: those that it would take here, from the file and the environment, or

@@ -9,7 +9,7 @@ use rules::Rules;
 use tokio::task::spawn_blocking;
 use view::client;
 
-use super::{connect::Connect, of_an_agent, patiently, scan_first};
+use super::{connect::Connect, of_an_agent, patiently, scan_first, unless_nothing_matches};
 
 /// Rows of a table without `--limit`.
 const ROWS: u32 = 50;
@@ -25,6 +25,7 @@ pub struct Args {
 
     /// How to print the flows.
     #[arg(
+        short = 'o',
         long,
         value_name = "FORMAT",
         env = "FLOW_AGENT_FLOWS_OUTPUT",
@@ -49,7 +50,12 @@ pub struct Args {
     pub sort: Sort,
 
     /// The most flows to list; 0 lists all [default: 50 in a table, all in JSON].
-    #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_FLOWS_LIMIT")]
+    #[arg(
+        short = 'n',
+        long,
+        value_name = "FLOWS",
+        env = "FLOW_AGENT_FLOWS_LIMIT"
+    )]
     pub limit: Option<u32>,
 }
 
@@ -95,6 +101,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     } else {
         limit as usize
     };
+    let found = batches.iter().map(|batch| batch.records.len()).sum();
     let print = move || {
         let mut printer = Printer::once(args.output, rows);
         for batch in &batches {
@@ -108,5 +115,5 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     // The connection closes meanwhile: the reader of stdout may be slow.
     let printed: io::Result<()> = spawn_blocking(print).await.context("write to stdout")?;
     printed.context("write to stdout")?;
-    Ok(ExitCode::SUCCESS)
+    Ok(unless_nothing_matches(!args.filter.is_empty(), found))
 }

@@ -3,6 +3,7 @@
 use std::{
     io::{self, Write as _},
     ops::RangeInclusive,
+    process::ExitCode,
     time::Duration,
 };
 
@@ -29,6 +30,34 @@ pub mod status;
 pub mod token;
 pub mod top;
 pub mod watch;
+
+/// What the exit statuses of all commands mean. `docs/settings.md` has the same table.
+const EXIT_STATUSES: [(u8, &str); 4] = [
+    (0, "success"),
+    (1, "an error, or something is wrong with what was checked"),
+    (2, "an argument or a setting is not valid"),
+    (
+        NOTHING,
+        "no error, but nothing to show: no flow matches, or nothing was scanned yet",
+    ),
+];
+/// The exit status of a command that found nothing.
+const NOTHING: u8 = 3;
+
+/// The exit statuses as a part of the help.
+pub fn exit_statuses() -> String {
+    let lines = EXIT_STATUSES.map(|(status, meaning)| format!("\n  {status}  {meaning}"));
+    format!("Exit status:{}", lines.concat())
+}
+
+/// Success, or [`NOTHING`] if the user asked for what matches a filter and nothing does.
+fn unless_nothing_matches(has_filter: bool, found: usize) -> ExitCode {
+    if has_filter && found == 0 {
+        NOTHING.into()
+    } else {
+        ExitCode::SUCCESS
+    }
+}
 
 /// The longest duration that a setting may have: adding it to any point in time must not overflow the clocks.
 const LONGEST: Duration = Duration::from_hours(100 * 365 * 24);
@@ -113,6 +142,13 @@ fn notice(text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_docs_have_the_table_of_exit_statuses() {
+        let page = include_str!("../../../docs/settings.md");
+        let lines = EXIT_STATUSES.map(|(status, meaning)| format!("| {status} | {meaning} |\n"));
+        assert!(page.contains(&lines.concat()), "{}", lines.concat());
+    }
 
     #[test]
     fn a_time_that_no_clock_reaches_is_refused() {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use rules::Rules;
 use view::query::{self, By, Order, Question};
 
-use super::{notice, refused};
+use super::{notice, refused, unless_nothing_matches};
 
 mod show;
 
@@ -68,6 +68,7 @@ pub struct Args {
 
     /// The most groups to show; 0 shows all.
     #[arg(
+        short = 'n',
         long,
         value_name = "GROUPS",
         env = "FLOW_AGENT_QUERY_TOP",
@@ -77,6 +78,7 @@ pub struct Args {
 
     /// A table, JSON Lines, or CSV on stdout.
     #[arg(
+        short = 'o',
         long,
         value_name = "FORMAT",
         env = "FLOW_AGENT_QUERY_OUTPUT",
@@ -161,7 +163,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for text in show::missing(args.output, &answer) {
         notice(&text);
     }
-    Ok(ExitCode::SUCCESS)
+    let has_filter = !args.filter.is_empty();
+    Ok(unless_nothing_matches(has_filter, answer.all_groups))
 }
 
 /// Prints the progress of a long query on a terminal.

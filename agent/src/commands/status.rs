@@ -32,7 +32,13 @@ pub struct Args {
     pub connect: Connect,
 
     /// Text for people, or one JSON object.
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "text")]
+    #[arg(
+        short = 'o',
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text"
+    )]
     pub output: Format,
 }
 

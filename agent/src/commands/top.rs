@@ -83,6 +83,7 @@ pub struct Args {
 
     /// With --once: how to print the rows.
     #[arg(
+        short = 'o',
         long,
         value_name = "FORMAT",
         env = "FLOW_AGENT_TOP_OUTPUT",
@@ -92,7 +93,7 @@ pub struct Args {
     pub output: Format,
 
     /// With --once: the most rows; 0 shows all [default: 50].
-    #[arg(long, value_name = "ROWS", env = "FLOW_AGENT_TOP_LIMIT")]
+    #[arg(short = 'n', long, value_name = "ROWS", env = "FLOW_AGENT_TOP_LIMIT")]
     pub limit: Option<usize>,
 
     /// Arguments of `flow-agent run` for an agent that runs as long as this command. It listens on a socket of its own, and

@@ -33,6 +33,7 @@ pub struct Args {
 
     /// How to print the flows of each scan. On a terminal, the table is redrawn in place.
     #[arg(
+        short = 'o',
         long,
         value_name = "FORMAT",
         env = "FLOW_AGENT_WATCH_OUTPUT",
@@ -51,7 +52,7 @@ pub struct Args {
     pub duration: Option<Duration>,
 
     /// The most rows of a table [default: as many as fit the terminal, otherwise 50].
-    #[arg(long, value_name = "ROWS", env = "FLOW_AGENT_WATCH_LIMIT")]
+    #[arg(short = 'n', long, value_name = "ROWS", env = "FLOW_AGENT_WATCH_LIMIT")]
     pub limit: Option<usize>,
 }
 

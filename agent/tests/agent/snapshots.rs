@@ -143,6 +143,10 @@ async fn who_comes_between_two_scans_knows_every_packet_since_the_flows_began() 
         .map(|record| record.src().port.unwrap());
     assert_eq!(ports.collect::<Vec<_>>(), [15, 14, 13]);
     assert_eq!((listed.scan_id, listed.left_out_records), (2, 27));
+    for (rule, status) in [("exclude proto udp", 3), ("exclude proto tcp", 0)] {
+        let flows = agent.asked(&lab.agent, &["flows", "--filter", rule]);
+        assert_eq!(flows.status.code(), Some(status), "{rule}: {flows:?}");
+    }
     agent.stop_silent();
 }
 

@@ -44,7 +44,7 @@ pub struct Args {
 
     /// Interfaces to count on: names, globs, or /regular expressions/; repeatable. Those that come later are
     /// counted on, too [default: those that carry a default route].
-    #[arg(long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
+    #[arg(short = 'i', long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
     pub interface: Vec<Patterns>,
 
     /// Interfaces to leave out, named in the same ways.
@@ -257,7 +257,7 @@ pub struct Args {
     /// Where flows go besides: table or json for stdout, or KIND=ADDRESS, as ipfix=udp://HOST:PORT,
     /// otlp=http://HOST:PORT, pbflow=http://HOST:PORT, collector=http://HOST:PORT (these also by https://), jsonl=PATH
     /// or parquet=FOLDER; repeatable. In a file of settings a table says more of an output, such as which flows it gets.
-    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
+    #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
     pub output: Vec<Wishes>,
 
     /// Stop after counting for this time, such as 10s or 2m.

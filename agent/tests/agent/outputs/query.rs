@@ -15,12 +15,20 @@ fn query(folder: &Path, arguments: &[&str]) -> std::process::Output {
 
 /// The lines of the answer. Fails if anything is said to be missing.
 fn answer(folder: &Path, arguments: &[&str]) -> Vec<Value> {
+    answer_with_status(folder, arguments, 0)
+}
+
+fn answer_with_status(folder: &Path, arguments: &[&str], status: i32) -> Vec<Value> {
     let output = query(folder, &[arguments, &["--output", "json"]].concat());
     let (stdout, stderr) = (
         String::from_utf8(output.stdout).unwrap(),
         String::from_utf8(output.stderr).unwrap(),
     );
-    assert_eq!((output.status.success(), &*stderr), (true, ""), "{stdout}");
+    assert_eq!(
+        (output.status.code(), &*stderr),
+        (Some(status), ""),
+        "{stdout}"
+    );
     let lines = stdout.lines();
     lines
         .map(|line| serde_json::from_str(line).unwrap())
@@ -89,8 +97,11 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
         assert_eq!(&lines[0][name], value, "{name}");
     }
     // What a filter or a time leaves out is in no sum.
-    for nothing in [["--filter", "exclude port 9"], ["--until", "2020-01-01"]] {
-        let lines = answer(folder.path(), &nothing);
+    for (nothing, status) in [
+        (["--filter", "exclude port 9"], 3),
+        (["--until", "2020-01-01"], 0),
+    ] {
+        let lines = answer_with_status(folder.path(), &nothing, status);
         assert_eq!(
             (lines.len(), &lines[0]["records"]),
             (1, &0.into()),
