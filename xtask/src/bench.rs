@@ -21,7 +21,8 @@ pub struct Arguments {
 /// Returns only if the benches could not be started.
 pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Demo)?;
-    let agent = build_agent()?;
+    // What users get.
+    let agent = build_agent("packaged")?;
     run(&mut cargo(&[
         "build",
         "--release",

@@ -44,10 +44,16 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Builds the agent in release mode and returns its path.
-pub fn build_agent() -> Result<PathBuf> {
-    run(&mut cargo(&["build", "--release", "--package", "agent"]))?;
-    Ok(target_dir()?.join("release/flow-agent"))
+/// Builds the agent and returns its path.
+pub fn build_agent(profile: &str) -> Result<PathBuf> {
+    run(&mut cargo(&[
+        "build",
+        "--profile",
+        profile,
+        "--package",
+        "agent",
+    ]))?;
+    Ok(target_dir()?.join(profile).join("flow-agent"))
 }
 
 pub fn target_dir() -> Result<PathBuf> {

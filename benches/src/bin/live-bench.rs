@@ -47,7 +47,7 @@ struct Cli {
     diff: Option<Vec<PathBuf>>,
 
     /// The agent that is measured
-    #[arg(long, global = true, default_value = "target/release/flow-agent")]
+    #[arg(long, global = true, default_value = "target/packaged/flow-agent")]
     agent: PathBuf,
 
     /// Fewer packets and three rounds: to see that it works, not to publish
