@@ -5,7 +5,7 @@
 //! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
 //! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
-use std::{collections::BTreeMap, convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use enrich::kind::Kind;
@@ -457,7 +457,7 @@ async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
     takes_the_rest.await
 }
 
-fn print(hub: &Hub, format: Option<Format>) -> Option<(Printing, oneshot::Receiver<Infallible>)> {
+fn print(hub: &Hub, format: Option<Format>) -> Option<(Printing, oneshot::Receiver<()>)> {
     format.map(|format| Printing::start(hub.subscribe("stdout", "this process"), format))
 }
 

@@ -384,6 +384,9 @@ mod tests {
             ("run --max-flows --interface eth0", "--max-flows <FLOWS>"),
             ("run --interface a --netns -h", "--netns <NETNS>"),
             ("run --tls-key --", "--tls-key <FILE>"),
+            ("run -i --decapsulate", "--interface <PATTERN>"),
+            ("run -i -o json", "--interface <PATTERN>"),
+            ("run --max-flows -i eth0", "--max-flows <FLOWS>"),
             ("filter set --file --connect unix:/a", "--file <PATH>"),
             ("filter --tls-ca --connect unix:/a show", "--tls-ca <FILE>"),
             ("status --connect --help", "--connect <ADDRESS>"),
@@ -413,6 +416,12 @@ mod tests {
         };
         let named = of_variable("run --sample 2", "FLOW_AGENT_DURATION");
         assert!(named.contains("for 'FLOW_AGENT_DURATION': "), "{named}");
+        let (arguments, variable) = ("flows -n soon", "FLOW_AGENT_FLOWS_LIMIT");
+        let given: Vec<_> = arguments.split(' ').map(OsString::from).collect();
+        let is_set = |name: &OsStr| name == variable;
+        let option = variables::name_in(refused(arguments), &command(), &given, is_set);
+        let option = option.to_string();
+        assert!(option.contains("for '--limit <FLOWS>': "), "{option}");
         for (arguments, variable) in [
             ("run --duration soon", "FLOW_AGENT_DURATION"),
             ("run --duration=soon", "FLOW_AGENT_DURATION"),

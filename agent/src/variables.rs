@@ -65,13 +65,16 @@ fn shown_as<'a>(command: &'a Command, shown: &str) -> Option<&'a Arg> {
 
 /// Whether the option is on the command line, where it takes precedence over its variable.
 fn is_given(argument: &Arg, arguments: &[OsString]) -> bool {
-    let Some(long) = argument.get_long() else {
-        return false;
+    let is_long = |given: &str| {
+        let rest = given
+            .strip_prefix("--")?
+            .strip_prefix(argument.get_long()?)?;
+        Some(rest.is_empty() || rest.starts_with('='))
     };
-    arguments.iter().any(|given| {
-        given
-            .to_str()
-            .and_then(|given| given.strip_prefix("--")?.strip_prefix(long))
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
-    })
+    // Its value may follow at once.
+    let is_short = |given: &str| Some(given.strip_prefix('-')?.starts_with(argument.get_short()?));
+    arguments
+        .iter()
+        .filter_map(|given| given.to_str())
+        .any(|given| is_long(given).unwrap_or_default() || is_short(given).unwrap_or_default())
 }

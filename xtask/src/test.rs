@@ -233,12 +233,13 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
     command
         .env(lab::privilege::SKIP_LOG, skip_log.path())
         .stdout(Stdio::piped());
-    if env::var_os(TEST_THREADS).is_none() {
+    let threads = env::var(TEST_THREADS).unwrap_or_else(|_| {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        command.env(TEST_THREADS, (THREADS_PER_CPU * cpus).to_string());
-    }
+        (THREADS_PER_CPU * cpus).to_string()
+    });
+    command.env(TEST_THREADS, &threads);
     if !lab::privilege::is_root() {
-        run_tests_through_sudo(&mut command, &skip_log)?;
+        run_tests_through_sudo(&mut command, &skip_log, &threads)?;
     }
     let mut child = command.spawn().context("start cargo test")?;
     let stdout = child
@@ -263,7 +264,7 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
 }
 
 /// Builds the tests as the user and runs them as root. If sudo refuses, the privileged tests skip themselves.
-fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<()> {
+fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog, threads: &str) -> Result<()> {
     let allowed = has_command("sudo")
         && Command::new("sudo")
             .arg("-v")
@@ -283,7 +284,7 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog) -> Result<(
         let log = format!("{}={}", lab::privilege::SKIP_LOG, skip_log.path().display());
         command.env(
             format!("CARGO_TARGET_{host}_RUNNER"),
-            format!("sudo env {log}"),
+            format!("sudo env {log} {TEST_THREADS}={threads}"),
         );
     }
     Ok(())

@@ -216,6 +216,14 @@ impl Rotated {
         &self.address
     }
 
+    /// The same for all spellings of one place.
+    pub(crate) fn lock_path(&self) -> PathBuf {
+        let names = &self.place.names;
+        let folder = names.folder.canonicalize();
+        let name = names.lock.file_name().unwrap_or_default();
+        folder.unwrap_or_else(|_| names.folder.clone()).join(name)
+    }
+
     /// Fails if the files cannot be written there. Leaves them as they are.
     pub async fn refuse_unwritable(&self) -> Result<()> {
         let place = Arc::clone(&self.place);
@@ -476,11 +484,11 @@ impl Place {
     }
 
     fn refuse_unwritable(&self) -> Result<()> {
-        self.take_lock()?;
         let folder = &self.names.folder;
         let access = Access::WRITE_OK | Access::EXEC_OK;
         accessat(CWD, folder, access, AtFlags::EACCESS)
             .with_context(|| format!("make files in {}", folder.display()))?;
+        self.take_lock()?;
         self.left(&self.names.open(None)).map(drop)
     }
 

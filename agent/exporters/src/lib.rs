@@ -98,20 +98,21 @@ impl Outputs {
         started
     }
 
-    /// Fails if one of these cannot write its files. One that runs already holds their lock, so it is left out.
+    /// Fails if one of these cannot write its files. Where one that runs or ends writes already, it holds the lock.
     pub async fn refuse_unwritable(&self, outputs: &[Prepared]) -> Result<()> {
-        let place = |output: &Output| (output.kind(), output.address());
         let running: Vec<_> = {
             let all = self.all();
-            let all = all.running.iter().chain(&all.leaving);
-            all.map(|one| place(&one.output)).collect()
+            let files = all.running.iter().chain(&all.leaving);
+            let files = files.filter_map(|one| one.output.files());
+            files.map(|files| files.lock_path()).collect()
         };
-        let coming = outputs.iter().map(Prepared::output);
-        for output in coming.filter(|output| !running.contains(&place(output))) {
-            if let Some(files) = output.files() {
-                let (kind, address) = place(output);
+        for output in outputs.iter().map(Prepared::output) {
+            if let Some(files) = output.files()
+                && !running.contains(&files.lock_path())
+            {
+                let (kind, address) = (output.kind().name(), output.address());
                 let writable = files.refuse_unwritable().await;
-                writable.with_context(|| format!("--output {}={address}", kind.name()))?;
+                writable.with_context(|| format!("--output {kind}={address}"))?;
             }
         }
         Ok(())

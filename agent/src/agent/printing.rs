@@ -1,7 +1,6 @@
 //! The agent's own consumer: shows the hub's batches on stdout, as a table or JSON Lines.
 
 use std::{
-    convert::Infallible,
     future::pending,
     io::{self, IsTerminal as _, Write},
     sync::{
@@ -43,11 +42,11 @@ impl Write for Counted {
 }
 
 impl Printing {
-    /// The receiver hears when nothing is printed any more.
+    /// The receiver hears when whoever reads stdout has closed it.
     pub(super) fn start(
         subscription: Subscription,
         format: Format,
-    ) -> (Self, oneshot::Receiver<Infallible>) {
+    ) -> (Self, oneshot::Receiver<()>) {
         let stdout = io::stdout();
         let in_place = stdout.is_terminal();
         let written_bytes = Arc::<AtomicU64>::default();
@@ -56,19 +55,21 @@ impl Printing {
             written_bytes: Arc::clone(&written_bytes),
         });
         let printer = Printer::new(format, out, in_place, None);
-        let (prints, ended) = oneshot::channel();
+        let (closed, is_closed) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let _prints = prints;
             tokio::select! {
-                outcome = print(subscription, printer) => outcome,
-                () = stdout::closed() => Ok(()),
+                outcome = print(subscription, printer) => outcome?,
+                () = stdout::closed() => {}
             }
+            // At the end of the agent, nobody listens.
+            let _ = closed.send(());
+            Ok(())
         });
         let printing = Self {
             task,
             written_bytes,
         };
-        (printing, ended)
+        (printing, is_closed)
     }
 
     /// Call after the hub is closed. Waits until everything is printed or stdout makes no progress: its reader may have
@@ -89,17 +90,15 @@ impl Printing {
     }
 }
 
-/// Resolves when stdout is gone and flows go nowhere else. Consumers may still ask for them, but whoever closed stdout has seen
-/// enough.
-pub(super) async fn was_the_only_output(
-    gone: Option<oneshot::Receiver<Infallible>>,
-    outputs: &Outputs,
-) {
-    let Some(gone) = gone else {
+/// Resolves when stdout is closed and flows go nowhere else. Consumers may still ask for them, but whoever closed stdout has
+/// seen enough. A stdout that cannot be written, such as a file on a full disk, ends nothing.
+pub(super) async fn was_the_only_output(closed: Option<oneshot::Receiver<()>>, outputs: &Outputs) {
+    let Some(closed) = closed else {
         return pending().await;
     };
-    // The sender is dropped when the task ends.
-    let _ = gone.await;
+    if closed.await.is_err() {
+        return pending().await;
+    }
     if !outputs.is_empty() {
         tracing::warn!("stdout is closed: flows still go to the other outputs");
         pending::<()>().await;
@@ -125,7 +124,7 @@ async fn print(
             Ok(()) => {}
             Err(error) if formats::is_broken_pipe(&error) => return Ok(()),
             Err(error) => {
-                tracing::error!(%error, "cannot write to stdout");
+                tracing::error!(%error, "cannot write to stdout: the agent goes on without it");
                 return Err(error).context("write to stdout");
             }
         }

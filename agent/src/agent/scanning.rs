@@ -238,7 +238,7 @@ impl Scanning {
             };
             let is_final = wake == Wake::End;
             if is_final {
-                tracing::info!("counting ends, and what was counted goes out");
+                tracing::info!("counting has stopped; sending the last records");
                 self.refuse_changes().await;
             } else {
                 // At a scan and not sooner, however often collectors change what they ask for.

@@ -50,6 +50,9 @@ struct Report {
     comparisons: Vec<Comparison>,
     /// Interfaces that have left, so that their counters cannot be compared.
     departed_interfaces: u64,
+    /// Whether the agent has scanned at all. Until then it may still be attaching.
+    #[serde(skip)]
+    has_scanned: bool,
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
@@ -60,6 +63,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         report = Report::of(scanned(&target).await?);
     }
     let text = match args.output {
+        Format::Text if report.comparisons.is_empty() && !report.has_scanned => {
+            "not scanned yet: ask again after a scan\n".to_owned()
+        }
         Format::Text if report.comparisons.is_empty() && report.departed_interfaces == 0 => {
             "the agent is attached to no interface\n".to_owned()
         }
@@ -81,6 +87,7 @@ impl Report {
         Self {
             comparisons: status.hooks.iter().map(compare).collect(),
             departed_interfaces: status.interfaces.map_or(0, |all| all.departed),
+            has_scanned: status.scans.is_some_and(|scans| scans.count > 0),
         }
     }
 
@@ -92,7 +99,7 @@ impl Report {
     fn exit_status(&self) -> u8 {
         if self.has(Verdict::Unexplained) {
             1
-        } else if self.has(Verdict::NotScanned) {
+        } else if self.has(Verdict::NotScanned) || !self.has_scanned {
             NOTHING
         } else {
             0
@@ -193,7 +200,7 @@ mod tests {
     #[test]
     fn what_is_not_scanned_yet_is_neither_a_fault_nor_a_success() {
         use Verdict::{Exact, Explained, NotScanned, Unexplained, Unknown};
-        let status = |verdicts: &[Verdict]| {
+        let after = |has_scanned, verdicts: &[Verdict]| {
             let comparisons = verdicts.iter().map(|&verdict| Comparison {
                 verdict,
                 ..compare(&HookStatus::default())
@@ -201,9 +208,13 @@ mod tests {
             let report = Report {
                 comparisons: comparisons.collect(),
                 departed_interfaces: 0,
+                has_scanned,
             };
             report.exit_status()
         };
+        let status = |verdicts: &[Verdict]| after(true, verdicts);
+        // It is still attaching.
+        assert_eq!(after(false, &[]), NOTHING);
         assert_eq!(status(&[]), 0);
         assert_eq!(status(&[Exact, Explained, Unknown]), 0);
         assert_eq!(status(&[Exact, NotScanned]), NOTHING);

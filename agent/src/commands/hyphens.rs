@@ -30,10 +30,9 @@ pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Re
             command = subcommand;
             continue;
         }
-        let option = command.get_arguments().find(|arg| {
-            let name = argument.strip_prefix("--");
-            name.is_some() && arg.get_long() == name && takes_the_next(arg)
-        });
+        let option = command
+            .get_arguments()
+            .find(|arg| takes_the_next(arg) && names(arg).any(|name| name == argument));
         if let Some(option) = option
             && let Some(value) = arguments.next()
             && is_option(command, &value)
@@ -50,6 +49,13 @@ pub fn refuse_options_as_values(command: &Command, arguments: &[OsString]) -> Re
         }
     }
     Ok(())
+}
+
+/// `--interface` and `-i`.
+fn names(arg: &Arg) -> impl Iterator<Item = String> {
+    let long = arg.get_long().map(|long| format!("--{long}"));
+    let short = arg.get_short().map(|short| format!("-{short}"));
+    long.into_iter().chain(short)
 }
 
 /// Whether the argument after this option is its value.

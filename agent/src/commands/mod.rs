@@ -100,8 +100,8 @@ async fn scan_first(target: &Target) -> Result<Option<u64>, ClientError> {
     let silence = BETWEEN_SCANS + SILENCE;
     match patiently_after(silence, target, client::scan_now(target)).await {
         Ok(scan_id) => Ok(Some(scan_id)),
-        Err(error @ ClientError::NoAnswer { .. }) => Err(error),
-        Err(_) => Ok(None),
+        Err(ClientError::Refused { .. } | ClientError::TooOld { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

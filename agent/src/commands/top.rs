@@ -19,7 +19,7 @@ use view::{
     top::{Sort, View, picture::Picture, print},
 };
 
-use super::{connect::Connect, notice, patiently, refused};
+use super::{connect::Connect, notice, patiently, refused, unless_nothing_matches};
 
 mod live;
 mod own;
@@ -33,8 +33,8 @@ const ROWS: usize = 50;
 
 /// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
-/// Figures are those of a running agent. With `--`, and behind it arguments of `flow-agent run` if any, they are those of an
-/// agent that runs as long as this command, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
+/// Figures are those of a running agent. With `--`, `top` starts an agent of its own, which ends with it. Arguments after `--` go
+/// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
 /// what keys do.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -159,7 +159,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             if args.once {
                 Err(anyhow!("it was told to end before a scan was over"))
             } else {
-                Ok(())
+                Ok(ExitCode::SUCCESS)
             }
         }
     };
@@ -167,25 +167,30 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Some(own) => own.stop().await,
         None => Ok(()),
     };
-    shown.and(stopped).map(|()| ExitCode::SUCCESS)
+    let code = shown?;
+    stopped.map(|()| code)
 }
 
 /// The error for a user who did not mean a running agent.
 fn or_starts_one(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
-        Some(ClientError::NobodyListens { target }) => anyhow!(
-            "no agent listens on {target}: add `--` for one that ends with this command, as in `flow-agent top -- --enrich \
+        Some(ClientError::NobodyListens { target })
+            if target.to_string() == client::DEFAULT_TARGET =>
+        {
+            anyhow!(
+                "no agent listens on {target}: add `--` for one that ends with this command, as in `flow-agent top -- --enrich \
              unit,process`, start one (`systemctl start flow-agent`), or name a running one (--connect)"
-        ),
+            )
+        }
         Some(_) | None => error,
     }
 }
 
-async fn show(args: &Args, target: &Target) -> Result<()> {
+async fn show(args: &Args, target: &Target) -> Result<ExitCode> {
     if args.once {
         once(args, target).await
     } else {
-        live(args, target).await
+        live(args, target).await.map(|()| ExitCode::SUCCESS)
     }
 }
 
@@ -261,7 +266,7 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
     }
 }
 
-async fn once(args: &Args, target: &Target) -> Result<()> {
+async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
     let observer = Observer::connect_with(target.clone(), request(rules::text(&args.filter)));
     let mut observer = patiently(target, observer).await?;
     let mut picture = Picture::of(args.every);
@@ -304,7 +309,9 @@ async fn once(args: &Args, target: &Target) -> Result<()> {
         Format::Json => print::json(out, &picture, chosen, most),
     };
     match printed {
-        Err(error) if formats::is_broken_pipe(&error) => Ok(()),
-        printed => printed.context("write to stdout"),
+        Err(error) if formats::is_broken_pipe(&error) => {}
+        printed => printed.context("write to stdout")?,
     }
+    let (has_filter, flows) = (!args.filter.is_empty(), picture.flows().count());
+    Ok(unless_nothing_matches(has_filter, flows))
 }

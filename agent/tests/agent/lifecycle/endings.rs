@@ -100,6 +100,17 @@ fn a_stdout_that_takes_nothing_is_told_at_once() {
         let log = fs::read_to_string(&log).unwrap();
         log.contains("cannot write to stdout")
     });
+    let scans = || {
+        let output = answered(|| {
+            let mut status = flow_agent(&lab.agent);
+            status.args(["status", "--output", "json", "--connect", &address]);
+            status
+        });
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        status["scans"]["count"].as_u64().unwrap()
+    };
+    let before = scans();
+    wait_until("it goes on", || scans() > before + 1);
     process.signal(libc::SIGTERM).unwrap();
     assert!(!process.wait(patience()).unwrap().success());
     assert!(nothing_is_attached(&lab.agent));

@@ -1,4 +1,4 @@
-//! What an operator is told at the start, at the end, and when a command is not meant like that.
+//! What an operator is told at the start, at the end, and on a usage error.
 
 use std::{
     fs::{self, File},

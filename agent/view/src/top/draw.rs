@@ -316,7 +316,7 @@ fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect)
         Mode::Table | Mode::Help | Mode::Detail => {
             let (sort, is_reversed) = screen.order();
             let reversed = if is_reversed { ", reversed" } else { "" };
-            let hidden = if screen.hides_ended {
+            let hidden = if screen.hides_ended && screen.view == View::Flows {
                 ", without ended"
             } else {
                 ""

@@ -239,6 +239,8 @@ pub struct Picture {
     names: Names,
     /// Before the first, only totals are known.
     windows: Windows,
+    /// Whether the table refused packets in the last window, and in the one before it.
+    refused: [bool; 2],
     /// The scan's number, and whether this is a snapshot after it.
     scan: (u64, bool),
     /// More batches of the scan will follow.
@@ -289,7 +291,9 @@ impl Picture {
             return false;
         }
         self.tracked_flows = batch.tracked_flows;
-        self.missing.refused_in_window = batch.refused_in_window;
+        self.refused[0] |= batch.refused_in_window;
+        let shown = 1 + usize::from(self.windows.are_joined());
+        self.missing.refused_in_window = self.refused[..shown].contains(&true);
         self.account.clone_from(&batch.account);
         self.forget_flows();
         self.forget_groups();
@@ -309,7 +313,11 @@ impl Picture {
         let length = batch
             .window_end_unix_ns
             .saturating_sub(batch.window_start_unix_ns);
+        let before = self.windows.last();
         self.windows.add(Duration::from_nanos(length));
+        if self.windows.last() != before {
+            self.refused = [false, self.refused[0]];
+        }
         self.all.begin(self.windows.last());
         // Flows that ended stay as long as the traffic that is shown has theirs.
         let shown = self.windows.last() - u64::from(self.windows.are_joined());
@@ -402,7 +410,9 @@ impl Picture {
             // A flow that was left out counts with each scan.
             if is_first && traffic.all_packets() > 0 {
                 figures.last.flows += 1;
-                figures.last.flows_again += u64::from(is_again);
+                // Its unit, process or name may be known only now.
+                let was_here = figures.before.flows > 0;
+                figures.last.flows_again += u64::from(is_again && was_here);
             }
         }
 

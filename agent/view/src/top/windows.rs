@@ -70,9 +70,12 @@ impl Windows {
         self.joined().is_some()
     }
 
-    /// The time that rates cover. `None` before the first window.
+    /// The time that rates cover. `None` as long as there is too little of it.
     pub fn length(&self) -> Option<Duration> {
         let last = *self.lengths.back()?;
+        if self.last == 1 && self.is_short() {
+            return None;
+        }
         Some(last + self.joined().unwrap_or_default())
     }
 

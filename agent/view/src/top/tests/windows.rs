@@ -104,8 +104,36 @@ fn a_short_window_is_shown_with_the_one_before_and_goes_on_with_the_next_scan() 
     // An empty picture has windows of the same kind.
     let mut picture = picture.renewed();
     assert_eq!((picture.windows(), picture.length()), (0, None));
-    scan(&mut picture, 1, 300, vec![]);
-    assert_eq!(picture.windows(), 0);
+    // A rate over so little time says nothing.
+    scan(&mut picture, 1, 300, vec![record(1, 1000)]);
+    assert_eq!((picture.windows(), picture.length()), (0, None));
+    scan(&mut picture, 2, 1200, vec![]);
+    assert_eq!(shown(&picture), (1500, 1000, 1, 1));
+}
+
+#[test]
+fn a_full_table_is_told_as_long_as_its_scan_is_shown() {
+    let mut picture = Picture::of(EVERY);
+    let mut scan_id = 0;
+    let mut told = |length_ms, refused_in_window| {
+        scan_id += 1;
+        let start = picture.end_unix_ns;
+        picture.take(&FlowBatch {
+            window_start_unix_ns: start,
+            window_end_unix_ns: start + length_ms * MS,
+            refused_in_window,
+            ..batch(scan_id, vec![])
+        });
+        picture.missing.refused_in_window
+    };
+    assert!(told(1000, true));
+    // The same window.
+    assert!(told(1000, false));
+    // The next one, which is shown together with it until it is long enough.
+    assert!(told(1000, false));
+    assert!(!told(1000, false));
+    assert!(told(100, true) && told(1500, false));
+    assert!(!told(2000, false));
 }
 
 #[test]
