@@ -77,7 +77,7 @@ fn a_reload_that_may_take_more_than_the_control_group_allows_says_so() {
         ("]\nmax_fragments = 77", 0),
         ("]\nreport_interval = '1m'", 1),
         ("]\nreport_interval = '2m'", 1),
-        (", 'jsonl=FOLDER']\nreport_interval = '2m'", 2),
+        (", 'jsonl=FOLDER/flows.jsonl']\nreport_interval = '2m'", 2),
     ]
     .into_iter()
     .enumerate()
