@@ -305,14 +305,15 @@ fn an_agent_of_its_own_counts_and_ends_with_it_however_that_is() {
             "{signal:?}"
         );
     }
-    // One that cannot start says why, and without one the error says how to start it.
+    // One that cannot start says why.
     for (arguments, said) in [
         (
             &["--", "--interface", "nowhere0"][..],
             "there is no interface 'nowhere0'",
         ),
         (&["--"], "no interface carries a default route"),
-        (&["--connect", "unix:/nowhere"], "add `--`"),
+        // Whoever names an agent did not mean another one.
+        (&["--connect", "unix:/nowhere"], "/nowhere: start one"),
     ] {
         let mut refused = flow_agent(host);
         refused
