@@ -15,7 +15,7 @@ use proto::{
 use serde::{Serialize, Serializer};
 
 use self::dns::DnsLine;
-use super::{LostSoFar, harmless, human};
+use super::{LostSoFar, harmless, human, time::UtcTime};
 
 mod dns;
 #[cfg(test)]
@@ -155,14 +155,22 @@ fn end_line(out: &mut impl Write, buffer: &mut Vec<u8>) -> io::Result<()> {
     out.write_all(harmless::json(&line).as_bytes())
 }
 
-/// The origin of a batch that went through a collector. Other batches come from one agent, which the reader knows.
+/// The agent that a batch comes from.
 #[derive(Clone, Copy, Serialize)]
 struct Origin<'a> {
-    /// Absent in files of older collectors.
-    #[serde(skip_serializing_if = "str::is_empty")]
-    identity: &'a str,
     agent_id: &'a str,
     hostname: &'a str,
+    /// Only in what a collector stores.
+    #[serde(flatten)]
+    stream: Option<Stream<'a>>,
+}
+
+/// The stream by which a batch came to a collector, which numbers its batches.
+#[derive(Clone, Copy, Serialize)]
+struct Stream<'a> {
+    /// The name that the sender's credential stands for.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    identity: &'a str,
     boot_id: &'a str,
     instance_id: &'a str,
     stream_id: StreamId,
@@ -178,13 +186,16 @@ impl<'a> Origin<'a> {
             identity,
             ..
         } = batch.agent.as_ref()?;
-        (batch.stream_id != 0).then_some(Self {
+        let stream = (batch.stream_id != 0).then_some(Stream {
             identity,
-            agent_id,
-            hostname,
             boot_id,
             instance_id,
             stream_id: StreamId(batch.stream_id),
+        });
+        Some(Self {
+            agent_id,
+            hostname,
+            stream,
         })
     }
 }
@@ -263,7 +274,7 @@ impl Members<'_> {
             let Self(out) = self;
             out.push(b',');
             out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
-            // Neither addresses nor Community IDs have anything to escape.
+            // Addresses, times and Community IDs have nothing to escape.
             write!(out, "\"{value}\"").expect("a vector grows");
         } else {
             self.optional::<C>(None::<&()>);
@@ -293,7 +304,7 @@ impl<'a> Visitor<'a> for Members<'_> {
     }
 
     fn time<const C: usize>(&mut self, unix_ns: u64) {
-        self.member::<C>(&unix_ns);
+        self.shown::<C>(Some(UtcTime::new(unix_ns)));
     }
 
     fn address<const C: usize>(&mut self, bytes: &'a [u8]) {
@@ -344,8 +355,8 @@ struct AccountLine<'a> {
     unparsed: &'a BTreeMap<String, Count>,
     not_inserted: &'a BTreeMap<String, Count>,
     beside: &'a BTreeMap<String, Count>,
-    window_start_ns: u64,
-    window_end_ns: u64,
+    window_start: UtcTime,
+    window_end: UtcTime,
     report_interval_ns: u64,
     report_interval_asked: bool,
     refused_in_window: bool,
@@ -380,8 +391,8 @@ impl<'a> AccountLine<'a> {
             unparsed: &account.unparsed,
             not_inserted: &account.not_inserted,
             beside: &account.beside,
-            window_start_ns: batch.window_start_unix_ns,
-            window_end_ns: batch.window_end_unix_ns,
+            window_start: UtcTime::new(batch.window_start_unix_ns),
+            window_end: UtcTime::new(batch.window_end_unix_ns),
             report_interval_ns: batch.report_interval_ns,
             report_interval_asked: batch.report_interval_asked,
             refused_in_window: batch.refused_in_window,

@@ -26,6 +26,7 @@ pub mod otlp;
 pub mod parquet;
 pub mod pbflow;
 pub mod table;
+pub mod time;
 
 pub use json::JsonWriter;
 pub use table::TableWriter;

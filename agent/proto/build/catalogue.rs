@@ -220,15 +220,6 @@ impl Column {
         })
     }
 
-    /// The name in JSON Lines, where times are numbers with their unit.
-    pub fn json_name(&self) -> String {
-        if self.field.kind == Kind::Time {
-            format!("{}_ns", self.name)
-        } else {
-            self.name.clone()
-        }
-    }
-
     /// The bits of a number in a file.
     pub fn bits(&self) -> u32 {
         match self.field.limit {

@@ -350,7 +350,7 @@ pub fn columns(catalogue: &Catalogue) -> String {
             table,
             "    Column {{\n        name: \"{name}\",\n        json_key: \"\\\"{}\\\":\",\n        otlp: &{:?},\n        \
              element: {:?},\n        end: {end},\n        is_left_out: {},\n        is_enriched: {},\n        values: {values},\n    }},",
-            column.json_name(),
+            name,
             column.otlp,
             column.element,
             field.is_left_out,

@@ -14,7 +14,7 @@ include!(concat!(env!("OUT_DIR"), "/columns.rs"));
 
 /// One column. Both ends of a flow have columns of their own.
 pub struct Column {
-    /// The name in files and databases. JSON Lines add `_ns` to the name of a time.
+    /// The name in JSON Lines, files and databases.
     pub name: &'static str,
     /// The name in JSON Lines with quotes and colon.
     pub json_key: &'static str,

@@ -57,13 +57,13 @@ impl<'a> Talk<'a> {
 
 const HANDSHAKE: [(usize, u8); 3] = [(0, SYN), (1, SYN | ACK), (0, ACK)];
 
-/// The `first_seen_ns` and the end reason of each flow that ended.
-fn ends(report: &Report) -> Vec<(u64, String)> {
+/// The `first_seen` and the end reason of each flow that ended.
+fn ends(report: &Report) -> Vec<(String, String)> {
     let lines = report.flows.iter();
     lines
         .filter_map(|line| {
             let reason = line["end_reason"].as_str()?;
-            Some((line["first_seen_ns"].as_u64().unwrap(), reason.to_owned()))
+            Some((line["first_seen"].as_str()?.to_owned(), reason.to_owned()))
         })
         .collect()
 }
@@ -128,13 +128,13 @@ fn a_connection_with_used_ports_is_a_flow_of_its_own() {
     let reasons: Vec<&str> = ends.iter().map(|(_, reason)| &**reason).collect();
     assert_eq!(reasons, ["end_of_flow", "forced_end"]);
     assert!(ends[0].0 < ends[1].0);
-    let totals = |begun: u64| {
+    let totals = |begun: &str| {
         let mut lines = report.flows.iter().rev();
-        let line = lines.find(|line| line["first_seen_ns"] == begun).unwrap();
+        let line = lines.find(|line| line["first_seen"] == begun).unwrap();
         ["total_packets", "total_reverse_packets"].map(|total| line[total].as_u64().unwrap())
     };
-    assert_eq!(totals(ends[0].0), first.map(|sum| sum.packets));
-    assert_eq!(totals(ends[1].0), [2, 1]);
+    assert_eq!(totals(&ends[0].0), first.map(|sum| sum.packets));
+    assert_eq!(totals(&ends[1].0), [2, 1]);
 }
 
 #[test]

@@ -175,10 +175,10 @@ fn a_forged_rst(more: &[&str], scans: [u64; 2]) {
         flags & u64::from(RST) != 0 && it["end_reason"].is_null()
     });
     assert!(reset.is_some(), "the RST was counted");
-    let first = records[0]["first_seen_ns"].clone();
+    let first = records[0]["first_seen"].clone();
     for record in &records {
         assert_eq!(initiator(record), json!([port, false]), "{record}");
-        assert_eq!(record["first_seen_ns"], first, "{record}");
+        assert_eq!(record["first_seen"], first, "{record}");
         assert!(record.get("failure").is_none(), "{record}");
     }
     let (last, others) = records.split_last().unwrap();

@@ -227,7 +227,7 @@ fn each_exchange_is_told_of_if_that_is_asked_for() {
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap());
     let mut told: Vec<Value> = lines.filter(|line| line["type"] == "dns").collect();
-    told.sort_by_key(|line| line["asked_ns"].as_u64());
+    told.sort_by_key(|line| line["asked"].as_str().map(str::to_owned));
     let [alias, no, many, lost] = &told[..] else {
         panic!("{told:?}")
     };

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use formats::harmless;
+use formats::{harmless, time::UtcTime};
 use proto::{AgentIdentity, community_id};
 use serde::Serialize;
 use tls::identity::Identity;
@@ -107,8 +107,8 @@ impl Report {
             dst_port: self.ends.port[dst],
             from: Name::of(&self.from),
             to: Name::of(&self.to),
-            since_ns: self.since,
-            until_ns: self.until,
+            since: UtcTime::new(self.since),
+            until: UtcTime::new(self.until),
             sent_packets: self.sent.packets,
             sent_ip_bytes: self.sent.ip_bytes,
             received_packets: self.received.packets,
@@ -137,8 +137,8 @@ struct Line<'a> {
     dst_port: Option<u32>,
     from: Name<'a>,
     to: Name<'a>,
-    since_ns: u64,
-    until_ns: u64,
+    since: UtcTime,
+    until: UtcTime,
     sent_packets: u64,
     sent_ip_bytes: u64,
     received_packets: u64,

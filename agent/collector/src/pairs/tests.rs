@@ -573,7 +573,7 @@ fn a_report_is_a_line_whose_source_sent_the_packets() {
         "type": "pair", "community_id": "1:BwcHBwcHBwcHBwcHBwcHBwcHBwc=", "protocol": 17,
         "src_addr": "10.0.0.2", "src_port": 53, "dst_addr": "10.0.0.1", "dst_port": 4000,
         "from": name("b"), "to": name("a"),
-        "since_ns": 13 * SECOND, "until_ns": 19 * SECOND,
+        "since": "1970-01-01T00:00:13.000000000Z", "until": "1970-01-01T00:00:19.000000000Z",
         "sent_packets": 50, "sent_ip_bytes": 5000, "received_packets": 48, "received_ip_bytes": 4800,
         "lost_packets": 2, "surplus_packets": 0, "lost_packets_min": 2, "lost_packets_max": 2, "inexact": null,
     });

@@ -6,7 +6,7 @@ use proto::{DnsExchange, FlowBatch, Interface, dns_codes};
 use serde::Serialize;
 
 use super::Origin;
-use crate::human;
+use crate::{human, time::UtcTime};
 
 #[derive(Serialize)]
 pub(super) struct DnsLine<'a> {
@@ -27,7 +27,7 @@ pub(super) struct DnsLine<'a> {
     server_addr: Option<IpAddr>,
     name: &'a str,
     record_type: String,
-    asked_ns: u64,
+    asked: UtcTime,
     /// `null` without an answer, like the code.
     waited_ns: Option<u64>,
     code: Option<String>,
@@ -66,7 +66,7 @@ impl<'a> DnsLine<'a> {
             server_addr: human::address(&exchange.server_addr),
             name: &exchange.name,
             record_type: dns_codes::record_type(record_type),
-            asked_ns: exchange.asked_unix_ns,
+            asked: UtcTime::new(exchange.asked_unix_ns),
             waited_ns: exchange.waited_ns,
             code: exchange.code.map(code),
             truncated: exchange.truncated,

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lab::{Lab, privilege::is_root_or_skip};
 
-use crate::support::{Agent, BINARY, count, wait_for_packets};
+use crate::support::{Agent, BINARY, count, unix_ns_of, wait_for_packets};
 
 const OFFSET_S: &str = "1000000";
 
@@ -35,11 +35,12 @@ fn an_agent_in_a_time_namespace_tells_the_time_of_the_packets() {
         let margin_ns = 1_000_000_000;
         let while_it_ran = begin_ns - margin_ns..=unix_ns() + margin_ns;
         assert_eq!(report.seen(), count(10, &frame));
-        let times = report.flows.iter().flat_map(|flow| {
-            ["first_seen_ns", "last_seen_ns"].map(|name| flow[name].as_u64().unwrap())
-        });
+        let times = report
+            .flows
+            .iter()
+            .flat_map(|flow| ["first_seen", "last_seen"].map(|name| unix_ns_of(&flow[name])));
         let windows = report.accounts.iter().flat_map(|account| {
-            ["window_start_ns", "window_end_ns"].map(|name| account[name].as_u64().unwrap())
+            ["window_start", "window_end"].map(|name| unix_ns_of(&account[name]))
         });
         let started = status["started_unix_ns"].as_u64();
         for time_ns in times.chain(windows).chain(started) {

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::{
     clients::install,
     outputs::jsonl,
-    support::{Agent, Report, count, patience, wait_for_packets, wait_until},
+    support::{Agent, Report, count, patience, unix_ns_of, wait_for_packets, wait_until},
 };
 
 mod beside;
@@ -522,7 +522,7 @@ fn goflow2_has_every_flow() {
     let of_report = report
         .flows
         .iter()
-        .map(|flow| flow["first_seen_ns"].as_u64().unwrap())
+        .map(|flow| unix_ns_of(&flow["first_seen"]))
         .min();
     let of_goflow2 = flows
         .iter()

@@ -15,7 +15,7 @@ use std::{
     path::Path,
     process::{Command, ExitStatus, Output},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use agent_common::Pair;
@@ -424,6 +424,14 @@ pub fn name(vlans: &str, protocol: u64, src: (&str, u64), dst: (&str, u64)) -> S
         "{vlans} {protocol} {} {} > {} {}",
         src.0, src.1, dst.0, dst.1
     )
+}
+
+/// The time in a line, in nanoseconds.
+pub fn unix_ns_of(time: &Value) -> u64 {
+    let time = time.as_str().unwrap_or_else(|| panic!("{time} is no time"));
+    let time = humantime::parse_rfc3339(time).unwrap();
+    let since = time.duration_since(UNIX_EPOCH).unwrap();
+    since.as_nanos().try_into().unwrap()
 }
 
 pub fn pair(count: &Value) -> Pair {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use formats::{
     harmless::{self, harmless},
     human,
+    time::UtcTime,
 };
 use serde::Serialize;
 use sys::clock::nanos;
@@ -109,8 +110,8 @@ struct FlowPart<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     dst_host: Option<&'a str>,
     interface: Option<&'a str>,
-    first_seen_ns: u64,
-    last_seen_ns: u64,
+    first_seen: UtcTime,
+    last_seen: UtcTime,
 }
 
 impl<'a> FlowPart<'a> {
@@ -126,8 +127,8 @@ impl<'a> FlowPart<'a> {
             src_host: flow.hosts[0].as_deref(),
             dst_host: flow.hosts[1].as_deref(),
             interface: flow.interface.as_deref(),
-            first_seen_ns: record.first_seen_unix_ns,
-            last_seen_ns: record.last_seen_unix_ns,
+            first_seen: UtcTime::new(record.first_seen_unix_ns),
+            last_seen: UtcTime::new(record.last_seen_unix_ns),
         }
     }
 }

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fs::File, process::Stdio};
 use lab::Process;
 
 use super::{super::ipfix, *};
-use crate::{clients::install, support::patience};
+use crate::{
+    clients::install,
+    support::{patience, unix_ns_of},
+};
 
 /// The agent's host has a network namespace of its own, so the ports are free.
 const SETTINGS: &str = "\
@@ -215,10 +218,10 @@ fn has_every_flow(test: &str, output: &str) {
                 shown(&flow["src_port"]),
                 shown(&flow["interface"]),
                 io_direction(&flow["direction"]).to_owned(),
-                shown(&flow["first_seen_ns"]),
+                unix_ns_of(&flow["first_seen"]).to_string(),
                 shown(&flow["community_id"]),
                 shown(&flow["vlan_ids"][0]),
-                shown(&flow["last_seen_ns"]),
+                unix_ns_of(&flow["last_seen"]).to_string(),
             ]
         })
         .collect();
