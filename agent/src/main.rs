@@ -126,7 +126,7 @@ fn main() -> ExitCode {
         .with(layer)
         .init();
     if let Some(error) = refused {
-        tracing::warn!("RUST_LOG is not a log filter, so info is used: {error}");
+        tracing::warn!("FLOW_AGENT_LOG is not a log filter, so info is used: {error}");
     }
     let code = execute(cli.command, settings, passed, log_control).unwrap_or_else(|error| {
         let (error, code) = match error.downcast() {
@@ -177,10 +177,10 @@ fn command() -> clap::Command {
     command
 }
 
-/// The log filter of all commands but `run`: `RUST_LOG`. If that is unset or cannot be parsed, `info`, and in the
+/// The log filter of all commands but `run`: `FLOW_AGENT_LOG`. If that is unset or cannot be parsed, `info`, and in the
 /// latter case the reason.
 fn log_filter() -> (LogFilter, Option<String>) {
-    match std::env::var("RUST_LOG").as_deref().map(str::parse) {
+    match std::env::var("FLOW_AGENT_LOG").as_deref().map(str::parse) {
         Ok(Ok(filter)) => (filter, None),
         Ok(Err(error)) => (LogFilter::default(), Some(error)),
         Err(_) => (LogFilter::default(), None),

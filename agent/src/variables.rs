@@ -12,7 +12,7 @@ use clap::{
 /// `FLOW_AGENT_X=` in an environment file means that X is not set.
 pub fn forget_empty() {
     for (name, value) in std::env::vars_os() {
-        let is_ours = name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) || name == "RUST_LOG";
+        let is_ours = name.as_encoded_bytes().starts_with(PREFIX.as_bytes());
         if value.is_empty() && is_ours {
             // SAFETY: the process has no other thread yet.
             unsafe { std::env::remove_var(name) };

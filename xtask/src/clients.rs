@@ -30,6 +30,8 @@ const COLLECTOR_FILES: &str =
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter";
 /// From the Python package index. It reads an agent's Parquet files.
 const DUCKDB: &str = "duckdb==2.0.0";
+/// It compares JSON Lines with their schema.
+const JSON_SCHEMA: &str = "jsonschema==4.25.1";
 /// ClickHouse's engine, without its dependencies pandas and pyarrow: they take several hundred megabytes, and it needs
 /// them only for their own types.
 const CHDB: [&str; 2] = ["--no-deps", "chdb-core==26.9.0"];
@@ -121,7 +123,7 @@ fn cpp(apt: Option<&Apt>) -> Result<()> {
 
 fn python(apt: Option<&Apt>) -> Result<()> {
     let wanted = example_requirements()?;
-    let wanted = wanted.split_whitespace().chain([DUCKDB]);
+    let wanted = wanted.split_whitespace().chain([DUCKDB, JSON_SCHEMA]);
     python_packages(apt, "python", &wanted.collect::<Vec<_>>())
 }
 

@@ -122,7 +122,7 @@ pub fn as_root(program: &Path) -> Command {
     let mut sudo = Command::new("sudo");
     sudo.arg("env");
     for (name, value) in env::vars_os() {
-        if name.to_string_lossy().starts_with("FLOW_AGENT_") || name == "RUST_LOG" {
+        if name.to_string_lossy().starts_with("FLOW_AGENT_") {
             let mut assignment = name;
             assignment.push("=");
             assignment.push(value);

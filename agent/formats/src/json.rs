@@ -19,6 +19,8 @@ use super::{LostSoFar, harmless, human, time::UtcTime};
 
 mod dns;
 #[cfg(test)]
+mod schema;
+#[cfg(test)]
 mod tests;
 
 /// Writes whole batches, and flushes after each.
@@ -157,6 +159,7 @@ fn end_line(out: &mut impl Write, buffer: &mut Vec<u8>) -> io::Result<()> {
 
 /// The agent that a batch comes from.
 #[derive(Clone, Copy, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Origin<'a> {
     agent_id: &'a str,
     hostname: &'a str,
@@ -167,6 +170,7 @@ struct Origin<'a> {
 
 /// The stream by which a batch came to a collector, which numbers its batches.
 #[derive(Clone, Copy, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Stream<'a> {
     /// The name that the sender's credential stands for.
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -218,7 +222,9 @@ impl fmt::Display for StreamId {
 
 /// What a flow's line has besides the facts about the flow.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct FlowHead<'a> {
+    #[cfg_attr(test, schemars(extend("const" = "flow")))]
     r#type: &'static str,
     #[serde(flatten)]
     origin: Option<Origin<'a>>,
@@ -333,27 +339,37 @@ pub fn community_id(digest: &[u8]) -> Option<impl fmt::Display> {
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Sampling {
     sample_rate: u32,
     sample_rate_asked: bool,
 }
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct AccountLine<'a> {
+    #[cfg_attr(test, schemars(extend("const" = "account")))]
     r#type: &'static str,
     #[serde(flatten)]
     origin: Option<Origin<'a>>,
     scan_id: u64,
     stream_seq: u64,
     r#final: bool,
+    #[cfg_attr(test, schemars(with = "schema::Counted"))]
     seen: Count,
+    #[cfg_attr(test, schemars(with = "schema::Counted"))]
     flows: Count,
+    #[cfg_attr(test, schemars(with = "schema::Counted"))]
     filtered: Count,
+    #[cfg_attr(test, schemars(with = "schema::Counted"))]
     sampled_out: Count,
     #[serde(flatten)]
     sampling: Sampling,
+    #[cfg_attr(test, schemars(with = "schema::ByReason"))]
     unparsed: &'a BTreeMap<String, Count>,
+    #[cfg_attr(test, schemars(with = "schema::ByReason"))]
     not_inserted: &'a BTreeMap<String, Count>,
+    #[cfg_attr(test, schemars(with = "schema::ByReason"))]
     beside: &'a BTreeMap<String, Count>,
     window_start: UtcTime,
     window_end: UtcTime,
@@ -412,7 +428,9 @@ impl<'a> AccountLine<'a> {
 
 /// This consumer's losses just before the next batch, and in total.
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 struct LostLine<'a> {
+    #[cfg_attr(test, schemars(extend("const" = "lost")))]
     r#type: &'static str,
     #[serde(flatten)]
     origin: Option<Origin<'a>>,

@@ -44,7 +44,7 @@ pub fn explain_log(name: &str, error: io::Error, log: &str) -> anyhow::Error {
         ));
     }
     error.context(format!(
-        "the kernel's verifier refuses the program {name}: {reason} (RUST_LOG=debug shows its whole \
+        "the kernel's verifier refuses the program {name}: {reason} (FLOW_AGENT_LOG=debug shows its whole \
          log; please report it with the kernel's version)"
     ))
 }

@@ -454,7 +454,7 @@ fn of_column(column: &Column) -> (&'static str, &'static str, String) {
 }
 
 /// `END_REASON` for `EndReason`.
-fn shouted(name: &str) -> String {
+pub fn shouted(name: &str) -> String {
     let mut shouted = String::new();
     for (place, letter) in name.char_indices() {
         if place > 0 && letter.is_uppercase() {

@@ -17,6 +17,7 @@ use prost::Message as _;
 mod catalogue;
 mod code;
 mod page;
+mod schema;
 
 const PROTO: &str = "flow/v1/flow.proto";
 
@@ -89,6 +90,7 @@ fn main() -> Result<()> {
         ("columns.rs", code::columns(&catalogue)),
         ("fields.md", page::table(&catalogue)),
         ("flows.sql", page::sql(&catalogue)),
+        ("columns.schema.json", schema::columns(&catalogue)),
     ] {
         let file = Path::new(&out).join(name);
         fs::write(&file, content).with_context(|| format!("write {}", file.display()))?;

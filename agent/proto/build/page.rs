@@ -22,24 +22,7 @@ pub fn table(catalogue: &Catalogue) -> String {
             .flat_map(|one| &one.otlp)
             .map(|key| format!("`{key}`"))
             .collect();
-        let mut meaning = column
-            .field
-            .meaning
-            .split("\n-")
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_owned();
-        if !column.field.enrich.is_empty() {
-            let kinds: Vec<_> = column
-                .field
-                .enrich
-                .split(", ")
-                .map(|kind| format!("`{kind}`"))
-                .collect();
-            write!(meaning, " With `--enrich` {}.", kinds.join(" or ")).expect("a string grows");
-        }
-        let meaning = meaning.replace('\n', " ").replace('|', "\\|");
+        let meaning = meaning(column).replace('|', "\\|");
         writeln!(
             out,
             "| {} | {} | {} | {} | {meaning} |",
@@ -51,6 +34,19 @@ pub fn table(catalogue: &Catalogue) -> String {
         .expect("a string grows");
     }
     out
+}
+
+/// What the first paragraph of the comment says.
+pub fn meaning(column: &Column) -> String {
+    let field = &column.field;
+    let first = field.meaning.split("\n-").next().unwrap_or_default();
+    let mut meaning = first.trim().replace('\n', " ");
+    if !field.enrich.is_empty() {
+        let kinds = field.enrich.split(", ").map(|kind| format!("`{kind}`"));
+        let kinds = kinds.collect::<Vec<_>>().join(" or ");
+        write!(meaning, " With `--enrich` {kinds}.").expect("a string grows");
+    }
+    meaning
 }
 
 /// The type in a Parquet file.

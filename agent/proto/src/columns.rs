@@ -12,6 +12,9 @@ use crate::{Cgroup, Endpoint, FlowBatch, FlowRecord, HostName, Interface, Proces
 
 include!(concat!(env!("OUT_DIR"), "/columns.rs"));
 
+/// A JSON Schema of an object with the columns, as in JSON Lines.
+pub const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/columns.schema.json"));
+
 /// One column. Both ends of a flow have columns of their own.
 pub struct Column {
     /// The name in JSON Lines, files and databases.

@@ -28,14 +28,13 @@ pub enum Command {
     /// a running agent has in force.
     Show {
         /// The file of settings [default: /etc/flow-agent/config.toml, if it exists].
-        #[arg(long, value_name = "PATH", conflicts_with = "running")]
+        #[arg(long, value_name = "PATH", conflicts_with = "connect")]
         config: Option<PathBuf>,
 
         /// Ask a running agent, by default the service of this machine: what is in force, where it came from, and what
         /// waits for a restart.
-        #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true,
-              default_missing_value = client::DEFAULT_TARGET)]
-        running: Option<Target>,
+        #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = client::DEFAULT_TARGET)]
+        connect: Option<Target>,
 
         /// A file of settings with the sources in comments, or one JSON object.
         #[arg(
@@ -47,12 +46,11 @@ pub enum Command {
         )]
         output: Format,
     },
-    /// Say whether `run` can take the settings: those that it would take here, from the file and the environment, or
-    /// those of a file alone.
+    /// Say whether `run` can take the settings that it would take here, from the file and the environment.
     Check {
-        /// A file of settings, to be looked at without the environment.
-        #[arg(value_name = "FILE")]
-        file: Option<PathBuf>,
+        /// The file of settings [default: /etc/flow-agent/config.toml, if it exists].
+        #[arg(long, value_name = "PATH")]
+        config: Option<PathBuf>,
     },
     /// Write a JSON Schema of the file of settings, for editors.
     Schema,
@@ -64,10 +62,10 @@ pub fn run(args: Args) -> Result<ExitCode> {
     let text = match args.command {
         Command::Show {
             config,
-            running,
+            connect,
             output,
         } => {
-            let settings = match running {
+            let settings = match connect {
                 Some(target) => of_an_agent(&target)?,
                 None => of_the_environment(config.as_deref())?,
             };
@@ -76,14 +74,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
                 Format::Json => format!("{:#}\n", show::json(&settings)),
             }
         }
-        Command::Check { file } => {
-            let layers = match &file {
-                Some(file) => Layers::of_a_file(file),
-                None => Layers::of_the_environment(None),
-            };
-            let settings = layers.read()?;
-            let config = settings.config()?;
-            for warning in config.warnings() {
+        Command::Check { config } => {
+            let settings = Layers::of_the_environment(config.as_deref()).read()?;
+            for warning in settings.config()?.warnings() {
                 super::notice(warning);
             }
             checked(&settings)

@@ -27,9 +27,18 @@ fn long_after() -> u64 {
     kernel::packets(20, 700)
 }
 
-/// A scan is over before a closed flow is, and a quiet flow lives for long.
-fn short_linger() -> [String; 4] {
-    ["--scan-interval", "100ms", "--linger", &short()].map(str::to_owned)
+/// A scan is over before a closed flow is, and a quiet flow outlives every test.
+fn short_linger() -> [String; 6] {
+    let short = short();
+    let settings = [
+        "--scan-interval",
+        "100ms",
+        "--linger",
+        &short,
+        "--idle-timeout",
+        "1h",
+    ];
+    settings.map(str::to_owned)
 }
 
 /// A connection with one byte of each end.

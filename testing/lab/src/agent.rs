@@ -34,7 +34,7 @@ impl Agent {
         };
         for (name, _) in env::vars_os() {
             let text = name.to_string_lossy();
-            let is_setting = text.starts_with("FLOW_AGENT_") || text == "RUST_LOG";
+            let is_setting = text.starts_with("FLOW_AGENT_");
             if is_setting && !command.get_envs().any(|(given, _)| given == name) {
                 command.env_remove(&name);
             }

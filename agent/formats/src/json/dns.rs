@@ -9,7 +9,9 @@ use super::Origin;
 use crate::{human, time::UtcTime};
 
 #[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct DnsLine<'a> {
+    #[cfg_attr(test, schemars(extend("const" = "dns")))]
     r#type: &'static str,
     #[serde(flatten)]
     origin: Option<Origin<'a>>,

@@ -11,10 +11,11 @@ fn lines(batches: &[FlowBatch]) -> Vec<Value> {
     for batch in batches {
         writer.batch(batch).unwrap();
     }
-    String::from_utf8(out)
-        .unwrap()
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
+    let schema = schema::schema();
+    let out = String::from_utf8(out).unwrap();
+    let lines = out.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines
+        .inspect(|line| schema::assert_described(line, &schema))
         .collect()
 }
 

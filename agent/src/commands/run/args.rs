@@ -266,7 +266,7 @@ pub struct Args {
 
     /// What is logged: error, warn, info, debug or trace, or levels of modules beside it, such as
     /// warn,agent=debug. The HTTP/2 library logs only if it is named, as in info,h2=debug.
-    #[arg(long, value_name = "FILTER", env = "RUST_LOG", default_value = "info", help_heading = LOGS)]
+    #[arg(long, value_name = "FILTER", env = "FLOW_AGENT_LOG", default_value = "info", help_heading = LOGS)]
     pub log: LogFilter,
 
     /// What the kernel programs log about single packets. It costs nothing while it is off.
@@ -405,11 +405,7 @@ mod tests {
         for option in options().get_arguments() {
             assert!(option.get_help_heading().is_some(), "{option}");
             let name = option.get_long().expect("options have long names");
-            let variable = match name {
-                // Other Rust programs read this variable too.
-                "log" => "RUST_LOG".to_owned(),
-                _ => format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_")),
-            };
+            let variable = format!("FLOW_AGENT_{}", name.to_uppercase().replace('-', "_"));
             assert_eq!(option.get_env(), Some(variable.as_ref()), "--{name}");
         }
     }

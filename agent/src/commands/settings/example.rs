@@ -16,7 +16,7 @@ Settings of flow-agent, for /etc/flow-agent/config.toml.
 
 Every setting is in a comment with its default. Options of `flow-agent run` and environment variables (FLOW_AGENT_ and \
 the setting's name in capitals) come before this file. `flow-agent config check` says whether the file can be read, \
-`flow-agent config show --running` what is in force and where it came from.";
+`flow-agent config show --connect` what is in force and where it came from.";
 
 /// The text of the file.
 pub fn example() -> String {

@@ -135,7 +135,7 @@ mod tests {
             ("FLOW_AGENT_SCAN_INTERVALL", "FLOW_AGENT_SCAN_INTERVAL"),
             ("FLOW_AGENT_INTERFACES", "FLOW_AGENT_INTERFACE"),
             ("FLOW_AGENT_scan_interval", "FLOW_AGENT_SCAN_INTERVAL"),
-            ("FLOW_AGENT_LOG", "RUST_LOG"),
+            ("FLOW_AGENT_LOGS", "FLOW_AGENT_LOG"),
             ("FLOW_AGENT_DURATIONS", "FLOW_AGENT_DURATION"),
         ] {
             let error = refusal(&["PATH", name]).expect(name);

@@ -62,7 +62,7 @@ impl OwnAgent {
         let mut command = Command::new(program);
         // For the same reason, drop the variables of a service.
         for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) || name == "RUST_LOG" {
+            if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
                 command.env_remove(name);
             }
         }

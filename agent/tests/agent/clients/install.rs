@@ -80,6 +80,17 @@ pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
     python
 }
 
+/// A Python with jsonschema.
+pub fn json_schema_or_skip(test: &str) -> Option<PathBuf> {
+    let python = installed("clients/python/bin/python");
+    let imports = ["-c", "import jsonschema"];
+    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
+    if python.is_none() {
+        skip(test, &format!("no Python with jsonschema; {SET_UP}"));
+    }
+    python
+}
+
 /// A Python with ClickHouse's engine.
 pub fn chdb_or_skip(test: &str) -> Option<PathBuf> {
     let python = installed("clients/chdb/bin/python");

@@ -1,6 +1,9 @@
 //! Those who read what all agents send, and what people are shown.
 
+use lab::traffic::{self, IpVersion};
+
 use super::*;
+use crate::support::as_the_service;
 
 /// Starts `watch` on a collector, with its lines in a file.
 fn watch(host: &Host, collector: &Collector, lines: &Path) -> Process {
@@ -135,7 +138,6 @@ fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
     let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(files.path())]);
     let address = collector.address.to_string();
     let connect = ["--connect", &address];
-    let running = format!("--running={address}");
     for (command, instead) in [
         (
             [&["flows"], &connect[..]].concat(),
@@ -149,7 +151,10 @@ fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
             [&["filter", "show"], &connect[..]].concat(),
             "those of agents",
         ),
-        (vec!["config", "show", &running], "`flow-agent collect`"),
+        (
+            [&["config", "show"], &connect[..]].concat(),
+            "`flow-agent collect`",
+        ),
     ] {
         let output = answered(|| {
             let mut asked = flow_agent(&lab.agent);
@@ -163,4 +168,74 @@ fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
         assert!(said.contains(instead), "{command:?}: {said}");
     }
     collector.stop();
+}
+
+/// The agent's own lines on stdout, and those that the collector writes of its stream.
+#[test]
+fn every_line_is_as_the_json_schema_says() {
+    const TEST: &str = "agent::every_line_is_as_the_json_schema_says";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let Some(python) = install::json_schema_or_skip(TEST) else {
+        return;
+    };
+    let lab = Lab::addressed().unwrap();
+    let files = tempfile::tempdir().unwrap();
+    let stored = files.path().join("stored");
+    fs::create_dir(&stored).unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(&stored)]);
+    let to_collector = collector.setting();
+    let agent = Agent::start_by(
+        as_the_service(&lab.agent),
+        &lab.agent.interface,
+        &[
+            "--output",
+            "json",
+            "--output",
+            &to_collector,
+            "--enrich",
+            "process,tcp,rtt,drops,icmp,dns,dns-exchanges",
+        ],
+    );
+    for version in [IpVersion::V4, IpVersion::V6] {
+        traffic::tcp(&lab.agent, &lab.peer, version, 5001, 100_000).unwrap();
+        traffic::udp(&lab.agent, &lab.peer, version, 5002, 3, 100).unwrap();
+        traffic::ping(&lab.agent, &lab.peer, version, 2).unwrap();
+    }
+    // A query for the type A of `lost.example` (RFC 1035), to which nothing comes back but an ICMP error.
+    let query = b"\0\x09\x01\0\0\x01\0\0\0\0\0\0\x04lost\x07example\0\0\x01\0\x01";
+    let asking = lab.agent.namespace.enter(|| {
+        let socket = std::net::UdpSocket::bind((lab.agent.ipv4, 0))?;
+        Ok(socket.send_to(query, (lab.peer.ipv4, 53))?)
+    });
+    assert_eq!(asking.unwrap(), query.len());
+    wait_until("the query is given up", || {
+        agent.status(&lab.agent)["dns"]["unanswered"] == 1
+    });
+    agent.wait_for_scans(&lab.agent, 2);
+    let own = files.path().join("own");
+    fs::write(&own, agent.stdout()).unwrap();
+    agent.stop();
+    collector.stop();
+    let lines = outputs::jsonl::lines(&stored);
+    assert!(lines.iter().all(|line| line["hostname"].is_string()));
+    assert!(lines.iter().any(|line| line["final"] == true));
+    let schema = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/records.schema.json");
+    let mut validate = Command::new(python);
+    validate
+        .arg(install::python_folder().join("schema.py"))
+        .args([schema, own])
+        .args(
+            fs::read_dir(&stored)
+                .unwrap()
+                .map(|file| file.unwrap().path()),
+        );
+    let output = validate.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let counts: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for kind in ["flow", "dns", "account"] {
+        assert!(counts[kind].as_u64() >= Some(2), "{counts}");
+    }
 }

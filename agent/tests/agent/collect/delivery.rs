@@ -74,7 +74,7 @@ impl Simulated {
         let mut process = host.command(&program);
         process
             .args(&command)
-            .env_remove("RUST_LOG")
+            .env_remove("FLOW_AGENT_LOG")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);

@@ -156,7 +156,7 @@ fn a_stderr_that_takes_nothing_holds_nothing() {
         .args(["run", "--interface", &lab.agent.interface])
         .args(["--listen", &address, "--max-flows", "1000"])
         .args(["--scan-interval", "20ms"])
-        .env("RUST_LOG", "trace")
+        .env("FLOW_AGENT_LOG", "trace")
         .stderr(stderr);
     let mut process = Process::spawn(&mut command).unwrap();
     drop(command);

@@ -77,9 +77,9 @@ impl Watched {
 
     /// What the agent says of its settings.
     fn told(&self) -> Value {
-        let running = format!("--running={}", self.agent.address());
+        let address = self.agent.address();
         let mut command = flow_agent(&self.lab.agent);
-        let shown = command.args(["config", "show", &running, "--output", "json"]);
+        let shown = command.args(["config", "show", "--connect", &address, "--output", "json"]);
         let shown = shown.output().unwrap();
         let stderr = String::from_utf8_lossy(&shown.stderr);
         assert!(shown.status.success(), "{stderr}");

@@ -316,7 +316,7 @@ pub fn memory_limit(version: Version) -> &'static str {
 }
 
 fn in_plain_text(mut command: Command) -> Command {
-    command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+    command.env("NO_COLOR", "1").env_remove("FLOW_AGENT_LOG");
     command.env("FLOW_AGENT_CONFIG", "/dev/null");
     command
 }

@@ -54,7 +54,7 @@ fn a_check_names_the_file_that_cannot_be_used_and_warns_of_an_open_key() {
         fs::write(&file, text).unwrap();
         let mut command = std::process::Command::new(crate::support::BINARY);
         command
-            .args(["config", "check"])
+            .args(["config", "check", "--config"])
             .arg(&file)
             .output()
             .unwrap()

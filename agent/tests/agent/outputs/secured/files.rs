@@ -17,7 +17,7 @@ fn checked(folder: &Path, output: &str) -> std::process::Output {
     let file = folder.join("config.toml");
     fs::write(&file, format!("[[output]]\n{output}\n")).unwrap();
     let mut command = Command::new(BINARY);
-    command.args(["config", "check"]).arg(&file);
+    command.args(["config", "check", "--config"]).arg(&file);
     command.output().unwrap()
 }
 
