@@ -20,8 +20,10 @@ mod files;
 mod group;
 mod once;
 mod row;
+mod steps;
 
 pub use group::{By, Group, Part, Sums};
+pub use steps::Stepping;
 
 use files::{Found, Kind};
 use group::Groups;
@@ -34,8 +36,10 @@ pub struct Question {
     pub time_us: Range<i64>,
     pub rules: Vec<Rule>,
     pub by: Vec<By>,
+    /// Adds up each step of time by itself.
+    pub steps: Option<Stepping>,
     pub order: Order,
-    /// The most groups in the answer.
+    /// The most groups in the answer, or in each step of time.
     pub top: usize,
 }
 
@@ -166,7 +170,7 @@ pub fn answer(
     let found = files::find(paths)?;
     let mut sum = Sum {
         answer: Answer::default(),
-        groups: Groups::by(&question.by),
+        groups: Groups::of(question),
         once: Once::default(),
         told: HashMap::new(),
     };
@@ -203,7 +207,7 @@ pub fn answer(
         told,
         ..
     } = sum;
-    (answer.groups, answer.all_groups) = groups.top(question.order, question.top);
+    (answer.groups, answer.all_groups) = groups.top(question.order, question.top)?;
     for told in told.into_values() {
         answer.missing = answer.missing.with(told, u64::saturating_add);
     }

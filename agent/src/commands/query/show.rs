@@ -3,19 +3,19 @@
 use std::{
     fmt::Write as _,
     io::{self, Write},
-    time::{Duration, UNIX_EPOCH},
 };
 
 use formats::{harmless::harmless, human};
 use serde_json::{Map, Value, json};
+use sys::local_time::{Step, Zone};
 use view::query::{Answer, By, Group, Missing, Part, Sums, Told};
 
 use super::Form;
 
 const GAP: &str = "  ";
 
-/// The formatter cannot print years of five digits.
-const LATEST: Duration = Duration::from_hours(24 * 365 * 8000);
+/// Names of a step of time in CSV and JSON.
+const STEP: [&str; 2] = ["step_start_us", "step_end_us"];
 
 /// Names of the sums in CSV and JSON.
 const SUMS: [&str; 7] = [
@@ -28,11 +28,20 @@ const SUMS: [&str; 7] = [
     "flows_ended",
 ];
 
-pub(super) fn show(mut out: impl Write, form: Form, by: &[By], answer: &Answer) -> io::Result<()> {
-    match form {
-        Form::Table => table(&mut out, by, answer)?,
-        Form::Json => json_lines(&mut out, by, answer)?,
-        Form::Csv => csv(&mut out, by, answer)?,
+/// What an answer is shown as.
+pub(super) struct Shape<'a> {
+    pub form: Form,
+    pub by: &'a [By],
+    /// If each step of time has rows of its own.
+    pub step: Option<Step>,
+    pub zone: Zone,
+}
+
+pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+    match shape.form {
+        Form::Table => table(&mut out, shape, answer)?,
+        Form::Json => json_lines(&mut out, shape, answer)?,
+        Form::Csv => csv(&mut out, shape, answer)?,
     }
     out.flush()
 }
@@ -120,9 +129,15 @@ fn values(sums: &Sums) -> [u64; 7] {
 }
 
 /// Names in CSV and JSON of the values that identify a group.
-fn names(by: &[By]) -> Vec<&'static str> {
-    let each = by.iter().flat_map(|one| match one {
-        By::Address => &["address"][..],
+fn names(shape: &Shape<'_>) -> Vec<&'static str> {
+    let step = shape.step.map(|_| STEP).into_iter().flatten();
+    let each = shape.by.iter().flat_map(|one| names_of(*one, shape.by));
+    step.chain(each.copied()).collect()
+}
+
+fn names_of(one: By, by: &[By]) -> &'static [&'static str] {
+    match one {
+        By::Address => &["address"],
         By::Source => &["src_addr"],
         By::Destination => &["dst_addr"],
         // Only once, even if the protocol was asked for as well.
@@ -134,19 +149,27 @@ fn names(by: &[By]) -> Vec<&'static str> {
         By::Unit => &["unit"],
         By::Process => &["process"],
         By::Name => &["name"],
-    });
-    each.copied().collect()
+    }
 }
 
 /// One value for each name.
 fn parts(by: &[By], group: &Group) -> Vec<Value> {
-    let each = group.parts.iter().flat_map(|part| match part {
-        Part::Address(address) => vec![json!(address)],
-        Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
-        Part::Port(protocol, port) => vec![json!(protocol), json!(port)],
-        Part::Protocol(protocol) => vec![json!(protocol)],
-        Part::Name(name) => vec![of_a_name(name)],
-    });
+    // The step comes before the others.
+    let others = group.parts.len().saturating_sub(by.len());
+    let of = |place: usize| place.checked_sub(others).and_then(|place| by.get(place));
+    let each = group
+        .parts
+        .iter()
+        .enumerate()
+        .flat_map(|(place, part)| match part {
+            Part::Step { start_us, end_us } => vec![json!(start_us), json!(end_us)],
+            Part::Nothing => vec![Value::Null; of(place).map_or(1, |one| names_of(*one, by).len())],
+            Part::Address(address) => vec![json!(address)],
+            Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
+            Part::Port(protocol, port) => vec![json!(protocol), json!(port)],
+            Part::Protocol(protocol) => vec![json!(protocol)],
+            Part::Name(name) => vec![of_a_name(name)],
+        });
     each.collect()
 }
 
@@ -159,7 +182,7 @@ fn of_a_name(name: &str) -> Value {
     }
 }
 
-fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let sums = |line: &mut Map<String, Value>, sums: &Sums| {
         let named = SUMS.iter().zip(values(sums));
         line.extend(named.map(|(name, value)| ((*name).to_owned(), json!(value))));
@@ -167,7 +190,7 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
     for group in &answer.groups {
         let mut line = Map::new();
         line.insert("type".to_owned(), json!("group"));
-        let named = names(by).into_iter().zip(parts(by, group));
+        let named = names(shape).into_iter().zip(parts(shape.by, group));
         line.extend(named.map(|(name, value)| (name.to_owned(), value)));
         sums(&mut line, &group.sums);
         writeln!(out, "{}", Value::Object(line))?;
@@ -204,11 +227,11 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
     writeln!(out, "{}", Value::Object(line))
 }
 
-fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(names(by).iter().chain(&SUMS))?;
+    writer.write_record(names(shape).iter().chain(&SUMS))?;
     for group in &answer.groups {
-        let parts = parts(by, group)
+        let parts = parts(shape.by, group)
             .into_iter()
             .map(|value| match value.as_str() {
                 Some(text) => csv_cell(text),
@@ -232,23 +255,41 @@ fn csv_cell(text: &str) -> String {
     }
 }
 
+/// When a step of time starts, as exactly as its length needs.
+fn start(start_us: i64, shape: &Shape<'_>) -> String {
+    let unix_ns = u64::try_from(start_us)
+        .unwrap_or_default()
+        .saturating_mul(1000);
+    match shape.step {
+        Some(Step::Days(_) | Step::Months(_)) => shape.zone.day(unix_ns).to_string(),
+        Some(Step::Seconds(seconds)) if !seconds.is_multiple_of(60) => {
+            shape.zone.seconds(unix_ns).to_string()
+        }
+        Some(Step::Seconds(_)) | None => shape.zone.minutes(unix_ns).to_string(),
+    }
+}
+
 /// A summary, the groups, and the number of further groups.
-fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
-    writeln!(out, "{}", summary(answer))?;
+fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+    writeln!(out, "{}", summary(answer, shape.zone))?;
     if answer.groups.is_empty() {
         return Ok(());
     }
     let figures = if [By::Address, By::Unit, By::Process, By::Name]
         .iter()
-        .any(|one| by.contains(one))
+        .any(|one| shape.by.contains(one))
     {
         ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
     } else {
         ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
     };
-    let titles = by.iter().map(|by| title(*by)).chain(figures);
+    let step = shape.step.map(|_| "TIME");
+    let names = step.into_iter().chain(shape.by.iter().map(|by| title(*by)));
+    let titles: Vec<_> = names.collect();
+    let names = titles.len();
+    let titles = titles.into_iter().chain(figures);
     let mut rows = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
-    rows.extend(answer.groups.iter().map(cells));
+    rows.extend(answer.groups.iter().map(|group| cells(group, shape)));
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());
         widths.max().unwrap_or_default()
@@ -262,7 +303,7 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
                 line.push_str(GAP);
             }
             // Figures are aligned to the right.
-            let written = if column < by.len() {
+            let written = if column < names {
                 write!(line, "{cell:<width$}")
             } else {
                 write!(line, "{cell:>width$}")
@@ -282,7 +323,7 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     Ok(())
 }
 
-fn summary(answer: &Answer) -> String {
+fn summary(answer: &Answer, zone: Zone) -> String {
     let plural = |number: u64, what: &str| {
         let ending = if number == 1 { "" } else { "s" };
         format!("{} {what}{ending}", human::count(number))
@@ -294,8 +335,8 @@ fn summary(answer: &Answer) -> String {
     let total = &answer.total;
     let mut text = format!(
         "{} to {}, {files}: {}, {} began, {}, {} in both directions",
-        time(windows.start),
-        time(windows.end),
+        time(windows.start, zone),
+        time(windows.end, zone),
         plural(total.records, "record"),
         plural(total.begun, "flow"),
         plural(total.packets(), "packet"),
@@ -308,9 +349,9 @@ fn summary(answer: &Answer) -> String {
     text
 }
 
-fn time(unix_us: i64) -> impl std::fmt::Display {
-    let since = Duration::from_micros(unix_us.try_into().unwrap_or_default());
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + since.min(LATEST))
+pub(super) fn time(unix_us: i64, zone: Zone) -> impl std::fmt::Display {
+    let unix_us = u64::try_from(unix_us).unwrap_or_default();
+    zone.seconds(unix_us.saturating_mul(1000))
 }
 
 fn title(by: By) -> &'static str {
@@ -328,7 +369,7 @@ fn title(by: By) -> &'static str {
     }
 }
 
-fn cells(group: &Group) -> Vec<String> {
+fn cells(group: &Group, shape: &Shape<'_>) -> Vec<String> {
     let Sums {
         packets,
         bytes,
@@ -336,6 +377,8 @@ fn cells(group: &Group) -> Vec<String> {
         ..
     } = group.sums;
     let parts = group.parts.iter().map(|part| match part {
+        Part::Step { start_us, .. } => start(*start_us, shape),
+        Part::Nothing => "-".to_owned(),
         Part::Address(address) => address.to_string(),
         Part::Port(number, Some(port)) => {
             format!("{port}/{}", human::protocol_of((*number).into()))

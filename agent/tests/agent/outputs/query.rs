@@ -223,6 +223,60 @@ fn a_query_of_something_else_says_what_to_name() {
 }
 
 #[test]
+fn times_without_an_offset_are_those_of_the_clock_on_the_wall() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |zone: &str, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+        command.arg("query").arg(folder.path()).env("TZ", zone);
+        let output = command.args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let range = ["--since", "2026-07-02T03:04", "--until", "2026-01-02"];
+    for (zone, utc, expected) in [
+        (
+            "Europe/Berlin",
+            false,
+            "2026-07-02 03:04:00+02:00 and 2026-01-02 00:00:00+01:00",
+        ),
+        (
+            "CET-1CEST,M3.5.0,M10.5.0/3",
+            false,
+            "2026-07-02 03:04:00+02:00 and 2026-01-02 00:00:00+01:00",
+        ),
+        (
+            "Europe/Berlin",
+            true,
+            "2026-07-02 03:04:00Z and 2026-01-02 00:00:00Z",
+        ),
+        (
+            "UTC",
+            false,
+            "2026-07-02 03:04:00Z and 2026-01-02 00:00:00Z",
+        ),
+    ] {
+        let mut arguments = range.to_vec();
+        arguments.extend(utc.then_some("--utc"));
+        let told = told(zone, &arguments);
+        assert!(told.contains(expected), "{zone}: {told}");
+    }
+    // An offset in the text is that, whatever the zone.
+    let told = told(
+        "Asia/Kathmandu",
+        &[
+            "--since",
+            "2026-07-02T03:04Z",
+            "--until",
+            "2026-07-02T04:04+01:00",
+        ],
+    );
+    assert!(
+        told.contains("2026-07-02 08:49:00+05:45 and 2026-07-02 08:49:00+05:45"),
+        "{told}"
+    );
+}
+
+#[test]
 fn a_file_that_cannot_be_read_is_told_with_advice_that_fits() {
     let folder = tempfile::tempdir().unwrap();
     let [broken, other] = ["a", "b"].map(|name| {

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Result, ensure};
 use formats::human;
 
-use super::{Order, row::Row};
+use super::{Order, Question, Stepping, row::Row, steps::TimeSteps};
 
 /// A group takes about 400 bytes.
 const MOST_GROUPS: usize = 5_000_000;
@@ -21,8 +21,10 @@ pub enum By {
     /// An address, at either end: what it sent, and what it received.
     Address,
     /// The address of the initiator.
+    #[value(alias = "src")]
     Source,
     /// The address of the responder.
+    #[value(alias = "dst")]
     Destination,
     /// The port of the responder, with the protocol.
     Port,
@@ -43,12 +45,19 @@ pub enum By {
 /// One value of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
+    /// The time after `start_us` up to `end_us`, Unix time in microseconds. Comes before all others.
+    Step {
+        start_us: i64,
+        end_us: i64,
+    },
     Address(IpAddr),
     /// A protocol, and the port if it has ports and this one is known.
     Port(u8, Option<u16>),
     Protocol(u8),
     /// Empty if unknown.
     Name(Rc<str>),
+    /// In the only row of a step that has no records.
+    Nothing,
 }
 
 /// Arrays are indexed by direction: 0 is from the source or from the group's own end, 1 is the other direction.
@@ -67,6 +76,14 @@ pub struct Sums {
 pub struct Group {
     pub parts: Vec<Part>,
     pub sums: Sums,
+}
+
+impl Group {
+    /// The step of time, if the query asked for steps.
+    pub fn step(&self) -> Option<&Part> {
+        let first = self.parts.first();
+        first.filter(|part| matches!(part, Part::Step { .. }))
+    }
 }
 
 impl Sums {
@@ -126,6 +143,7 @@ impl Sums {
 
 pub(super) struct Groups<'a> {
     by: &'a [By],
+    steps: Option<(&'a Stepping, TimeSteps)>,
     sums: HashMap<Vec<Part>, Sums>,
     names: Names,
     /// The group of the current row.
@@ -133,9 +151,11 @@ pub(super) struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    pub(super) fn by(by: &'a [By]) -> Self {
+    pub(super) fn of(question: &'a Question) -> Self {
+        let steps = question.steps.as_ref();
         Self {
-            by,
+            by: &question.by,
+            steps: steps.map(|stepping| (stepping, stepping.steps())),
             sums: HashMap::new(),
             names: Names::default(),
             parts: Vec::new(),
@@ -181,6 +201,9 @@ impl<'a> Groups<'a> {
     /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination.
     fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
+        if let Some((_, steps)) = &mut self.steps {
+            self.parts.push(steps.of(row.window_us.end));
+        }
         let facts = &row.facts;
         for by in self.by {
             self.parts.push(match by {
@@ -208,18 +231,46 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// The largest groups, and the number of all groups.
-    pub(super) fn top(self, order: Order, most: usize) -> (Vec<Group>, usize) {
-        let all = self.sums.len();
+    /// The largest groups, and the number of all groups. With steps of time, the largest of each step, and a row for each step
+    /// that has none. Fails if there are too many steps.
+    pub(super) fn top(self, order: Order, most: usize) -> Result<(Vec<Group>, usize)> {
+        let mut all = self.sums.len();
         let groups = self.sums.into_iter();
         let mut groups: Vec<_> = groups.map(|(parts, sums)| Group { parts, sums }).collect();
         // Ties are sorted by value, so that an answer is always the same.
         groups.sort_unstable_by(|one, other| {
             let of = |group: &Group| Reverse(group.sums.by(order));
-            (of(one), &one.parts).cmp(&(of(other), &other.parts))
+            (one.step(), of(one), &one.parts).cmp(&(other.step(), of(other), &other.parts))
         });
-        groups.truncate(most);
-        (groups, all)
+        let Some((stepping, mut steps)) = self.steps else {
+            groups.truncate(most);
+            return Ok((groups, all));
+        };
+        let ends = groups.first().zip(groups.last());
+        let Some((first, last)) = ends.and_then(|(one, other)| one.step().zip(other.step())) else {
+            return Ok((groups, all));
+        };
+        let each = steps.all(stepping, first.clone()..last.clone())?;
+        let mut shown = Vec::new();
+        let mut groups = groups.into_iter().peekable();
+        for step in each {
+            let mut number = 0;
+            while let Some(group) = groups.next_if(|group| group.step() == Some(&step)) {
+                number += 1;
+                if number <= most {
+                    shown.push(group);
+                }
+            }
+            if number == 0 {
+                let rest = self.by.iter().map(|_| Part::Nothing);
+                shown.push(Group {
+                    parts: std::iter::once(step).chain(rest).collect(),
+                    sums: Sums::default(),
+                });
+                all += 1;
+            }
+        }
+        Ok((shown, all))
     }
 }
 

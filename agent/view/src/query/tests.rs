@@ -27,6 +27,7 @@ use proto::{
     Interface, Process, batch::validity::MOST_DELTA,
 };
 use rules::Rules;
+use sys::local_time::{Step, Zone};
 
 use super::*;
 
@@ -147,6 +148,7 @@ fn everything(by: &[By]) -> Question {
         time_us: i64::MIN..i64::MAX,
         rules: Vec::new(),
         by: by.to_vec(),
+        steps: None,
         order: Order::Bytes,
         top: usize::MAX,
     }
@@ -203,6 +205,132 @@ fn an_address_that_talks_to_itself_has_its_flow_once() {
     let sums = answer.groups[0].sums;
     assert_eq!((sums.packets, sums.records, sums.begun), ([6, 6], 1, 1));
     assert_eq!(sums.bytes, [560, 560]);
+}
+
+/// By these steps of UTC, with a row for all that have a part of these seconds after the start.
+fn stepping(seconds: u32, shown_us: Range<i64>) -> Option<Stepping> {
+    Some(Stepping {
+        step: Step::Seconds(seconds),
+        zone: Zone::Utc,
+        shown_us,
+    })
+}
+
+/// In microseconds.
+fn after_start(seconds: i64) -> i64 {
+    (i64::try_from(BEGAN_S).unwrap() + seconds) * SECOND_US
+}
+
+fn step_of(group: &Group) -> Range<i64> {
+    match group.step() {
+        Some(&Part::Step { start_us, end_us }) => start_us..end_us,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn steps_have_what_a_query_of_their_time_has_and_add_up_to_the_total() {
+    let folder = Folder::new();
+    // A scan each second, of which some end where a step does. The start is a multiple of 20 s.
+    let batches: Vec<_> = (1..=50)
+        .map(|seq| batch(seq, vec![record(1, 443, seq), record(2, 80, 3 * seq)]))
+        .collect();
+    folder.complete("flows-1.parquet", MADE, &pieces(&batches));
+    for by in [&[][..], &[By::Address], &[By::Source, By::Port]] {
+        let open = i64::MIN..i64::MAX;
+        let answer = folder.ask(&Question {
+            steps: stepping(20, open),
+            ..everything(by)
+        });
+        let mut steps: Vec<_> = answer.groups.iter().map(step_of).collect();
+        assert!(steps.is_sorted_by_key(|step| step.start));
+        steps.dedup();
+        let expected = [0, 20, 40].map(|at| after_start(at)..after_start(at + 20));
+        assert_eq!(steps, expected);
+        let of_step = |step: &Range<i64>| {
+            let groups = answer.groups.iter().filter(|group| step_of(group) == *step);
+            groups
+                .map(|group| (group.parts[1..].to_vec(), group.sums))
+                .collect::<Vec<_>>()
+        };
+        let mut total = Sums::default();
+        for time_us in steps {
+            let alone = folder.ask(&Question {
+                time_us: time_us.clone(),
+                ..everything(by)
+            });
+            total.add(&alone.total);
+            if by.is_empty() {
+                let rows = of_step(&time_us);
+                assert_eq!(rows, [(Vec::new(), alone.total)]);
+            } else {
+                let groups = alone.groups.iter();
+                let groups: Vec<_> = groups
+                    .map(|group| (group.parts.clone(), group.sums))
+                    .collect();
+                assert_eq!(of_step(&time_us), groups);
+            }
+        }
+        assert_eq!(total, answer.total);
+        assert_eq!(total, folder.ask(&everything(&[By::Address])).total);
+    }
+}
+
+#[test]
+fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
+    let folder = Folder::new();
+    let batches = [
+        batch(
+            5,
+            vec![record(1, 443, 5), record(2, 80, 7), record(3, 80, 1)],
+        ),
+        batch(55, vec![record(1, 443, 9)]),
+    ];
+    folder.in_the_making(&pieces(&batches));
+    let ask = |shown_us| {
+        folder.ask(&Question {
+            steps: stepping(20, shown_us),
+            top: 2,
+            ..everything(&[By::Source])
+        })
+    };
+    let rows = |answer: &Answer| -> Vec<_> {
+        let rows = answer.groups.iter();
+        rows.map(|group| {
+            let start = (step_of(group).start - after_start(0)) / SECOND_US;
+            (start, group.parts[1].clone(), group.sums.packets[0])
+        })
+        .collect()
+    };
+    let with_records = [
+        (0, address("10.0.0.2"), 7),
+        (0, address("10.0.0.1"), 5),
+        (20, Part::Nothing, 0),
+        (40, address("10.0.0.1"), 9),
+    ];
+    let answer = ask(i64::MIN..i64::MAX);
+    assert_eq!(rows(&answer), with_records);
+    assert_eq!(answer.all_groups, 5);
+    // The end of a time belongs to it, and its start does not.
+    let answer = ask(after_start(-20)..after_start(80));
+    let first = (-20, Part::Nothing, 0);
+    let last = (60, Part::Nothing, 0);
+    let expected: Vec<_> = std::iter::once(first)
+        .chain(with_records)
+        .chain([last])
+        .collect();
+    assert_eq!(rows(&answer), expected);
+    // Too many are refused rather than shown for ever.
+    let question = Question {
+        steps: stepping(20, 0..i64::MAX),
+        ..everything(&[])
+    };
+    let error = answer_of(&folder, &question).unwrap_err().to_string();
+    assert!(error.contains("more than 100000 steps"), "{error}");
+}
+
+fn answer_of(folder: &Folder, question: &Question) -> Result<Answer> {
+    answer(&[folder.path()], question, |_, _| {})
 }
 
 #[test]

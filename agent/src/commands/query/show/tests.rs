@@ -30,10 +30,93 @@ fn answer() -> Answer {
     }
 }
 
+fn shape(form: Form, by: &[By]) -> Shape<'_> {
+    Shape {
+        form,
+        by,
+        step: None,
+        zone: Zone::Utc,
+    }
+}
+
 fn shown(form: Form, by: &[By], answer: &Answer) -> String {
+    shown_as(&shape(form, by), answer)
+}
+
+fn shown_as(shape: &Shape<'_>, answer: &Answer) -> String {
     let mut out = Vec::new();
-    show(&mut out, form, by, answer).unwrap();
+    show(&mut out, shape, answer).unwrap();
     String::from_utf8(out).unwrap()
+}
+
+/// The second of two hours has no records.
+fn hours() -> Answer {
+    let hour = |number: i64| Part::Step {
+        start_us: 1_767_312_000_000_000 + number * 3_600_000_000,
+        end_us: 1_767_312_000_000_000 + (number + 1) * 3_600_000_000,
+    };
+    let group = |parts, sums| Group { parts, sums };
+    let sums = answer().total;
+    Answer {
+        groups: vec![
+            group(vec![hour(0), Part::Port(6, Some(443))], sums),
+            group(vec![hour(1), Part::Nothing], Sums::default()),
+        ],
+        all_groups: 2,
+        ..answer()
+    }
+}
+
+#[test]
+fn steps_of_time_come_first_and_show_gaps() {
+    let of = |form| Shape {
+        step: Some(Step::HOUR),
+        ..shape(form, &[By::Port])
+    };
+    let table = shown_as(&of(Form::Table), &hours());
+    let lines: Vec<_> = table.lines().skip(2).collect();
+    assert!(
+        lines[0].starts_with("TIME               PORT     PKTS"),
+        "{table}"
+    );
+    assert!(
+        lines[1].starts_with("2026-01-02 00:00Z  443/tcp"),
+        "{table}"
+    );
+    assert!(
+        lines[2].starts_with("2026-01-02 01:00Z  -           0     0 B"),
+        "{table}"
+    );
+    let csv = shown_as(&of(Form::Csv), &hours());
+    let lines: Vec<_> = csv.lines().collect();
+    assert!(
+        lines[0].starts_with("step_start_us,step_end_us,protocol,dst_port,records,"),
+        "{csv}"
+    );
+    assert!(
+        lines[2].starts_with("1767315600000000,1767319200000000,,,0,0,"),
+        "{csv}"
+    );
+    let json = shown_as(&of(Form::Json), &hours());
+    let line: Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
+    assert_eq!(line["step_start_us"], 1_767_315_600_000_000_u64);
+    assert_eq!(
+        (&line["protocol"], &line["dst_port"]),
+        (&Value::Null, &Value::Null)
+    );
+    let days = Shape {
+        step: Some(Step::DAY),
+        ..of(Form::Table)
+    };
+    let table = shown_as(&days, &hours());
+    assert!(
+        table
+            .lines()
+            .nth(3)
+            .unwrap()
+            .starts_with("2026-01-02 Fri  443/tcp"),
+        "{table}"
+    );
 }
 
 const BY: &[By] = &[By::Interface, By::Port];
@@ -42,7 +125,7 @@ const BY: &[By] = &[By::Interface, By::Port];
 fn a_table_has_aligned_columns_and_says_what_it_leaves_out() {
     let table = shown(Form::Table, BY, &answer());
     let expected = "\
-2026-01-02T00:00:00Z to 2026-01-02T00:00:10Z, 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
+2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z, 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
 3 records came again and count once
 
 IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN
@@ -135,7 +218,7 @@ fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
         parts: vec![Part::Port(6, Some(80)), Part::Protocol(6)],
         sums: Sums::default(),
     };
-    assert_eq!(names(by), ["dst_port", "protocol"]);
+    assert_eq!(names(&shape(Form::Json, by)), ["dst_port", "protocol"]);
     assert_eq!(parts(by, &group), [json!(80), json!(6)]);
 }
 
