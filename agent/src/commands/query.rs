@@ -176,13 +176,16 @@ impl Args {
             by,
             steps,
             order: self.sort,
+            history: false,
             top: if self.top == 0 { usize::MAX } else { self.top },
         })
     }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let question = args.question(SystemTime::now()).map_err(refused)?;
+    let mut question = args.question(SystemTime::now()).map_err(refused)?;
+    let width = (args.output == Form::Table).then(terminal_width).flatten();
+    question.history = question.steps.is_none() && width.is_some();
     let mut progress = Progress::new();
     let answer = query::answer(&args.paths, &question, |read, all| progress.tell(read, all));
     progress.clear();
@@ -193,6 +196,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         by: &question.by,
         step: question.steps.as_ref().map(|stepping| stepping.step),
         zone: args.zone(),
+        width,
     };
     match show::show(out, &shape, &answer) {
         Err(error) if formats::is_broken_pipe(&error) => {}
@@ -206,6 +210,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         has_filter,
         usize::from(answer.total.records > 0),
     ))
+}
+
+/// `None` if stdout is no terminal.
+fn terminal_width() -> Option<usize> {
+    let is_terminal = io::stdout().is_terminal();
+    let size = is_terminal.then(terminal_size::terminal_size).flatten();
+    size.map(|(width, _)| width.0.into())
 }
 
 /// Prints the progress of a long query on a terminal.

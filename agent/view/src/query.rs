@@ -18,6 +18,7 @@ mod columns;
 mod complete;
 mod files;
 mod group;
+mod history;
 mod once;
 mod row;
 mod steps;
@@ -39,6 +40,8 @@ pub struct Question {
     /// Adds up each step of time by itself.
     pub steps: Option<Stepping>,
     pub order: Order,
+    /// Whether groups have a history.
+    pub history: bool,
     /// The most groups in the answer, or in each step of time.
     pub top: usize,
 }
@@ -97,6 +100,21 @@ pub struct Missing {
     pub records: u64,
     pub packets: u64,
     pub bytes: u64,
+}
+
+impl Answer {
+    /// Over which time the sums of a group are, Unix time in microseconds: what the windows cover of its step, or all that they
+    /// cover. `None` if that is no time.
+    pub fn period_us(&self, group: &Group) -> Option<Range<i64>> {
+        let windows_us = self.windows_us.clone()?;
+        let period_us = match group.step() {
+            Some(&Part::Step { start_us, end_us }) => {
+                start_us.max(windows_us.start)..end_us.min(windows_us.end)
+            }
+            _ => windows_us,
+        };
+        (!period_us.is_empty()).then_some(period_us)
+    }
 }
 
 impl Missing {
@@ -207,7 +225,8 @@ pub fn answer(
         told,
         ..
     } = sum;
-    (answer.groups, answer.all_groups) = groups.top(question.order, question.top)?;
+    let windows_us = answer.windows_us.clone().unwrap_or_default();
+    (answer.groups, answer.all_groups) = groups.top(&windows_us)?;
     for told in told.into_values() {
         answer.missing = answer.missing.with(told, u64::saturating_add);
     }

@@ -3,12 +3,17 @@
 use std::{
     fmt::Write as _,
     io::{self, Write},
+    ops::Range,
+    time::Duration,
 };
 
 use formats::{harmless::harmless, human};
 use serde_json::{Map, Value, json};
 use sys::local_time::{Step, Zone};
-use view::query::{Answer, By, Group, Missing, Part, Sums, Told};
+use view::{
+    query::{Answer, By, Group, Missing, Part, Sums, Told},
+    top::rows::sparkline,
+};
 
 use super::Form;
 
@@ -35,6 +40,8 @@ pub(super) struct Shape<'a> {
     /// If each step of time has rows of its own.
     pub step: Option<Step>,
     pub zone: Zone,
+    /// Of the terminal, if it is one.
+    pub width: Option<usize>,
 }
 
 pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
@@ -44,6 +51,34 @@ pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &Answer) -> i
         Form::Csv => csv(&mut out, shape, answer)?,
     }
     out.flush()
+}
+
+/// Names in CSV and JSON of the rates, each with the place of its sum.
+const RATES: [&str; 4] = [
+    "packets_per_second",
+    "bits_per_second",
+    "reverse_packets_per_second",
+    "reverse_bits_per_second",
+];
+
+/// Packets and bits a second, from each direction as in [`RATES`]. `None` if the answer covers no time.
+fn rates(group: &Group, answer: &Answer) -> Option<[f64; 4]> {
+    let period_us = answer.period_us(group)?;
+    let seconds = (period_us.end - period_us.start) as f64 / 1e6;
+    let Sums { packets, bytes, .. } = group.sums;
+    let each = [0, 1].map(|end| [packets[end] as f64, bytes[end] as f64 * 8.0]);
+    let [[packets, bits], [reverse_packets, reverse_bits]] = each;
+    Some([packets, bits, reverse_packets, reverse_bits].map(|sum| sum / seconds))
+}
+
+/// The rates to thousandths, or `null`.
+fn rate_values(group: &Group, answer: &Answer) -> [Value; 4] {
+    match rates(group, answer) {
+        Some(rates) => rates.map(|rate| json!((rate * 1000.0).round() / 1000.0)),
+        // An empty step.
+        None if group.sums == Sums::default() => [0.0; 4].map(|rate| json!(rate)),
+        None => [const { Value::Null }; 4],
+    }
 }
 
 /// What the answer lacks, one sentence each.
@@ -193,6 +228,8 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
         let named = names(shape).into_iter().zip(parts(shape.by, group));
         line.extend(named.map(|(name, value)| (name.to_owned(), value)));
         sums(&mut line, &group.sums);
+        let rates = RATES.iter().zip(rate_values(group, answer));
+        line.extend(rates.map(|(name, value)| ((*name).to_owned(), value)));
         writeln!(out, "{}", Value::Object(line))?;
     }
     let mut line = Map::new();
@@ -229,7 +266,7 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
 
 fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(names(shape).iter().chain(&SUMS))?;
+    writer.write_record(names(shape).iter().chain(&SUMS).chain(&RATES))?;
     for group in &answer.groups {
         let parts = parts(shape.by, group)
             .into_iter()
@@ -239,7 +276,11 @@ fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<(
                 None => value.to_string(),
             });
         let sums = values(&group.sums).map(|value| value.to_string());
-        writer.write_record(parts.chain(sums))?;
+        let rates = rate_values(group, answer).map(|value| match value {
+            Value::Null => String::new(),
+            rate => rate.to_string(),
+        });
+        writer.write_record(parts.chain(sums).chain(rates))?;
     }
     writer.flush()
 }
@@ -279,9 +320,25 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
         .iter()
         .any(|one| shape.by.contains(one))
     {
-        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
+        [
+            "SENT PKTS",
+            "SENT",
+            "RECV PKTS",
+            "RECEIVED",
+            "BEGUN",
+            "PKT/S",
+            "BIT/S",
+        ]
     } else {
-        ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
+        [
+            "PKTS",
+            "BYTES",
+            "REV PKTS",
+            "REV BYTES",
+            "BEGUN",
+            "PKT/S",
+            "BIT/S",
+        ]
     };
     let step = shape.step.map(|_| "TIME");
     let names = step.into_iter().chain(shape.by.iter().map(|by| title(*by)));
@@ -289,14 +346,20 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
     let names = titles.len();
     let titles = titles.into_iter().chain(figures);
     let mut rows = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
-    rows.extend(answer.groups.iter().map(|group| cells(group, shape)));
+    rows.extend(
+        answer
+            .groups
+            .iter()
+            .map(|group| cells(group, shape, answer)),
+    );
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());
         widths.max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let histories = histories(answer, shape, &widths);
     writeln!(out)?;
-    for row in &rows {
+    for (number, row) in rows.iter().enumerate() {
         let mut line = String::new();
         for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
             if column > 0 {
@@ -309,6 +372,10 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
                 write!(line, "{cell:>width$}")
             };
             written.map_err(io::Error::other)?;
+        }
+        if let Some(history) = histories.get(number) {
+            line.push_str(GAP);
+            line.push_str(history);
         }
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -334,9 +401,10 @@ fn summary(answer: &Answer, zone: Zone) -> String {
     };
     let total = &answer.total;
     let mut text = format!(
-        "{} to {}, {files}: {}, {} began, {}, {} in both directions",
+        "{} to {} ({}), {files}: {}, {} began, {}, {} in both directions",
         time(windows.start, zone),
         time(windows.end, zone),
+        human::duration(length(windows)),
         plural(total.records, "record"),
         plural(total.begun, "flow"),
         plural(total.packets(), "packet"),
@@ -354,6 +422,19 @@ pub(super) fn time(unix_us: i64, zone: Zone) -> impl std::fmt::Display {
     zone.seconds(unix_us.saturating_mul(1000))
 }
 
+fn length(windows_us: &Range<i64>) -> Duration {
+    let us = windows_us.end.saturating_sub(windows_us.start);
+    Duration::from_micros(us.try_into().unwrap_or_default())
+}
+
+/// `0.3` if it is less than ten.
+fn per_second(rate: f64) -> String {
+    if rate != 0.0 && rate < 9.95 {
+        return format!("{:.1}", rate.max(0.1));
+    }
+    human::count(rate.round() as u64)
+}
+
 fn title(by: By) -> &'static str {
     match by {
         By::Address => "ADDRESS",
@@ -369,7 +450,25 @@ fn title(by: By) -> &'static str {
     }
 }
 
-fn cells(group: &Group, shape: &Shape<'_>) -> Vec<String> {
+/// A title and a sparkline for each group, if the terminal is wide enough for them and the columns.
+fn histories(answer: &Answer, shape: &Shape<'_>, widths: &[usize]) -> Vec<String> {
+    let longest = answer.groups.iter().map(|group| group.history.len()).max();
+    let (bars, title) = (longest.unwrap_or_default(), "HISTORY");
+    let columns: usize = widths.iter().map(|width| width + GAP.len()).sum();
+    let fits = shape
+        .width
+        .is_some_and(|width| columns + bars.max(title.len()) <= width);
+    if bars == 0 || !fits {
+        return Vec::new();
+    }
+    let lines = answer
+        .groups
+        .iter()
+        .map(|group| sparkline(&group.history, bars));
+    std::iter::once(title.to_owned()).chain(lines).collect()
+}
+
+fn cells(group: &Group, shape: &Shape<'_>, answer: &Answer) -> Vec<String> {
     let Sums {
         packets,
         bytes,
@@ -394,7 +493,13 @@ fn cells(group: &Group, shape: &Shape<'_>) -> Vec<String> {
         human::bytes(bytes[1]),
         human::count(begun),
     ];
-    parts.chain(figures).collect()
+    let rates = match rates(group, answer) {
+        Some([packets, bits, reverse_packets, reverse_bits]) => {
+            [packets + reverse_packets, bits + reverse_bits].map(per_second)
+        }
+        None => ["-"; 2].map(str::to_owned),
+    };
+    parts.chain(figures).chain(rates).collect()
 }
 
 #[cfg(test)]

@@ -4,15 +4,21 @@ use std::{
     cmp::Reverse,
     collections::{HashMap, HashSet},
     net::IpAddr,
+    ops::Range,
     rc::Rc,
 };
 
 use anyhow::{Result, ensure};
 use formats::human;
 
-use super::{Order, Question, Stepping, row::Row, steps::TimeSteps};
+use super::{
+    Order, Question, Stepping,
+    history::{Bars, Scale, join},
+    row::Row,
+    steps::TimeSteps,
+};
 
-/// A group takes about 400 bytes.
+/// A group takes about 400 bytes, and 300 more with a history.
 const MOST_GROUPS: usize = 5_000_000;
 
 /// What rows have in common that are added up.
@@ -76,14 +82,21 @@ pub struct Sums {
 pub struct Group {
     pub parts: Vec<Part>,
     pub sums: Sums,
+    /// Of what groups are sorted by, both directions together: equal parts of the time that the windows cover. Empty unless it
+    /// was asked for.
+    pub history: Vec<u64>,
 }
 
 impl Group {
     /// The step of time, if the query asked for steps.
     pub fn step(&self) -> Option<&Part> {
-        let first = self.parts.first();
-        first.filter(|part| matches!(part, Part::Step { .. }))
+        step(&self.parts)
     }
+}
+
+fn step(parts: &[Part]) -> Option<&Part> {
+    let first = parts.first();
+    first.filter(|part| matches!(part, Part::Step { .. }))
 }
 
 impl Sums {
@@ -143,11 +156,20 @@ impl Sums {
 
 pub(super) struct Groups<'a> {
     by: &'a [By],
+    order: Order,
+    most: usize,
     steps: Option<(&'a Stepping, TimeSteps)>,
-    sums: HashMap<Vec<Part>, Sums>,
+    scale: Option<Scale>,
+    figures: HashMap<Vec<Part>, Figures>,
     names: Names,
     /// The group of the current row.
     parts: Vec<Part>,
+}
+
+#[derive(Default)]
+struct Figures {
+    sums: Sums,
+    bars: Option<Bars>,
 }
 
 impl<'a> Groups<'a> {
@@ -155,14 +177,24 @@ impl<'a> Groups<'a> {
         let steps = question.steps.as_ref();
         Self {
             by: &question.by,
+            order: question.order,
+            most: question.top,
+            scale: question.history.then(Scale::new),
             steps: steps.map(|stepping| (stepping, stepping.steps())),
-            sums: HashMap::new(),
+            figures: HashMap::new(),
             names: Names::default(),
             parts: Vec::new(),
         }
     }
 
     pub(super) fn add(&mut self, row: &Row<'_>) -> Result<()> {
+        if let Some(scale) = &mut self.scale {
+            scale.include(&row.window_us, |numbers| {
+                let all = self.figures.values_mut();
+                all.filter_map(|one| one.bars.as_mut())
+                    .for_each(|bars| join(bars, numbers));
+            });
+        }
         let sums = Sums::of(row);
         let by_address = self.by.contains(&By::Address);
         let by_unit = self.by.contains(&By::Unit);
@@ -219,58 +251,70 @@ impl<'a> Groups<'a> {
                 By::Host => self.names.name(row.hostname),
             });
         }
-        if let Some(known) = self.sums.get_mut(&self.parts[..]) {
-            known.add(sums);
-            return Ok(());
+        if !self.figures.contains_key(&self.parts[..]) {
+            ensure!(
+                self.figures.len() < MOST_GROUPS,
+                "there are more than {MOST_GROUPS} groups: ask for less time, with --filter, or --by something else"
+            );
+            self.figures.insert(self.parts.clone(), Figures::default());
         }
-        ensure!(
-            self.sums.len() < MOST_GROUPS,
-            "there are more than {MOST_GROUPS} groups: ask for less time, with --filter, or --by something else"
-        );
-        self.sums.insert(self.parts.clone(), *sums);
+        let figures = self.figures.get_mut(&self.parts[..]);
+        let figures = figures.expect("it was inserted if it was missing");
+        figures.sums.add(sums);
+        if let Some(scale) = &self.scale {
+            let bars = figures.bars.get_or_insert_with(|| Box::new([0.0; _]));
+            scale.add(bars, &row.window_us, sums.by(self.order));
+        }
         Ok(())
     }
 
     /// The largest groups, and the number of all groups. With steps of time, the largest of each step, and a row for each step
-    /// that has none. Fails if there are too many steps.
-    pub(super) fn top(self, order: Order, most: usize) -> Result<(Vec<Group>, usize)> {
-        let mut all = self.sums.len();
-        let groups = self.sums.into_iter();
-        let mut groups: Vec<_> = groups.map(|(parts, sums)| Group { parts, sums }).collect();
+    /// that has none. `windows_us` is the time of all records. Fails if there are too many steps.
+    pub(super) fn top(self, windows_us: &Range<i64>) -> Result<(Vec<Group>, usize)> {
+        let (order, most) = (self.order, self.most);
+        let mut all = self.figures.len();
+        let mut groups: Vec<_> = self.figures.into_iter().collect();
         // Ties are sorted by value, so that an answer is always the same.
         groups.sort_unstable_by(|one, other| {
-            let of = |group: &Group| Reverse(group.sums.by(order));
-            (one.step(), of(one), &one.parts).cmp(&(other.step(), of(other), &other.parts))
+            let of = |(_, figures): &(_, Figures)| Reverse(figures.sums.by(order));
+            (step(&one.0), of(one), &one.0).cmp(&(step(&other.0), of(other), &other.0))
         });
+        let shown = |(parts, figures): (Vec<Part>, Figures)| {
+            let bars = self.scale.as_ref().zip(figures.bars.as_ref());
+            Group {
+                parts,
+                sums: figures.sums,
+                history: bars.map_or_else(Vec::new, |(scale, bars)| scale.read(bars, windows_us)),
+            }
+        };
         let Some((stepping, mut steps)) = self.steps else {
             groups.truncate(most);
-            return Ok((groups, all));
+            return Ok((groups.into_iter().map(shown).collect(), all));
         };
         let ends = groups.first().zip(groups.last());
-        let Some((first, last)) = ends.and_then(|(one, other)| one.step().zip(other.step())) else {
-            return Ok((groups, all));
+        let ends = ends.and_then(|((one, _), (other, _))| step(one).zip(step(other)));
+        let Some((first, last)) = ends else {
+            return Ok((Vec::new(), all));
         };
         let each = steps.all(stepping, first.clone()..last.clone())?;
-        let mut shown = Vec::new();
+        let mut rows = Vec::new();
         let mut groups = groups.into_iter().peekable();
-        for step in each {
+        for one in each {
             let mut number = 0;
-            while let Some(group) = groups.next_if(|group| group.step() == Some(&step)) {
+            while let Some(group) = groups.next_if(|(parts, _)| step(parts) == Some(&one)) {
                 number += 1;
                 if number <= most {
-                    shown.push(group);
+                    rows.push(shown(group));
                 }
             }
             if number == 0 {
                 let rest = self.by.iter().map(|_| Part::Nothing);
-                shown.push(Group {
-                    parts: std::iter::once(step).chain(rest).collect(),
-                    sums: Sums::default(),
-                });
+                let parts = std::iter::once(one).chain(rest).collect();
+                rows.push(shown((parts, Figures::default())));
                 all += 1;
             }
         }
-        Ok((shown, all))
+        Ok((rows, all))
     }
 }
 

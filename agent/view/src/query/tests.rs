@@ -149,6 +149,7 @@ fn everything(by: &[By]) -> Question {
         rules: Vec::new(),
         by: by.to_vec(),
         steps: None,
+        history: false,
         order: Order::Bytes,
         top: usize::MAX,
     }
@@ -327,6 +328,56 @@ fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
     };
     let error = answer_of(&folder, &question).unwrap_err().to_string();
     assert!(error.contains("more than 100000 steps"), "{error}");
+}
+
+#[test]
+fn rates_are_over_the_time_that_windows_cover() {
+    let folder = Folder::new();
+    let batches = [
+        batch(15, vec![record(1, 443, 5)]),
+        batch(30, vec![record(1, 443, 9)]),
+    ];
+    folder.in_the_making(&pieces(&batches));
+    let answer = folder.ask(&everything(&[By::Source]));
+    let all = after_start(14)..after_start(30);
+    assert_eq!(answer.period_us(&answer.groups[0]), Some(all));
+    let steps = folder.ask(&Question {
+        steps: stepping(20, after_start(-20)..after_start(60)),
+        ..everything(&[])
+    });
+    let periods: Vec<_> = steps
+        .groups
+        .iter()
+        .map(|group| steps.period_us(group))
+        .collect();
+    let parts = [
+        None,
+        Some(after_start(14)..after_start(20)),
+        Some(after_start(20)..after_start(30)),
+        None,
+    ];
+    assert_eq!(periods, parts);
+}
+
+#[test]
+fn a_history_shows_when_a_group_had_how_much() {
+    let folder = Folder::new();
+    let batches = [
+        batch(1, vec![record(1, 443, 5), record(2, 80, 7)]),
+        batch(4, vec![record(1, 443, 9)]),
+    ];
+    folder.in_the_making(&pieces(&batches));
+    let question = Question {
+        history: true,
+        order: Order::Packets,
+        ..everything(&[By::Source])
+    };
+    let answer = folder.ask(&question);
+    let histories = answer.groups.iter().map(|group| &group.history[..]);
+    // The answers have a packet each.
+    assert_eq!(histories.collect::<Vec<_>>(), [[6, 0, 0, 10], [8, 0, 0, 0]]);
+    let none = folder.ask(&everything(&[By::Source]));
+    assert!(none.groups.iter().all(|group| group.history.is_empty()));
 }
 
 fn answer_of(folder: &Folder, question: &Question) -> Result<Answer> {

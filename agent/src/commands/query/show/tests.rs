@@ -13,6 +13,7 @@ fn answer() -> Answer {
     let group = |parts, times| Group {
         parts,
         sums: sums(times),
+        history: Vec::new(),
     };
     let name = |text: &str| Part::Name(Rc::from(text));
     Answer {
@@ -36,6 +37,7 @@ fn shape(form: Form, by: &[By]) -> Shape<'_> {
         by,
         step: None,
         zone: Zone::Utc,
+        width: None,
     }
 }
 
@@ -55,7 +57,11 @@ fn hours() -> Answer {
         start_us: 1_767_312_000_000_000 + number * 3_600_000_000,
         end_us: 1_767_312_000_000_000 + (number + 1) * 3_600_000_000,
     };
-    let group = |parts, sums| Group { parts, sums };
+    let group = |parts, sums| Group {
+        parts,
+        sums,
+        history: Vec::new(),
+    };
     let sums = answer().total;
     Answer {
         groups: vec![
@@ -125,16 +131,45 @@ const BY: &[By] = &[By::Interface, By::Port];
 fn a_table_has_aligned_columns_and_says_what_it_leaves_out() {
     let table = shown(Form::Table, BY, &answer());
     let expected = "\
-2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z, 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
+2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z (11s), 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
 3 records came again and count once
 
-IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN
-eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1
-red, \\u{1b}[31m\"hot\"  icmp       20  29 KiB         2      120 B      1
-?                     7/200      10  15 KiB         1       60 B      1
+IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN  PKT/S  BIT/S
+eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1   1.0k    11M
+red, \\u{1b}[31m\"hot\"  icmp       20  29 KiB         2      120 B      1    2.1    23k
+?                     7/200      10  15 KiB         1       60 B      1    1.0    11k
 … and 2 more; --top 0 shows all
 ";
     assert_eq!(table, expected);
+}
+
+#[test]
+fn a_history_is_shown_if_the_terminal_has_room() {
+    let mut answer = answer();
+    for (group, history) in answer
+        .groups
+        .iter_mut()
+        .zip([[0, 4, 8], [100, 0, 0], [0, 0, 0]])
+    {
+        group.history = history.to_vec();
+    }
+    let lines = |width| {
+        let shape = Shape {
+            width,
+            ..shape(Form::Table, BY)
+        };
+        let table = shown_as(&shape, &answer);
+        table.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let plain = lines(None);
+    let longest = plain.iter().map(|line| line.chars().count()).max().unwrap();
+    let width = longest + GAP.len() + "HISTORY".len();
+    assert_eq!(lines(Some(width - 1)), plain);
+    let wide = lines(Some(width));
+    assert_eq!(wide[0], format!("{}  HISTORY", plain[0]));
+    assert_eq!(wide[1], format!("{}   ▄█", plain[1]));
+    assert_eq!(wide[2], format!("{}  █", plain[2]));
+    assert_eq!(wide[3], plain[3]);
 }
 
 #[test]
@@ -150,10 +185,10 @@ fn a_table_without_rows_says_so() {
 #[test]
 fn csv_quotes_what_would_be_taken_for_a_separator() {
     let expected = "\
-interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended
-eth0,6,443,1000,10000,15000000,1000,60000,1,0
-\"red, \\u{1b}[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0
-,200,7,1,10,15000,1,60,1,0
+interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended,packets_per_second,bits_per_second,reverse_packets_per_second,reverse_bits_per_second
+eth0,6,443,1000,10000,15000000,1000,60000,1,0,952.381,11428571.429,95.238,45714.286
+\"red, \\u{1b}[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0,1.905,22857.143,0.19,91.429
+,200,7,1,10,15000,1,60,1,0,0.952,11428.571,0.095,45.714
 ";
     assert_eq!(shown(Form::Csv, BY, &answer()), expected);
 }
@@ -178,6 +213,7 @@ fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
             groups: vec![Group {
                 parts: vec![Part::Name(Rc::from(text))],
                 sums: Sums::default(),
+                history: Vec::new(),
             }],
             all_groups: 1,
             ..Answer::default()
@@ -202,6 +238,8 @@ fn json_has_a_line_for_each_group_and_one_for_the_total() {
         json!({
             "type": "group", "interface": null, "protocol": 200, "dst_port": 7, "records": 1, "packets": 10,
             "bytes": 15000, "reverse_packets": 1, "reverse_bytes": 60, "flows_begun": 1, "flows_ended": 0,
+            "packets_per_second": 0.952, "bits_per_second": 11428.571, "reverse_packets_per_second": 0.095,
+            "reverse_bits_per_second": 45.714,
         })
     );
     let total = &lines[3];
@@ -217,6 +255,7 @@ fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
     let group = Group {
         parts: vec![Part::Port(6, Some(80)), Part::Protocol(6)],
         sums: Sums::default(),
+        history: Vec::new(),
     };
     assert_eq!(names(&shape(Form::Json, by)), ["dst_port", "protocol"]);
     assert_eq!(parts(by, &group), [json!(80), json!(6)]);
