@@ -46,6 +46,10 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
     pub until: Option<Moment>,
 
+    /// Compare with the same time so much earlier, as in 24h or 7d: what is new, gone, more or less. Needs --since.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_COMPARE", value_parser = super::time)]
+    pub compare: Option<Duration>,
+
     /// Take times of --since and --until that name no zone to be UTC, and show UTC, rather than local time.
     #[arg(long)]
     pub utc: bool,
@@ -67,7 +71,7 @@ pub struct Args {
     )]
     pub by: Vec<What>,
 
-    /// What comes first.
+    /// What comes first; with --compare, the largest difference does.
     #[arg(
         long,
         value_name = "ORDER",
@@ -153,7 +157,23 @@ impl Args {
 
     /// The question to the files. Fails if options contradict each other.
     fn question(&self, now: SystemTime) -> Result<Question> {
-        let time_us = self.time_us(now)?;
+        let mut time_us = self.time_us(now)?;
+        if let Some(earlier) = self.compare {
+            ensure!(
+                self.since.is_some(),
+                "--compare needs --since: it compares a time with one that is as long"
+            );
+            ensure!(
+                !earlier.is_zero(),
+                "--compare 0s compares a time with itself"
+            );
+            // The earlier time ends that much before now.
+            time_us.end = time_us.end.min(micros(now));
+            ensure!(
+                !time_us.is_empty(),
+                "--since is in the future, where nothing can be compared"
+            );
+        }
         let (by, step) = by::separated(&self.by)?;
         // Up to now if it is known from when on: an agent that has stopped leaves a gap.
         let end_us = if self.since.is_some() {
@@ -168,6 +188,10 @@ impl Args {
         });
         Ok(Question {
             time_us,
+            earlier_us: self
+                .compare
+                .map(sys::clock::nanos)
+                .map(|ns| (ns / 1000).cast_signed()),
             rules: self
                 .filter
                 .iter()
@@ -185,7 +209,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut question = args.question(SystemTime::now()).map_err(refused)?;
     let width = (args.output == Form::Table).then(terminal_width).flatten();
-    question.history = question.steps.is_none() && width.is_some();
+    question.history = question.steps.is_none() && question.earlier_us.is_none() && width.is_some();
     let mut progress = Progress::new();
     let answer = query::answer(&args.paths, &question, |read, all| progress.tell(read, all));
     progress.clear();
@@ -196,6 +220,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         by: &question.by,
         step: question.steps.as_ref().map(|stepping| stepping.step),
         zone: args.zone(),
+        order: args.sort,
         width,
     };
     match show::show(out, &shape, &answer) {
@@ -208,7 +233,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let has_filter = !args.filter.is_empty();
     Ok(unless_nothing_matches(
         has_filter,
-        usize::from(answer.total.records > 0),
+        usize::from(answer.all_groups > 0),
     ))
 }
 

@@ -35,6 +35,8 @@ use row::Row;
 pub struct Question {
     /// Which scan windows, by the Unix time of their end in microseconds: after `start`, up to and including `end`.
     pub time_us: Range<i64>,
+    /// Adds up the same time so much earlier as well, in microseconds.
+    pub earlier_us: Option<i64>,
     pub rules: Vec<Rule>,
     pub by: Vec<By>,
     /// Adds up each step of time by itself.
@@ -65,6 +67,8 @@ pub struct Answer {
     pub all_groups: usize,
     /// The sum of all records.
     pub total: Sums,
+    /// The same of the earlier time, and its windows.
+    pub before: Option<Earlier>,
     /// From the start of the first window to the end of the last, Unix time in microseconds.
     pub windows_us: Option<Range<i64>>,
     pub files: usize,
@@ -84,6 +88,42 @@ pub struct Answer {
     pub gone_files: usize,
     /// Spool files without a known acknowledged position.
     pub unmarked_files: usize,
+}
+
+/// The sums of the time with which a query compares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Earlier {
+    pub total: Sums,
+    pub windows_us: Option<Range<i64>>,
+}
+
+/// Of which time a record is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Now,
+    /// So much earlier, in microseconds.
+    Before(i64),
+}
+
+impl Question {
+    /// The times that have a scan window which ends then: none, one, or both if they overlap.
+    fn times_with(&self, window_end_us: i64) -> impl Iterator<Item = When> {
+        let now = is_in(&self.time_us, window_end_us).then_some(When::Now);
+        let before = self.earlier_us.filter(|earlier_us| {
+            let later_us = window_end_us.saturating_add(*earlier_us);
+            is_in(&self.time_us, later_us)
+        });
+        now.into_iter().chain(before.map(When::Before))
+    }
+
+    /// Whether a window may end in one of the times if it ends in this range.
+    fn may_have(&self, first_us: i64, last_us: i64) -> bool {
+        let may_have = |earlier_us: i64| {
+            self.time_us.start < last_us.saturating_add(earlier_us)
+                && first_us.saturating_add(earlier_us) <= self.time_us.end
+        };
+        may_have(0) || self.earlier_us.is_some_and(may_have)
+    }
 }
 
 /// What a stream reports since its start.
@@ -147,24 +187,32 @@ struct Sum<'a> {
 impl Sum<'_> {
     /// Adds a row if it matches the query. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
-        if !is_in(&question.time_us, row.window_us.end)
+        if question.times_with(row.window_us.end).next().is_none()
             || !passes(&question.rules, row.facts, row.interface)
         {
             return Ok(());
         }
-        let windows = self
-            .answer
-            .windows_us
-            .get_or_insert_with(|| row.window_us.clone());
-        windows.start = windows.start.min(row.window_us.start);
-        windows.end = windows.end.max(row.window_us.end);
         if row.sample_rate > 1 {
             self.answer.sample_rates.insert(row.sample_rate);
         } else {
             self.answer.has_whole = true;
         }
-        self.answer.total.add(&Sums::of(row));
-        self.groups.add(row)
+        let sums = Sums::of(row);
+        for when in question.times_with(row.window_us.end) {
+            let (total, windows_us) = match when {
+                When::Now => (&mut self.answer.total, &mut self.answer.windows_us),
+                When::Before(_) => {
+                    let before = self.answer.before.get_or_insert_default();
+                    (&mut before.total, &mut before.windows_us)
+                }
+            };
+            total.add(&sums);
+            let windows_us = windows_us.get_or_insert_with(|| row.window_us.clone());
+            windows_us.start = windows_us.start.min(row.window_us.start);
+            windows_us.end = windows_us.end.max(row.window_us.end);
+            self.groups.add(row, when)?;
+        }
+        Ok(())
     }
 
     /// Records what a stream reports as missing. The counts only grow, so the largest one is kept.
@@ -187,7 +235,10 @@ pub fn answer(
 ) -> Result<Answer> {
     let found = files::find(paths)?;
     let mut sum = Sum {
-        answer: Answer::default(),
+        answer: Answer {
+            before: question.earlier_us.map(|_| Earlier::default()),
+            ..Answer::default()
+        },
         groups: Groups::of(question),
         once: Once::default(),
         told: HashMap::new(),

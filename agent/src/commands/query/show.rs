@@ -1,6 +1,7 @@
 //! Shows the result of a query.
 
 use std::{
+    cmp::Ordering,
     fmt::Write as _,
     io::{self, Write},
     ops::Range,
@@ -11,7 +12,7 @@ use formats::{harmless::harmless, human};
 use serde_json::{Map, Value, json};
 use sys::local_time::{Step, Zone};
 use view::{
-    query::{Answer, By, Group, Missing, Part, Sums, Told},
+    query::{Answer, By, Group, Missing, Order, Part, Sums, Told},
     top::rows::sparkline,
 };
 
@@ -40,6 +41,7 @@ pub(super) struct Shape<'a> {
     /// If each step of time has rows of its own.
     pub step: Option<Step>,
     pub zone: Zone,
+    pub order: Order,
     /// Of the terminal, if it is one.
     pub width: Option<usize>,
 }
@@ -129,7 +131,9 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
         ));
     }
     let groups = answer.groups.iter().map(|group| &group.sums);
-    if groups.chain([&answer.total]).any(Sums::is_at_its_bound) {
+    let earlier = answer.before.iter().map(|earlier| &earlier.total);
+    let mut all = groups.chain([&answer.total]).chain(earlier);
+    if all.any(Sums::is_at_its_bound) {
         texts.push(format!(
             "sums of {} are TOO LOW: the packets or bytes of these records add up to more",
             u64::MAX
@@ -217,6 +221,16 @@ fn of_a_name(name: &str) -> Value {
     }
 }
 
+/// The sums of the earlier time, by names of their own.
+fn before(sums: &Sums) -> impl Iterator<Item = (String, Value)> {
+    let named = SUMS.iter().zip(values(sums));
+    named.map(|(name, value)| (before_name(name), json!(value)))
+}
+
+fn before_name(name: &str) -> String {
+    format!("before_{name}")
+}
+
 fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let sums = |line: &mut Map<String, Value>, sums: &Sums| {
         let named = SUMS.iter().zip(values(sums));
@@ -230,11 +244,28 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
         sums(&mut line, &group.sums);
         let rates = RATES.iter().zip(rate_values(group, answer));
         line.extend(rates.map(|(name, value)| ((*name).to_owned(), value)));
+        line.extend(group.before.iter().flat_map(before));
         writeln!(out, "{}", Value::Object(line))?;
     }
     let mut line = Map::new();
     line.insert("type".to_owned(), json!("total"));
     sums(&mut line, &answer.total);
+    if let Some(earlier) = &answer.before {
+        line.extend(before(&earlier.total));
+        let windows_us = earlier.windows_us.as_ref();
+        for (name, time_us) in [
+            (
+                "before_window_start_us",
+                windows_us.map(|windows_us| windows_us.start),
+            ),
+            (
+                "before_window_end_us",
+                windows_us.map(|windows_us| windows_us.end),
+            ),
+        ] {
+            line.insert(name.to_owned(), json!(time_us));
+        }
+    }
     let windows = answer.windows_us.as_ref();
     let Told { lost, left_out } = answer.missing;
     let damaged = answer.damaged.iter().map(|(_, bytes)| bytes).sum::<u64>();
@@ -266,7 +297,9 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
 
 fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(names(shape).iter().chain(&SUMS).chain(&RATES))?;
+    let names = names(shape).into_iter().chain(SUMS).chain(RATES);
+    let before = answer.before.iter().flat_map(|_| SUMS.map(before_name));
+    writer.write_record(names.map(str::to_owned).chain(before))?;
     for group in &answer.groups {
         let parts = parts(shape.by, group)
             .into_iter()
@@ -280,7 +313,9 @@ fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<(
             Value::Null => String::new(),
             rate => rate.to_string(),
         });
-        writer.write_record(parts.chain(sums).chain(rates))?;
+        let before = group.before.iter().flat_map(values);
+        let before = before.map(|value| value.to_string());
+        writer.write_record(parts.chain(sums).chain(rates).chain(before))?;
     }
     writer.flush()
 }
@@ -316,35 +351,11 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
     if answer.groups.is_empty() {
         return Ok(());
     }
-    let figures = if [By::Address, By::Unit, By::Process, By::Name]
-        .iter()
-        .any(|one| shape.by.contains(one))
-    {
-        [
-            "SENT PKTS",
-            "SENT",
-            "RECV PKTS",
-            "RECEIVED",
-            "BEGUN",
-            "PKT/S",
-            "BIT/S",
-        ]
-    } else {
-        [
-            "PKTS",
-            "BYTES",
-            "REV PKTS",
-            "REV BYTES",
-            "BEGUN",
-            "PKT/S",
-            "BIT/S",
-        ]
-    };
     let step = shape.step.map(|_| "TIME");
     let names = step.into_iter().chain(shape.by.iter().map(|by| title(*by)));
     let titles: Vec<_> = names.collect();
     let names = titles.len();
-    let titles = titles.into_iter().chain(figures);
+    let titles = titles.into_iter().chain(figure_titles(shape, answer));
     let mut rows = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(
         answer
@@ -352,6 +363,12 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
             .iter()
             .map(|group| cells(group, shape, answer)),
     );
+    if let Some(earlier) = &answer.before {
+        let rest = (1..names).map(|_| String::new());
+        let name = std::iter::once("TOTAL".to_owned()).chain(rest);
+        let sums = compared(&answer.total, &earlier.total, shape.order);
+        rows.push(name.chain(sums).collect());
+    }
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());
         widths.max().unwrap_or_default()
@@ -390,36 +407,100 @@ fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result
     Ok(())
 }
 
-fn summary(answer: &Answer, zone: Zone) -> String {
-    let plural = |number: u64, what: &str| {
-        let ending = if number == 1 { "" } else { "s" };
-        format!("{} {what}{ending}", human::count(number))
-    };
-    let files = plural(answer.files as u64, "file");
-    let Some(windows) = &answer.windows_us else {
-        return format!("{files}: no record is in this time and passes the filter");
-    };
-    let total = &answer.total;
-    let mut text = format!(
-        "{} to {} ({}), {files}: {}, {} began, {}, {} in both directions",
-        time(windows.start, zone),
-        time(windows.end, zone),
-        human::duration(length(windows)),
+fn plural(number: u64, what: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {what}{ending}", human::count(number))
+}
+
+fn traffic(total: &Sums) -> String {
+    format!(
+        "{}, {} began, {}, {} in both directions",
         plural(total.records, "record"),
         plural(total.begun, "flow"),
         plural(total.packets(), "packet"),
         human::bytes(total.bytes()),
+    )
+}
+
+fn summary(answer: &Answer, zone: Zone) -> String {
+    let files = plural(answer.files as u64, "file");
+    let compared = answer.before.as_ref().map(|earlier| {
+        let before = match &earlier.windows_us {
+            Some(windows_us) => format!(
+                "{} to {} ({}): {}",
+                time(windows_us.start, zone),
+                time(windows_us.end, zone),
+                human::duration(length(windows_us)),
+                traffic(&earlier.total)
+            ),
+            None => "a time without records".to_owned(),
+        };
+        format!("\ncompared with {before}")
+    });
+    let compared = compared.unwrap_or_default();
+    let Some(windows) = &answer.windows_us else {
+        return format!("{files}: no record is in this time and passes the filter{compared}");
+    };
+    let mut text = format!(
+        "{} to {} ({}), {files}: {}",
+        time(windows.start, zone),
+        time(windows.end, zone),
+        human::duration(length(windows)),
+        traffic(&answer.total),
     );
     if answer.repeated_records > 0 {
         let repeated = plural(answer.repeated_records, "record");
         text = format!("{text}; {repeated} came again and count once");
     }
-    text
+    text + &compared
 }
 
 pub(super) fn time(unix_us: i64, zone: Zone) -> impl std::fmt::Display {
     let unix_us = u64::try_from(unix_us).unwrap_or_default();
     zone.seconds(unix_us.saturating_mul(1000))
+}
+
+fn compared_titles(order: Order) -> [&'static str; 4] {
+    let figure = match order {
+        Order::Bytes => "BYTES",
+        Order::Packets => "PKTS",
+        Order::Begun => "BEGUN",
+    };
+    [figure, "BEFORE", "DIFFERENCE", "CHANGE"]
+}
+
+/// What the order goes by, in both directions: now, before, and the difference.
+fn compared(now: &Sums, before: &Sums, order: Order) -> [String; 4] {
+    let figure = match order {
+        Order::Bytes => human::bytes,
+        Order::Packets | Order::Begun => human::count,
+    };
+    let [now_figure, before_figure] = [now, before].map(|sums| sums.by(order));
+    let sign = match now_figure.cmp(&before_figure) {
+        Ordering::Less => "-",
+        Ordering::Equal => "",
+        Ordering::Greater => "+",
+    };
+    let difference = now_figure.abs_diff(before_figure);
+    let change = match (now.records, before.records) {
+        (0, 0) => "-".to_owned(),
+        (_, 0) => "new".to_owned(),
+        (0, _) => "gone".to_owned(),
+        _ if difference == 0 => "0 %".to_owned(),
+        _ if before_figure == 0 => "-".to_owned(),
+        _ => {
+            let percent = difference as f64 / before_figure as f64 * 100.0;
+            let digits = usize::from(percent < 9.95);
+            format!("{sign}{percent:.digits$} %")
+        }
+    };
+    let difference = format!("{sign}{}", figure(difference));
+    [
+        figure(now_figure),
+        figure(before_figure),
+        difference,
+        change,
+    ]
 }
 
 fn length(windows_us: &Range<i64>) -> Duration {
@@ -448,6 +529,23 @@ fn title(by: By) -> &'static str {
         By::Process => "PROCESS",
         By::Name => "NAME",
     }
+}
+
+fn figure_titles(shape: &Shape<'_>, answer: &Answer) -> Vec<&'static str> {
+    if answer.before.is_some() {
+        return compared_titles(shape.order).to_vec();
+    }
+    let has_an_end = [By::Address, By::Unit, By::Process, By::Name]
+        .iter()
+        .any(|one| shape.by.contains(one));
+    let sums = if has_an_end {
+        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED"]
+    } else {
+        ["PKTS", "BYTES", "REV PKTS", "REV BYTES"]
+    };
+    sums.into_iter()
+        .chain(["BEGUN", "PKT/S", "BIT/S"])
+        .collect()
 }
 
 /// A title and a sparkline for each group, if the terminal is wide enough for them and the columns.
@@ -486,6 +584,10 @@ fn cells(group: &Group, shape: &Shape<'_>, answer: &Answer) -> Vec<String> {
         Part::Name(name) if name.is_empty() => "?".to_owned(),
         Part::Name(name) => harmless(name).into_owned(),
     });
+    if let Some(before) = &group.before {
+        let compared = compared(&group.sums, before, shape.order);
+        return parts.chain(compared).collect();
+    }
     let figures = [
         human::count(packets[0]),
         human::bytes(bytes[0]),

@@ -96,6 +96,16 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
     for (name, value) in expected.as_object().unwrap() {
         assert_eq!(&lines[0][name], value, "{name}");
     }
+    // Steps of time add up to the same, and so does a time with the one before it.
+    let steps = answer(folder.path(), &["--by", "minute,port", "--top", "0"]);
+    let groups = steps.iter().filter(|line| line["type"] == "group");
+    assert_eq!(groups.map(sum).sum::<Pair>(), all);
+    let compared = answer(folder.path(), &["--since", "1h", "--compare", "1h"]);
+    let compared = compared.last().unwrap();
+    assert_eq!(
+        (sum(compared), &compared["before_packets"]),
+        (all, &0.into())
+    );
     // What a filter or a time leaves out is in no sum.
     for (nothing, status) in [
         (["--filter", "exclude port 9"], 3),
@@ -208,6 +218,9 @@ fn a_query_of_something_else_says_what_to_name() {
             "--since is not before --until",
         ),
         (&["--by", "port,port"], "--by has the same twice"),
+        (&["--by", "hour,day"], "--by has two steps of time"),
+        (&["--by", "7m"], "'7m' is no step of time"),
+        (&["--compare", "24h"], "--compare needs --since"),
         (
             &["--since", "soon"],
             "expected a time before now, as in 90m or 2h",

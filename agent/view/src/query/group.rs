@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use formats::human;
 
 use super::{
-    Order, Question, Stepping,
+    Order, Question, Stepping, When,
     history::{Bars, Scale, join},
     row::Row,
     steps::TimeSteps,
@@ -82,6 +82,8 @@ pub struct Sums {
 pub struct Group {
     pub parts: Vec<Part>,
     pub sums: Sums,
+    /// In the earlier time, if the query compares.
+    pub before: Option<Sums>,
     /// Of what groups are sorted by, both directions together: equal parts of the time that the windows cover. Empty unless it
     /// was asked for.
     pub history: Vec<u64>,
@@ -145,7 +147,8 @@ impl Sums {
         self.bytes[0].saturating_add(self.bytes[1])
     }
 
-    fn by(&self, order: Order) -> u64 {
+    /// What an order goes by.
+    pub fn by(&self, order: Order) -> u64 {
         match order {
             Order::Bytes => self.bytes(),
             Order::Packets => self.packets(),
@@ -158,6 +161,7 @@ pub(super) struct Groups<'a> {
     by: &'a [By],
     order: Order,
     most: usize,
+    compares: bool,
     steps: Option<(&'a Stepping, TimeSteps)>,
     scale: Option<Scale>,
     figures: HashMap<Vec<Part>, Figures>,
@@ -169,6 +173,7 @@ pub(super) struct Groups<'a> {
 #[derive(Default)]
 struct Figures {
     sums: Sums,
+    before: Sums,
     bars: Option<Bars>,
 }
 
@@ -179,6 +184,7 @@ impl<'a> Groups<'a> {
             by: &question.by,
             order: question.order,
             most: question.top,
+            compares: question.earlier_us.is_some(),
             scale: question.history.then(Scale::new),
             steps: steps.map(|stepping| (stepping, stepping.steps())),
             figures: HashMap::new(),
@@ -187,7 +193,7 @@ impl<'a> Groups<'a> {
         }
     }
 
-    pub(super) fn add(&mut self, row: &Row<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, row: &Row<'_>, when: When) -> Result<()> {
         if let Some(scale) = &mut self.scale {
             scale.include(&row.window_us, |numbers| {
                 let all = self.figures.values_mut();
@@ -208,7 +214,7 @@ impl<'a> Groups<'a> {
                 || by_name && !row.names[end].is_empty()
         });
         if is_source || !is_destination {
-            self.add_as(row, 0, &sums)?;
+            self.add_as(row, when, 0, &sums)?;
         }
         if is_destination {
             let mut sums = sums.reversed();
@@ -225,16 +231,22 @@ impl<'a> Groups<'a> {
                     ..Sums::default()
                 };
             }
-            self.add_as(row, 1, &sums)?;
+            self.add_as(row, when, 1, &sums)?;
         }
         Ok(())
     }
 
-    /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination.
-    fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
+    /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination. What is earlier counts in the step of
+    /// time with which it is compared.
+    fn add_as(&mut self, row: &Row<'_>, when: When, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
         if let Some((_, steps)) = &mut self.steps {
-            self.parts.push(steps.of(row.window_us.end));
+            let earlier_us = match when {
+                When::Now => 0,
+                When::Before(earlier_us) => earlier_us,
+            };
+            let end_us = row.window_us.end.saturating_add(earlier_us);
+            self.parts.push(steps.of(end_us));
         }
         let facts = &row.facts;
         for by in self.by {
@@ -260,7 +272,13 @@ impl<'a> Groups<'a> {
         }
         let figures = self.figures.get_mut(&self.parts[..]);
         let figures = figures.expect("it was inserted if it was missing");
-        figures.sums.add(sums);
+        match when {
+            When::Now => figures.sums.add(sums),
+            When::Before(_) => {
+                figures.before.add(sums);
+                return Ok(());
+            }
+        }
         if let Some(scale) = &self.scale {
             let bars = figures.bars.get_or_insert_with(|| Box::new([0.0; _]));
             scale.add(bars, &row.window_us, sums.by(self.order));
@@ -268,7 +286,7 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// The largest groups, and the number of all groups. With steps of time, the largest of each step, and a row for each step
+    /// The largest groups, or those with the largest difference, and the number of all groups. With steps of time, the largest of each step, and a row for each step
     /// that has none. `windows_us` is the time of all records. Fails if there are too many steps.
     pub(super) fn top(self, windows_us: &Range<i64>) -> Result<(Vec<Group>, usize)> {
         let (order, most) = (self.order, self.most);
@@ -276,7 +294,11 @@ impl<'a> Groups<'a> {
         let mut groups: Vec<_> = self.figures.into_iter().collect();
         // Ties are sorted by value, so that an answer is always the same.
         groups.sort_unstable_by(|one, other| {
-            let of = |(_, figures): &(_, Figures)| Reverse(figures.sums.by(order));
+            let of = |(_, figures): &(_, Figures)| {
+                let (now, before) = (figures.sums.by(order), figures.before.by(order));
+                // Without a comparison, that is what there is now.
+                Reverse(now.abs_diff(before))
+            };
             (step(&one.0), of(one), &one.0).cmp(&(step(&other.0), of(other), &other.0))
         });
         let shown = |(parts, figures): (Vec<Part>, Figures)| {
@@ -284,6 +306,7 @@ impl<'a> Groups<'a> {
             Group {
                 parts,
                 sums: figures.sums,
+                before: self.compares.then_some(figures.before),
                 history: bars.map_or_else(Vec::new, |(scale, bars)| scale.read(bars, windows_us)),
             }
         };

@@ -1,4 +1,5 @@
 use std::{
+    cmp::Reverse,
     fs::{self, File},
     io::Write as _,
     net::IpAddr,
@@ -146,6 +147,7 @@ impl Folder {
 fn everything(by: &[By]) -> Question {
     Question {
         time_us: i64::MIN..i64::MAX,
+        earlier_us: None,
         rules: Vec::new(),
         by: by.to_vec(),
         steps: None,
@@ -357,6 +359,73 @@ fn rates_are_over_the_time_that_windows_cover() {
         None,
     ];
     assert_eq!(periods, parts);
+}
+
+#[test]
+fn a_comparison_has_what_queries_of_both_times_have() {
+    let folder = Folder::new();
+    let batches: Vec<_> = (1..=60)
+        .map(|seq| {
+            let host = if seq <= 30 { 2 } else { 3 };
+            batch(seq, vec![record(1, 443, seq), record(host, 80, 7)])
+        })
+        .collect();
+    folder.complete("flows-1.parquet", MADE, &pieces(&batches[..30]));
+    folder.in_the_making(&pieces(&batches[30..]));
+    // Apart, beside each other, and overlapping.
+    for earlier in [40, 20, 5] {
+        let of = |from: i64| after_start(from)..after_start(from + 20);
+        let ask = |time_us, earlier_us, steps| {
+            folder.ask(&Question {
+                time_us,
+                earlier_us,
+                steps,
+                ..everything(&[By::Source])
+            })
+        };
+        let both = ask(of(40), Some(earlier * SECOND_US), None);
+        let now = ask(of(40), None, None);
+        let before = ask(of(40 - earlier), None, None);
+        assert_eq!((both.total, &both.windows_us), (now.total, &now.windows_us));
+        let told = both.before.clone().unwrap();
+        assert_eq!(
+            (told.total, &told.windows_us),
+            (before.total, &before.windows_us)
+        );
+        let sums = |answer: &Answer, parts: &[Part]| {
+            let mut groups = answer.groups.iter();
+            let found = groups.find(|group| group.parts == parts);
+            found.map(|group| group.sums).unwrap_or_default()
+        };
+        for group in &both.groups {
+            assert_eq!(group.sums, sums(&now, &group.parts));
+            assert_eq!(group.before, Some(sums(&before, &group.parts)));
+        }
+        let difference = |group: &Group| {
+            let before = group.before.unwrap().bytes();
+            group.sums.bytes().abs_diff(before)
+        };
+        assert!(
+            both.groups
+                .is_sorted_by_key(|group| Reverse(difference(group)))
+        );
+        // Each step is compared with the one that is so much earlier.
+        let steps = ask(
+            of(40),
+            Some(earlier * SECOND_US),
+            stepping(10, i64::MIN..i64::MAX),
+        );
+        let mut total = [Sums::default(); 2];
+        for group in &steps.groups {
+            let step = step_of(group);
+            let earlier = earlier * SECOND_US;
+            let before = ask(step.start - earlier..step.end - earlier, None, None);
+            assert_eq!(group.before, Some(sums(&before, &group.parts[1..])));
+            total[0].add(&group.sums);
+            total[1].add(&group.before.unwrap());
+        }
+        assert_eq!(total, [now.total, told.total]);
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 use std::rc::Rc;
 
+use view::query::Earlier;
+
 use super::*;
 
 fn answer() -> Answer {
@@ -13,6 +15,7 @@ fn answer() -> Answer {
     let group = |parts, times| Group {
         parts,
         sums: sums(times),
+        before: None,
         history: Vec::new(),
     };
     let name = |text: &str| Part::Name(Rc::from(text));
@@ -37,6 +40,7 @@ fn shape(form: Form, by: &[By]) -> Shape<'_> {
         by,
         step: None,
         zone: Zone::Utc,
+        order: Order::Bytes,
         width: None,
     }
 }
@@ -60,6 +64,7 @@ fn hours() -> Answer {
     let group = |parts, sums| Group {
         parts,
         sums,
+        before: None,
         history: Vec::new(),
     };
     let sums = answer().total;
@@ -172,6 +177,68 @@ fn a_history_is_shown_if_the_terminal_has_room() {
     assert_eq!(wide[3], plain[3]);
 }
 
+/// Of three groups, one has grown, one is gone and one is new.
+fn comparison() -> Answer {
+    let mut answer = answer();
+    let sums = |times: u64| Sums {
+        records: times,
+        packets: [10 * times, times],
+        bytes: [15_000 * times, 60 * times],
+        ..Sums::default()
+    };
+    for (group, [now, before]) in answer.groups.iter_mut().zip([[1000, 800], [0, 2], [1, 0]]) {
+        (group.sums, group.before) = (sums(now), Some(sums(before)));
+    }
+    Answer {
+        before: Some(Earlier {
+            total: sums(1010),
+            windows_us: Some(1_767_225_600_000_000..1_767_225_610_000_000),
+        }),
+        repeated_records: 0,
+        all_groups: 3,
+        ..answer
+    }
+}
+
+#[test]
+fn a_comparison_shows_what_is_more_new_or_gone() {
+    let table = shown(Form::Table, BY, &comparison());
+    let expected = "\
+2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z (11s), 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions
+compared with 2026-01-01 00:00:00Z to 2026-01-01 00:00:10Z (10s): 1.0k records, 0 flows began, 11k packets, 15 MiB in both directions
+
+IFACE                 PORT      BYTES  BEFORE  DIFFERENCE  CHANGE
+eth0                  443/tcp  14 MiB  11 MiB    +2.9 MiB   +25 %
+red, \\u{1b}[31m\"hot\"  icmp        0 B  29 KiB     -29 KiB    gone
+?                     7/200    15 KiB     0 B     +15 KiB     new
+TOTAL                          15 MiB  15 MiB         0 B     0 %
+";
+    assert_eq!(table, expected);
+    let json = shown(Form::Json, BY, &comparison());
+    let lines: Vec<Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(
+        (&lines[1]["packets"], &lines[1]["before_packets"]),
+        (&json!(0), &json!(20))
+    );
+    assert_eq!(lines[3]["before_bytes"], 15_150_000);
+    assert_eq!(
+        lines[3]["before_window_start_us"],
+        1_767_225_600_000_000_u64
+    );
+    let csv = shown(Form::Csv, BY, &comparison());
+    let mut lines = csv.lines();
+    let head = lines.next().unwrap();
+    assert!(
+        head.ends_with(",before_reverse_bytes,before_flows_begun,before_flows_ended"),
+        "{csv}"
+    );
+    let first = lines.next().unwrap();
+    assert!(first.ends_with(",800,8000,12000000,800,48000,0,0"), "{csv}");
+}
+
 #[test]
 fn a_table_without_rows_says_so() {
     let none = Answer {
@@ -213,6 +280,7 @@ fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
             groups: vec![Group {
                 parts: vec![Part::Name(Rc::from(text))],
                 sums: Sums::default(),
+                before: None,
                 history: Vec::new(),
             }],
             all_groups: 1,
@@ -255,6 +323,7 @@ fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
     let group = Group {
         parts: vec![Part::Port(6, Some(80)), Part::Protocol(6)],
         sums: Sums::default(),
+        before: None,
         history: Vec::new(),
     };
     assert_eq!(names(&shape(Form::Json, by)), ["dst_port", "protocol"]);
