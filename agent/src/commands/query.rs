@@ -10,11 +10,16 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use rules::Rules;
-use view::query::{self, By, Order, Question};
+use sys::local_time::{Moment, Zone};
+use view::query::{self, Order, Question, Stepping};
 
 use super::{notice, refused, unless_nothing_matches};
 
+mod by;
 mod show;
+
+use by::What;
+use show::Shape;
 
 /// How often to print the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
@@ -31,32 +36,42 @@ pub struct Args {
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
 
-    /// From when on: a time before now, as in 90m or 2h, or a time of UTC, as in 2026-01-02, 2026-01-02T03:04 or
-    /// 2026-01-02T03:04:05Z [default: the first record].
+    /// From when on: a time before now, as in 90m or 2h; the last time that clocks showed 21:27; today, yesterday, or
+    /// "yesterday 21:27"; or a date, as in 2026-01-02, 2026-01-02T03:04 or, in UTC, 2026-01-02T03:04:05Z [default: the
+    /// first record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_SINCE", value_parser = moment)]
-    pub since: Option<SystemTime>,
+    pub since: Option<Moment>,
 
     /// Until when, as with --since [default: the last record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
-    pub until: Option<SystemTime>,
+    pub until: Option<Moment>,
+
+    /// Compare with the same time so much earlier, as in 24h or 7d: what is new, gone, more or less. Needs --since.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_COMPARE", value_parser = super::time)]
+    pub compare: Option<Duration>,
+
+    /// Take times of --since and --until that name no zone to be UTC, and show UTC, rather than local time.
+    #[arg(long)]
+    pub utc: bool,
 
     /// Count only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
     /// `flow-agent run --filter` takes them.
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER")]
     pub filter: Vec<Rules>,
 
-    /// What to add up by; repeatable, or separated by commas.
+    /// What to add up by; repeatable, or separated by commas. Steps of time come first and in their order, from midnight by
+    /// local time, and --top is about each of them.
     #[arg(
         long,
         value_name = "WHAT",
         env = "FLOW_AGENT_QUERY_BY",
-        value_enum,
+        value_parser = by::Parser,
         value_delimiter = ',',
         default_value = "address"
     )]
-    pub by: Vec<By>,
+    pub by: Vec<What>,
 
-    /// What comes first.
+    /// What comes first; with --compare, the largest difference does.
     #[arg(
         long,
         value_name = "ORDER",
@@ -98,19 +113,14 @@ pub enum Form {
     Csv,
 }
 
-/// A time before now, or a UTC time.
-fn moment(text: &str) -> Result<SystemTime, String> {
+/// A time before now, or a time of day or a date.
+fn moment(text: &str) -> Result<Moment, String> {
     if let Ok(before) = super::time(text) {
-        let then = SystemTime::now().checked_sub(before);
-        return then.ok_or_else(|| "that is before all clocks".to_owned());
+        return Ok(Moment::Before(before));
     }
-    let text = text.trim_end_matches('Z');
-    let parsed = ["", ":00", " 00:00:00"]
-        .iter()
-        .find_map(|rest| humantime::parse_rfc3339_weak(&format!("{text}{rest}")).ok());
-    parsed.ok_or_else(|| {
-        "expected a time before now, as in 90m or 2h, or a time of UTC, as in 2026-01-02, 2026-01-02T03:04 or \
-         2026-01-02T03:04:05Z"
+    Moment::parse(text).ok_or_else(|| {
+        "expected a time before now, as in 90m or 2h, a time of day, as in 21:27 or yesterday 21:27, or a date, as in \
+         2026-01-02, 2026-01-02T03:04 or 2026-01-02T03:04:05Z"
             .to_owned()
     })
 }
@@ -121,42 +131,99 @@ fn micros(time: SystemTime) -> i64 {
 }
 
 impl Args {
+    fn zone(&self) -> Zone {
+        Zone::utc_if(self.utc)
+    }
+
     /// The time range. Fails if options contradict each other.
-    fn time_us(&self) -> Result<Range<i64>> {
-        let since = self.since.map_or(i64::MIN, micros);
-        let until = self.until.map_or(i64::MAX, micros);
-        ensure!(
-            since < until,
-            "--since is not before --until, so nothing lies between them"
-        );
-        for (number, by) in self.by.iter().enumerate() {
+    fn time_us(&self, now: SystemTime) -> Result<Range<i64>> {
+        let zone = self.zone();
+        let of = |moment: &Option<Moment>| moment.as_ref().map(|one| one.resolve(now, zone));
+        let (since, until) = (of(&self.since), of(&self.until));
+        if let (Some(since), Some(until)) = (since, until) {
             ensure!(
-                !self.by[..number].contains(by),
-                "--by has the same twice: take one out"
+                since < until,
+                "--since is not before --until, so nothing lies between them: {} and {}",
+                show::time(micros(since), zone),
+                show::time(micros(until), zone),
             );
         }
+        let (since, until) = (
+            since.map_or(i64::MIN, micros),
+            until.map_or(i64::MAX, micros),
+        );
         Ok(since..until)
+    }
+
+    /// The question to the files. Fails if options contradict each other.
+    fn question(&self, now: SystemTime) -> Result<Question> {
+        let mut time_us = self.time_us(now)?;
+        if let Some(earlier) = self.compare {
+            ensure!(
+                self.since.is_some(),
+                "--compare needs --since: it compares a time with one that is as long"
+            );
+            ensure!(
+                !earlier.is_zero(),
+                "--compare 0s compares a time with itself"
+            );
+            // The earlier time ends that much before now.
+            time_us.end = time_us.end.min(micros(now));
+            ensure!(
+                !time_us.is_empty(),
+                "--since is in the future, where nothing can be compared"
+            );
+        }
+        let (by, step) = by::separated(&self.by)?;
+        // Up to now if it is known from when on: an agent that has stopped leaves a gap.
+        let end_us = if self.since.is_some() {
+            time_us.end.min(micros(now))
+        } else {
+            time_us.end
+        };
+        let steps = step.map(|step| Stepping {
+            step,
+            zone: self.zone(),
+            shown_us: time_us.start..end_us,
+        });
+        Ok(Question {
+            time_us,
+            earlier_us: self
+                .compare
+                .map(sys::clock::nanos)
+                .map(|ns| (ns / 1000).cast_signed()),
+            rules: self
+                .filter
+                .iter()
+                .flat_map(|Rules(rules)| rules.clone())
+                .collect(),
+            by,
+            steps,
+            order: self.sort,
+            history: false,
+            top: if self.top == 0 { usize::MAX } else { self.top },
+        })
     }
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let question = Question {
-        time_us: args.time_us().map_err(refused)?,
-        rules: args
-            .filter
-            .iter()
-            .flat_map(|Rules(rules)| rules.clone())
-            .collect(),
-        by: args.by.clone(),
-        order: args.sort,
-        top: if args.top == 0 { usize::MAX } else { args.top },
-    };
+    let mut question = args.question(SystemTime::now()).map_err(refused)?;
+    let width = (args.output == Form::Table).then(terminal_width).flatten();
+    question.history = question.steps.is_none() && question.earlier_us.is_none() && width.is_some();
     let mut progress = Progress::new();
     let answer = query::answer(&args.paths, &question, |read, all| progress.tell(read, all));
     progress.clear();
     let answer = answer?;
     let out = formats::buffered(io::stdout());
-    match show::show(out, args.output, &args.by, &answer) {
+    let shape = Shape {
+        form: args.output,
+        by: &question.by,
+        step: question.steps.as_ref().map(|stepping| stepping.step),
+        zone: args.zone(),
+        order: args.sort,
+        width,
+    };
+    match show::show(out, &shape, &answer) {
         Err(error) if formats::is_broken_pipe(&error) => {}
         written => written.context("write to stdout")?,
     }
@@ -164,7 +231,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         notice(&text);
     }
     let has_filter = !args.filter.is_empty();
-    Ok(unless_nothing_matches(has_filter, answer.all_groups))
+    Ok(unless_nothing_matches(
+        has_filter,
+        usize::from(answer.all_groups > 0),
+    ))
+}
+
+/// `None` if stdout is no terminal.
+fn terminal_width() -> Option<usize> {
+    let is_terminal = io::stdout().is_terminal();
+    let size = is_terminal.then(terminal_size::terminal_size).flatten();
+    size.map(|(width, _)| width.0.into())
 }
 
 /// Prints the progress of a long query on a terminal.
@@ -204,33 +281,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_before_now_or_of_utc() {
-        let of_utc = |text| micros(moment(text).unwrap()) / 1_000_000;
+    fn a_time_is_before_now_or_one_that_clocks_show() {
+        let of_utc = |text| {
+            let moment = moment(text).unwrap();
+            micros(moment.resolve(SystemTime::now(), Zone::Utc)) / 1_000_000
+        };
         assert_eq!(of_utc("2026-01-02"), 1_767_312_000);
         for text in [
             "2026-01-02T03:04",
             "2026-01-02 03:04",
-            "2026-01-02T03:04:00",
             "2026-01-02T03:04:00Z",
+            "2026-01-02T04:04+01:00",
         ] {
             assert_eq!(of_utc(text), 1_767_312_000 + 3 * 3600 + 4 * 60, "{text}");
         }
-        let then = moment("2h").unwrap();
-        let ago = then.elapsed().unwrap();
-        assert!(ago >= Duration::from_hours(2) && ago < Duration::from_hours(3));
-        for text in [
-            "",
-            "yesterday",
-            "10",
-            "2026-13-01",
-            "2026-01-02T03:04+01:00",
-        ] {
-            assert!(
-                moment(text)
-                    .unwrap_err()
-                    .starts_with("expected a time before now"),
-                "{text}"
-            );
+        assert_eq!(moment("2h"), Ok(Moment::Before(Duration::from_hours(2))));
+        for text in ["yesterday", "21:27", "today 21:27"] {
+            assert!(moment(text).is_ok(), "{text}");
+        }
+        for text in ["", "tomorrow", "10", "2026-13-01"] {
+            let error = moment(text).unwrap_err();
+            assert!(error.starts_with("expected a time before now"), "{text}");
         }
     }
 }

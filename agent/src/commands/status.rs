@@ -1,12 +1,6 @@
 //! `flow-agent status`: shows the status of a running agent or collector.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeMap,
-    fmt::Display,
-    process::ExitCode,
-    time::{Duration, SystemTime},
-};
+use std::{cmp::Reverse, collections::BTreeMap, fmt::Display, process::ExitCode, time::Duration};
 
 use agent_common::Reason;
 use anyhow::Result;
@@ -16,6 +10,7 @@ use proto::{
     ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
     UncountedInterface,
 };
+use sys::local_time::Zone;
 use view::client::{self, ClientError};
 
 use super::{
@@ -40,6 +35,10 @@ pub struct Args {
         default_value = "text"
     )]
     pub output: Format,
+
+    /// Show times in UTC rather than in local time.
+    #[arg(long)]
+    pub utc: bool,
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {
@@ -62,14 +61,14 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         status => status?,
     };
     let text = match args.output {
-        Format::Text => text(&status),
+        Format::Text => text(&status, Zone::utc_if(args.utc)),
         Format::Json => answer::json(&status)?,
     };
     answer::show(text).await?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn text(status: &AgentStatus) -> String {
+fn text(status: &AgentStatus, zone: Zone) -> String {
     let mut lines = Vec::new();
     let agent = status.agent.clone().unwrap_or_default();
     lines.push(format!(
@@ -98,14 +97,14 @@ fn text(status: &AgentStatus) -> String {
     }
     figures_lines(status, &mut lines);
     for output in &status.outputs {
-        output_lines(output, &mut lines);
+        output_lines(output, zone, &mut lines);
     }
     if status.consumers.is_empty() {
         lines.push("no consumers".to_owned());
     }
     lines.extend(status.consumers.iter().map(consumer_line));
     let listeners = status.server.iter().flat_map(|server| &server.listeners);
-    listeners.for_each(|listener| listener_lines(listener, &mut lines));
+    listeners.for_each(|listener| listener_lines(listener, zone, &mut lines));
     lines.extend(status.server.as_ref().map(server_line));
     harmless::lines(&lines)
 }
@@ -229,7 +228,7 @@ fn absent_line(interfaces: &InterfacesStatus) -> Option<String> {
     }
 }
 
-fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
+fn output_lines(output: &OutputStatus, zone: Zone, lines: &mut Vec<String>) {
     lines.push(format!(
         "output {} to {}={}{}",
         output.name,
@@ -238,7 +237,7 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
         if output.failing { ": FAILING" } else { "" }
     ));
     if let Some(tls) = &output.tls {
-        output_tls_lines(tls, lines);
+        output_tls_lines(tls, zone, lines);
     }
     let sums = [
         ("sent", output.sent),
@@ -273,7 +272,7 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
         ));
     }
     if let Some(spool) = &output.spool {
-        spool_lines(spool, lines);
+        spool_lines(spool, zone, lines);
     }
     if output.failures != 0 {
         let when = if output.failing { "is" } else { "was last" };
@@ -284,13 +283,12 @@ fn output_lines(output: &OutputStatus, lines: &mut Vec<String>) {
     }
 }
 
-fn spool_lines(spool: &OutputSpoolStatus, lines: &mut Vec<String>) {
+fn spool_lines(spool: &OutputSpoolStatus, zone: Zone, lines: &mut Vec<String>) {
     let bytes = human::bytes(spool.bytes);
     let since = match spool.oldest_unix_ns {
         0 => "everything is acknowledged".to_owned(),
         oldest => {
-            let oldest = SystemTime::UNIX_EPOCH + Duration::from_nanos(oldest);
-            let oldest = humantime::format_rfc3339_seconds(oldest);
+            let oldest = zone.seconds(oldest);
             format!("the oldest batch that is not acknowledged dates from {oldest}")
         }
     };
@@ -302,20 +300,14 @@ fn spool_lines(spool: &OutputSpoolStatus, lines: &mut Vec<String>) {
     }
 }
 
-fn output_tls_lines(tls: &OutputTlsStatus, lines: &mut Vec<String>) {
+fn output_tls_lines(tls: &OutputTlsStatus, zone: Zone, lines: &mut Vec<String>) {
     if tls.client_certificate {
-        let end = expiry(tls.not_after_unix_ns);
+        let end = zone.seconds(tls.not_after_unix_ns);
         lines.push(format!("  TLS with a certificate until {end}"));
     } else {
         lines.push("  TLS".to_owned());
     }
     lines.extend(not_in_force(&tls.reload_error));
-}
-
-/// When a certificate expires.
-fn expiry(not_after_unix_ns: u64) -> impl Display {
-    let end = SystemTime::UNIX_EPOCH + Duration::from_nanos(not_after_unix_ns);
-    humantime::format_rfc3339_seconds(end)
 }
 
 /// The error, if changed TLS files could not be loaded.
@@ -526,7 +518,7 @@ fn consumer_line(consumer: &ConsumerStatus) -> String {
     )
 }
 
-fn listener_lines(listener: &ListenerStatus, lines: &mut Vec<String>) {
+fn listener_lines(listener: &ListenerStatus, zone: Zone, lines: &mut Vec<String>) {
     let address = if listener.address.is_empty() {
         "a Unix socket without a file"
     } else {
@@ -540,7 +532,7 @@ fn listener_lines(listener: &ListenerStatus, lines: &mut Vec<String>) {
         lines.push(format!("listener  {address}{plain}"));
         return;
     };
-    let end = expiry(tls.not_after_unix_ns);
+    let end = zone.seconds(tls.not_after_unix_ns);
     let clients = if tls.client_certificates {
         ", clients need one, too"
     } else {
@@ -620,7 +612,7 @@ mod tests {
 
     #[test]
     fn the_text_names_hooks_accounts_and_the_suggested_table() {
-        let text = text(&status());
+        let text = text(&status(), Zone::Utc);
         for part in [
             "eth0 (ifindex 2, netns 5) tc_ingress by tcx",
             "account closes: seen 10 = flows 10",
@@ -656,7 +648,7 @@ mod tests {
             }),
             ..AgentStatus::default()
         };
-        let text = text(&status);
+        let text = text(&status, Zone::Utc);
         let (_, told) = text.split_once("16 selected").unwrap();
         let told: Vec<&str> = told.lines().take(5).collect();
         assert_eq!(
@@ -682,7 +674,7 @@ mod tests {
                 }),
                 ..status()
             };
-            let text = text(&status);
+            let text = text(&status, Zone::Utc);
             let line = text.lines().find(|line| line.contains("these names"));
             line.map(str::to_owned)
         };
@@ -715,7 +707,7 @@ mod tests {
             hook(7, "red", "eth0"),
             hook(6, "blue", "eth1"),
         ];
-        let text = text(&status);
+        let text = text(&status, Zone::Utc);
         let found = [
             "blue (6)",
             "eth0 (",

@@ -96,6 +96,10 @@ pub struct Args {
     #[arg(short = 'n', long, value_name = "ROWS", env = "FLOW_AGENT_TOP_LIMIT")]
     pub limit: Option<usize>,
 
+    /// Show times in UTC rather than in local time.
+    #[arg(long)]
+    pub utc: bool,
+
     /// Arguments of `flow-agent run` for an agent that runs as long as this command. It listens on a socket of its own, and
     /// reads no file of settings unless --config names one. `--` alone starts one without arguments.
     #[arg(last = true, value_name = "RUN ARGUMENTS")]

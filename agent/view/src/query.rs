@@ -18,10 +18,13 @@ mod columns;
 mod complete;
 mod files;
 mod group;
+mod history;
 mod once;
 mod row;
+mod steps;
 
 pub use group::{By, Group, Part, Sums};
+pub use steps::Stepping;
 
 use files::{Found, Kind};
 use group::Groups;
@@ -32,10 +35,16 @@ use row::Row;
 pub struct Question {
     /// Which scan windows, by the Unix time of their end in microseconds: after `start`, up to and including `end`.
     pub time_us: Range<i64>,
+    /// Adds up the same time so much earlier as well, in microseconds.
+    pub earlier_us: Option<i64>,
     pub rules: Vec<Rule>,
     pub by: Vec<By>,
+    /// Adds up each step of time by itself.
+    pub steps: Option<Stepping>,
     pub order: Order,
-    /// The most groups in the answer.
+    /// Whether groups have a history.
+    pub history: bool,
+    /// The most groups in the answer, or in each step of time.
     pub top: usize,
 }
 
@@ -58,6 +67,8 @@ pub struct Answer {
     pub all_groups: usize,
     /// The sum of all records.
     pub total: Sums,
+    /// The same of the earlier time, and its windows.
+    pub before: Option<Earlier>,
     /// From the start of the first window to the end of the last, Unix time in microseconds.
     pub windows_us: Option<Range<i64>>,
     pub files: usize,
@@ -79,6 +90,42 @@ pub struct Answer {
     pub unmarked_files: usize,
 }
 
+/// The sums of the time with which a query compares.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Earlier {
+    pub total: Sums,
+    pub windows_us: Option<Range<i64>>,
+}
+
+/// Of which time a record is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Now,
+    /// So much earlier, in microseconds.
+    Before(i64),
+}
+
+impl Question {
+    /// The times that have a scan window which ends then: none, one, or both if they overlap.
+    fn times_with(&self, window_end_us: i64) -> impl Iterator<Item = When> {
+        let now = is_in(&self.time_us, window_end_us).then_some(When::Now);
+        let before = self.earlier_us.filter(|earlier_us| {
+            let later_us = window_end_us.saturating_add(*earlier_us);
+            is_in(&self.time_us, later_us)
+        });
+        now.into_iter().chain(before.map(When::Before))
+    }
+
+    /// Whether a window may end in one of the times if it ends in this range.
+    fn may_have(&self, first_us: i64, last_us: i64) -> bool {
+        let may_have = |earlier_us: i64| {
+            self.time_us.start < last_us.saturating_add(earlier_us)
+                && first_us.saturating_add(earlier_us) <= self.time_us.end
+        };
+        may_have(0) || self.earlier_us.is_some_and(may_have)
+    }
+}
+
 /// What a stream reports since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
@@ -93,6 +140,21 @@ pub struct Missing {
     pub records: u64,
     pub packets: u64,
     pub bytes: u64,
+}
+
+impl Answer {
+    /// Over which time the sums of a group are, Unix time in microseconds: what the windows cover of its step, or all that they
+    /// cover. `None` if that is no time.
+    pub fn period_us(&self, group: &Group) -> Option<Range<i64>> {
+        let windows_us = self.windows_us.clone()?;
+        let period_us = match group.step() {
+            Some(&Part::Step { start_us, end_us }) => {
+                start_us.max(windows_us.start)..end_us.min(windows_us.end)
+            }
+            _ => windows_us,
+        };
+        (!period_us.is_empty()).then_some(period_us)
+    }
 }
 
 impl Missing {
@@ -125,24 +187,32 @@ struct Sum<'a> {
 impl Sum<'_> {
     /// Adds a row if it matches the query. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
-        if !is_in(&question.time_us, row.window_us.end)
+        if question.times_with(row.window_us.end).next().is_none()
             || !passes(&question.rules, row.facts, row.interface)
         {
             return Ok(());
         }
-        let windows = self
-            .answer
-            .windows_us
-            .get_or_insert_with(|| row.window_us.clone());
-        windows.start = windows.start.min(row.window_us.start);
-        windows.end = windows.end.max(row.window_us.end);
         if row.sample_rate > 1 {
             self.answer.sample_rates.insert(row.sample_rate);
         } else {
             self.answer.has_whole = true;
         }
-        self.answer.total.add(&Sums::of(row));
-        self.groups.add(row)
+        let sums = Sums::of(row);
+        for when in question.times_with(row.window_us.end) {
+            let (total, windows_us) = match when {
+                When::Now => (&mut self.answer.total, &mut self.answer.windows_us),
+                When::Before(_) => {
+                    let before = self.answer.before.get_or_insert_default();
+                    (&mut before.total, &mut before.windows_us)
+                }
+            };
+            total.add(&sums);
+            let windows_us = windows_us.get_or_insert_with(|| row.window_us.clone());
+            windows_us.start = windows_us.start.min(row.window_us.start);
+            windows_us.end = windows_us.end.max(row.window_us.end);
+            self.groups.add(row, when)?;
+        }
+        Ok(())
     }
 
     /// Records what a stream reports as missing. The counts only grow, so the largest one is kept.
@@ -165,8 +235,11 @@ pub fn answer(
 ) -> Result<Answer> {
     let found = files::find(paths)?;
     let mut sum = Sum {
-        answer: Answer::default(),
-        groups: Groups::by(&question.by),
+        answer: Answer {
+            before: question.earlier_us.map(|_| Earlier::default()),
+            ..Answer::default()
+        },
+        groups: Groups::of(question),
         once: Once::default(),
         told: HashMap::new(),
     };
@@ -203,7 +276,8 @@ pub fn answer(
         told,
         ..
     } = sum;
-    (answer.groups, answer.all_groups) = groups.top(question.order, question.top);
+    let windows_us = answer.windows_us.clone().unwrap_or_default();
+    (answer.groups, answer.all_groups) = groups.top(&windows_us)?;
     for told in told.into_values() {
         answer.missing = answer.missing.with(told, u64::saturating_add);
     }

@@ -1,21 +1,27 @@
 //! Shows the result of a query.
 
 use std::{
+    cmp::Ordering,
     fmt::Write as _,
     io::{self, Write},
-    time::{Duration, UNIX_EPOCH},
+    ops::Range,
+    time::Duration,
 };
 
 use formats::{harmless::harmless, human};
 use serde_json::{Map, Value, json};
-use view::query::{Answer, By, Group, Missing, Part, Sums, Told};
+use sys::local_time::{Step, Zone};
+use view::{
+    query::{Answer, By, Group, Missing, Order, Part, Sums, Told},
+    top::rows::sparkline,
+};
 
 use super::Form;
 
 const GAP: &str = "  ";
 
-/// The formatter cannot print years of five digits.
-const LATEST: Duration = Duration::from_hours(24 * 365 * 8000);
+/// Names of a step of time in CSV and JSON.
+const STEP: [&str; 2] = ["step_start_us", "step_end_us"];
 
 /// Names of the sums in CSV and JSON.
 const SUMS: [&str; 7] = [
@@ -28,13 +34,53 @@ const SUMS: [&str; 7] = [
     "flows_ended",
 ];
 
-pub(super) fn show(mut out: impl Write, form: Form, by: &[By], answer: &Answer) -> io::Result<()> {
-    match form {
-        Form::Table => table(&mut out, by, answer)?,
-        Form::Json => json_lines(&mut out, by, answer)?,
-        Form::Csv => csv(&mut out, by, answer)?,
+/// What an answer is shown as.
+pub(super) struct Shape<'a> {
+    pub form: Form,
+    pub by: &'a [By],
+    /// If each step of time has rows of its own.
+    pub step: Option<Step>,
+    pub zone: Zone,
+    pub order: Order,
+    /// Of the terminal, if it is one.
+    pub width: Option<usize>,
+}
+
+pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+    match shape.form {
+        Form::Table => table(&mut out, shape, answer)?,
+        Form::Json => json_lines(&mut out, shape, answer)?,
+        Form::Csv => csv(&mut out, shape, answer)?,
     }
     out.flush()
+}
+
+/// Names in CSV and JSON of the rates, each with the place of its sum.
+const RATES: [&str; 4] = [
+    "packets_per_second",
+    "bits_per_second",
+    "reverse_packets_per_second",
+    "reverse_bits_per_second",
+];
+
+/// Packets and bits a second, from each direction as in [`RATES`]. `None` if the answer covers no time.
+fn rates(group: &Group, answer: &Answer) -> Option<[f64; 4]> {
+    let period_us = answer.period_us(group)?;
+    let seconds = (period_us.end - period_us.start) as f64 / 1e6;
+    let Sums { packets, bytes, .. } = group.sums;
+    let each = [0, 1].map(|end| [packets[end] as f64, bytes[end] as f64 * 8.0]);
+    let [[packets, bits], [reverse_packets, reverse_bits]] = each;
+    Some([packets, bits, reverse_packets, reverse_bits].map(|sum| sum / seconds))
+}
+
+/// The rates to thousandths, or `null`.
+fn rate_values(group: &Group, answer: &Answer) -> [Value; 4] {
+    match rates(group, answer) {
+        Some(rates) => rates.map(|rate| json!((rate * 1000.0).round() / 1000.0)),
+        // An empty step.
+        None if group.sums == Sums::default() => [0.0; 4].map(|rate| json!(rate)),
+        None => [const { Value::Null }; 4],
+    }
 }
 
 /// What the answer lacks, one sentence each.
@@ -85,7 +131,9 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
         ));
     }
     let groups = answer.groups.iter().map(|group| &group.sums);
-    if groups.chain([&answer.total]).any(Sums::is_at_its_bound) {
+    let earlier = answer.before.iter().map(|earlier| &earlier.total);
+    let mut all = groups.chain([&answer.total]).chain(earlier);
+    if all.any(Sums::is_at_its_bound) {
         texts.push(format!(
             "sums of {} are TOO LOW: the packets or bytes of these records add up to more",
             u64::MAX
@@ -120,9 +168,15 @@ fn values(sums: &Sums) -> [u64; 7] {
 }
 
 /// Names in CSV and JSON of the values that identify a group.
-fn names(by: &[By]) -> Vec<&'static str> {
-    let each = by.iter().flat_map(|one| match one {
-        By::Address => &["address"][..],
+fn names(shape: &Shape<'_>) -> Vec<&'static str> {
+    let step = shape.step.map(|_| STEP).into_iter().flatten();
+    let each = shape.by.iter().flat_map(|one| names_of(*one, shape.by));
+    step.chain(each.copied()).collect()
+}
+
+fn names_of(one: By, by: &[By]) -> &'static [&'static str] {
+    match one {
+        By::Address => &["address"],
         By::Source => &["src_addr"],
         By::Destination => &["dst_addr"],
         // Only once, even if the protocol was asked for as well.
@@ -134,19 +188,27 @@ fn names(by: &[By]) -> Vec<&'static str> {
         By::Unit => &["unit"],
         By::Process => &["process"],
         By::Name => &["name"],
-    });
-    each.copied().collect()
+    }
 }
 
 /// One value for each name.
 fn parts(by: &[By], group: &Group) -> Vec<Value> {
-    let each = group.parts.iter().flat_map(|part| match part {
-        Part::Address(address) => vec![json!(address)],
-        Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
-        Part::Port(protocol, port) => vec![json!(protocol), json!(port)],
-        Part::Protocol(protocol) => vec![json!(protocol)],
-        Part::Name(name) => vec![of_a_name(name)],
-    });
+    // The step comes before the others.
+    let others = group.parts.len().saturating_sub(by.len());
+    let of = |place: usize| place.checked_sub(others).and_then(|place| by.get(place));
+    let each = group
+        .parts
+        .iter()
+        .enumerate()
+        .flat_map(|(place, part)| match part {
+            Part::Step { start_us, end_us } => vec![json!(start_us), json!(end_us)],
+            Part::Nothing => vec![Value::Null; of(place).map_or(1, |one| names_of(*one, by).len())],
+            Part::Address(address) => vec![json!(address)],
+            Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
+            Part::Port(protocol, port) => vec![json!(protocol), json!(port)],
+            Part::Protocol(protocol) => vec![json!(protocol)],
+            Part::Name(name) => vec![of_a_name(name)],
+        });
     each.collect()
 }
 
@@ -159,7 +221,17 @@ fn of_a_name(name: &str) -> Value {
     }
 }
 
-fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+/// The sums of the earlier time, by names of their own.
+fn before(sums: &Sums) -> impl Iterator<Item = (String, Value)> {
+    let named = SUMS.iter().zip(values(sums));
+    named.map(|(name, value)| (before_name(name), json!(value)))
+}
+
+fn before_name(name: &str) -> String {
+    format!("before_{name}")
+}
+
+fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let sums = |line: &mut Map<String, Value>, sums: &Sums| {
         let named = SUMS.iter().zip(values(sums));
         line.extend(named.map(|(name, value)| ((*name).to_owned(), json!(value))));
@@ -167,14 +239,33 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
     for group in &answer.groups {
         let mut line = Map::new();
         line.insert("type".to_owned(), json!("group"));
-        let named = names(by).into_iter().zip(parts(by, group));
+        let named = names(shape).into_iter().zip(parts(shape.by, group));
         line.extend(named.map(|(name, value)| (name.to_owned(), value)));
         sums(&mut line, &group.sums);
+        let rates = RATES.iter().zip(rate_values(group, answer));
+        line.extend(rates.map(|(name, value)| ((*name).to_owned(), value)));
+        line.extend(group.before.iter().flat_map(before));
         writeln!(out, "{}", Value::Object(line))?;
     }
     let mut line = Map::new();
     line.insert("type".to_owned(), json!("total"));
     sums(&mut line, &answer.total);
+    if let Some(earlier) = &answer.before {
+        line.extend(before(&earlier.total));
+        let windows_us = earlier.windows_us.as_ref();
+        for (name, time_us) in [
+            (
+                "before_window_start_us",
+                windows_us.map(|windows_us| windows_us.start),
+            ),
+            (
+                "before_window_end_us",
+                windows_us.map(|windows_us| windows_us.end),
+            ),
+        ] {
+            line.insert(name.to_owned(), json!(time_us));
+        }
+    }
     let windows = answer.windows_us.as_ref();
     let Told { lost, left_out } = answer.missing;
     let damaged = answer.damaged.iter().map(|(_, bytes)| bytes).sum::<u64>();
@@ -204,11 +295,13 @@ fn json_lines(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()
     writeln!(out, "{}", Value::Object(line))
 }
 
-fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
+fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
-    writer.write_record(names(by).iter().chain(&SUMS))?;
+    let names = names(shape).into_iter().chain(SUMS).chain(RATES);
+    let before = answer.before.iter().flat_map(|_| SUMS.map(before_name));
+    writer.write_record(names.map(str::to_owned).chain(before))?;
     for group in &answer.groups {
-        let parts = parts(by, group)
+        let parts = parts(shape.by, group)
             .into_iter()
             .map(|value| match value.as_str() {
                 Some(text) => csv_cell(text),
@@ -216,7 +309,13 @@ fn csv(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
                 None => value.to_string(),
             });
         let sums = values(&group.sums).map(|value| value.to_string());
-        writer.write_record(parts.chain(sums))?;
+        let rates = rate_values(group, answer).map(|value| match value {
+            Value::Null => String::new(),
+            rate => rate.to_string(),
+        });
+        let before = group.before.iter().flat_map(values);
+        let before = before.map(|value| value.to_string());
+        writer.write_record(parts.chain(sums).chain(rates).chain(before))?;
     }
     writer.flush()
 }
@@ -232,42 +331,68 @@ fn csv_cell(text: &str) -> String {
     }
 }
 
+/// When a step of time starts, as exactly as its length needs.
+fn start(start_us: i64, shape: &Shape<'_>) -> String {
+    let unix_ns = u64::try_from(start_us)
+        .unwrap_or_default()
+        .saturating_mul(1000);
+    match shape.step {
+        Some(Step::Days(_) | Step::Months(_)) => shape.zone.day(unix_ns).to_string(),
+        Some(Step::Seconds(seconds)) if !seconds.is_multiple_of(60) => {
+            shape.zone.seconds(unix_ns).to_string()
+        }
+        Some(Step::Seconds(_)) | None => shape.zone.minutes(unix_ns).to_string(),
+    }
+}
+
 /// A summary, the groups, and the number of further groups.
-fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
-    writeln!(out, "{}", summary(answer))?;
+fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+    writeln!(out, "{}", summary(answer, shape.zone))?;
     if answer.groups.is_empty() {
         return Ok(());
     }
-    let figures = if [By::Address, By::Unit, By::Process, By::Name]
-        .iter()
-        .any(|one| by.contains(one))
-    {
-        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED", "BEGUN"]
-    } else {
-        ["PKTS", "BYTES", "REV PKTS", "REV BYTES", "BEGUN"]
-    };
-    let titles = by.iter().map(|by| title(*by)).chain(figures);
+    let step = shape.step.map(|_| "TIME");
+    let names = step.into_iter().chain(shape.by.iter().map(|by| title(*by)));
+    let titles: Vec<_> = names.collect();
+    let names = titles.len();
+    let titles = titles.into_iter().chain(figure_titles(shape, answer));
     let mut rows = vec![titles.map(str::to_owned).collect::<Vec<_>>()];
-    rows.extend(answer.groups.iter().map(cells));
+    rows.extend(
+        answer
+            .groups
+            .iter()
+            .map(|group| cells(group, shape, answer)),
+    );
+    if let Some(earlier) = &answer.before {
+        let rest = (1..names).map(|_| String::new());
+        let name = std::iter::once("TOTAL".to_owned()).chain(rest);
+        let sums = compared(&answer.total, &earlier.total, shape.order);
+        rows.push(name.chain(sums).collect());
+    }
     let width = |column: usize| {
         let widths = rows.iter().map(|row| row[column].chars().count());
         widths.max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
+    let histories = histories(answer, shape, &widths);
     writeln!(out)?;
-    for row in &rows {
+    for (number, row) in rows.iter().enumerate() {
         let mut line = String::new();
         for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
             if column > 0 {
                 line.push_str(GAP);
             }
             // Figures are aligned to the right.
-            let written = if column < by.len() {
+            let written = if column < names {
                 write!(line, "{cell:<width$}")
             } else {
                 write!(line, "{cell:>width$}")
             };
             written.map_err(io::Error::other)?;
+        }
+        if let Some(history) = histories.get(number) {
+            line.push_str(GAP);
+            line.push_str(history);
         }
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -282,35 +407,113 @@ fn table(out: &mut impl Write, by: &[By], answer: &Answer) -> io::Result<()> {
     Ok(())
 }
 
-fn summary(answer: &Answer) -> String {
-    let plural = |number: u64, what: &str| {
-        let ending = if number == 1 { "" } else { "s" };
-        format!("{} {what}{ending}", human::count(number))
-    };
-    let files = plural(answer.files as u64, "file");
-    let Some(windows) = &answer.windows_us else {
-        return format!("{files}: no record is in this time and passes the filter");
-    };
-    let total = &answer.total;
-    let mut text = format!(
-        "{} to {}, {files}: {}, {} began, {}, {} in both directions",
-        time(windows.start),
-        time(windows.end),
+fn plural(number: u64, what: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{} {what}{ending}", human::count(number))
+}
+
+fn traffic(total: &Sums) -> String {
+    format!(
+        "{}, {} began, {}, {} in both directions",
         plural(total.records, "record"),
         plural(total.begun, "flow"),
         plural(total.packets(), "packet"),
         human::bytes(total.bytes()),
+    )
+}
+
+fn summary(answer: &Answer, zone: Zone) -> String {
+    let files = plural(answer.files as u64, "file");
+    let compared = answer.before.as_ref().map(|earlier| {
+        let before = match &earlier.windows_us {
+            Some(windows_us) => format!(
+                "{} to {} ({}): {}",
+                time(windows_us.start, zone),
+                time(windows_us.end, zone),
+                human::duration(length(windows_us)),
+                traffic(&earlier.total)
+            ),
+            None => "a time without records".to_owned(),
+        };
+        format!("\ncompared with {before}")
+    });
+    let compared = compared.unwrap_or_default();
+    let Some(windows) = &answer.windows_us else {
+        return format!("{files}: no record is in this time and passes the filter{compared}");
+    };
+    let mut text = format!(
+        "{} to {} ({}), {files}: {}",
+        time(windows.start, zone),
+        time(windows.end, zone),
+        human::duration(length(windows)),
+        traffic(&answer.total),
     );
     if answer.repeated_records > 0 {
         let repeated = plural(answer.repeated_records, "record");
         text = format!("{text}; {repeated} came again and count once");
     }
-    text
+    text + &compared
 }
 
-fn time(unix_us: i64) -> impl std::fmt::Display {
-    let since = Duration::from_micros(unix_us.try_into().unwrap_or_default());
-    humantime::format_rfc3339_seconds(UNIX_EPOCH + since.min(LATEST))
+pub(super) fn time(unix_us: i64, zone: Zone) -> impl std::fmt::Display {
+    let unix_us = u64::try_from(unix_us).unwrap_or_default();
+    zone.seconds(unix_us.saturating_mul(1000))
+}
+
+fn compared_titles(order: Order) -> [&'static str; 4] {
+    let figure = match order {
+        Order::Bytes => "BYTES",
+        Order::Packets => "PKTS",
+        Order::Begun => "BEGUN",
+    };
+    [figure, "BEFORE", "DIFFERENCE", "CHANGE"]
+}
+
+/// What the order goes by, in both directions: now, before, and the difference.
+fn compared(now: &Sums, before: &Sums, order: Order) -> [String; 4] {
+    let figure = match order {
+        Order::Bytes => human::bytes,
+        Order::Packets | Order::Begun => human::count,
+    };
+    let [now_figure, before_figure] = [now, before].map(|sums| sums.by(order));
+    let sign = match now_figure.cmp(&before_figure) {
+        Ordering::Less => "-",
+        Ordering::Equal => "",
+        Ordering::Greater => "+",
+    };
+    let difference = now_figure.abs_diff(before_figure);
+    let change = match (now.records, before.records) {
+        (0, 0) => "-".to_owned(),
+        (_, 0) => "new".to_owned(),
+        (0, _) => "gone".to_owned(),
+        _ if difference == 0 => "0 %".to_owned(),
+        _ if before_figure == 0 => "-".to_owned(),
+        _ => {
+            let percent = difference as f64 / before_figure as f64 * 100.0;
+            let digits = usize::from(percent < 9.95);
+            format!("{sign}{percent:.digits$} %")
+        }
+    };
+    let difference = format!("{sign}{}", figure(difference));
+    [
+        figure(now_figure),
+        figure(before_figure),
+        difference,
+        change,
+    ]
+}
+
+fn length(windows_us: &Range<i64>) -> Duration {
+    let us = windows_us.end.saturating_sub(windows_us.start);
+    Duration::from_micros(us.try_into().unwrap_or_default())
+}
+
+/// `0.3` if it is less than ten.
+fn per_second(rate: f64) -> String {
+    if rate != 0.0 && rate < 9.95 {
+        return format!("{:.1}", rate.max(0.1));
+    }
+    human::count(rate.round() as u64)
 }
 
 fn title(by: By) -> &'static str {
@@ -328,7 +531,42 @@ fn title(by: By) -> &'static str {
     }
 }
 
-fn cells(group: &Group) -> Vec<String> {
+fn figure_titles(shape: &Shape<'_>, answer: &Answer) -> Vec<&'static str> {
+    if answer.before.is_some() {
+        return compared_titles(shape.order).to_vec();
+    }
+    let has_an_end = [By::Address, By::Unit, By::Process, By::Name]
+        .iter()
+        .any(|one| shape.by.contains(one));
+    let sums = if has_an_end {
+        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED"]
+    } else {
+        ["PKTS", "BYTES", "REV PKTS", "REV BYTES"]
+    };
+    sums.into_iter()
+        .chain(["BEGUN", "PKT/S", "BIT/S"])
+        .collect()
+}
+
+/// A title and a sparkline for each group, if the terminal is wide enough for them and the columns.
+fn histories(answer: &Answer, shape: &Shape<'_>, widths: &[usize]) -> Vec<String> {
+    let longest = answer.groups.iter().map(|group| group.history.len()).max();
+    let (bars, title) = (longest.unwrap_or_default(), "HISTORY");
+    let columns: usize = widths.iter().map(|width| width + GAP.len()).sum();
+    let fits = shape
+        .width
+        .is_some_and(|width| columns + bars.max(title.len()) <= width);
+    if bars == 0 || !fits {
+        return Vec::new();
+    }
+    let lines = answer
+        .groups
+        .iter()
+        .map(|group| sparkline(&group.history, bars));
+    std::iter::once(title.to_owned()).chain(lines).collect()
+}
+
+fn cells(group: &Group, shape: &Shape<'_>, answer: &Answer) -> Vec<String> {
     let Sums {
         packets,
         bytes,
@@ -336,6 +574,8 @@ fn cells(group: &Group) -> Vec<String> {
         ..
     } = group.sums;
     let parts = group.parts.iter().map(|part| match part {
+        Part::Step { start_us, .. } => start(*start_us, shape),
+        Part::Nothing => "-".to_owned(),
         Part::Address(address) => address.to_string(),
         Part::Port(number, Some(port)) => {
             format!("{port}/{}", human::protocol_of((*number).into()))
@@ -344,6 +584,10 @@ fn cells(group: &Group) -> Vec<String> {
         Part::Name(name) if name.is_empty() => "?".to_owned(),
         Part::Name(name) => harmless(name).into_owned(),
     });
+    if let Some(before) = &group.before {
+        let compared = compared(&group.sums, before, shape.order);
+        return parts.chain(compared).collect();
+    }
     let figures = [
         human::count(packets[0]),
         human::bytes(bytes[0]),
@@ -351,7 +595,13 @@ fn cells(group: &Group) -> Vec<String> {
         human::bytes(bytes[1]),
         human::count(begun),
     ];
-    parts.chain(figures).collect()
+    let rates = match rates(group, answer) {
+        Some([packets, bits, reverse_packets, reverse_bits]) => {
+            [packets + reverse_packets, bits + reverse_bits].map(per_second)
+        }
+        None => ["-"; 2].map(str::to_owned),
+    };
+    parts.chain(figures).chain(rates).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::{pin::pin, time::Duration};
 
 use anyhow::{Context as _, Result};
+use sys::local_time::Zone;
 use tokio::{sync::mpsc, task::JoinSet, time::sleep};
 use view::{
     client::{ClientError, Event, Observer, Target},
@@ -58,6 +59,7 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
     let picture = Picture::of(args.every);
     let mut screen = Screen::new(picture, (args.view, args.sort), rules.clone(), has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
+    screen.zone = Zone::utc_if(args.utc);
     // Report errors of the first connection before the terminal changes.
     let observer = Observer::connect_with(target.clone(), request(rules));
     let mut watching = Watching::of(patiently(target, observer).await?);

@@ -96,6 +96,16 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
     for (name, value) in expected.as_object().unwrap() {
         assert_eq!(&lines[0][name], value, "{name}");
     }
+    // Steps of time add up to the same, and so does a time with the one before it.
+    let steps = answer(folder.path(), &["--by", "minute,port", "--top", "0"]);
+    let groups = steps.iter().filter(|line| line["type"] == "group");
+    assert_eq!(groups.map(sum).sum::<Pair>(), all);
+    let compared = answer(folder.path(), &["--since", "1h", "--compare", "1h"]);
+    let compared = compared.last().unwrap();
+    assert_eq!(
+        (sum(compared), &compared["before_packets"]),
+        (all, &0.into())
+    );
     // What a filter or a time leaves out is in no sum.
     for (nothing, status) in [
         (["--filter", "exclude port 9"], 3),
@@ -208,6 +218,9 @@ fn a_query_of_something_else_says_what_to_name() {
             "--since is not before --until",
         ),
         (&["--by", "port,port"], "--by has the same twice"),
+        (&["--by", "hour,day"], "--by has two steps of time"),
+        (&["--by", "7m"], "'7m' is no step of time"),
+        (&["--compare", "24h"], "--compare needs --since"),
         (
             &["--since", "soon"],
             "expected a time before now, as in 90m or 2h",
@@ -220,6 +233,60 @@ fn a_query_of_something_else_says_what_to_name() {
             "{stderr}"
         );
     }
+}
+
+#[test]
+fn times_without_an_offset_are_those_of_the_clock_on_the_wall() {
+    let folder = tempfile::tempdir().unwrap();
+    let told = |zone: &str, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
+        command.arg("query").arg(folder.path()).env("TZ", zone);
+        let output = command.args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let range = ["--since", "2026-07-02T03:04", "--until", "2026-01-02"];
+    for (zone, utc, expected) in [
+        (
+            "Europe/Berlin",
+            false,
+            "2026-07-02 03:04:00+02:00 and 2026-01-02 00:00:00+01:00",
+        ),
+        (
+            "CET-1CEST,M3.5.0,M10.5.0/3",
+            false,
+            "2026-07-02 03:04:00+02:00 and 2026-01-02 00:00:00+01:00",
+        ),
+        (
+            "Europe/Berlin",
+            true,
+            "2026-07-02 03:04:00Z and 2026-01-02 00:00:00Z",
+        ),
+        (
+            "UTC",
+            false,
+            "2026-07-02 03:04:00Z and 2026-01-02 00:00:00Z",
+        ),
+    ] {
+        let mut arguments = range.to_vec();
+        arguments.extend(utc.then_some("--utc"));
+        let told = told(zone, &arguments);
+        assert!(told.contains(expected), "{zone}: {told}");
+    }
+    // An offset in the text is that, whatever the zone.
+    let told = told(
+        "Asia/Kathmandu",
+        &[
+            "--since",
+            "2026-07-02T03:04Z",
+            "--until",
+            "2026-07-02T04:04+01:00",
+        ],
+    );
+    assert!(
+        told.contains("2026-07-02 08:49:00+05:45 and 2026-07-02 08:49:00+05:45"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use proto::{
 };
 use rules::Facts;
 
-use super::{By, Missing, Question, Sum, Told, is_in, once::number, row::Row};
+use super::{By, Missing, Question, Sum, Told, once::number, row::Row};
 
 /// Adds up the records of a batch that match the query. `place` is the number of its folder. Fails if there are too
 /// many groups.
@@ -24,7 +24,8 @@ pub(super) fn add(
     question: &Question,
     sum: &mut Sum<'_>,
 ) -> Result<()> {
-    if !is_in(&question.time_us, micros(batch.window_end_unix_ns)) {
+    let window_end_us = micros(batch.window_end_unix_ns);
+    if question.times_with(window_end_us).next().is_none() {
         return Ok(());
     }
     let nobody = AgentIdentity::default();

@@ -65,11 +65,9 @@ impl Complete {
         let Some(Statistics::Int64(ends)) = group.column(place).statistics() else {
             return true;
         };
-        ends.max_opt()
-            .is_none_or(|&last| question.time_us.start < last)
-            && ends
-                .min_opt()
-                .is_none_or(|&first| first <= question.time_us.end)
+        let first = ends.min_opt().copied().unwrap_or(i64::MIN);
+        let last = ends.max_opt().copied().unwrap_or(i64::MAX);
+        question.may_have(first, last)
     }
 
     fn note_told(&self, own: Stream, sum: &mut Sum<'_>) {

@@ -4,15 +4,21 @@ use std::{
     cmp::Reverse,
     collections::{HashMap, HashSet},
     net::IpAddr,
+    ops::Range,
     rc::Rc,
 };
 
 use anyhow::{Result, ensure};
 use formats::human;
 
-use super::{Order, row::Row};
+use super::{
+    Order, Question, Stepping, When,
+    history::{Bars, Scale, join},
+    row::Row,
+    steps::TimeSteps,
+};
 
-/// A group takes about 400 bytes.
+/// A group takes about 400 bytes, and 300 more with a history.
 const MOST_GROUPS: usize = 5_000_000;
 
 /// What rows have in common that are added up.
@@ -21,8 +27,10 @@ pub enum By {
     /// An address, at either end: what it sent, and what it received.
     Address,
     /// The address of the initiator.
+    #[value(alias = "src")]
     Source,
     /// The address of the responder.
+    #[value(alias = "dst")]
     Destination,
     /// The port of the responder, with the protocol.
     Port,
@@ -43,12 +51,19 @@ pub enum By {
 /// One value of a group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
+    /// The time after `start_us` up to `end_us`, Unix time in microseconds. Comes before all others.
+    Step {
+        start_us: i64,
+        end_us: i64,
+    },
     Address(IpAddr),
     /// A protocol, and the port if it has ports and this one is known.
     Port(u8, Option<u16>),
     Protocol(u8),
     /// Empty if unknown.
     Name(Rc<str>),
+    /// In the only row of a step that has no records.
+    Nothing,
 }
 
 /// Arrays are indexed by direction: 0 is from the source or from the group's own end, 1 is the other direction.
@@ -67,6 +82,23 @@ pub struct Sums {
 pub struct Group {
     pub parts: Vec<Part>,
     pub sums: Sums,
+    /// In the earlier time, if the query compares.
+    pub before: Option<Sums>,
+    /// Of what groups are sorted by, both directions together: equal parts of the time that the windows cover. Empty unless it
+    /// was asked for.
+    pub history: Vec<u64>,
+}
+
+impl Group {
+    /// The step of time, if the query asked for steps.
+    pub fn step(&self) -> Option<&Part> {
+        step(&self.parts)
+    }
+}
+
+fn step(parts: &[Part]) -> Option<&Part> {
+    let first = parts.first();
+    first.filter(|part| matches!(part, Part::Step { .. }))
 }
 
 impl Sums {
@@ -115,7 +147,8 @@ impl Sums {
         self.bytes[0].saturating_add(self.bytes[1])
     }
 
-    fn by(&self, order: Order) -> u64 {
+    /// What an order goes by.
+    pub fn by(&self, order: Order) -> u64 {
         match order {
             Order::Bytes => self.bytes(),
             Order::Packets => self.packets(),
@@ -126,23 +159,48 @@ impl Sums {
 
 pub(super) struct Groups<'a> {
     by: &'a [By],
-    sums: HashMap<Vec<Part>, Sums>,
+    order: Order,
+    most: usize,
+    compares: bool,
+    steps: Option<(&'a Stepping, TimeSteps)>,
+    scale: Option<Scale>,
+    figures: HashMap<Vec<Part>, Figures>,
     names: Names,
     /// The group of the current row.
     parts: Vec<Part>,
 }
 
+#[derive(Default)]
+struct Figures {
+    sums: Sums,
+    before: Sums,
+    bars: Option<Bars>,
+}
+
 impl<'a> Groups<'a> {
-    pub(super) fn by(by: &'a [By]) -> Self {
+    pub(super) fn of(question: &'a Question) -> Self {
+        let steps = question.steps.as_ref();
         Self {
-            by,
-            sums: HashMap::new(),
+            by: &question.by,
+            order: question.order,
+            most: question.top,
+            compares: question.earlier_us.is_some(),
+            scale: question.history.then(Scale::new),
+            steps: steps.map(|stepping| (stepping, stepping.steps())),
+            figures: HashMap::new(),
             names: Names::default(),
             parts: Vec::new(),
         }
     }
 
-    pub(super) fn add(&mut self, row: &Row<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, row: &Row<'_>, when: When) -> Result<()> {
+        if let Some(scale) = &mut self.scale {
+            scale.include(&row.window_us, |numbers| {
+                let all = self.figures.values_mut();
+                all.filter_map(|one| one.bars.as_mut())
+                    .for_each(|bars| join(bars, numbers));
+            });
+        }
         let sums = Sums::of(row);
         let by_address = self.by.contains(&By::Address);
         let by_unit = self.by.contains(&By::Unit);
@@ -156,7 +214,7 @@ impl<'a> Groups<'a> {
                 || by_name && !row.names[end].is_empty()
         });
         if is_source || !is_destination {
-            self.add_as(row, 0, &sums)?;
+            self.add_as(row, when, 0, &sums)?;
         }
         if is_destination {
             let mut sums = sums.reversed();
@@ -173,14 +231,23 @@ impl<'a> Groups<'a> {
                     ..Sums::default()
                 };
             }
-            self.add_as(row, 1, &sums)?;
+            self.add_as(row, when, 1, &sums)?;
         }
         Ok(())
     }
 
-    /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination.
-    fn add_as(&mut self, row: &Row<'_>, end: usize, sums: &Sums) -> Result<()> {
+    /// Adds to the row's group as seen from one end: 0 is the source, 1 the destination. What is earlier counts in the step of
+    /// time with which it is compared.
+    fn add_as(&mut self, row: &Row<'_>, when: When, end: usize, sums: &Sums) -> Result<()> {
         self.parts.clear();
+        if let Some((_, steps)) = &mut self.steps {
+            let earlier_us = match when {
+                When::Now => 0,
+                When::Before(earlier_us) => earlier_us,
+            };
+            let end_us = row.window_us.end.saturating_add(earlier_us);
+            self.parts.push(steps.of(end_us));
+        }
         let facts = &row.facts;
         for by in self.by {
             self.parts.push(match by {
@@ -196,30 +263,81 @@ impl<'a> Groups<'a> {
                 By::Host => self.names.name(row.hostname),
             });
         }
-        if let Some(known) = self.sums.get_mut(&self.parts[..]) {
-            known.add(sums);
-            return Ok(());
+        if !self.figures.contains_key(&self.parts[..]) {
+            ensure!(
+                self.figures.len() < MOST_GROUPS,
+                "there are more than {MOST_GROUPS} groups: ask for less time, with --filter, or --by something else"
+            );
+            self.figures.insert(self.parts.clone(), Figures::default());
         }
-        ensure!(
-            self.sums.len() < MOST_GROUPS,
-            "there are more than {MOST_GROUPS} groups: ask for less time, with --filter, or --by something else"
-        );
-        self.sums.insert(self.parts.clone(), *sums);
+        let figures = self.figures.get_mut(&self.parts[..]);
+        let figures = figures.expect("it was inserted if it was missing");
+        match when {
+            When::Now => figures.sums.add(sums),
+            When::Before(_) => {
+                figures.before.add(sums);
+                return Ok(());
+            }
+        }
+        if let Some(scale) = &self.scale {
+            let bars = figures.bars.get_or_insert_with(|| Box::new([0.0; _]));
+            scale.add(bars, &row.window_us, sums.by(self.order));
+        }
         Ok(())
     }
 
-    /// The largest groups, and the number of all groups.
-    pub(super) fn top(self, order: Order, most: usize) -> (Vec<Group>, usize) {
-        let all = self.sums.len();
-        let groups = self.sums.into_iter();
-        let mut groups: Vec<_> = groups.map(|(parts, sums)| Group { parts, sums }).collect();
+    /// The largest groups, or those with the largest difference, and the number of all groups. With steps of time, the largest of each step, and a row for each step
+    /// that has none. `windows_us` is the time of all records. Fails if there are too many steps.
+    pub(super) fn top(self, windows_us: &Range<i64>) -> Result<(Vec<Group>, usize)> {
+        let (order, most) = (self.order, self.most);
+        let mut all = self.figures.len();
+        let mut groups: Vec<_> = self.figures.into_iter().collect();
         // Ties are sorted by value, so that an answer is always the same.
         groups.sort_unstable_by(|one, other| {
-            let of = |group: &Group| Reverse(group.sums.by(order));
-            (of(one), &one.parts).cmp(&(of(other), &other.parts))
+            let of = |(_, figures): &(_, Figures)| {
+                let (now, before) = (figures.sums.by(order), figures.before.by(order));
+                // Without a comparison, that is what there is now.
+                Reverse(now.abs_diff(before))
+            };
+            (step(&one.0), of(one), &one.0).cmp(&(step(&other.0), of(other), &other.0))
         });
-        groups.truncate(most);
-        (groups, all)
+        let shown = |(parts, figures): (Vec<Part>, Figures)| {
+            let bars = self.scale.as_ref().zip(figures.bars.as_ref());
+            Group {
+                parts,
+                sums: figures.sums,
+                before: self.compares.then_some(figures.before),
+                history: bars.map_or_else(Vec::new, |(scale, bars)| scale.read(bars, windows_us)),
+            }
+        };
+        let Some((stepping, mut steps)) = self.steps else {
+            groups.truncate(most);
+            return Ok((groups.into_iter().map(shown).collect(), all));
+        };
+        let ends = groups.first().zip(groups.last());
+        let ends = ends.and_then(|((one, _), (other, _))| step(one).zip(step(other)));
+        let Some((first, last)) = ends else {
+            return Ok((Vec::new(), all));
+        };
+        let each = steps.all(stepping, first.clone()..last.clone())?;
+        let mut rows = Vec::new();
+        let mut groups = groups.into_iter().peekable();
+        for one in each {
+            let mut number = 0;
+            while let Some(group) = groups.next_if(|(parts, _)| step(parts) == Some(&one)) {
+                number += 1;
+                if number <= most {
+                    rows.push(shown(group));
+                }
+            }
+            if number == 0 {
+                let rest = self.by.iter().map(|_| Part::Nothing);
+                let parts = std::iter::once(one).chain(rest).collect();
+                rows.push(shown((parts, Figures::default())));
+                all += 1;
+            }
+        }
+        Ok((rows, all))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Draws the screen.
 
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use formats::{
     cells::{direction, place, protocol, round_trip, state},
@@ -16,6 +16,7 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Wrap},
 };
+use sys::local_time::Zone;
 
 use super::{
     View,
@@ -350,7 +351,7 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
     let picture = screen.picture();
     let (title, facts) = match &screen.chosen {
         Some(Id::Flow(key)) => match picture.flow(key) {
-            Some(flow) => ("Flow", facts_of_flow(picture, flow)),
+            Some(flow) => ("Flow", facts_of_flow(picture, flow, screen.zone)),
             None => ("Flow", gone()),
         },
         Some(Id::Group(view, name)) => {
@@ -421,7 +422,7 @@ fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
     ("history", sparkline(&history, history.len()))
 }
 
-fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
+fn facts_of_flow(picture: &Picture, flow: &Flow, zone: Zone) -> Facts {
     let record = &flow.record;
     let (recent, _) = picture.recent(&flow.figures);
     let [src, dst] = record.ends();
@@ -444,8 +445,14 @@ fn facts_of_flow(picture: &Picture, flow: &Flow) -> Facts {
             ),
         ),
         ("state", state(record).to_owned()),
-        ("first packet", time(record.first_seen_unix_ns)),
-        ("last packet", time(record.last_seen_unix_ns)),
+        (
+            "first packet",
+            zone.millis(record.first_seen_unix_ns).to_string(),
+        ),
+        (
+            "last packet",
+            zone.millis(record.last_seen_unix_ns).to_string(),
+        ),
     ];
     facts.extend(facts_of_traffic(picture, recent, flow.figures.total));
     let ends = ["of the initiator", "of the responder"];
@@ -509,10 +516,4 @@ fn tcp_of(end: &Endpoint) -> String {
         ));
     }
     said.join(", ")
-}
-
-/// In UTC.
-fn time(unix_ns: u64) -> String {
-    let time = UNIX_EPOCH + Duration::from_nanos(unix_ns);
-    humantime::format_rfc3339_millis(time).to_string()
 }

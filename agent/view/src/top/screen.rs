@@ -9,6 +9,7 @@ use formats::{
 };
 use ratatui::layout::{Position, Rect};
 use rules::{Rules, text};
+use sys::local_time::Zone;
 
 use super::{
     Sort, View,
@@ -78,6 +79,7 @@ pub struct Screen {
     /// How often figures arrive, and why not more often.
     pub pace: String,
     pub has_color: bool,
+    pub zone: Zone,
     pub places: Places,
 }
 
@@ -105,6 +107,7 @@ impl Screen {
             trouble: String::new(),
             pace: String::new(),
             has_color,
+            zone: Zone::default(),
             places: Places::default(),
         };
         screen.orders[view as usize].0 = sort;

@@ -1,5 +1,7 @@
 use std::rc::Rc;
 
+use view::query::Earlier;
+
 use super::*;
 
 fn answer() -> Answer {
@@ -13,6 +15,8 @@ fn answer() -> Answer {
     let group = |parts, times| Group {
         parts,
         sums: sums(times),
+        before: None,
+        history: Vec::new(),
     };
     let name = |text: &str| Part::Name(Rc::from(text));
     Answer {
@@ -30,10 +34,100 @@ fn answer() -> Answer {
     }
 }
 
+fn shape(form: Form, by: &[By]) -> Shape<'_> {
+    Shape {
+        form,
+        by,
+        step: None,
+        zone: Zone::Utc,
+        order: Order::Bytes,
+        width: None,
+    }
+}
+
 fn shown(form: Form, by: &[By], answer: &Answer) -> String {
+    shown_as(&shape(form, by), answer)
+}
+
+fn shown_as(shape: &Shape<'_>, answer: &Answer) -> String {
     let mut out = Vec::new();
-    show(&mut out, form, by, answer).unwrap();
+    show(&mut out, shape, answer).unwrap();
     String::from_utf8(out).unwrap()
+}
+
+/// The second of two hours has no records.
+fn hours() -> Answer {
+    let hour = |number: i64| Part::Step {
+        start_us: 1_767_312_000_000_000 + number * 3_600_000_000,
+        end_us: 1_767_312_000_000_000 + (number + 1) * 3_600_000_000,
+    };
+    let group = |parts, sums| Group {
+        parts,
+        sums,
+        before: None,
+        history: Vec::new(),
+    };
+    let sums = answer().total;
+    Answer {
+        groups: vec![
+            group(vec![hour(0), Part::Port(6, Some(443))], sums),
+            group(vec![hour(1), Part::Nothing], Sums::default()),
+        ],
+        all_groups: 2,
+        ..answer()
+    }
+}
+
+#[test]
+fn steps_of_time_come_first_and_show_gaps() {
+    let of = |form| Shape {
+        step: Some(Step::HOUR),
+        ..shape(form, &[By::Port])
+    };
+    let table = shown_as(&of(Form::Table), &hours());
+    let lines: Vec<_> = table.lines().skip(2).collect();
+    assert!(
+        lines[0].starts_with("TIME               PORT     PKTS"),
+        "{table}"
+    );
+    assert!(
+        lines[1].starts_with("2026-01-02 00:00Z  443/tcp"),
+        "{table}"
+    );
+    assert!(
+        lines[2].starts_with("2026-01-02 01:00Z  -           0     0 B"),
+        "{table}"
+    );
+    let csv = shown_as(&of(Form::Csv), &hours());
+    let lines: Vec<_> = csv.lines().collect();
+    assert!(
+        lines[0].starts_with("step_start_us,step_end_us,protocol,dst_port,records,"),
+        "{csv}"
+    );
+    assert!(
+        lines[2].starts_with("1767315600000000,1767319200000000,,,0,0,"),
+        "{csv}"
+    );
+    let json = shown_as(&of(Form::Json), &hours());
+    let line: Value = serde_json::from_str(json.lines().nth(1).unwrap()).unwrap();
+    assert_eq!(line["step_start_us"], 1_767_315_600_000_000_u64);
+    assert_eq!(
+        (&line["protocol"], &line["dst_port"]),
+        (&Value::Null, &Value::Null)
+    );
+    let days = Shape {
+        step: Some(Step::DAY),
+        ..of(Form::Table)
+    };
+    let table = shown_as(&days, &hours());
+    assert!(
+        table
+            .lines()
+            .nth(3)
+            .unwrap()
+            .starts_with("2026-01-02 Fri  443/tcp"),
+        "{table}"
+    );
 }
 
 const BY: &[By] = &[By::Interface, By::Port];
@@ -42,16 +136,107 @@ const BY: &[By] = &[By::Interface, By::Port];
 fn a_table_has_aligned_columns_and_says_what_it_leaves_out() {
     let table = shown(Form::Table, BY, &answer());
     let expected = "\
-2026-01-02T00:00:00Z to 2026-01-02T00:00:10Z, 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
+2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z (11s), 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
 3 records came again and count once
 
-IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN
-eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1
-red, \\u{1b}[31m\"hot\"  icmp       20  29 KiB         2      120 B      1
-?                     7/200      10  15 KiB         1       60 B      1
+IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN  PKT/S  BIT/S
+eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1   1.0k    11M
+red, \\u{1b}[31m\"hot\"  icmp       20  29 KiB         2      120 B      1    2.1    23k
+?                     7/200      10  15 KiB         1       60 B      1    1.0    11k
 … and 2 more; --top 0 shows all
 ";
     assert_eq!(table, expected);
+}
+
+#[test]
+fn a_history_is_shown_if_the_terminal_has_room() {
+    let mut answer = answer();
+    for (group, history) in answer
+        .groups
+        .iter_mut()
+        .zip([[0, 4, 8], [100, 0, 0], [0, 0, 0]])
+    {
+        group.history = history.to_vec();
+    }
+    let lines = |width| {
+        let shape = Shape {
+            width,
+            ..shape(Form::Table, BY)
+        };
+        let table = shown_as(&shape, &answer);
+        table.lines().skip(2).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let plain = lines(None);
+    let longest = plain.iter().map(|line| line.chars().count()).max().unwrap();
+    let width = longest + GAP.len() + "HISTORY".len();
+    assert_eq!(lines(Some(width - 1)), plain);
+    let wide = lines(Some(width));
+    assert_eq!(wide[0], format!("{}  HISTORY", plain[0]));
+    assert_eq!(wide[1], format!("{}   ▄█", plain[1]));
+    assert_eq!(wide[2], format!("{}  █", plain[2]));
+    assert_eq!(wide[3], plain[3]);
+}
+
+/// Of three groups, one has grown, one is gone and one is new.
+fn comparison() -> Answer {
+    let mut answer = answer();
+    let sums = |times: u64| Sums {
+        records: times,
+        packets: [10 * times, times],
+        bytes: [15_000 * times, 60 * times],
+        ..Sums::default()
+    };
+    for (group, [now, before]) in answer.groups.iter_mut().zip([[1000, 800], [0, 2], [1, 0]]) {
+        (group.sums, group.before) = (sums(now), Some(sums(before)));
+    }
+    Answer {
+        before: Some(Earlier {
+            total: sums(1010),
+            windows_us: Some(1_767_225_600_000_000..1_767_225_610_000_000),
+        }),
+        repeated_records: 0,
+        all_groups: 3,
+        ..answer
+    }
+}
+
+#[test]
+fn a_comparison_shows_what_is_more_new_or_gone() {
+    let table = shown(Form::Table, BY, &comparison());
+    let expected = "\
+2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z (11s), 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions
+compared with 2026-01-01 00:00:00Z to 2026-01-01 00:00:10Z (10s): 1.0k records, 0 flows began, 11k packets, 15 MiB in both directions
+
+IFACE                 PORT      BYTES  BEFORE  DIFFERENCE  CHANGE
+eth0                  443/tcp  14 MiB  11 MiB    +2.9 MiB   +25 %
+red, \\u{1b}[31m\"hot\"  icmp        0 B  29 KiB     -29 KiB    gone
+?                     7/200    15 KiB     0 B     +15 KiB     new
+TOTAL                          15 MiB  15 MiB         0 B     0 %
+";
+    assert_eq!(table, expected);
+    let json = shown(Form::Json, BY, &comparison());
+    let lines: Vec<Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(
+        (&lines[1]["packets"], &lines[1]["before_packets"]),
+        (&json!(0), &json!(20))
+    );
+    assert_eq!(lines[3]["before_bytes"], 15_150_000);
+    assert_eq!(
+        lines[3]["before_window_start_us"],
+        1_767_225_600_000_000_u64
+    );
+    let csv = shown(Form::Csv, BY, &comparison());
+    let mut lines = csv.lines();
+    let head = lines.next().unwrap();
+    assert!(
+        head.ends_with(",before_reverse_bytes,before_flows_begun,before_flows_ended"),
+        "{csv}"
+    );
+    let first = lines.next().unwrap();
+    assert!(first.ends_with(",800,8000,12000000,800,48000,0,0"), "{csv}");
 }
 
 #[test]
@@ -67,10 +252,10 @@ fn a_table_without_rows_says_so() {
 #[test]
 fn csv_quotes_what_would_be_taken_for_a_separator() {
     let expected = "\
-interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended
-eth0,6,443,1000,10000,15000000,1000,60000,1,0
-\"red, \\u{1b}[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0
-,200,7,1,10,15000,1,60,1,0
+interface,protocol,dst_port,records,packets,bytes,reverse_packets,reverse_bytes,flows_begun,flows_ended,packets_per_second,bits_per_second,reverse_packets_per_second,reverse_bits_per_second
+eth0,6,443,1000,10000,15000000,1000,60000,1,0,952.381,11428571.429,95.238,45714.286
+\"red, \\u{1b}[31m\"\"hot\"\"\",1,,2,20,30000,2,120,1,0,1.905,22857.143,0.19,91.429
+,200,7,1,10,15000,1,60,1,0,0.952,11428.571,0.095,45.714
 ";
     assert_eq!(shown(Form::Csv, BY, &answer()), expected);
 }
@@ -95,6 +280,8 @@ fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
             groups: vec![Group {
                 parts: vec![Part::Name(Rc::from(text))],
                 sums: Sums::default(),
+                before: None,
+                history: Vec::new(),
             }],
             all_groups: 1,
             ..Answer::default()
@@ -119,6 +306,8 @@ fn json_has_a_line_for_each_group_and_one_for_the_total() {
         json!({
             "type": "group", "interface": null, "protocol": 200, "dst_port": 7, "records": 1, "packets": 10,
             "bytes": 15000, "reverse_packets": 1, "reverse_bytes": 60, "flows_begun": 1, "flows_ended": 0,
+            "packets_per_second": 0.952, "bits_per_second": 11428.571, "reverse_packets_per_second": 0.095,
+            "reverse_bits_per_second": 45.714,
         })
     );
     let total = &lines[3];
@@ -134,8 +323,10 @@ fn a_protocol_that_was_asked_for_stands_beside_the_port_once() {
     let group = Group {
         parts: vec![Part::Port(6, Some(80)), Part::Protocol(6)],
         sums: Sums::default(),
+        before: None,
+        history: Vec::new(),
     };
-    assert_eq!(names(by), ["dst_port", "protocol"]);
+    assert_eq!(names(&shape(Form::Json, by)), ["dst_port", "protocol"]);
     assert_eq!(parts(by, &group), [json!(80), json!(6)]);
 }
 
