@@ -40,9 +40,9 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
     pub until: Option<SystemTime>,
 
-    /// Count only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
-    /// `flow-agent run --filter` takes them.
-    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER")]
+    /// Count only these flows, as in 'port https', 'host example.com' or 'exclude net 10.0.0.0/8'; repeatable, or separated
+    /// by semicolons. --help has the language.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
     /// What to add up by; repeatable, or separated by commas.
@@ -142,11 +142,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let question = Question {
         time_us: args.time_us().map_err(refused)?,
-        rules: args
-            .filter
-            .iter()
-            .flat_map(|Rules(rules)| rules.clone())
-            .collect(),
+        rules: rules::set(&args.filter),
         by: args.by.clone(),
         order: args.sort,
         top: if args.top == 0 { usize::MAX } else { args.top },
