@@ -540,7 +540,7 @@ mod tests {
         let filter = std::fs::read_to_string(path.join("flow-agent-filter.1")).unwrap();
         assert!(filter.contains(" <COMMAND>\n"), "{filter}");
         let run = std::fs::read_to_string(path.join("flow-agent-run.1")).unwrap();
-        let example = "\n.EX\n  include|exclude TERM...\n.EE\n";
+        let example = "\n.EX\n  [include|exclude] TERM...\n.EE\n";
         assert!(run.contains(example), "{run}");
         let heading = run.find("WHAT TO COUNT").expect("the heading");
         let option = run.rfind("\\-\\-decapsulate").expect("the option");

@@ -1,12 +1,12 @@
 //! Which flows an output wants. A flow may become wanted only after some reports, for example by its bytes. Then its
 //! next record reports the totals, so that the sums of a wanted flow are complete.
 
-use std::str::FromStr;
+use std::{collections::HashMap, str::FromStr};
 
 use proto::{
     FlowBatch, FlowRecord, RecordSum, known_interfaces::KnownInterfaces, mentions::Mentions,
 };
-use rules::{Facts, Rule, Rules, fault::Fault, passes};
+use rules::{Facts, Known, Rule, fault::Fault, passes};
 
 use super::tally;
 
@@ -30,7 +30,7 @@ impl FromStr for Filter {
     type Err = Fault;
 
     fn from_str(text: &str) -> Result<Self, Fault> {
-        let Rules(rules) = text.parse()?;
+        let rules = rules::set(&[text.parse()?]);
         let text = text.to_owned();
         Ok(Self { text, rules })
     }
@@ -68,11 +68,16 @@ impl Sieve {
         if !self.wanted.filter.rules.is_empty() {
             self.interfaces.note_all(batch);
         }
+        let hosts = Hosts::of(batch, &self.wanted.filter);
         records.retain_mut(|record| {
             let has_ended = record.end_reason.is_some();
             let total_bytes = record.total().bytes;
             let facts = Facts::from(&*record);
-            if !self.is_wanted(record, facts, total_bytes) {
+            let known = Known {
+                interface: self.interfaces.name(record),
+                hosts: hosts.of_ends(record),
+            };
+            if !self.is_wanted(facts, known, total_bytes) {
                 if has_ended {
                     record.report_total();
                     left_out += tally::sum([&*record]);
@@ -89,7 +94,7 @@ impl Sieve {
             if record.dst().total_packets == record.dst().delta_packets {
                 before.sent[1] = None;
             }
-            let was_wanted = self.is_wanted(record, before, total_bytes - record.delta().bytes);
+            let was_wanted = self.is_wanted(before, known, total_bytes - record.delta().bytes);
             if self.wanted.only_ended || !was_wanted {
                 record.report_total();
             }
@@ -100,13 +105,27 @@ impl Sieve {
     }
 
     /// Whether a flow with these facts and this many bytes is wanted.
-    fn is_wanted(&self, record: &FlowRecord, facts: Facts, total_bytes: u64) -> bool {
-        total_bytes >= self.wanted.min_bytes
-            && passes(
-                &self.wanted.filter.rules,
-                facts,
-                self.interfaces.name(record),
-            )
+    fn is_wanted(&self, facts: Facts, known: Known<'_>, total_bytes: u64) -> bool {
+        total_bytes >= self.wanted.min_bytes && passes(&self.wanted.filter.rules, facts, known)
+    }
+}
+
+/// The names that a batch has for its records, by id. Empty if the filter names no hosts.
+struct Hosts(HashMap<u64, String>);
+
+impl Hosts {
+    fn of(batch: &FlowBatch, filter: &Filter) -> Self {
+        if filter.rules.iter().all(|rule| rule.names.is_empty()) {
+            return Self(HashMap::new());
+        }
+        let hosts = batch.hosts.iter();
+        Self(hosts.map(|host| (host.id, host.name.clone())).collect())
+    }
+
+    fn of_ends(&self, record: &FlowRecord) -> [&str; 2] {
+        let name = |id: Option<u64>| Some(self.0.get(&id?)?.as_str());
+        let ends = record.ends();
+        ends.map(|end| name(end.host_id).unwrap_or_default())
     }
 }
 

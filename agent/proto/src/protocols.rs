@@ -64,6 +64,11 @@ impl Class {
     }
 }
 
+/// All names.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    NAMES.iter().map(|(_, name)| *name)
+}
+
 /// The protocol number for a name, in upper or lower case.
 pub fn number(name: &str) -> Option<u8> {
     NAMES

@@ -33,6 +33,8 @@ pub enum CompileError {
         "the filter rules have more different ranges of ports than fit: use fewer or wider ones"
     )]
     TooManyPorts,
+    #[error("filter rules for packets cannot name hosts: give addresses")]
+    Names,
 }
 
 /// Prefixes, each with the rules that it satisfies.
@@ -124,6 +126,9 @@ impl Tables {
     fn of(rules: &[Rule], interfaces: &HookNames) -> Result<Self, CompileError> {
         if rules.len() > MAX_RULES {
             return Err(CompileError::TooManyRules(rules.len()));
+        }
+        if rules.iter().any(|rule| !rule.names.is_empty()) {
+            return Err(CompileError::Names);
         }
         let networks = rules.iter().map(|rule| rule.nets.len()).sum();
         if networks > MAX_NETWORKS {

@@ -23,7 +23,14 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
         rule: rule.to_string(),
         notes: notes(&rules[..index], rule),
     });
-    explained.collect()
+    let mut explained: Vec<Explained> = explained.collect();
+    let excludes = rules.iter().any(|rule| rule.action == Action::Exclude);
+    if !excludes && let Some(last) = explained.last_mut() {
+        last.notes.push(
+            "no rule excludes anything, so everything is counted: leave include out to count only this".to_owned(),
+        );
+    }
+    explained
 }
 
 /// One line for each rule that names an interface missing from `interfaces`.
@@ -123,7 +130,8 @@ fn mixes_versions(nets: &Sides<Net>) -> bool {
 
 /// Whether `outer` matches every packet that `inner` matches. `false` if that is uncertain.
 fn covers(outer: &Rule, inner: &Rule) -> bool {
-    side_covers(&outer.nets, &inner.nets, Net::covers)
+    outer.names.is_empty()
+        && side_covers(&outer.nets, &inner.nets, Net::covers)
         && side_covers(&outer.ports, &inner.ports, |outer: &Ports, inner| {
             outer.start() <= inner.start() && inner.end() <= outer.end()
         })

@@ -21,6 +21,15 @@ pub struct Fault {
     /// Where the mark under it begins, in characters.
     mark_from: usize,
     mark_width: usize,
+    corrected: Option<Corrected>,
+}
+
+/// A line as it was probably meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Corrected {
+    line: String,
+    /// The length of the faulty one.
+    instead_of_chars: usize,
 }
 
 impl Fault {
@@ -58,6 +67,7 @@ impl Fault {
             shown: format!("{before}{part}{behind}"),
             mark_from: column - from + before.chars().count(),
             mark_width: width.min(to.saturating_sub(column)).max(1),
+            corrected: None,
         }
     }
 
@@ -76,10 +86,35 @@ impl Fault {
         &self.message
     }
 
+    /// The whole line as it was probably meant.
+    pub fn corrected(&self) -> Option<&str> {
+        self.corrected.as_ref().map(|corrected| &*corrected.line)
+    }
+
+    /// Adds the line that was probably meant instead of `line`.
+    #[must_use]
+    pub fn corrected_to(self, line: &str, corrected: String) -> Self {
+        let corrected = Corrected {
+            line: corrected,
+            instead_of_chars: line.chars().count(),
+        };
+        Self {
+            corrected: Some(corrected),
+            ..self
+        }
+    }
+
     /// The same fault in a line that has the faulty one at `column`.
     #[must_use]
     pub fn within(&self, line: &str, column: usize) -> Self {
-        Self::new(line, column + self.column, self.mark_width, &self.message)
+        let fault = Self::new(line, column + self.column, self.mark_width, &self.message);
+        let Some(corrected) = &self.corrected else {
+            return fault;
+        };
+        let chars = |skipped, most| line.trim_end().chars().skip(skipped).take(most);
+        let before: String = chars(0, column).collect();
+        let behind: String = chars(column + corrected.instead_of_chars, usize::MAX).collect();
+        fault.corrected_to(line, format!("{before}{}{behind}", corrected.line))
     }
 
     /// The place, if it has a name, and what is wrong there.
@@ -118,7 +153,8 @@ pub fn in_one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Three lines: what is wrong, the line, and a mark under the place.
+/// Three lines: what is wrong, the line, and a mark under the place. If it is known what was probably meant, that is
+/// the fourth.
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (before, mark) = (" ".repeat(self.mark_from), "^".repeat(self.mark_width));
@@ -127,7 +163,13 @@ impl fmt::Display for Fault {
             "{}\n  {}\n  {before}{mark}",
             self.head(),
             self.shown
-        )
+        )?;
+        match &self.corrected {
+            Some(corrected) => {
+                write!(formatter, "\n  did you mean: {}", corrected.line.trim())
+            }
+            None => Ok(()),
+        }
     }
 }
 
@@ -186,6 +228,18 @@ mod tests {
         );
         let other = anyhow::anyhow!("no file").context("look at it");
         assert_eq!(in_one_line(&other), "look at it: no file");
+    }
+
+    #[test]
+    fn the_line_that_was_meant_stands_in_the_line_around_it() {
+        let text = "exclude all, 1";
+        let fault = Fault::new(text, 11, 1, "wrong").corrected_to(text, "exclude all".to_owned());
+        let line = "    'exclude all, 1', # ours";
+        let fault = fault.within(line, 5);
+        assert_eq!(fault.corrected(), Some("    'exclude all', # ours"));
+        let shown = fault.to_string();
+        let last = shown.lines().last().unwrap();
+        assert_eq!(last, "  did you mean: 'exclude all', # ours");
     }
 
     #[test]

@@ -1,7 +1,15 @@
-//! Filter rules: parses them, and compiles them into the tables that the kernel programs look up.
+//! The filter language of all commands: parses it, applies it to records, explains it, and compiles it into the tables
+//! that the kernel programs look up.
+//!
+//! A filter has rules, which begin with `include` or `exclude`, and conditions, which do not and mean "only these". Rules
+//! decide first, in their order. Of what they leave undecided, only what a condition matches passes; without conditions
+//! everything does. So conditions become rules behind all others, and `exclude all` behind these ([`set`]).
 //!
 //! `src` and `dst` are the packet's sender and receiver, as in tcpdump, not the flow's endpoints. A rule with
 //! either of them applies to one direction of a conversation; a rule without them applies to both.
+//!
+//! Records may have names of hosts, packets have none. So [`Rules`] of streams and queries may name hosts, and
+//! [`PacketRules`] of an agent may not.
 //!
 //! [`pattern`] matches names of interfaces, [`fault`] is an error that points at a place in what a user wrote, and [`similar`] suggests
 //! what a misspelt word may have meant.
@@ -12,10 +20,11 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use agent_common::Direction;
 
-use crate::{fault::Fault, pattern::Pattern};
+use crate::{fault::Fault, parse::Hosts, pattern::Pattern};
 
 pub mod bounds;
 mod compile;
+mod correct;
 mod explain;
 pub mod fault;
 pub mod link_names;
@@ -25,6 +34,7 @@ pub mod pattern;
 mod probe;
 mod read;
 mod record;
+mod services;
 pub mod similar;
 
 pub use compile::{CompileError, Compiled, HookNames, networks, rows};
@@ -32,30 +42,68 @@ pub use explain::{Explained, explain, not_watched};
 pub use net::Net;
 pub use probe::{Probe, Verdict};
 pub use read::read;
-pub use record::{Facts, passes};
+pub use record::{Facts, Known, passes};
 
-/// Explains the language in `--help`.
-pub const HELP: &str = "\
-Rules that leave packets out before they reach the flow table; repeatable, or separated by semicolons.
-
-  include|exclude TERM...
+/// The form of a rule, and its terms.
+macro_rules! language {
+    () => {
+        "  [include|exclude] TERM...
 
   [src|dst] net NETWORK,...   as 10.0.0.0/8 or 2001:db8::1
-  [src|dst] port PORT,...     as 443 or 1024-65535
+  [src|dst] host HOST,...     an address or a name
+  [src|dst] port PORT,...     as 443, https or 1024-65535
   proto PROTOCOL,...          by name or number, as tcp or 47
   on INTERFACE,...            a name, or a glob such as veth*
   ingress | egress            packets that arrive, that leave
   all                         every packet; stands alone
 
-A rule matches if all of its terms hold, each for one of its values. The first rule that matches decides; what no \
-rule matches is counted. No port matches a packet without ports. src and dst are the packet's sender and receiver, as \
-in tcpdump: a rule with them concerns one direction of a conversation, one without them both.
+Addresses, networks and names of protocols need no word in front: `10.0.0.1 tcp`. "
+    };
+}
 
+/// Explains the language in the `--help` of commands that count packets.
+pub const HELP: &str = concat!(
+    "\
+Which packets are counted; the others are left out before they reach the flow table. Repeatable, or separated by semicolons.
+
+",
+    language!(),
+    "\
+Packets have no names, so host takes addresses here.
+
+Without include or exclude in front, only such packets are counted: `port 443` means `include port 443; exclude all`. A \
+rule matches if all of its terms hold, each for one of its values. The first rule that matches decides, and what no \
+rule matches is counted, unless there are conditions without include or exclude: these come last, and nothing else is \
+counted. No port matches a packet without ports. src and dst are the packet's sender and receiver, as in tcpdump: a rule \
+with them concerns one direction of a conversation, one without them both.
+
+  --filter 'port https'
   --filter 'include net 10.1.0.0/16; exclude net 10.0.0.0/8'
   --filter 'exclude port 1024-65535 proto udp on eth0 ingress'
 
 A set has at most 1,024 rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory. What is left \
-out is in the account as filtered. `flow-agent check --filter RULES` explains rules.";
+out is in the account as filtered. `flow-agent check --filter RULES` explains rules."
+);
+
+/// Explains the language in the `--help` of commands that show flows.
+pub const HELP_FOR_FLOWS: &str = concat!(
+    "\
+Only flows of which these rules would count a packet. Repeatable, or separated by semicolons.
+
+",
+    language!(),
+    "\
+Names are those that the agent learned (`--enrich dns`): `host example.com`, or `host *.example.com`.
+
+Without include or exclude in front, only such flows pass: `port 443` means `include port 443; exclude all`. A rule \
+matches a packet if all of its terms hold, each for one of its values. The first rule that matches decides, and what no \
+rule matches passes, unless there are conditions without include or exclude: these come last, and nothing else passes. \
+src and dst are a packet's sender and receiver, as in tcpdump.
+
+  --filter 'port https'
+  --filter 'host 192.0.2.1 udp; host example.com'
+  --filter 'exclude net 10.0.0.0/8; tcp'"
+);
 
 /// Networks that a set can have. They take 1.0 GB of kernel memory on 6.18, where an inner node of the trie takes as
 /// much as a network (`lpm_trie_node_alloc`).
@@ -117,6 +165,8 @@ pub type Ports = RangeInclusive<u16>;
 pub struct Rule {
     pub action: Action,
     pub nets: Sides<Net>,
+    /// Names of hosts, and globs, in lower case. An end matches one of its networks or one of its names.
+    pub names: Sides<Pattern>,
     pub ports: Sides<Ports>,
     /// IANA numbers.
     pub protocols: Vec<u8>,
@@ -130,6 +180,7 @@ impl Rule {
         Self {
             action,
             nets: Sides::none(),
+            names: Sides::none(),
             ports: Sides::none(),
             protocols: Vec::new(),
             interfaces: Vec::new(),
@@ -139,11 +190,15 @@ impl Rule {
 
     /// Whether the rule may match one direction of a conversation and not the other.
     pub fn names_a_direction(&self) -> bool {
-        self.direction.is_some() || self.nets.names_a_side() || self.ports.names_a_side()
+        self.direction.is_some()
+            || self.nets.names_a_side()
+            || self.names.names_a_side()
+            || self.ports.names_a_side()
     }
 
     fn matches_all(&self) -> bool {
         self.nets.is_empty()
+            && self.names.is_empty()
             && self.ports.is_empty()
             && self.protocols.is_empty()
             && self.interfaces.is_empty()
@@ -169,9 +224,9 @@ impl fmt::Display for Rule {
                 format!("{first}-{last}")
             }
         };
-        term(formatter, "src net", &self.nets.src, Net::to_string)?;
-        term(formatter, "dst net", &self.nets.dst, Net::to_string)?;
-        term(formatter, "net", &self.nets.either, Net::to_string)?;
+        ends(formatter, "src ", &self.nets.src, &self.names.src)?;
+        ends(formatter, "dst ", &self.nets.dst, &self.names.dst)?;
+        ends(formatter, "", &self.nets.either, &self.names.either)?;
         term(formatter, "src port", &self.ports.src, ports)?;
         term(formatter, "dst port", &self.ports.dst, ports)?;
         term(formatter, "port", &self.ports.either, ports)?;
@@ -184,6 +239,22 @@ impl fmt::Display for Rule {
         }
         Ok(())
     }
+}
+
+/// The networks of a term, or its names with the addresses beside them.
+fn ends(
+    formatter: &mut fmt::Formatter<'_>,
+    side: &str,
+    nets: &[Net],
+    names: &[Pattern],
+) -> fmt::Result {
+    if names.is_empty() {
+        return term(formatter, &format!("{side}net"), nets, Net::to_string);
+    }
+    let names = names.iter().map(Pattern::to_string);
+    let addresses = nets.iter().map(|net| net.address().to_string());
+    let hosts: Vec<String> = names.chain(addresses).collect();
+    term(formatter, &format!("{side}host"), &hosts, String::clone)
 }
 
 fn term<T>(
@@ -199,23 +270,95 @@ fn term<T>(
     write!(formatter, " {name} {}", values.join(","))
 }
 
-/// The rules of one argument or variable, separated by semicolons.
+/// The rules and the conditions of some texts, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct Parts {
+    rules: Vec<Rule>,
+    /// What is written without include or exclude, as rules that include it.
+    conditions: Vec<Rule>,
+}
+
+impl Parts {
+    /// Adds those of a text for an agent's packets, separated by semicolons.
+    pub fn add_for_packets(&mut self, text: &str) -> Result<(), Fault> {
+        self.add(parse::line(text, Hosts::Unknown)?);
+        Ok(())
+    }
+
+    fn add(&mut self, other: Self) {
+        self.rules.extend(other.rules);
+        self.conditions.extend(other.conditions);
+    }
+
+    pub fn len(&self) -> usize {
+        self.rules.len() + self.conditions.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rules in the order in which they decide. After conditions the last one excludes everything else.
+    pub fn into_set(self) -> Vec<Rule> {
+        let mut set = self.rules;
+        if !self.conditions.is_empty() {
+            set.extend(self.conditions);
+            set.push(Rule::new(Action::Exclude));
+        }
+        set
+    }
+}
+
+/// A filter for records: one argument, variable or field.
 #[derive(Clone, Debug)]
-pub struct Rules(pub Vec<Rule>);
+pub struct Rules {
+    typed: String,
+    parts: Parts,
+}
 
 impl FromStr for Rules {
     type Err = Fault;
 
     fn from_str(text: &str) -> Result<Self, Fault> {
-        parse::line(text).map(Self)
+        Ok(Self {
+            typed: text.trim().to_owned(),
+            parts: parse::line(text, Hosts::Known)?,
+        })
     }
 }
 
-/// The rules of several arguments as one text.
+/// A filter for packets, which have no names of hosts: one argument or variable.
+#[derive(Clone, Debug)]
+pub struct PacketRules(Parts);
+
+impl FromStr for PacketRules {
+    type Err = Fault;
+
+    fn from_str(text: &str) -> Result<Self, Fault> {
+        parse::line(text, Hosts::Unknown).map(Self)
+    }
+}
+
+/// The rules of several arguments in the order in which they decide.
+pub fn set(rules: &[Rules]) -> Vec<Rule> {
+    let mut parts = Parts::default();
+    for rules in rules {
+        parts.add(rules.parts.clone());
+    }
+    parts.into_set()
+}
+
+/// The same as a text that every agent can read.
 pub fn text(rules: &[Rules]) -> String {
-    let rules = rules.iter().flat_map(|rules| &rules.0);
-    let rules: Vec<String> = rules.map(ToString::to_string).collect();
+    let rules: Vec<String> = set(rules).iter().map(ToString::to_string).collect();
     rules.join("; ")
+}
+
+/// Several arguments as they were typed.
+pub fn typed(rules: &[Rules]) -> String {
+    let typed = rules.iter().map(|rules| &*rules.typed);
+    let typed: Vec<&str> = typed.filter(|typed| !typed.is_empty()).collect();
+    typed.join("; ")
 }
 
 #[cfg(test)]

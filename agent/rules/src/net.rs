@@ -65,6 +65,11 @@ impl Net {
         self.0.prefix_len()
     }
 
+    /// Its first address.
+    pub fn address(&self) -> IpAddr {
+        self.0.addr()
+    }
+
     /// Whether the address is in it.
     pub fn has(&self, address: &IpAddr) -> bool {
         self.0.contains(address)

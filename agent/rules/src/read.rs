@@ -9,9 +9,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 
 use super::{
-    Rule, Rules,
+    PacketRules, Parts, Rule,
     bounds::{Bounds, MAX_READ_RULES, MAX_RULES},
-    parse,
+    parse::{self, Hosts},
 };
 use crate::fault::Fault;
 
@@ -21,13 +21,13 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// The most bytes that a file of rules may have: enough for a million IPv6 networks, with room to spare.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
-/// Reads the rules of all arguments, then the rules of the file. A line may have several rules. `#` begins a comment at
-/// the start of a line and after white space. Fails if a rule cannot be parsed, or if there are too many.
-pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
-    let mut rules: Vec<Rule> = arguments
-        .iter()
-        .flat_map(|rules| rules.0.iter().cloned())
-        .collect();
+/// Reads the rules of all arguments, then the rules of the file, as one set. A line may have several rules. `#` begins a
+/// comment at the start of a line and after white space. Fails if a rule cannot be parsed, or if there are too many.
+pub fn read(arguments: &[PacketRules], file: Option<&Path>) -> Result<Vec<Rule>> {
+    let mut rules = Parts::default();
+    for PacketRules(parts) in arguments {
+        rules.add(parts.clone());
+    }
     if let Some(path) = file {
         let what = || format!("read the filter rules in {}", path.display());
         let file = File::open(path).with_context(what)?;
@@ -55,7 +55,8 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
             if !text.starts_with('#') {
                 bounds.add(text).with_context(place)?;
             }
-            rules.extend(parse::line_of_file(text).map_err(|fault| fault.at(&place()))?);
+            let parts = parse::line_of_file(text, Hosts::Unknown);
+            rules.add(parts.map_err(|fault| fault.at(&place()))?);
             ensure!(
                 rules.len() <= MAX_READ_RULES,
                 "{}: more than {MAX_READ_RULES} filter rules; a set has at most {MAX_RULES} (a term takes several \
@@ -64,7 +65,7 @@ pub fn read(arguments: &[Rules], file: Option<&Path>) -> Result<Vec<Rule>> {
             );
         }
     }
-    Ok(rules)
+    Ok(rules.into_set())
 }
 
 /// Removes the line's end and, from the first line, the byte order mark.
@@ -123,7 +124,7 @@ mod tests {
     fn a_line_is_shown_with_its_comment() {
         assert_eq!(
             fault(b"exclude src # the backup\n"),
-            "1:13: expected net or port here\n  exclude src # the backup\n              ^"
+            "1:13: expected net, host or port here\n  exclude src # the backup\n              ^"
         );
     }
 

@@ -6,7 +6,7 @@
 //! the side where it was seen. Counts never change.
 //!
 //! A flow that has passed once keeps passing, since its packets only become more. It may begin to pass when the first
-//! packet of the other direction arrives.
+//! packet of the other direction arrives, or when the name of an end is learned.
 
 use std::net::IpAddr;
 
@@ -14,6 +14,7 @@ use agent_common::Direction;
 use proto::FlowRecord;
 
 use super::{Action, Net, Ports, Rule, Sides};
+use crate::pattern::Pattern;
 
 /// The properties of a record that rules test. `[0]` is the source's, `[1]` the destination's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +28,26 @@ pub struct Facts {
     pub sent: [Option<Direction>; 2],
 }
 
+/// The names of a flow. An empty name is unknown, and matches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known<'a> {
+    pub interface: &'a str,
+    /// Of the source and of the destination, in lower case.
+    pub hosts: [&'a str; 2],
+}
+
 /// Whether rules let a record pass. The first rule that matches a packet decides; a packet that no rule matches passes.
-/// `interface` is the name of the flow's interface. An empty name matches no list.
-pub fn passes(rules: &[Rule], record: impl Into<Facts>, interface: &str) -> bool {
+pub fn passes(rules: &[Rule], record: impl Into<Facts>, known: Known<'_>) -> bool {
     if rules.is_empty() {
         return true;
     }
-    record.into().packets().into_iter().flatten().any(|packet| {
-        let decides = first_match(rules, &packet, interface);
+    let [forward, reverse] = record.into().packets();
+    let [src, dst] = known.hosts;
+    let packets = [(forward, [src, dst]), (reverse, [dst, src])];
+    packets.into_iter().any(|(packet, hosts)| {
+        let Some(packet) = packet else { return false };
+        let known = Known { hosts, ..known };
+        let decides = first_match(rules, &packet, known);
         decides.is_none_or(|rule| rules[rule].action == Action::Include)
     })
 }
@@ -73,27 +86,45 @@ impl Facts {
     }
 }
 
-/// The index of the first rule that matches.
-pub(super) fn first_match(rules: &[Rule], packet: &Sent, interface: &str) -> Option<usize> {
+/// The index of the first rule that matches. The first host is the sender.
+pub(super) fn first_match(rules: &[Rule], packet: &Sent, known: Known<'_>) -> Option<usize> {
     rules.iter().position(|rule| {
         (rule.protocols.is_empty() || rule.protocols.contains(&packet.protocol))
             && rule.direction.is_none_or(|side| side == packet.direction)
-            && hold(&rule.nets, packet.addresses, Net::has)
-            && (rule.ports.is_empty()
-                || packet
-                    .ports
-                    .is_some_and(|ports| hold(&rule.ports, ports, Ports::contains)))
+            && ends_hold(rule, packet.addresses, known.hosts)
+            && (rule.ports.is_empty() || packet.ports.is_some_and(|ports| ports_hold(rule, ports)))
             && (rule.interfaces.is_empty()
-                || rule.interfaces.iter().any(|known| known.matches(interface)))
+                || rule
+                    .interfaces
+                    .iter()
+                    .any(|pattern| pattern.matches(known.interface)))
     })
 }
 
-/// Whether all terms of one kind hold for the sender's and the receiver's value.
-fn hold<T, V: Copy>(terms: &Sides<T>, [src, dst]: [V; 2], holds: impl Fn(&T, &V) -> bool) -> bool {
-    let any = |terms: &[T], value: V| terms.iter().any(|term| holds(term, &value));
-    (terms.src.is_empty() || any(&terms.src, src))
-        && (terms.dst.is_empty() || any(&terms.dst, dst))
-        && (terms.either.is_empty() || any(&terms.either, src) || any(&terms.either, dst))
+/// Whether the terms for sender, receiver and either of them hold.
+fn ends_hold(rule: &Rule, addresses: [IpAddr; 2], hosts: [&str; 2]) -> bool {
+    let (nets, names) = (&rule.nets, &rule.names);
+    let holds = |nets: &[Net], names: &[Pattern], end: usize| {
+        let has_name = |name: &Pattern| !hosts[end].is_empty() && name.matches(hosts[end]);
+        nets.is_empty() && names.is_empty()
+            || nets.iter().any(|net| net.has(&addresses[end]))
+            || names.iter().any(has_name)
+    };
+    holds(&nets.src, &names.src, 0)
+        && holds(&nets.dst, &names.dst, 1)
+        && (holds(&nets.either, &names.either, 0) || holds(&nets.either, &names.either, 1))
+}
+
+fn ports_hold(rule: &Rule, [src, dst]: [u16; 2]) -> bool {
+    let holds = |ports: &[Ports], port: u16| {
+        ports.is_empty() || ports.iter().any(|ports| ports.contains(&port))
+    };
+    let Sides {
+        src: from,
+        dst: to,
+        either,
+    } = &rule.ports;
+    holds(from, src) && holds(to, dst) && (holds(either, src) || holds(either, dst))
 }
 
 impl From<&FlowRecord> for Facts {
@@ -125,7 +156,7 @@ fn address(bytes: &[u8]) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Rules;
+    use crate::set;
 
     fn flow(src: &str, dst: &str, sent: [Option<Direction>; 2]) -> Facts {
         let end = |text: &str| text.parse::<std::net::SocketAddr>().unwrap();
@@ -139,7 +170,15 @@ mod tests {
     }
 
     fn pass(rules: &str, facts: Facts) -> bool {
-        passes(&rules.parse::<Rules>().unwrap().0, facts, "eth0")
+        pass_named(rules, facts, ["", ""])
+    }
+
+    fn pass_named(rules: &str, facts: Facts, hosts: [&str; 2]) -> bool {
+        let known = Known {
+            interface: "eth0",
+            hosts,
+        };
+        passes(&set(&[rules.parse().unwrap()]), facts, known)
     }
 
     #[test]
@@ -182,7 +221,65 @@ mod tests {
         };
         assert!(pass("exclude port 0-65535", fragment));
         assert!(!pass("exclude net ::/0", fragment));
-        let rules = "exclude on *".parse::<Rules>().unwrap().0;
-        assert!(!passes(&rules, fragment, "eth0"));
+        assert!(!pass("exclude on *", fragment));
+    }
+
+    #[test]
+    fn a_host_is_an_address_or_a_name_of_one_end() {
+        use Direction::{Egress, Ingress};
+        let answered = flow(
+            "10.0.0.1:5000",
+            "192.0.2.1:443",
+            [Some(Egress), Some(Ingress)],
+        );
+        let asked = Facts {
+            sent: [Some(Egress), None],
+            ..answered
+        };
+        let named = ["", "www.example.com"];
+        for (rules, answered_passes, asked_passes) in [
+            ("host www.example.com", true, true),
+            ("host WWW.Example.com tcp port https", true, true),
+            ("host *.example.com,*.example.org", true, true),
+            ("host 10.0.0.1,example.org", true, true),
+            ("dst host www.example.com", true, true),
+            ("src host www.example.com", true, false),
+            ("host example.com", false, false),
+            ("host *", true, true),
+            ("src host *", true, false),
+            ("exclude host www.example.com", false, false),
+            ("host www.example.com udp", false, false),
+        ] {
+            let passes = |facts| pass_named(rules, facts, named);
+            assert_eq!(passes(answered), answered_passes, "{rules}, answered");
+            assert_eq!(passes(asked), asked_passes, "{rules}, unanswered");
+        }
+        assert!(!pass("host www.example.com", answered));
+        assert!(!pass("host *", answered));
+        assert!(pass("exclude host *", answered));
+    }
+
+    #[test]
+    fn conditions_come_last_and_let_nothing_else_pass() {
+        let both = [Some(Direction::Egress), Some(Direction::Ingress)];
+        let https = flow("10.0.0.1:5000", "192.0.2.1:443", both);
+        let ssh = flow("10.0.0.1:5000", "192.0.2.1:22", both);
+        for (rules, https_passes, ssh_passes) in [
+            ("port 443", true, false),
+            ("port 443; port 22", true, true),
+            ("tcp", true, true),
+            ("udp", false, false),
+            ("10.0.0.1", true, true),
+            ("10.0.0.2", false, false),
+            ("src 10.0.0.0/8 tcp port ssh", false, true),
+            ("all", true, true),
+            // Wherever they stand, rules decide first.
+            ("exclude port 22; tcp", true, false),
+            ("tcp; exclude port 22", true, false),
+            ("port 443; include port 22", true, true),
+        ] {
+            assert_eq!(pass(rules, https), https_passes, "{rules}, https");
+            assert_eq!(pass(rules, ssh), ssh_passes, "{rules}, ssh");
+        }
     }
 }

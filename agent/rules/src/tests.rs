@@ -19,12 +19,18 @@ fn plainly_matched(rules: &[Rule], probe: &Probe) -> Option<Match> {
         ports: probe.has_ports.then_some([src.1, dst.1]),
         direction: probe.direction.unwrap(),
     };
-    let interface = probe.interface.as_deref().unwrap();
-    let index = record::first_match(rules, &packet, interface)?;
+    let index = record::first_match(rules, &packet, known(probe))?;
     Some(Match {
         rule: index as u32,
         is_excluded: rules[index].action == Action::Exclude,
     })
+}
+
+fn known(probe: &Probe) -> Known<'_> {
+    Known {
+        interface: probe.interface.as_deref().unwrap(),
+        ..Known::default()
+    }
 }
 
 /// Uses few addresses and many prefix lengths, so that prefixes lie within each other.
@@ -95,6 +101,7 @@ fn rule() -> impl Strategy<Value = Rule> {
             |(action, nets, ports, protocols, interfaces, direction)| Rule {
                 action,
                 nets,
+                names: Sides::none(),
                 ports,
                 protocols,
                 interfaces: interfaces
@@ -181,7 +188,7 @@ proptest! {
             ],
         };
         prop_assert_eq!(
-            passes(&rules, facts, probe.interface.as_deref().unwrap()),
+            passes(&rules, facts, known(&probe)),
             sends && is_counted(&probe) || answers && is_counted(&answer),
             "{}", probe
         );
@@ -190,7 +197,7 @@ proptest! {
     #[test]
     fn a_rule_reads_back_what_it_shows(rule in rule()) {
         let shown = rule.to_string();
-        let Rules(rules) = shown.parse::<Rules>().unwrap();
+        let rules = set(&[shown.parse().unwrap()]);
         prop_assert_eq!(rules.len(), 1);
         prop_assert_eq!(rules[0].to_string(), shown);
     }
@@ -220,7 +227,7 @@ proptest! {
 }
 
 fn rules(text: &str) -> Vec<Rule> {
-    text.parse::<Rules>().unwrap().0
+    set(&[text.parse().unwrap()])
 }
 
 #[test]

@@ -12,7 +12,7 @@ use prost::{
 };
 use proto::Filters;
 use rules::{
-    Rule,
+    Parts, Rule,
     bounds::{self, MAX_MESSAGE_BYTES},
     fault::Fault,
 };
@@ -118,14 +118,13 @@ fn rules(message: Bytes) -> Result<Vec<Rule>, Status> {
         .collect::<Result<_, _>>()
         .map_err(|error| Status::invalid_argument(format!("a rule is not UTF-8: {error}")))?;
     bounds::check(&texts).map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let mut rules = Vec::new();
+    let mut rules = Parts::default();
     for (index, text) in texts.into_iter().enumerate() {
-        let rules::Rules(parsed) = text
-            .parse()
-            .map_err(|fault: Fault| refused(fault.at(&format!("rule {}", index + 1))))?;
-        rules.extend(parsed);
+        rules
+            .add_for_packets(text)
+            .map_err(|fault| refused(fault.at(&format!("rule {}", index + 1))))?;
     }
-    Ok(rules)
+    Ok(rules.into_set())
 }
 
 /// The rules' texts, as slices of the message. Fails if there are more than a set can have.
@@ -184,6 +183,14 @@ mod tests {
             assert_eq!(read([&unknown, &known[..]].concat()).unwrap(), expected);
         }
         assert!(read(message(&[])).unwrap().is_empty());
+        let conditions = read(message(&["port https", "exclude 10.0.0.1", "udp"])).unwrap();
+        let expected = [
+            "exclude net 10.0.0.1/32",
+            "include port 443",
+            "include proto udp",
+            "exclude all",
+        ];
+        assert_eq!(conditions, expected);
     }
 
     #[test]
@@ -196,6 +203,7 @@ mod tests {
             (message(&too_many), "more than 1024 filter rules"),
             (message(&[&commas]), "commas"),
             (message(&["exclude all", "drop all"]), "rule 2"),
+            (message(&["host example.com"]), "give the address"),
             (vec![FIELD, 2, b'a'], "a rule is longer than the message"),
             (vec![FIELD, 1, 0xff], "a rule is not UTF-8"),
             (vec![FIELD], "this is no SetFiltersRequest"),

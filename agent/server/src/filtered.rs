@@ -1,15 +1,17 @@
 //! A consumer's own filter: removes records from its batches, and counts them.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use hub::Volume;
 use prost::{DecodeError, Message as _};
 use proto::{
-    DnsExchange, FlowBatch, FlowRecord, Interface,
-    batch::fields::{DNS_EXCHANGES, Field, RECORDS, each_field},
+    DnsExchange, FlowBatch, FlowRecord, HostName, Interface,
+    batch::fields::{DNS_EXCHANGES, Field, HOSTS, RECORDS, each_field},
     known_interfaces::KnownInterfaces,
     mentions::{Mentions, OfRecord},
 };
-use rules::{Rule, Rules, fault::Fault, passes};
+use rules::{Known, Rule, fault::Fault, passes};
 use tonic::Status;
 
 /// The most rules of a stream, since they are applied one by one to each record.
@@ -37,8 +39,22 @@ pub(super) fn note(interfaces: &mut KnownInterfaces, field: &Field) -> Result<()
     Ok(())
 }
 
+/// The names of hosts that a batch has for its records, by id. They follow the records.
+#[derive(Default)]
+pub(super) struct Hosts(HashMap<u64, String>);
+
+impl Hosts {
+    /// The names of the record's ends.
+    pub(super) fn of(&self, record: &FlowRecord) -> [&str; 2] {
+        let name = |id: Option<u64>| Some(self.0.get(&id?)?.as_str());
+        let ends = record.ends();
+        ends.map(|end| name(end.host_id).unwrap_or_default())
+    }
+}
+
 pub(super) struct StreamFilter {
-    pub rules: Vec<Rule>,
+    rules: Vec<Rule>,
+    names_hosts: bool,
     /// Records removed since the stream began.
     left_out: Volume,
 }
@@ -47,9 +63,13 @@ impl StreamFilter {
     /// `None` if there are no rules.
     pub(super) fn read(text: &str) -> Result<Option<Self>, Status> {
         let refused = |fault: Fault| Status::invalid_argument(fault.at("filter").to_string());
-        let Rules(rules) = text.parse().map_err(refused)?;
+        let rules = rules::set(&[text.parse().map_err(refused)?]);
         let values = |rule: &Rule| {
-            rule.nets.len() + rule.ports.len() + rule.protocols.len() + rule.interfaces.len()
+            rule.nets.len()
+                + rule.names.len()
+                + rule.ports.len()
+                + rule.protocols.len()
+                + rule.interfaces.len()
         };
         if rules.len() > MAX_RULES || rules.iter().map(values).sum::<usize>() > MAX_VALUES {
             return Err(Status::invalid_argument(format!(
@@ -57,10 +77,39 @@ impl StreamFilter {
             )));
         }
         let filter = Self {
+            names_hosts: rules.iter().any(|rule| !rule.names.is_empty()),
             rules,
             left_out: Volume::default(),
         };
         Ok((!filter.rules.is_empty()).then_some(filter))
+    }
+
+    /// The names in a batch, if rules name hosts.
+    pub(super) fn hosts(&self, body: &Bytes) -> Result<Hosts, DecodeError> {
+        let mut hosts = Hosts::default();
+        if self.names_hosts {
+            each_field(body, |field| {
+                if field.tag == HOSTS {
+                    let host = HostName::decode(field.message)?;
+                    hosts.0.insert(host.id, host.name);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(hosts)
+    }
+
+    pub(super) fn passes(
+        &self,
+        record: &FlowRecord,
+        interfaces: &KnownInterfaces,
+        hosts: &Hosts,
+    ) -> bool {
+        let known = Known {
+            interface: interfaces.name(record),
+            hosts: hosts.of(record),
+        };
+        passes(&self.rules, record, known)
     }
 
     /// The batch without the records that do not pass, and with the counts of all records removed so far. Also returns
@@ -70,18 +119,19 @@ impl StreamFilter {
         let mut passed = Vec::with_capacity(body.len());
         let mut interfaces = KnownInterfaces::default();
         let mut mentions = Mentions::default();
+        let hosts = self.hosts(body)?;
         each_field(body, |field| {
             note(&mut interfaces, &field)?;
             if field.tag == RECORDS {
                 let record = FlowRecord::decode(field.message.clone())?;
-                if !passes(&self.rules, &record, interfaces.name(&record)) {
+                if !self.passes(&record, &interfaces, &hosts) {
                     left_out += Volume::of_record(record.delta());
                     return Ok(());
                 }
                 mentions.note(OfRecord::new(&record));
             } else if field.tag == DNS_EXCHANGES {
                 let flow = DnsExchange::decode(field.message.clone())?.flow();
-                if !passes(&self.rules, &flow, interfaces.name(&flow)) {
+                if !self.passes(&flow, &interfaces, &hosts) {
                     return Ok(());
                 }
             }
@@ -195,6 +245,42 @@ mod tests {
                 ..batch()
             };
             assert_eq!(filtered, expected);
+        }
+    }
+
+    #[test]
+    fn records_pass_by_the_names_that_follow_them() {
+        let named = |port, host_id| {
+            let record = record(port, 1);
+            FlowRecord {
+                dst: Some(Endpoint {
+                    host_id,
+                    ..record.dst().clone()
+                }),
+                ..record
+            }
+        };
+        let host = |id, name: &str| HostName {
+            id,
+            name: name.to_owned(),
+        };
+        let batch = FlowBatch {
+            records: vec![named(1, Some(7)), named(2, Some(8)), named(3, None)],
+            hosts: vec![host(7, "a.example"), host(8, "b.example")],
+            dns_exchanges: vec![exchange(1)],
+            ..FlowBatch::default()
+        };
+        let body = batch.encode_to_vec().into();
+        for (text, ports) in [
+            ("host b.example", vec![2]),
+            ("host *.example", vec![1, 2]),
+            ("exclude host a.example", vec![2, 3]),
+        ] {
+            let mut filter = StreamFilter::read(text).unwrap().unwrap();
+            let filtered = FlowBatch::decode(filter.apply(&body).unwrap().0).unwrap();
+            let passed = filtered.records.iter();
+            let passed: Vec<_> = passed.map(|record| record.dst().port.unwrap()).collect();
+            assert_eq!(passed, ports, "{text}");
         }
     }
 

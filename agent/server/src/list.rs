@@ -14,10 +14,9 @@ use proto::{
     known_interfaces::KnownInterfaces,
     mentions::{Mentions, OfRecord},
 };
-use rules::passes;
 use tonic::Status;
 
-use super::filtered::{StreamFilter, note, told};
+use super::filtered::{Hosts, StreamFilter, note, told};
 use crate::asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace};
 
 /// A batch is complete once it has this length.
@@ -76,11 +75,13 @@ impl Choice {
         for (number, batch) in snapshot.batches.into_iter().enumerate() {
             let body = batch.body;
             let named = (processes.len(), hosts.len());
+            let own_hosts = self.filter.as_ref().map(|filter| filter.hosts(&body));
+            let own_hosts = own_hosts.transpose().map_err(broken)?.unwrap_or_default();
             places.extend(make_room(&mut rows, batch.records as usize, room).map_err(no_room)?);
             each_field(&body, |field| {
                 note(&mut interfaces, &field)?;
                 if field.tag == RECORDS {
-                    match self.row(&field.message, &interfaces)? {
+                    match self.row(&field.message, &interfaces, &own_hosts)? {
                         Chosen::Yes(row) => rows.push(row),
                         Chosen::No(volume) => left_out += volume,
                     }
@@ -138,11 +139,16 @@ impl Choice {
         })
     }
 
-    fn row(&self, message: &Bytes, interfaces: &KnownInterfaces) -> Result<Chosen, DecodeError> {
+    fn row(
+        &self,
+        message: &Bytes,
+        interfaces: &KnownInterfaces,
+        hosts: &Hosts,
+    ) -> Result<Chosen, DecodeError> {
         let record = FlowRecord::decode(message.clone())?;
         let sums = Volume::of_record(record.total());
         if let Some(filter) = &self.filter
-            && !passes(&filter.rules, &record, interfaces.name(&record))
+            && !filter.passes(&record, interfaces, hosts)
         {
             return Ok(Chosen::No(sums));
         }

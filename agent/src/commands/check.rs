@@ -17,7 +17,7 @@ use kernel::{
     real_time,
 };
 use rules::{
-    Probe, Rules,
+    PacketRules, Probe,
     pattern::{self, Patterns},
 };
 use serde::Serialize;
@@ -70,7 +70,7 @@ pub struct Args {
     /// Explain these filter rules, separated by semicolons; repeatable. `flow-agent run --help` has
     /// the language.
     #[arg(long, value_name = "RULES", help_heading = "Filter rules")]
-    pub filter: Vec<Rules>,
+    pub filter: Vec<PacketRules>,
 
     /// Explain the rules of this file, after those of --filter.
     #[arg(long, value_name = "PATH", help_heading = "Filter rules")]

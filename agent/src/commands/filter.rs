@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Result, anyhow};
 use formats::harmless;
 use proto::Filters;
-use rules::Rules;
+use rules::PacketRules;
 use view::client;
 
 use super::{answer, connect::Connect, notice, of_an_agent, patiently, refused};
@@ -32,7 +32,7 @@ enum Command {
     Set {
         /// Separated by semicolons, as `flow-agent run --filter` takes them.
         #[arg(value_name = "RULES")]
-        rules: Vec<Rules>,
+        rules: Vec<PacketRules>,
 
         /// Rules to add after those, one per line.
         #[arg(long, value_name = "PATH")]

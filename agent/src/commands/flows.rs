@@ -34,9 +34,9 @@ pub struct Args {
     )]
     pub output: Format,
 
-    /// List only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
-    /// `flow-agent run --filter` takes them.
-    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_FLOWS_FILTER")]
+    /// List only these flows, as in 'port https', 'host example.com' or 'exclude net 10.0.0.0/8'; repeatable, or separated
+    /// by semicolons. --help has the language.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_FLOWS_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
     /// What comes first.

@@ -54,9 +54,9 @@ pub struct Args {
     #[arg(long)]
     pub utc: bool,
 
-    /// Count only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
-    /// `flow-agent run --filter` takes them.
-    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER")]
+    /// Count only these flows, as in 'port https', 'host example.com' or 'exclude net 10.0.0.0/8'; repeatable, or separated
+    /// by semicolons. --help has the language.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
     /// What to add up by; repeatable, or separated by commas. Steps of time come first and in their order, from midnight by
@@ -192,11 +192,7 @@ impl Args {
                 .compare
                 .map(sys::clock::nanos)
                 .map(|ns| (ns / 1000).cast_signed()),
-            rules: self
-                .filter
-                .iter()
-                .flat_map(|Rules(rules)| rules.clone())
-                .collect(),
+            rules: rules::set(&self.filter),
             by,
             steps,
             order: self.sort,

@@ -61,9 +61,9 @@ pub struct Args {
     )]
     pub sort: Sort,
 
-    /// Show only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
-    /// `flow-agent run --filter` takes them.
-    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_TOP_FILTER")]
+    /// Show only these flows, as in 'port https', 'host example.com' or 'exclude net 10.0.0.0/8'; repeatable, or separated
+    /// by semicolons. --help has the language.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_TOP_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
     /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers get

@@ -42,9 +42,9 @@ pub struct Args {
     )]
     pub output: Format,
 
-    /// Show only flows that these rules would count a packet of; repeatable, or separated by semicolons, as
-    /// `flow-agent run --filter` takes them. The account stays that of all packets.
-    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_WATCH_FILTER")]
+    /// Show only these flows, as in 'port https', 'host example.com' or 'exclude net 10.0.0.0/8'; repeatable, or separated
+    /// by semicolons. The account stays that of all packets. --help has the language.
+    #[arg(long, value_name = "RULES", env = "FLOW_AGENT_WATCH_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
     /// Stop after this time, as in 10s or 2m.

@@ -6,6 +6,7 @@ mod changes;
 mod coming;
 mod inside;
 mod interfaces;
+mod language;
 mod reload;
 mod sampling;
 

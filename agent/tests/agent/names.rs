@@ -197,6 +197,39 @@ fn a_flow_is_to_the_name_that_its_host_asked_for_last_before_it_began() {
 }
 
 #[test]
+fn a_filter_chooses_flows_by_the_names_that_were_learned() {
+    if !is_root_or_skip("agent::a_filter_chooses_flows_by_the_names_that_were_learned") {
+        return;
+    }
+    let lab = Lab::addressed().unwrap();
+    let _server = dnsmasq(&lab);
+    let settings = [DNS, &["--linger", "1h", "--idle-timeout", "1h"]].concat();
+    let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings);
+    let socket = asking(&lab, lab.agent.ipv4.into());
+    for (name, port) in [("www.example", 7001), ("other.example", 7002)] {
+        ask(&socket, lab.peer.ipv4.into(), name, A);
+        talk(&lab, IpVersion::V4, port);
+    }
+    for (filter, ports) in [
+        ("host www.example", vec![7001]),
+        ("dst host *.example tcp", vec![7001, 7002]),
+        ("exclude host www.example; tcp", vec![7002]),
+    ] {
+        wait_until(filter, || {
+            let list = ["flows", "--output", "json", "--filter", filter];
+            let text = String::from_utf8(agent.asked(&lab.agent, &list).stdout).unwrap();
+            let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+            let mut listed: Vec<_> = lines
+                .filter_map(|line: Value| line["dst_port"].as_u64())
+                .collect();
+            listed.sort_unstable();
+            listed == ports
+        });
+    }
+    agent.stop();
+}
+
+#[test]
 fn each_exchange_is_told_of_if_that_is_asked_for() {
     const TEST: &str = "agent::each_exchange_is_told_of_if_that_is_asked_for";
     if !is_root_or_skip(TEST) {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, anyhow};
 use exporters::delivery::spool::Stored;
 use formats::parquet::pieces::Pieces;
-use rules::{Rule, passes};
+use rules::{Known, Rule, passes};
 
 mod batch;
 mod columns;
@@ -46,6 +46,14 @@ pub struct Question {
     pub history: bool,
     /// The most groups in the answer, or in each step of time.
     pub top: usize,
+}
+
+impl Question {
+    /// Whether a record's texts of this kind are to be read.
+    fn needs(&self, by: By) -> bool {
+        let names_hosts = || self.rules.iter().any(|rule| !rule.names.is_empty());
+        self.by.contains(&by) || by == By::Name && names_hosts()
+    }
 }
 
 /// What the groups with the most come first by.
@@ -187,8 +195,12 @@ struct Sum<'a> {
 impl Sum<'_> {
     /// Adds a row if it matches the query. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
+        let known = Known {
+            interface: row.interface,
+            hosts: row.names,
+        };
         if question.times_with(row.window_us.end).next().is_none()
-            || !passes(&question.rules, row.facts, row.interface)
+            || !passes(&question.rules, row.facts, known)
         {
             return Ok(());
         }

@@ -22,6 +22,18 @@ fn rules_are_read_in_any_order_of_terms_and_shown_in_one() {
         ),
         ("exclude net 192.0.2.1", "exclude net 192.0.2.1/32"),
         ("exclude all", "exclude all"),
+        (
+            "exclude TCP,17 10.0.0.0/8 port https,DNS",
+            "exclude net 10.0.0.0/8 port 443,53 proto tcp,udp",
+        ),
+        (
+            "include dst fd00::1 src host 10.0.0.1",
+            "include src net 10.0.0.1/32 dst net fd00::1/128",
+        ),
+        (
+            "exclude host Example.com,192.0.2.1",
+            "exclude host example.com,192.0.2.1",
+        ),
     ];
     for (text, shown) in cases {
         let rules = rules(text);
@@ -30,6 +42,102 @@ fn rules_are_read_in_any_order_of_terms_and_shown_in_one() {
     }
     assert_eq!(rules("include net ::/0; exclude all").len(), 2);
     assert!(rules("").is_empty());
+    let several = ["port 443", "exclude 10.0.0.1", " ", "host a.example; udp"];
+    let several = several.map(|text| text.parse().unwrap());
+    assert_eq!(
+        text(&several),
+        "exclude net 10.0.0.1/32; include port 443; include host a.example; include proto udp; exclude all"
+    );
+    let typed = typed(&several);
+    assert_eq!(typed, "port 443; exclude 10.0.0.1; host a.example; udp");
+    assert_eq!(text(&[typed.parse().unwrap()]), text(&several));
+}
+
+#[test]
+fn a_fault_has_the_line_that_was_meant() {
+    let meant = |text: &str| {
+        let fault = text.parse::<Rules>().unwrap_err();
+        fault.corrected().map(str::to_owned)
+    };
+    for (text, line) in [
+        ("drop all", "exclude all"),
+        ("exclde net 10.0.0.0/8", "exclude net 10.0.0.0/8"),
+        ("exclude", "exclude all"),
+        ("exclude nets 10.1.2.3/8", "exclude net 10.0.0.0/8"),
+        ("Port 443", "port 443"),
+        ("443", "port 443"),
+        ("https", "port https"),
+        ("port htps", "port https"),
+        ("port 443/tcp", "port 443 tcp"),
+        ("443/tcp", "port 443 tcp"),
+        ("port 90-80", "port 80-90"),
+        ("port 80, 443", "port 80,443"),
+        ("port 80 ,443", "port 80,443"),
+        ("port 80 443 tcp", "port 80,443 tcp"),
+        ("port 80,,443", "port 80,443"),
+        ("tcp, port 443", "tcp port 443"),
+        ("tcp udp", "tcp,udp"),
+        ("proto tpc", "proto tcp"),
+        ("tpc port 443", "tcp port 443"),
+        ("net 10.0.0.0/8 net 192.0.2.1", "net 10.0.0.0/8,192.0.2.1"),
+        ("port 1 proto tcp port 2", "port 1,2 proto tcp"),
+        ("10.0.0.1:443", "host 10.0.0.1 port 443"),
+        ("host [::1]:53 udp", "host ::1 port 53 udp"),
+        ("host 10.0.0.0/8", "net 10.0.0.0/8"),
+        ("net example.com", "host example.com"),
+        ("exclude example.com", "exclude host example.com"),
+        ("host ~example.com", "host example.com"),
+        ("10.0.0.1,example.com", "host 10.0.0.1,example.com"),
+        ("src port https or port 22", "src port https; port 22"),
+        (
+            "exclude port 80 or port 443",
+            "exclude port 80; exclude port 443",
+        ),
+        ("tcp and port 443", "tcp port 443"),
+        ("not port 22", "exclude port 22"),
+        ("tcp and not port 22", "exclude port 22; tcp"),
+        (
+            "exclude udp include port 53",
+            "exclude udp; include port 53",
+        ),
+        ("port=443 proto==tcp", "port 443 proto tcp"),
+        ("dport 443 in", "dst port 443 ingress"),
+        ("eth0", "on eth0"),
+        ("only ipv6", "net ::/0"),
+        ("  exclude all tcp ; udp", "exclude tcp ; udp"),
+        ("port 1 ingress egress", "port 1"),
+    ] {
+        assert_eq!(meant(text).as_deref(), Some(line), "{text}");
+    }
+    for text in ["exclude src", "net 10.0.0.0/33", "exclude ☃", "port 70000"] {
+        assert_eq!(meant(text), None, "{text}");
+    }
+    let long = format!("exclde net {}10.0.0.1", "10.0.0.1,".repeat(100));
+    assert_eq!(meant(&long), None);
+    assert_eq!(
+        fault("  prot tcp"),
+        "no term begins like this; expected src, dst, net, host, port, proto, on, ingress, egress, all, an address or \
+         a protocol\n    prot tcp\n    ^^^^\n  did you mean: proto tcp"
+    );
+}
+
+#[test]
+fn rules_for_packets_name_no_hosts_and_say_what_does() {
+    for text in [
+        "host example.com",
+        "exclude src host 10.0.0.1,*.example.com",
+    ] {
+        let fault = text.parse::<PacketRules>().unwrap_err();
+        assert!(fault.message().contains("give the address"), "{fault}");
+        assert!(fault.message().contains("watch"), "{fault}");
+        assert_eq!(fault.corrected(), None);
+    }
+    assert!("host 10.0.0.1,::1".parse::<PacketRules>().is_ok());
+    // What cannot be written there is not suggested.
+    let fault = "exclude example.com".parse::<PacketRules>().unwrap_err();
+    assert_eq!(fault.corrected(), None);
+    let named = rules("host example.com");
+    assert_eq!(Compiled::check(&named).unwrap_err(), CompileError::Names);
 }
 
 #[test]
@@ -42,18 +150,29 @@ fn a_fault_points_at_its_place() {
     );
     assert_eq!(
         fault("exclude src"),
-        "expected net or port here\n  exclude src\n              ^"
+        "expected net, host or port here\n  exclude src\n              ^"
     );
     let cases = [
-        ("drop all", "^^^^", "begins with include or exclude"),
+        ("drop all", "^^^^", "no term begins like this"),
         ("exclude", "^", "expected src, dst"),
-        ("exclude host 10.0.0.1", "^^^^", "no term begins like this"),
+        (
+            "exclude hosts 10.0.0.1",
+            "^^^^^",
+            "no term begins like this",
+        ),
+        ("include tcp exclude udp", "^^^^^^^", "with a semicolon"),
+        ("host 10.0.0.0/8", "^^^^^^^^^^", "a network follows net"),
+        ("tcp,upd", "^^^", "expected a protocol's name"),
         (
             "exclude net 10.1.2.3/8",
             "^^^^^^^^^^",
             "the network is 10.0.0.0/8",
         ),
-        ("exclude port 70000", "^^^^^", "a port or a range"),
+        (
+            "exclude port 70000",
+            "^^^^^",
+            "a port, a service or a range",
+        ),
         ("exclude port 90-80", "^^^^^", "80-90 is not"),
         ("exclude port 80, 90", "^", "a list has no spaces"),
         ("exclude proto tpc", "^^^", "expected a protocol's name"),
@@ -69,7 +188,7 @@ fn a_fault_points_at_its_place() {
         let fault = fault(text);
         assert!(!fault.contains("regex"), "{fault}");
         assert!(fault.contains(message), "{fault}");
-        assert_eq!(fault.lines().last().unwrap().trim_start(), mark, "{fault}");
+        assert_eq!(fault.lines().nth(2).unwrap().trim_start(), mark, "{fault}");
     }
 }
 

@@ -85,15 +85,15 @@ fn write_packets(text: &mut String, verdicts: &[Verdict]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use rules::Rules;
-
     use super::*;
+
+    fn set(text: &str) -> Vec<Rule> {
+        rules::set(&[text.parse().unwrap()])
+    }
 
     #[test]
     fn rules_are_numbered_and_packets_come_with_their_answers() {
-        let Rules(rules) = "include net 10.1.0.0/16; exclude net 10.1.2.0/24; exclude all"
-            .parse()
-            .unwrap();
+        let rules = set("include net 10.1.0.0/16; exclude net 10.1.2.0/24; exclude all");
         let probe: Probe = "10.2.0.1:1 > 10.3.0.1:2 udp ingress".parse().unwrap();
         let text = explain(&rules, &[probe], false).unwrap();
         assert_eq!(
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_rule_for_one_direction_comes_with_what_that_is_of_a_flow() {
-        let Rules(rules) = "exclude port 53 ingress".parse().unwrap();
+        let rules = set("exclude port 53 ingress");
         let probe: Probe = "10.2.0.1:1 > 10.3.0.1:53 udp ingress".parse().unwrap();
         let text = explain(&rules, std::slice::from_ref(&probe), false).unwrap();
         let note = "a plain flow arrives in one direction and leaves in the other; at a mirror port and \
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_json_line_says_what_it_is() {
-        let Rules(rules) = "exclude net 10.1.0.0/16".parse().unwrap();
+        let rules = set("exclude net 10.1.0.0/16");
         let probe: Probe = "10.1.0.1:1 > 10.3.0.1:2 udp egress".parse().unwrap();
         let text = explain(&rules, &[probe], true).unwrap();
         let lines: Vec<serde_json::Value> = text

@@ -13,7 +13,7 @@ use kernel::{
     load,
     netns::Netns,
 };
-use rules::{Rules, pattern::Patterns};
+use rules::{PacketRules, pattern::Patterns};
 use server::{
     DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr,
     metrics::MetricsAddress,
@@ -101,15 +101,15 @@ pub struct Args {
           value_parser = number(0..=100_000), help_heading = WATCH)]
     pub max_interfaces: u32,
 
-    /// Rules that leave packets out before they reach the table: include or exclude, then [src|dst]
-    /// net, [src|dst] port, proto, on INTERFACE, ingress or egress. The first that matches decides;
-    /// what none matches is counted. Separated by semicolons; repeatable.
+    /// Which packets are counted, as in 'port https' for only these, or 'exclude net 10.0.0.0/8': include, exclude or
+    /// neither, then [src|dst] net, host or port, proto, on INTERFACE, ingress or egress. The first rule that matches
+    /// decides. Separated by semicolons; repeatable.
     #[arg(
         long,
         value_name = "RULES",
         env = "FLOW_AGENT_FILTER",
         long_help = rules::HELP, help_heading = COUNT)]
-    pub filter: Vec<Rules>,
+    pub filter: Vec<PacketRules>,
 
     /// A file with more rules, which follow those of --filter; one rule a line, and # begins a comment.
     #[arg(long, value_name = "PATH", env = "FLOW_AGENT_FILTER_FILE", help_heading = COUNT)]

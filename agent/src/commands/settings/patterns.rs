@@ -3,12 +3,12 @@
 //!
 //! They use only syntax that ECMA-262 (for JSON Schema) and the regex crate (for the tests) share.
 
-use std::{any::TypeId, path::PathBuf, time::Duration};
+use std::{any::TypeId, path::PathBuf, sync::LazyLock, time::Duration};
 
 use clap::builder::ValueParser;
 use exporters::settings::Wishes;
 use kernel::netns::Netns;
-use rules::{Rules, pattern::Patterns};
+use rules::{PacketRules, pattern::Patterns};
 use server::{ListenAddr, metrics::MetricsAddress};
 
 use crate::log_filter::LogFilter;
@@ -33,7 +33,26 @@ const INTERFACES: &str = concat!(
     r"(\s*,\s*(/.+/|[^/,\s]+|[^,]*[*?\[][^,]*))*\s*$",
 );
 const NETNS: &str = "^(/.*|[^/]+)$";
-const FILTER: &str = r"^[\s;]*((include|exclude)\s+\S.*)?$";
+/// A term's first word, or addresses, or names of protocols.
+static FILTER: LazyLock<String> = LazyLock::new(|| {
+    let protocols: Vec<String> = proto::protocols::names().map(in_either_case).collect();
+    let protocols = protocols.join("|");
+    format!(
+        r"^[\s;]*(((include|exclude)\s+)?(all|ingress|egress|((src|dst|net|host|port|proto|on)\s+\S+|[0-9A-Fa-f]*[.:][0-9A-Fa-f.:/,]*|({protocols})(,\S*)?))([\s;].*)?)?$"
+    )
+});
+
+/// A pattern for a word in upper or lower case.
+fn in_either_case(word: &str) -> String {
+    let letter = |letter: char| {
+        if letter.is_ascii_alphabetic() {
+            format!("[{}{letter}]", letter.to_ascii_uppercase())
+        } else {
+            letter.to_string()
+        }
+    };
+    word.chars().map(letter).collect()
+}
 /// A level, or any text that is not a lone word.
 const LOG: &str = concat!(
     "^([Oo][Ff][Ff]|[Ee][Rr][Rr][Oo][Rr]|[Ww][Aa][Rr][Nn]|[Ii][Nn][Ff][Oo]|",
@@ -51,7 +70,7 @@ pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
         (TypeId::of::<MetricsAddress>(), METRICS),
         (TypeId::of::<Patterns>(), INTERFACES),
         (TypeId::of::<Netns>(), NETNS),
-        (TypeId::of::<Rules>(), FILTER),
+        (TypeId::of::<PacketRules>(), &FILTER),
         (TypeId::of::<LogFilter>(), LOG),
         (TypeId::of::<PathBuf>(), PATH),
         (TypeId::of::<Wishes>(), OUTPUT),
@@ -107,8 +126,13 @@ mod tests {
                 "exclude all",
                 "include port 1; exclude all;",
                 " include all",
+                "port https; exclude host 10.0.0.1",
+                "10.0.0.0/8,::1 TCP,udp",
+                "exclude icmp6",
+                "dst fd00::1",
+                "ingress;",
             ],
-            &["banana", "include", "excluded all"],
+            &["banana", "include", "excluded all", "port", "443", "alls"],
         ),
         ("filter_file", &["/a b"], &[""]),
         (

@@ -54,14 +54,14 @@ impl Watching {
 }
 
 pub async fn live(args: &Args, target: &Target) -> Result<()> {
-    let rules = rules::text(&args.filter);
     let has_color = std::env::var_os("NO_COLOR").is_none();
     let picture = Picture::of(args.every);
-    let mut screen = Screen::new(picture, (args.view, args.sort), rules.clone(), has_color);
+    let filter = Filter::of(&args.filter);
+    let mut screen = Screen::new(picture, (args.view, args.sort), filter, has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
     screen.zone = Zone::utc_if(args.utc);
     // Report errors of the first connection before the terminal changes.
-    let observer = Observer::connect_with(target.clone(), request(rules));
+    let observer = Observer::connect_with(target.clone(), request(screen.filter.rules.clone()));
     let mut watching = Watching::of(patiently(target, observer).await?);
     let mut terminal = Terminal::open()?;
     let mut scans = pin!(ask_for_scans(target, args.every));

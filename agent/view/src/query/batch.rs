@@ -78,7 +78,7 @@ pub(super) fn add(
         }
         let interface = interfaces.of(record);
         let names = |by, name: for<'a> fn(&RowEnd<'a>) -> Option<&'a String>| {
-            if !question.by.contains(&by) {
+            if !question.needs(by) {
                 return [""; 2];
             }
             let ends = columns::Row::new(batch, record, interface).ends;

@@ -177,7 +177,7 @@ struct OfStreams {
 impl Rows {
     fn read(columns: &Columns<'_>, question: &Question) -> Result<Self> {
         let names = |by, name| {
-            let is_there = question.by.contains(&by) && columns.places.contains_key(name);
+            let is_there = question.needs(by) && columns.places.contains_key(name);
             is_there.then(|| columns.texts(name)).transpose()
         };
         let of_streams = if columns.places.contains_key("stream_id") {

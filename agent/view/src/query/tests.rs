@@ -27,7 +27,6 @@ use proto::{
     AgentIdentity, Cgroup, Direction, EndReason, Endpoint, FlowBatch, FlowRecord, HostName,
     Interface, Process, batch::validity::MOST_DELTA,
 };
-use rules::Rules;
 use sys::local_time::{Step, Zone};
 
 use super::*;
@@ -576,6 +575,14 @@ fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_en
         });
         assert_eq!(by_process, named);
         assert_eq!(packets(&folder.ask(&everything(&[By::Name]))), named);
+        // A filter needs the names whatever the sums are by.
+        for (filter, records) in [("host db", 3), ("host d*", 3), ("exclude host db", 3)] {
+            let question = Question {
+                rules: rules::set(&[filter.parse().unwrap()]),
+                ..everything(&[By::Address])
+            };
+            assert_eq!(folder.ask(&question).total.records, records, "{filter}");
+        }
         assert_eq!(answer.total.records, 6);
         // With addresses each end has its own unit, or none.
         let both = packets(&folder.ask(&everything(&[By::Address, By::Unit])));
@@ -632,7 +639,7 @@ fn rules_choose_records_as_elsewhere() {
         ("exclude proto udp", 12),
     ] {
         let question = Question {
-            rules: rules.parse::<Rules>().unwrap().0,
+            rules: rules::set(&[rules.parse().unwrap()]),
             ..everything(&[By::Address])
         };
         for folder in [&whole, &open] {
@@ -671,7 +678,7 @@ fn rules_see_the_direction_of_what_was_sent() {
         ("include ingress; exclude all", 7),
     ] {
         let question = Question {
-            rules: rules.parse::<Rules>().unwrap().0,
+            rules: rules::set(&[rules.parse().unwrap()]),
             ..everything(&[By::Address])
         };
         for folder in [&whole, &open] {

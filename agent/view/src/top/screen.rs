@@ -8,7 +8,7 @@ use formats::{
     harmless::harmless,
 };
 use ratatui::layout::{Position, Rect};
-use rules::{Rules, text};
+use rules::{Rules, fault::Fault};
 use sys::local_time::Zone;
 
 use super::{
@@ -32,8 +32,17 @@ pub enum Wish {
 pub struct Filter {
     /// As the user typed it.
     pub typed: String,
-    /// The same in the agent's syntax; empty for all flows.
+    /// The same as rules, which every agent can read; empty for all flows.
     pub rules: String,
+}
+
+impl Filter {
+    pub fn of(filter: &[Rules]) -> Self {
+        Self {
+            typed: rules::typed(filter),
+            rules: rules::text(filter),
+        }
+    }
 }
 
 /// What key presses apply to.
@@ -84,11 +93,11 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// `rules` are the filter in force; empty for all flows.
+    /// `filter` is the one in force.
     pub fn new(
         picture: Picture,
         (view, sort): (View, Sort),
-        rules: String,
+        filter: Filter,
         has_color: bool,
     ) -> Self {
         let mut screen = Self {
@@ -100,10 +109,7 @@ impl Screen {
             chosen: None,
             first: 0,
             mode: Mode::Table,
-            filter: Filter {
-                typed: rules.clone(),
-                rules,
-            },
+            filter,
             trouble: String::new(),
             pace: String::new(),
             has_color,
@@ -259,7 +265,7 @@ impl Screen {
                     }
                     self.filter = filter;
                 }
-                Err(error) => *fault = Some(error),
+                Err(error) => *fault = Some(in_one_line(&error)),
             },
             _ => {
                 prompt.key(key);
@@ -400,21 +406,14 @@ impl Screen {
     }
 }
 
-/// A text without `include` or `exclude` in front selects the flows to show.
-fn filter_of(typed: &str) -> Result<Filter, String> {
-    let typed = typed.trim();
-    if typed.is_empty() {
-        return Ok(Filter::default());
+fn filter_of(typed: &str) -> Result<Filter, Fault> {
+    Ok(Filter::of(&[typed.parse()?]))
+}
+
+/// What was meant comes first, since the line may be short.
+fn in_one_line(fault: &Fault) -> String {
+    match fault.corrected() {
+        Some(corrected) => format!("did you mean: {corrected}? {}", fault.message()),
+        None => fault.message().to_owned(),
     }
-    let is_whole = matches!(typed.split_whitespace().next(), Some("include" | "exclude"));
-    let whole = if is_whole {
-        typed.to_owned()
-    } else {
-        format!("include {typed}; exclude all")
-    };
-    let rules: Rules = whole.parse().map_err(|error| format!("{error}"))?;
-    Ok(Filter {
-        typed: typed.to_owned(),
-        rules: text(&[rules]),
-    })
 }

@@ -326,7 +326,12 @@ fn rows_come_as_they_are_asked_for() {
 }
 
 fn screen() -> Screen {
-    Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), false)
+    Screen::new(
+        picture(),
+        (View::Flows, Sort::Rate),
+        Filter::default(),
+        false,
+    )
 }
 
 /// What a terminal of this size shows.
@@ -634,7 +639,10 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     else {
         panic!("{:?}", screen.mode)
     };
-    assert!(fault.contains("prot"), "{fault}");
+    assert!(fault.starts_with("did you mean: proto 1?"), "{fault}");
+    let lines = shown(&mut screen, 80, 24);
+    let line = "filter: prot 1   did you mean: proto 1? no term begins like this;";
+    assert!(lines[23].starts_with(line), "{}", lines[23]);
     press_control(&mut screen, 'w');
     press_control(&mut screen, 'w');
     type_in(&mut screen, "port 443 proto 6");
@@ -675,6 +683,23 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
         press(&mut screen, KeyCode::Enter),
         Wish::Observe(Filter::default())
     );
+}
+
+#[test]
+fn a_filter_of_the_command_line_is_edited_as_it_was_typed() {
+    let typed = ["port https", "exclude 10.0.0.1"].map(|text| text.parse().unwrap());
+    let filter = Filter::of(&typed);
+    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), filter, false);
+    assert_eq!(
+        screen.filter.rules,
+        "exclude net 10.0.0.1/32; include port 443; exclude all"
+    );
+    press(&mut screen, KeyCode::Char('/'));
+    let lines = shown(&mut screen, 80, 24);
+    let prompt = "filter: port https; exclude 10.0.0.1 ";
+    assert!(lines[23].starts_with(prompt), "{}", lines[23]);
+    // The same once more is no change.
+    assert_eq!(press(&mut screen, KeyCode::Enter), Wish::Nothing);
 }
 
 #[test]

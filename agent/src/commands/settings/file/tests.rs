@@ -21,7 +21,7 @@ fn read(text: &str) -> Result<Vec<(String, Vec<String>, usize)>, String> {
 /// The head of the error, the place in characters, and what is marked.
 fn fault(text: &str) -> (String, String) {
     let error = read(text).expect_err(text);
-    let [head, line, mark] = error.lines().collect::<Vec<_>>()[..] else {
+    let [head, line, mark, ..] = error.lines().collect::<Vec<_>>()[..] else {
         panic!("three lines: {error}");
     };
     let marked = mark
@@ -162,8 +162,8 @@ fn a_bad_value_is_told_with_its_place() {
         ),
         (
             "filter = [\n  'exclude all',\n  \"exclude nets ::/0\"]",
-            "3:12: no term begins like this; expected src, dst, net, port, proto, on, ingress, \
-             egress or all",
+            "3:12: no term begins like this; expected src, dst, net, host, port, proto, on, \
+             ingress, egress, all, an address or a protocol",
             "nets",
         ),
         (

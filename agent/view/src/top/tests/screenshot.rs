@@ -290,7 +290,12 @@ fn svg(cells: &[Cell]) -> String {
 
 #[test]
 fn the_picture_in_the_documentation_is_what_the_screen_shows() {
-    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), true);
+    let mut screen = Screen::new(
+        picture(),
+        (View::Flows, Sort::Rate),
+        Filter::default(),
+        true,
+    );
     let mut terminal = Terminal::new(TestBackend::new(COLUMNS, ROWS)).unwrap();
     terminal.draw(|frame| draw(frame, &mut screen)).unwrap();
     let drawn = svg(&terminal.backend().buffer().content);
@@ -305,7 +310,12 @@ fn the_picture_in_the_documentation_is_what_the_screen_shows() {
 
 #[test]
 fn a_terminal_of_80_columns_has_room_for_bytes_and_one_of_200_for_everything() {
-    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), String::new(), true);
+    let mut screen = Screen::new(
+        picture(),
+        (View::Flows, Sort::Rate),
+        Filter::default(),
+        true,
+    );
     let titles = |screen: &mut Screen, width: u16| -> Vec<String> {
         let line = shown(screen, width, ROWS)[4].clone();
         let titles = line.split("  ").map(str::trim);
