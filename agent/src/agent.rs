@@ -54,6 +54,7 @@ use crate::{
     scan::{Interfaces, Scanner, ScannerParts},
     service_manager::ServiceManager,
     status::{self, StatusSettings},
+    terminal,
 };
 
 mod asked;
@@ -558,6 +559,7 @@ fn tell_that_it_counts(
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
+    let listens_at = config.listen.first().map(ToString::to_string);
     tokio::spawn(async move {
         // Later statuses may have fewer hooks, since interfaces leave.
         let has_all = |status: &Arc<AgentStatus>| {
@@ -565,8 +567,14 @@ fn tell_that_it_counts(
             status.hooks.len() >= hooks || later.is_some_and(|later| later.count > scans)
         };
         // An error means that the agent is ending; then the line is not needed.
-        let _ = statuses.wait_for(has_all).await;
-        tracing::info!(max_flows, ?scan_interval, "counting");
+        let status = statuses.wait_for(has_all).await;
+        let status = status.map(|status| Arc::clone(&status));
+        match status {
+            Ok(status) if terminal::is_read() => {
+                terminal::greet(&status, scan_interval, listens_at.as_deref());
+            }
+            _ => tracing::info!(max_flows, ?scan_interval, "counting"),
+        }
         counts.send_replace(true);
         manager.ready().await;
     });

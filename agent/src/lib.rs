@@ -20,5 +20,6 @@ pub mod scan;
 pub mod service_manager;
 pub mod status;
 mod stdout;
+pub mod terminal;
 #[cfg(test)]
 mod unit;

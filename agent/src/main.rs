@@ -18,6 +18,7 @@ use agent::{
     journal::{Journal, JournalFormat},
     log_filter::{LogControl, LogFilter},
     log_queue::{LOG_FLUSH_TIMEOUT, LogQueue},
+    terminal::{self, TerminalFormat},
 };
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -27,7 +28,7 @@ use rules::fault::{self, Fault};
 use server::PassedSockets;
 use tokio::runtime::Builder;
 use tracing_subscriber::{
-    Layer as _, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
+    Layer as _, filter::filter_fn, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
 };
 
 mod manual;
@@ -110,14 +111,18 @@ fn main() -> ExitCode {
     let (filter, handle) = reload::Layer::new(filter.for_the_log());
     let log_control =
         LogControl::new(move |filter| handle.reload(filter).context("change what is logged"));
+    let is_terminal = std::io::stderr().is_terminal();
     let layer = tracing_subscriber::fmt::layer()
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_ansi(is_terminal && std::env::var_os("NO_COLOR").is_none())
         .with_writer(log.clone())
         .fmt_fields(formats::log::fields())
         // Otherwise a failed write to stderr would be reported on stderr, and would panic if that fails as well.
         .log_internal_errors(false);
     let layer = if is_journal {
         layer.event_format(JournalFormat).boxed()
+    } else if is_terminal {
+        let layer = layer.event_format(TerminalFormat);
+        layer.with_filter(filter_fn(terminal::shows)).boxed()
     } else {
         layer.boxed()
     };

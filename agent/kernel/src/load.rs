@@ -185,11 +185,17 @@ impl Kernel {
 
     /// Loads another build of the source that [`OBJECT`] was built from.
     pub fn load_object(object: &'static [u8], settings: &LoadSettings) -> Result<Self> {
-        let layout = layout::of_this_kernel().unwrap_or_else(|error| {
+        let layout = layout::of_this_kernel();
+        let kernel = Self::load_with(
+            object,
+            settings,
+            layout.as_ref().unwrap_or(&Layout::UNKNOWN),
+        )?;
+        // Whoever lacks the privilege to load anything reads only that.
+        if let Err(error) = layout {
             tracing::warn!("{}: {error:#}: {}", layout::LOSS, layout::REMEDY);
-            Layout::UNKNOWN
-        });
-        Self::load_with(object, settings, &layout)
+        }
+        Ok(kernel)
     }
 
     /// Loads programs that read kernel memory at the offsets in `layout`. Logs no warnings.

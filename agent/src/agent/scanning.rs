@@ -22,6 +22,7 @@ use crate::{
     changes::{Change, Request, Times},
     scan::Scanner,
     service_manager::Watchdog,
+    terminal,
 };
 
 /// How long a client that changes the selection waits until the change is complete. Another process may hold the lock
@@ -366,12 +367,13 @@ async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)>
 }
 
 fn log_final(scanner: &Scanner) {
-    let missing = scanner.account.missing();
-    tracing::info!(
-        seen = scanner.account.get(agent_common::Reason::Seen).packets,
-        missing = missing.packets,
-        "final account"
-    );
+    let seen = scanner.account.get(agent_common::Reason::Seen).packets;
+    let missing = scanner.account.missing().packets;
+    if terminal::is_read() {
+        terminal::part(seen, missing);
+    } else {
+        tracing::info!(seen, missing, "final account");
+    }
 }
 
 #[cfg(test)]

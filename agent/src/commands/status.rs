@@ -481,7 +481,7 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(
-            "scans     {}, {} early, {} late; the last took {} of which {} waiting for the flip; \
+            "scans     {}, {} before they were due (a full page or a request), {} late; the last took {} of which {} waiting for the flip; \
              CPU {} in all",
             scans.count,
             scans.early,
