@@ -168,7 +168,7 @@ pub(super) fn meant(text: &str) -> Option<String> {
         return Some(format!("host {lower}"));
     }
     let known = KEYWORDS.into_iter().chain(protocols::names());
-    let nearest = similar::nearest(&*lower, known.chain(services::names()))?;
+    let nearest = similar::nearest(&lower, known.chain(services::names()))?;
     Some(if services::port(nearest).is_some() {
         format!("port {nearest}")
     } else {

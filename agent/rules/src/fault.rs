@@ -21,7 +21,7 @@ pub struct Fault {
     /// Where the mark under it begins, in characters.
     mark_from: usize,
     mark_width: usize,
-    corrected: Option<Corrected>,
+    corrected: Option<Box<Corrected>>,
 }
 
 /// A line as it was probably meant.
@@ -99,7 +99,7 @@ impl Fault {
             instead_of_chars: line.chars().count(),
         };
         Self {
-            corrected: Some(corrected),
+            corrected: Some(Box::new(corrected)),
             ..self
         }
     }

@@ -36,6 +36,7 @@ mod read;
 mod record;
 mod services;
 pub mod similar;
+mod values;
 
 pub use compile::{CompileError, Compiled, HookNames, networks, rows};
 pub use explain::{Explained, explain, not_watched};

@@ -2,15 +2,13 @@
 //! was probably meant.
 
 use agent_common::Direction;
-use proto::protocols;
 
 use super::{
-    Action, Net, Parts, Ports, Rule, Sides,
+    Action, Parts, Rule, Sides,
     correct::{self, Edit},
-    net::BadNet,
-    services,
+    values::{BadValue, End, host, interface, is_addresses, is_protocols, net, ports, protocol},
 };
-use crate::{fault::Fault, pattern::Pattern, similar};
+use crate::fault::Fault;
 
 const TERMS: &str =
     "src, dst, net, host, port, proto, on, ingress, egress, all, an address or a protocol";
@@ -175,45 +173,6 @@ struct List<'a> {
     list: Word<'a>,
 }
 
-/// Why a value cannot be read, and what corrects it.
-struct BadValue {
-    message: String,
-    /// What to write for the value.
-    value: Option<String>,
-    /// What to write for the term's keyword.
-    keyword: Option<&'static str>,
-}
-
-impl BadValue {
-    fn new(message: impl Into<String>) -> Self {
-        Self {
-            message: message.into(),
-            value: None,
-            keyword: None,
-        }
-    }
-
-    fn instead(message: impl Into<String>, value: Option<impl Into<String>>) -> Self {
-        Self {
-            value: value.map(Into::into),
-            ..Self::new(message)
-        }
-    }
-
-    fn after(message: impl Into<String>, keyword: &'static str) -> Self {
-        Self {
-            keyword: Some(keyword),
-            ..Self::new(message)
-        }
-    }
-}
-
-/// An end of a flow.
-enum End {
-    Net(Net),
-    Name(Pattern),
-}
-
 /// Reads the words of one rule.
 struct Reader<'a> {
     words: &'a [Word<'a>],
@@ -347,21 +306,7 @@ impl<'a> Reader<'a> {
     }
 
     fn interfaces(&mut self, first: Word<'a>, list: Word<'a>) -> Result<(), Mistake> {
-        let interfaces = self.values(Term::Interfaces, first, list, |text| {
-            if let Some(rest) = text.strip_prefix('#') {
-                let meant = Some(format!("[#]{rest}"));
-                return Err(BadValue::instead(
-                    "# begins a comment: write [#] for it",
-                    meant,
-                ));
-            }
-            let pattern = Pattern::name_or_glob(text);
-            pattern.map_err(|fault| {
-                BadValue::new(format!(
-                    "this {fault}; expected an interface's name, or a glob such as veth*"
-                ))
-            })
-        })?;
+        let interfaces = self.values(Term::Interfaces, first, list, interface)?;
         self.rule.interfaces.extend(interfaces);
         Ok(())
     }
@@ -403,7 +348,7 @@ impl<'a> Reader<'a> {
         for value in parts(list.text, list.column, |character| character == ',') {
             if value.text.is_empty() {
                 let message = "expected a value at the comma; a list has no spaces";
-                return Err(Mistake::at(value, message).or(self.closed_gap(list, value)));
+                return Err(Mistake::at(value, message).or([self.closed_gap(list, value)]));
             }
             let parsed = parse(value.text).map_err(|bad| {
                 let before = self.before(list);
@@ -422,25 +367,25 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes the spaces or the comma out where a list has a comma and no value.
-    fn closed_gap(&self, list: Word<'a>, value: Word<'a>) -> Option<Edit> {
+    fn closed_gap(&self, list: Word<'a>, value: Word<'a>) -> Edit {
         let (before, after) = (self.before(list), self.words.get(self.next));
         if value.column == list.end() {
-            return Some(match after {
+            return match after {
                 Some(after) if !correct::is_keyword(after.text) => {
                     Edit::new(list.end()..after.column, "")
                 }
                 _ => Edit::new(value.column - 1..value.column, ""),
-            });
+            };
         }
         if value.column > list.column {
-            return Some(Edit::new(value.column..value.column + 1, ""));
+            return Edit::new(value.column..value.column + 1, "");
         }
-        Some(match before {
+        match before {
             Some(before) if !correct::is_keyword(before.text) => {
                 Edit::new(before.end()..list.column, "")
             }
             _ => Edit::new(list.column..list.column + 1, ""),
-        })
+        }
     }
 
     /// A word that begins no term.
@@ -548,118 +493,4 @@ impl<'a> Reader<'a> {
         let end = after.map_or(last.end(), |after| after.column);
         Edit::new(first.column..end, "")
     }
-}
-
-fn first_value(text: &str) -> &str {
-    text.split(',')
-        .find(|value| !value.is_empty())
-        .unwrap_or("")
-}
-
-/// Whether a word without a keyword is one or more addresses or networks.
-fn is_addresses(text: &str) -> bool {
-    !matches!(Net::parse(first_value(text)), Err(BadNet::NotAnAddress))
-}
-
-/// `ipv6` is the protocol of tunnels, which nobody means without `proto`.
-fn is_protocols(text: &str) -> bool {
-    let first = first_value(text);
-    protocols::number(first).is_some() && !first.eq_ignore_ascii_case("ipv6")
-}
-
-fn net(text: &str) -> Result<Net, BadValue> {
-    Net::parse(text).map_err(|error| match error {
-        BadNet::NotAnAddress => {
-            let message = "expected a network or an address, as 10.0.0.0/8 or 2001:db8::1";
-            let is_name = correct::may_be_a_name(text);
-            if is_name {
-                BadValue::after(message, "host")
-            } else {
-                BadValue::new(message)
-            }
-        }
-        BadNet::BadLength(most) => {
-            BadValue::new(format!("the prefix length is a number from 0 to {most}"))
-        }
-        BadNet::HostBits(net) => BadValue::instead(
-            format!("the address has bits behind its prefix; the network is {net}"),
-            Some(net.to_string()),
-        ),
-    })
-}
-
-fn host(text: &str, hosts: Hosts) -> Result<End, BadValue> {
-    if text.contains('/') {
-        return Err(BadValue::after(
-            "host takes addresses and names; a network follows net",
-            "net",
-        ));
-    }
-    if let Ok(net) = Net::parse(text) {
-        return Ok(End::Net(net));
-    }
-    if let Some(certain) = text.strip_prefix('~') {
-        let message = "the tilde is not a part of the name: it says that the name is less certain";
-        return Err(BadValue::instead(message, Some(certain)));
-    }
-    let has_letter = text.chars().any(char::is_alphabetic);
-    if text.contains(':') || !has_letter && !text.contains('*') {
-        let message = "expected an address or a name, as 192.0.2.1 or example.com";
-        let socket = text.parse::<std::net::SocketAddr>();
-        let socket = socket.map(|socket| format!("{} port {}", socket.ip(), socket.port()));
-        return Err(BadValue::instead(message, socket.ok()));
-    }
-    if hosts == Hosts::Unknown {
-        return Err(BadValue::new(
-            "packets have addresses and no names: give the address, as in host 192.0.2.1, or choose flows by name where \
-             they are shown: --filter of flows, watch, top and query, and filter of an output",
-        ));
-    }
-    let name = Pattern::name_or_glob(&text.to_ascii_lowercase());
-    name.map(End::Name)
-        .map_err(|fault| BadValue::new(format!("this {fault}; expected a name, as example.com")))
-}
-
-fn ports(text: &str) -> Result<Ports, BadValue> {
-    const EXPECTED: &str =
-        "expected a port, a service or a range of ports, as 443, https or 1024-65535";
-    if let Some(port) = services::port(text) {
-        return Ok(port..=port);
-    }
-    let (first, last) = text.split_once('-').unwrap_or((text, text));
-    let port = |text| decimal(text)?.try_into().ok();
-    let (Some(first), Some(last)) = (port(first), port(last)) else {
-        let lower = text.to_ascii_lowercase();
-        let with_protocol = correct::port_of_protocol(text);
-        let is_number = text.starts_with(|first: char| first.is_ascii_digit());
-        let nearest = similar::nearest(&*lower, services::names()).filter(|_| !is_number);
-        return Err(BadValue::instead(
-            EXPECTED,
-            with_protocol.or(nearest.map(str::to_owned)),
-        ));
-    };
-    if first > last {
-        let meant = format!("{last}-{first}");
-        let message = format!("the range is empty; {meant} is not");
-        return Err(BadValue::instead(message, Some(meant)));
-    }
-    Ok(first..=last)
-}
-
-fn protocol(text: &str) -> Result<u8, BadValue> {
-    let number = protocols::number(text).or_else(|| decimal(text)?.try_into().ok());
-    number.ok_or_else(|| {
-        let lower = text.to_ascii_lowercase();
-        BadValue::instead(
-            "no protocol that is known; expected a protocol's name or number, as tcp or 47",
-            correct::protocol(&lower),
-        )
-    })
-}
-
-/// Accepts digits only; `parse` alone would accept a sign.
-fn decimal(text: &str) -> Option<u32> {
-    text.bytes()
-        .all(|byte| byte.is_ascii_digit())
-        .then(|| text.parse().ok())?
 }
