@@ -8,7 +8,9 @@ use proto::Filters;
 use rules::PacketRules;
 use view::client;
 
-use super::{answer, connect::Connect, notice, of_an_agent, patiently, refused};
+use super::{
+    answer, connect::Connect, notice, of_an_agent, patiently, refused, settings::DEFAULT_FILE,
+};
 
 /// Show or change the filter rules of a running agent.
 ///
@@ -26,8 +28,8 @@ pub struct Args {
 enum Command {
     /// Show the rules in force, in the form of a file of rules.
     Show,
-    /// Replace all rules by these, until the agent finds other rules in its settings (SIGHUP) or ends. No packet
-    /// passes unfiltered in between. If a rule cannot be read, all rules stay as they were. A set has at most 1,024
+    /// Replace all rules by these, until the agent finds other rules in its settings (SIGHUP) or ends. To keep them,
+    /// put the line that this command prints into the settings. No packet passes unfiltered in between. If a rule cannot be read, all rules stay as they were. A set has at most 1,024
     /// rules and 1,000,000 networks, each of which takes up to 1 KB of kernel memory.
     Set {
         /// Separated by semicolons, as `flow-agent run --filter` takes them.
@@ -44,6 +46,7 @@ enum Command {
 
 pub async fn run(args: Args) -> Result<ExitCode> {
     let connect = &args.connect.target()?;
+    let is_change = !matches!(args.command, Command::Show);
     let answered = match args.command {
         Command::Show => patiently(connect, client::filters(connect)).await,
         Command::Set { rules, file } => {
@@ -65,7 +68,31 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         notice(&format!("warning: {warning}"));
     }
     answer::show(text(&filters)).await?;
+    if is_change {
+        notice(&how_to_keep(&filters.rules));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Sets with more rules or longer ones do better in a file.
+const RULES_OF_A_LINE: usize = 16;
+const CHARS_OF_A_LINE: usize = 400;
+
+/// How the next start of the agent has the same rules.
+fn how_to_keep(rules: &[String]) -> String {
+    let line = serde_json::to_string(rules).unwrap_or_default();
+    let how = if rules.is_empty() {
+        "take filter and filter_file out of it".to_owned()
+    } else if rules.len() <= RULES_OF_A_LINE && line.len() <= CHARS_OF_A_LINE {
+        format!("write there, instead of other filters: filter = {line}")
+    } else {
+        "save them (`flow-agent filter show > /etc/flow-agent/filters`), and write there, instead of other filters: \
+         filter_file = \"/etc/flow-agent/filters\""
+            .to_owned()
+    };
+    format!(
+        "a restart of the agent forgets this change, since it reads its settings ({DEFAULT_FILE}) again. To keep it, {how}"
+    )
 }
 
 fn text(filters: &Filters) -> String {
@@ -76,4 +103,37 @@ fn text(filters: &Filters) -> String {
     };
     let last = format!("# {rules}; set {} of this agent", filters.generation);
     harmless::lines(filters.rules.iter().chain([&last]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The settings that a notice names.
+    fn settings_of(notice: &str) -> String {
+        let (_, line) = notice.split_once("instead of other filters: ").unwrap();
+        line.to_owned()
+    }
+
+    #[test]
+    fn a_change_comes_with_the_line_of_settings_that_keeps_it() {
+        let rules = ["exclude net 10.0.0.0/8", "exclude on a\"\\b*"].map(str::to_owned);
+        let line = settings_of(&how_to_keep(&rules));
+        let read: toml::Table = line.parse().unwrap();
+        let kept: Vec<&str> = read["filter"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|rule| rule.as_str().unwrap())
+            .collect();
+        assert_eq!(kept, rules);
+
+        let many = vec!["exclude all".to_owned(); RULES_OF_A_LINE + 1];
+        let long = [format!("exclude port {}", "1,".repeat(CHARS_OF_A_LINE))];
+        for rules in [&many[..], &long] {
+            let line = settings_of(&how_to_keep(rules));
+            assert_eq!(line, "filter_file = \"/etc/flow-agent/filters\"");
+        }
+        assert!(how_to_keep(&[]).contains("take filter and filter_file out"));
+    }
 }

@@ -254,9 +254,16 @@ fn who_sets_rules_is_told_of_interfaces_that_are_not_watched() {
         let stderr = String::from_utf8(output.stderr).unwrap();
         // Says so if the agent is slow to answer.
         let lines = stderr.split_inclusive('\n');
-        lines
+        let mut lines: Vec<&str> = lines
             .filter(|line| !line.starts_with("flow-agent: waiting for the agent"))
-            .collect::<String>()
+            .collect();
+        let kept = lines.pop().unwrap();
+        let line = format!("filter = [\"{}\"]\n", rules.replace("; ", "\",\""));
+        assert!(
+            kept.contains("forgets this change") && kept.ends_with(&line),
+            "{kept}"
+        );
+        lines.concat()
     };
     let here = &lab.agent.interface;
     assert_eq!(
