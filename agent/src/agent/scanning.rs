@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent_common::Reason;
 use anyhow::{Context as _, Result};
 use exporters::{Outputs, Relief};
 use hub::Hub;
@@ -367,8 +368,12 @@ async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)>
 
 fn log_final(scanner: &Scanner) {
     let missing = scanner.account.missing();
+    let counted = scanner.account.get(Reason::Flows);
     tracing::info!(
-        seen = scanner.account.get(agent_common::Reason::Seen).packets,
+        flows = scanner.replica().begun(),
+        packets = counted.packets,
+        bytes = counted.bytes,
+        seen = scanner.account.get(Reason::Seen).packets,
         missing = missing.packets,
         "final account"
     );
