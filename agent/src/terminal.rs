@@ -41,10 +41,13 @@ pub fn greet(status: &AgentStatus, scan_interval: Duration, listens_at: Option<&
     }
 }
 
-/// Says how it went.
-pub fn part(seen: u64, missing: u64) {
+/// Says how it went: the packets of the flows, and of all at the hooks.
+pub fn part(flows: u64, packets: u64, seen: u64, missing: u64) {
     if missing == 0 {
-        tracing::info!("{seen} packets seen, each in a flow or left out for a known reason");
+        let others = seen - packets.min(seen);
+        tracing::info!(
+            "counted {packets} packets in {flows} flows; {others} others were left out, each for a known reason"
+        );
     } else {
         tracing::error!(
             "{seen} packets seen, of which {missing} are unaccounted for: this is a bug"

@@ -108,6 +108,7 @@ pub struct Replica {
     waiting: Waiting,
     /// Slots of flows whose counters from this scan are reported at its end.
     untold: Vec<u32>,
+    begun: u64,
     evicted: u64,
     outers: Outers,
     reports: Reports,
@@ -143,6 +144,7 @@ impl Replica {
             oldest: Oldest::new(max_flows, lifetimes),
             waiting: Waiting::default(),
             untold: Vec::new(),
+            begun: 0,
             evicted: 0,
             outers: Outers::default(),
             reports: Reports::every(settings.report_interval),
@@ -659,6 +661,11 @@ impl Replica {
         self.max_flows
     }
 
+    /// How many flows have begun, those that went on after their end included.
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
     /// How many flows were evicted to make room for others.
     pub fn evicted(&self) -> u64 {
         self.evicted
@@ -702,6 +709,7 @@ impl Replica {
     /// Emits the first record of a flow, unless only one direction was counted. Such a flow may be half of one whose
     /// other half comes in this scan, so its record waits until the scan ends.
     fn begin(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+        self.begun += 1;
         self.reports.begin(slot, self.clock.boot_ns);
         let entry = &self.slab[slot];
         self.outers.begin(&entry.key);

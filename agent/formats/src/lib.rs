@@ -56,11 +56,11 @@ impl Printer<io::BufWriter<io::Stdout>> {
 }
 
 impl Printer<io::BufWriter<io::Stdout>> {
-    /// For a list of flows, which keeps its order.
-    pub fn once(format: Format, rows: usize) -> Self {
+    /// For a list of flows, which keeps its order. `is_filtered` if flows that are left out do not pass a filter.
+    pub fn once(format: Format, rows: usize, is_filtered: bool) -> Self {
         let out = buffered(io::stdout());
         match format {
-            Format::Table => Self::Table(TableWriter::list(out, rows)),
+            Format::Table => Self::Table(TableWriter::list(out, rows, is_filtered)),
             Format::Json => Self::Json(JsonWriter::new(out)),
         }
     }
@@ -85,6 +85,14 @@ impl<W: Write> Printer<W> {
         match self {
             Self::Table(table) => table.batch(batch),
             Self::Json(json) => json.batch(batch),
+        }
+    }
+
+    /// After the last batch: a table ends with the sum of all.
+    pub fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Self::Table(table) => table.finish(),
+            Self::Json(_) => Ok(()),
         }
     }
 }

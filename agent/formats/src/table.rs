@@ -4,12 +4,13 @@
 
 use std::{
     cmp::Reverse,
+    fmt,
     io::{self, Write},
 };
 
 use proto::{Account, FlowBatch, FlowRecord};
 
-use super::{harmless::harmless, human, names::Names};
+use super::{LostSoFar, harmless::harmless, human, names::Names};
 
 mod layout;
 
@@ -32,8 +33,87 @@ pub struct TableWriter<W: Write> {
     limit: Option<usize>,
     drawn: bool,
     keeps_order: bool,
+    /// Whether flows that are left out do not pass a filter, and do not belong to the total.
+    is_filtered: bool,
     names: Names,
     scan: Scan,
+    all: All,
+}
+
+/// Flows with their packets and bytes, both directions together.
+#[derive(Clone, Copy, Default)]
+struct Traffic {
+    flows: u64,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Traffic {
+    fn add(&mut self, other: Self) {
+        self.flows += other.flows;
+        self.packets = self.packets.saturating_add(other.packets);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+
+    /// A record since the flow's previous one.
+    fn of(record: &FlowRecord) -> Self {
+        let [src, dst] = record.ends();
+        Self {
+            flows: 1,
+            packets: src.delta_packets.saturating_add(dst.delta_packets),
+            bytes: src.delta_bytes.saturating_add(dst.delta_bytes),
+        }
+    }
+}
+
+/// Exact, since other columns are rounded.
+impl fmt::Display for Traffic {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (packets, bytes) = (exact(self.packets, "packet"), exact(self.bytes, "byte"));
+        write!(formatter, "{packets}, {bytes}")?;
+        if self.bytes >= 1024 {
+            write!(formatter, " ({})", human::bytes(self.bytes))?;
+        }
+        Ok(())
+    }
+}
+
+fn exact(number: u64, what: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {what}{ending}")
+}
+
+/// What all scans had since the first.
+#[derive(Default)]
+struct All {
+    scans: u64,
+    /// The flows are those that began.
+    traffic: Traffic,
+    lost: LostSoFar,
+    /// The number of the last batch on its stream.
+    stream_seq: Option<u64>,
+    /// Whether records did not arrive: they were lost, or the stream was interrupted.
+    lacks_some: bool,
+}
+
+impl All {
+    /// Notices what did not arrive before this batch.
+    fn note(&mut self, batch: &FlowBatch) {
+        let before = self.stream_seq.replace(batch.stream_seq);
+        let is_next = before.is_none_or(|before| batch.stream_seq == before + 1);
+        self.lacks_some |= self.lost.growth(batch).is_some() || !is_next;
+    }
+
+    fn add(&mut self, record: &FlowRecord) {
+        let begins = record
+            .ends()
+            .iter()
+            .all(|end| end.delta_packets == end.total_packets);
+        self.traffic.add(Traffic {
+            flows: begins.into(),
+            ..Traffic::of(record)
+        });
+    }
 }
 
 /// The part of the current scan that has arrived.
@@ -41,6 +121,8 @@ pub struct TableWriter<W: Write> {
 struct Scan {
     id: u64,
     flows: u64,
+    /// Of all flows, also of those that are not shown.
+    traffic: Traffic,
     ended: u64,
     /// The busiest flows, which come first once sorted. At most twice as many as are shown.
     busiest: Vec<FlowRecord>,
@@ -55,10 +137,11 @@ impl<W: Write> TableWriter<W> {
         Self::new(out, limit, false)
     }
 
-    /// Shows flows in the order they arrive.
-    pub fn list(out: W, rows: usize) -> Self {
+    /// Shows flows in the order they arrive. `is_filtered` if those that are left out do not pass a filter.
+    pub fn list(out: W, rows: usize, is_filtered: bool) -> Self {
         Self {
             keeps_order: true,
+            is_filtered,
             ..Self::new(out, Some(rows), false)
         }
     }
@@ -70,8 +153,10 @@ impl<W: Write> TableWriter<W> {
             limit,
             drawn: false,
             keeps_order: false,
+            is_filtered: false,
             names: Names::default(),
             scan: Scan::default(),
+            all: All::default(),
         }
     }
 
@@ -85,6 +170,7 @@ impl<W: Write> TableWriter<W> {
             self.names.forget_senders();
         }
         self.names.note(batch);
+        self.all.note(batch);
         let most = self.limit.unwrap_or(if self.in_place {
             TERMINAL_ROWS
         } else {
@@ -97,6 +183,10 @@ impl<W: Write> TableWriter<W> {
                 all
             });
             let record = all.as_ref().unwrap_or(record);
+            self.scan.traffic.add(Traffic::of(record));
+            if !batch.snapshot {
+                self.all.add(record);
+            }
             if self.keeps_order {
                 self.scan.append(record, most);
             } else {
@@ -104,9 +194,32 @@ impl<W: Write> TableWriter<W> {
             }
         }
         match &batch.account {
-            Some(account) => self.draw(batch, account, most),
+            Some(account) => {
+                self.all.scans += u64::from(!batch.snapshot);
+                self.draw(batch, account, most)
+            }
             None => Ok(()),
         }
+    }
+
+    /// Writes below the last table what all scans had.
+    pub fn finish(&mut self) -> io::Result<()> {
+        let All { scans, traffic, .. } = self.all;
+        if scans == 0 {
+            return Ok(());
+        }
+        let (scans, flows) = (exact(scans, "scan"), exact(traffic.flows, "flow"));
+        let mut line = format!("in {scans}: {flows} began, {traffic}");
+        if self.all.lacks_some {
+            line.push_str("; records are missing, so there were more");
+        }
+        if self.in_place {
+            // After Ctrl-C, the terminal shows it there.
+            writeln!(self.out, "\r{line}{ERASE_LINE_END}")?;
+        } else {
+            writeln!(self.out, "\n{line}")?;
+        }
+        self.out.flush()
     }
 
     fn draw(&mut self, batch: &FlowBatch, account: &Account, most: usize) -> io::Result<()> {
@@ -118,8 +231,8 @@ impl<W: Write> TableWriter<W> {
                 .map_or(FALLBACK_SIZE, |(width, height)| {
                     (width.0.into(), height.0.into())
                 });
-            // Leave room for the table's head and the line where the cursor ends up.
-            (width, most.min(height.saturating_sub(lines.len() + 3)))
+            // Leave room for the table's head, the lines below it, and the one where the cursor ends up.
+            (width, most.min(height.saturating_sub(lines.len() + 4)))
         } else {
             (usize::MAX, most)
         };
@@ -128,15 +241,25 @@ impl<W: Write> TableWriter<W> {
         }
         let shown = self.scan.busiest.iter();
         let rows: Vec<Row> = shown.map(|record| self.row(record, batch)).collect();
-        let more = self.scan.flows - rows.len() as u64;
+        let mut more = self.scan.flows - rows.len() as u64;
+        let mut total = self.scan.traffic;
+        if self.keeps_order && !self.is_filtered {
+            more += batch.left_out_records;
+            total.add(Traffic {
+                flows: batch.left_out_records,
+                packets: batch.left_out_packets,
+                bytes: batch.left_out_bytes,
+            });
+        }
         lines.extend(layout::lines(&rows, width));
         if more > 0 {
             lines.push(format!("… and {} more flows", human::count(more)));
         }
-        if self.keeps_order && batch.left_out_records > 0 {
+        if self.is_filtered && batch.left_out_records > 0 {
             let left_out = human::count(batch.left_out_records);
             lines.push(format!("… and {left_out} flows that are left out"));
         }
+        lines.push(format!("total: {}, {total}", exact(total.flows, "flow")));
         self.write(&lines, width)
     }
 
@@ -387,7 +510,9 @@ mod tests {
             "{text}"
         );
         assert!(lines[5].contains("12s"), "{text}");
-        assert_eq!(lines[6..], ["… and 49 more flows"]);
+        // All of them, 7's end included.
+        let total = "total: 51 flows, 51 packets, 6225 bytes (6.1 KiB)";
+        assert_eq!(lines[6..], ["… and 49 more flows", total]);
     }
 
     #[test]
@@ -404,9 +529,18 @@ mod tests {
             left_out_records: 7,
             ..batch(vec![all(1), all(2), all(3)], &HookAccount::default())
         };
-        let mut out = Vec::new();
-        TableWriter::list(&mut out, 2).batch(&listed).unwrap();
-        let text = String::from_utf8(out).unwrap();
+        let listed = FlowBatch {
+            left_out_packets: 100,
+            left_out_bytes: 5000,
+            ..listed
+        };
+        let list = |is_filtered| {
+            let mut out = Vec::new();
+            let mut table = TableWriter::list(&mut out, 2, is_filtered);
+            table.batch(&listed).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let text = list(true);
         let lines: Vec<&str> = text.lines().collect();
         assert!(
             lines[0].starts_with("after scan 4  flows 5 tracked"),
@@ -419,8 +553,88 @@ mod tests {
         assert!(lines[5].contains("0.0.0.2:40000"), "{text}");
         assert_eq!(
             lines[6..],
-            ["… and 1 more flows", "… and 7 flows that are left out"]
+            [
+                "… and 1 more flows",
+                "… and 7 flows that are left out",
+                "total: 3 flows, 12963 packets, 0 bytes"
+            ]
         );
+        // Those that the server did not send belong to the total.
+        let text = list(false);
+        let lines: Vec<&str> = text.lines().skip(6).collect();
+        let total = "total: 10 flows, 13063 packets, 5000 bytes (4.9 KiB)";
+        assert_eq!(lines, ["… and 8 more flows", total]);
+    }
+
+    #[test]
+    fn the_end_has_the_sum_of_all_scans() {
+        let account = HookAccount::default();
+        let with_total = |number, total_packets| FlowRecord {
+            src: Some(Endpoint {
+                total_packets,
+                ..record(number, 700).src().clone()
+            }),
+            ..record(number, 700)
+        };
+        // Each has a packet since its last record: the first of flows 2 and 3, and a later one of flow 1.
+        let scans = [
+            FlowBatch {
+                snapshot: true,
+                ..batch(vec![with_total(1, 1)], &account)
+            },
+            FlowBatch {
+                stream_seq: 2,
+                ..batch(vec![with_total(1, 2), with_total(2, 1)], &account)
+            },
+            FlowBatch {
+                scan_id: 5,
+                stream_seq: 3,
+                ..batch(
+                    vec![with_total(1, 3), with_total(2, 2), with_total(3, 1)],
+                    &account,
+                )
+            },
+        ];
+        let written = |scans: &[FlowBatch]| {
+            let mut out = Vec::new();
+            let mut table = TableWriter::plain(&mut out, Some(1));
+            // There is nothing yet.
+            table.finish().unwrap();
+            for batch in scans {
+                table.batch(batch).unwrap();
+            }
+            table.finish().unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let text = written(&scans);
+        let last = "in 2 scans: 2 flows began, 5 packets, 3500 bytes (3.4 KiB)";
+        assert_eq!(text.lines().last(), Some(last));
+        assert!(text.starts_with("after scan 4"), "{text}");
+        let totals = text.lines().filter(|line| line.starts_with("total:"));
+        let of_last = "total: 3 flows, 3 packets, 2100 bytes (2.1 KiB)";
+        assert_eq!(
+            (totals.clone().count(), totals.last()),
+            (3, Some(of_last)),
+            "{text}"
+        );
+        // Lost to a slow reader, and missing because the agent was gone.
+        let [_, first, second] = scans;
+        let lost = FlowBatch {
+            lost_batches: 1,
+            lost_records: 4,
+            ..second.clone()
+        };
+        let anew = FlowBatch {
+            stream_seq: 1,
+            ..second
+        };
+        for second in [lost, anew] {
+            let text = written(&[first.clone(), second]);
+            assert!(
+                text.ends_with("; records are missing, so there were more\n"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

@@ -129,5 +129,7 @@ async fn print(
             }
         }
     }
+    // Nobody misses it who has closed stdout.
+    let _ = tokio::task::spawn_blocking(move || printer.finish()).await;
     Ok(())
 }

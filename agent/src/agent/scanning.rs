@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use agent_common::Reason;
 use anyhow::{Context as _, Result};
 use exporters::{Outputs, Relief};
 use hub::Hub;
@@ -367,12 +368,21 @@ async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)>
 }
 
 fn log_final(scanner: &Scanner) {
-    let seen = scanner.account.get(agent_common::Reason::Seen).packets;
     let missing = scanner.account.missing().packets;
+    let seen = scanner.account.get(Reason::Seen).packets;
+    let counted = scanner.account.get(Reason::Flows);
+    let flows = scanner.replica().begun();
     if terminal::is_read() {
-        terminal::part(seen, missing);
+        terminal::part(flows, counted.packets, seen, missing);
     } else {
-        tracing::info!(seen, missing, "final account");
+        tracing::info!(
+            flows,
+            packets = counted.packets,
+            bytes = counted.bytes,
+            seen,
+            missing,
+            "final account"
+        );
     }
 }
 

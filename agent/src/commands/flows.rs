@@ -17,7 +17,7 @@ const ROWS: u32 = 50;
 /// List the flows that a running agent tracks, with all of their packets so far.
 ///
 /// On its Unix socket the agent scans first, so that they are those of this moment. Over TCP they are those of its last
-/// scan.
+/// scan. A table ends with the total, also of flows that find no place.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -77,6 +77,9 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         Format::Table => ROWS,
         Format::Json => 0,
     });
+    let is_filtered = !args.filter.is_empty();
+    // The agent does not tell those beyond a limit from those that do not pass the filter, and the total needs them.
+    let needs_all = is_filtered && args.output == Format::Table;
     let request = ListFlowsRequest {
         filter: rules::text(&args.filter),
         order: match args.sort {
@@ -86,7 +89,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             Sort::FirstSeen => FlowOrder::FirstSeen,
         }
         .into(),
-        limit,
+        limit: if needs_all { 0 } else { limit },
     };
     // Clients that may not request a scan get the flows of the last one.
     scan_first(target).await?;
@@ -103,7 +106,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     };
     let found = batches.iter().map(|batch| batch.records.len()).sum();
     let print = move || {
-        let mut printer = Printer::once(args.output, rows);
+        let mut printer = Printer::once(args.output, rows, is_filtered);
         for batch in &batches {
             match printer.batch(batch) {
                 Err(error) if formats::is_broken_pipe(&error) => break,
@@ -115,5 +118,5 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     // The connection closes meanwhile: the reader of stdout may be slow.
     let printed: io::Result<()> = spawn_blocking(print).await.context("write to stdout")?;
     printed.context("write to stdout")?;
-    Ok(unless_nothing_matches(!args.filter.is_empty(), found))
+    Ok(unless_nothing_matches(is_filtered, found))
 }

@@ -25,7 +25,8 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 /// Show the flows that a running agent sees.
 ///
 /// A table begins with the flows that the agent tracks, and with a scan before the interval is over if it is asked on its
-/// Unix socket. JSON Lines are those of every scan from then on.
+/// Unix socket. JSON Lines are those of every scan from then on. Each table has the total of its flows, also of those that
+/// find no place, and the last line that of all scans.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -119,9 +120,13 @@ impl Screen {
         .context("write to stdout")
     }
 
-    /// Waits for the batch that is being written, unless stdout is not read.
+    /// Waits for the batch that is being written, and writes the sum of all, unless stdout is not read.
     async fn finish(self) {
-        let last = spawn_blocking(move || drop(self.0.lock()));
+        let last = spawn_blocking(move || {
+            let mut printer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Whoever closed stdout does not miss it.
+            let _ = printer.finish();
+        });
         let _ = timeout(LAST_WRITE, last).await;
     }
 }

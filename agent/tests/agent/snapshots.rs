@@ -224,7 +224,23 @@ fn nobody_looks_at_an_empty_screen() {
     };
     let text = asked(&["flows", "--sort", "packets", "--limit", "2"]);
     assert!(text.starts_with("after scan 1  flows 3 tracked"), "{text}");
-    assert!(text.contains("… and 1 flows that are left out"), "{text}");
+    // The total has all, and each has a frame.
+    let last: Vec<_> = text.lines().rev().take(2).collect();
+    assert_eq!(last[1], "… and 1 more flows", "{text}");
+    let total: Pair = sent.values().copied().sum();
+    let expected = format!(
+        "total: 3 flows, {} packets, {} bytes",
+        total.packets, total.bytes
+    );
+    assert!(last[0].starts_with(&expected), "{text}");
+    let text = asked(&["flows", "--limit", "1", "--filter", "exclude src port 1"]);
+    let last: Vec<_> = text.lines().rev().take(3).collect();
+    assert_eq!(
+        last[1..],
+        ["… and 1 flows that are left out", "… and 1 more flows"],
+        "{text}"
+    );
+    assert!(last[0].starts_with("total: 2 flows, "), "{text}");
     send(&lab, 2..5, &mut sent);
     let rules = ["--filter", "exclude src port 1"];
     let lines = asked(&[&["flows", "--output", "json"], &rules[..]].concat());
@@ -254,10 +270,20 @@ fn nobody_looks_at_an_empty_screen() {
     let mut watch = Process::spawn(&mut watch).unwrap();
     wait_until("the flows and those of a scan are shown", || {
         let text = std::fs::read_to_string(&path).unwrap();
-        text.contains("after scan 2  flows 4 tracked") && text.contains("scan 3  flows 1 active")
+        text.contains("after scan 3  flows 4 tracked") && text.contains("scan 4  flows 1 active")
     });
-    watch.terminate(patience()).unwrap();
-    agent.stop_silent();
+    watch.signal(libc::SIGINT).unwrap();
+    assert!(watch.wait(patience()).unwrap().success());
+    // The packet since it began is that of a flow which began.
+    let text = std::fs::read_to_string(&path).unwrap();
+    let last = text.lines().last().unwrap();
+    let expected = format!(
+        "in 1 scan: 1 flow began, 1 packet, {} bytes",
+        sent[&7].bytes
+    );
+    assert!(last.starts_with(&expected), "{text}");
+    let log = agent.stop_silent();
+    assert!(log.contains(" flows=5 packets=7 "), "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

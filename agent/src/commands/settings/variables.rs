@@ -10,7 +10,7 @@ use rules::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// Variables with this prefix that are not settings of `run`.
-pub const OF_OTHERS: [&str; 49] = [
+pub const OF_OTHERS: [&str; 50] = [
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
@@ -35,6 +35,7 @@ pub const OF_OTHERS: [&str; 49] = [
     "FLOWS_OUTPUT",
     "FLOWS_SORT",
     "QUERY_BY",
+    "QUERY_COMPARE",
     "QUERY_FILTER",
     "QUERY_OUTPUT",
     "QUERY_SINCE",
