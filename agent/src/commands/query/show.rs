@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use formats::{harmless::harmless, human};
+use formats::{harmless::harmless, human, time::UtcTime};
 use serde_json::{Map, Value, json};
 use sys::local_time::{Step, Zone};
 use view::{
@@ -21,7 +21,7 @@ use super::Form;
 const GAP: &str = "  ";
 
 /// Names of a step of time in CSV and JSON.
-const STEP: [&str; 2] = ["step_start_us", "step_end_us"];
+const STEP: [&str; 2] = ["step_start", "step_end"];
 
 /// Names of the sums in CSV and JSON.
 const SUMS: [&str; 7] = [
@@ -201,7 +201,7 @@ fn parts(by: &[By], group: &Group) -> Vec<Value> {
         .iter()
         .enumerate()
         .flat_map(|(place, part)| match part {
-            Part::Step { start_us, end_us } => vec![json!(start_us), json!(end_us)],
+            Part::Step { start_us, end_us } => vec![utc(*start_us), utc(*end_us)],
             Part::Nothing => vec![Value::Null; of(place).map_or(1, |one| names_of(*one, by).len())],
             Part::Address(address) => vec![json!(address)],
             Part::Port(_, port) if by.contains(&By::Protocol) => vec![json!(port)],
@@ -210,6 +210,12 @@ fn parts(by: &[By], group: &Group) -> Vec<Value> {
             Part::Name(name) => vec![of_a_name(name)],
         });
     each.collect()
+}
+
+/// A time as in JSON Lines.
+fn utc(unix_us: i64) -> Value {
+    let unix_us = u64::try_from(unix_us).unwrap_or_default();
+    json!(UtcTime::new(unix_us.saturating_mul(1000)))
 }
 
 /// `null` if the name is unknown.
@@ -255,15 +261,15 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
         let windows_us = earlier.windows_us.as_ref();
         for (name, time_us) in [
             (
-                "before_window_start_us",
+                "before_window_start",
                 windows_us.map(|windows_us| windows_us.start),
             ),
             (
-                "before_window_end_us",
+                "before_window_end",
                 windows_us.map(|windows_us| windows_us.end),
             ),
         ] {
-            line.insert(name.to_owned(), json!(time_us));
+            line.insert(name.to_owned(), json!(time_us.map(utc)));
         }
     }
     let windows = answer.windows_us.as_ref();
@@ -272,10 +278,10 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
     for (name, value) in [
         ("groups", json!(answer.all_groups)),
         (
-            "window_start_us",
-            json!(windows.map(|windows| windows.start)),
+            "window_start",
+            json!(windows.map(|windows| utc(windows.start))),
         ),
-        ("window_end_us", json!(windows.map(|windows| windows.end))),
+        ("window_end", json!(windows.map(|windows| utc(windows.end)))),
         ("files", json!(answer.files)),
         ("gone_files", json!(answer.gone_files)),
         ("unsound_records", json!(answer.unsound_records)),
@@ -539,7 +545,7 @@ fn figure_titles(shape: &Shape<'_>, answer: &Answer) -> Vec<&'static str> {
         .iter()
         .any(|one| shape.by.contains(one));
     let sums = if has_an_end {
-        ["SENT PKTS", "SENT", "RECV PKTS", "RECEIVED"]
+        ["TX PKTS", "TX", "RX PKTS", "RX"]
     } else {
         ["PKTS", "BYTES", "REV PKTS", "REV BYTES"]
     };
