@@ -88,18 +88,10 @@ impl View {
     /// The name to show for a group, also for the group of flows without one.
     pub fn shown(self, name: &str) -> &str {
         if name.is_empty() {
-            self.unnamed()
+            // As in every table.
+            "?"
         } else {
             name
-        }
-    }
-
-    fn unnamed(self) -> &'static str {
-        match self {
-            Self::Flows | Self::Peers | Self::Interfaces | Self::Services => "(no name)",
-            Self::Names => "(no name is known)",
-            Self::Processes => "(no process is known)",
-            Self::Units => "(no unit is known)",
         }
     }
 
