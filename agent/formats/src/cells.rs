@@ -1,5 +1,7 @@
 //! The cells of tables of flows, in a few characters each.
 
+use std::time::Duration;
+
 use proto::{Cgroup, Direction, EndReason, Failure, FlowRecord, Process};
 
 use super::{harmless::harmless, human};
@@ -132,6 +134,7 @@ pub fn state(record: &FlowRecord) -> &'static str {
         Some(Ok(Failure::Unspecified) | Err(_)) | None => {}
     }
     match record.end_reason.map(EndReason::try_from) {
+        None if record.closing => "closing",
         None => "active",
         Some(Ok(EndReason::IdleTimeout)) => "idle",
         Some(Ok(EndReason::EndOfFlow)) => "closed",
@@ -139,6 +142,18 @@ pub fn state(record: &FlowRecord) -> &'static str {
         Some(Ok(EndReason::LackOfResources)) => "evicted",
         Some(Ok(EndReason::ActiveTimeout | EndReason::Unspecified) | Err(_)) => "ended",
     }
+}
+
+/// The time since the flow's first packet: until `now_unix_ns`, or until its last packet if it is over.
+pub fn age(record: &FlowRecord, now_unix_ns: u64) -> String {
+    let is_over = record.end_reason.is_some() || record.closing;
+    let until = if is_over {
+        record.last_seen_unix_ns
+    } else {
+        now_unix_ns
+    };
+    let age = until.saturating_sub(record.first_seen_unix_ns);
+    human::duration(Duration::from_nanos(age))
 }
 
 #[cfg(test)]
@@ -157,6 +172,31 @@ mod tests {
         assert_eq!(shown("php"), "php/12");
         assert_eq!(shown(""), "12");
         assert!(!shown("\x1b[2J").contains('\x1b'));
+    }
+
+    #[test]
+    fn a_flow_that_is_over_is_as_old_as_its_last_packet() {
+        let living = FlowRecord {
+            first_seen_unix_ns: 10_000_000_000,
+            last_seen_unix_ns: 17_000_000_000,
+            ..FlowRecord::default()
+        };
+        let closing = FlowRecord {
+            closing: true,
+            ..living.clone()
+        };
+        let ended = FlowRecord {
+            end_reason: Some(EndReason::EndOfFlow.into()),
+            ..living.clone()
+        };
+        for (record, shown) in [
+            (living, ["active", "50s"]),
+            (closing, ["closing", "7s"]),
+            (ended, ["closed", "7s"]),
+        ] {
+            let age = age(&record, 60_000_000_000);
+            assert_eq!([state(&record), &age], shown);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use proto::FlowBatch;
 pub mod cells;
 pub mod columns;
 pub mod encoder;
+pub mod flow_key;
 pub mod harmless;
 pub mod human;
 pub mod ipfix;

@@ -1,16 +1,21 @@
 //! Shows the busiest flows of each scan as a table for people.
 //!
 //! On a terminal the table is redrawn in place and fits the window. Elsewhere the tables follow each other.
+//!
+//! A flow has one row. An end without packets changes the state in the row of its flow. If the scan has no other record of
+//! the flow, the end has no row, and is counted below the table.
 
 use std::{
     cmp::Reverse,
+    collections::{HashMap, HashSet},
     fmt,
+    hash::{BuildHasher as _, RandomState},
     io::{self, Write},
 };
 
-use proto::{Account, FlowBatch, FlowRecord};
+use proto::{Account, Endpoint, FlowBatch, FlowRecord};
 
-use super::{LostSoFar, harmless::harmless, human, names::Names};
+use super::{LostSoFar, flow_key::FlowKey, harmless::harmless, human, names::Names};
 
 mod layout;
 
@@ -120,12 +125,21 @@ impl All {
 #[derive(Default)]
 struct Scan {
     id: u64,
+    /// Flows with packets.
     flows: u64,
-    /// Of all flows, also of those that are not shown.
-    traffic: Traffic,
+    /// Those of them that ended.
     ended: u64,
+    /// The packets of all flows, also of those that are not shown.
+    traffic: Traffic,
+    /// Flows that ended without packets.
+    only_ended: u64,
     /// The busiest flows, which come first once sorted. At most twice as many as are shown.
     busiest: Vec<FlowRecord>,
+    /// Where they are, by their flow.
+    places: HashMap<u64, usize>,
+    /// All flows with packets. A flow's end follows its other records.
+    seen: HashSet<u64>,
+    hasher: RandomState,
 }
 
 impl<W: Write> TableWriter<W> {
@@ -242,7 +256,10 @@ impl<W: Write> TableWriter<W> {
         let shown = self.scan.busiest.iter();
         let rows: Vec<Row> = shown.map(|record| self.row(record, batch)).collect();
         let mut more = self.scan.flows - rows.len() as u64;
-        let mut total = self.scan.traffic;
+        let mut total = Traffic {
+            flows: self.scan.flows,
+            ..self.scan.traffic
+        };
         if self.keeps_order && !self.is_filtered {
             more += batch.left_out_records;
             total.add(Traffic {
@@ -254,6 +271,15 @@ impl<W: Write> TableWriter<W> {
         lines.extend(layout::lines(&rows, width));
         if more > 0 {
             lines.push(format!("… and {} more flows", human::count(more)));
+        }
+        if self.scan.only_ended > 0 {
+            let (count, flows) = (
+                human::count(self.scan.only_ended),
+                flows(self.scan.only_ended),
+            );
+            lines.push(format!(
+                "{count} {flows} ended without packets in this window"
+            ));
         }
         if self.is_filtered && batch.left_out_records > 0 {
             let left_out = human::count(batch.left_out_records);
@@ -290,7 +316,8 @@ impl<W: Write> TableWriter<W> {
     }
 
     fn summary(&self, batch: &FlowBatch, account: &Account) -> Vec<String> {
-        let (active, ended) = (self.scan.flows - self.scan.ended, self.scan.ended);
+        let active = self.scan.flows - self.scan.ended;
+        let ended = self.scan.ended + self.scan.only_ended;
         let tracked = batch
             .tracked_flows
             .map(|flows| format!(", {flows} tracked"))
@@ -346,8 +373,26 @@ impl Scan {
     }
 
     fn add(&mut self, record: &FlowRecord, most: usize) {
-        self.flows += 1;
-        self.ended += u64::from(record.end_reason.is_some());
+        // A flow may end and begin again in one scan.
+        let flow = (FlowKey::of(record), record.first_seen_unix_ns);
+        let flow = self.hasher.hash_one(flow);
+        let has_ended = record.end_reason.is_some();
+        let has_packets = record.delta().packets > 0;
+        if has_ended && !has_packets && !self.seen.contains(&flow) {
+            self.only_ended += 1;
+            return;
+        }
+        self.flows += u64::from(self.seen.insert(flow));
+        self.ended += u64::from(has_ended);
+        if let Some(&place) = self.places.get(&flow) {
+            self.busiest[place] = merged(&self.busiest[place], record);
+            return;
+        }
+        if has_ended && !has_packets {
+            // The row of its flow is not among those that are shown.
+            return;
+        }
+        self.places.insert(flow, self.busiest.len());
         self.busiest.push(record.clone());
         if self.busiest.len() >= 2 * most.max(1) {
             self.sort(most);
@@ -363,7 +408,28 @@ impl Scan {
         };
         self.busiest.sort_unstable_by_key(busy);
         self.busiest.truncate(most);
+        let flows = self.busiest.iter().map(|record| {
+            let flow = (FlowKey::of(record), record.first_seen_unix_ns);
+            self.hasher.hash_one(flow)
+        });
+        self.places = flows.zip(0..).collect();
     }
+}
+
+/// A flow's later record, with the counts of both.
+fn merged(row: &FlowRecord, later: &FlowRecord) -> FlowRecord {
+    let mut merged = later.clone();
+    let add = |to: &mut Endpoint, from: &Endpoint| {
+        to.delta_packets = to.delta_packets.saturating_add(from.delta_packets);
+        to.delta_bytes = to.delta_bytes.saturating_add(from.delta_bytes);
+    };
+    add(merged.src_mut(), row.src());
+    add(merged.dst_mut(), row.dst());
+    merged
+}
+
+fn flows(count: u64) -> &'static str {
+    if count == 1 { "flow" } else { "flows" }
 }
 
 /// The account's equation in packets, or the difference if it does not hold.
@@ -415,7 +481,7 @@ fn in_brackets(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use agent_common::{HookAccount, Reason};
-    use proto::{EndReason, Endpoint, Interface};
+    use proto::{EndReason, Interface};
 
     use super::*;
 
@@ -479,7 +545,7 @@ mod tests {
                 .collect(),
             &account,
         );
-        let mut ended = record(7, 5000);
+        let mut ended = record(70, 5000);
         ended.end_reason = Some(EndReason::EndOfFlow.into());
         let first = FlowBatch {
             account: None,
@@ -502,7 +568,7 @@ mod tests {
         );
         assert!(lines[3].contains("INITIATOR"), "{text}");
         assert!(
-            lines[4].contains("0.0.0.7:40000") && lines[4].contains("closed"),
+            lines[4].contains("0.0.0.70:40000") && lines[4].contains("closed"),
             "{text}"
         );
         assert!(
@@ -513,6 +579,84 @@ mod tests {
         // All of them, 7's end included.
         let total = "total: 51 flows, 51 packets, 6225 bytes (6.1 KiB)";
         assert_eq!(lines[6..], ["… and 49 more flows", total]);
+    }
+
+    #[test]
+    fn an_end_is_in_the_row_of_its_flow_or_is_counted() {
+        let ended = |number| {
+            let mut end = record(number, 0);
+            end.src_mut().delta_packets = 0;
+            end.end_reason = Some(EndReason::IdleTimeout.into());
+            end
+        };
+        let account = HookAccount::default();
+        // The next flow with the same ports began when this one ended.
+        let again = FlowRecord {
+            first_seen_unix_ns: 5_000_000_000,
+            ..record(2, 30)
+        };
+        let whole = batch(
+            vec![
+                record(1, 100),
+                record(3, 20),
+                record(2, 10),
+                again,
+                record(4, 5),
+                ended(2),
+                ended(8),
+                ended(4),
+                ended(9),
+            ],
+            &account,
+        );
+        let text = drawn(&[whole], 4);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "scan 4  flows 3 active, 4 ended, 5 tracked  table 3 of 1000"
+        );
+        let rows: Vec<_> = lines[4..8]
+            .iter()
+            .map(|row| {
+                let cells: Vec<&str> = row.split_whitespace().collect();
+                (cells[3], cells[cells.len() - 1])
+            })
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ("0.0.0.1:40000", "active"),
+                ("0.0.0.2:40000", "active"),
+                ("0.0.0.3:40000", "active"),
+                ("0.0.0.2:40000", "idle"),
+            ]
+        );
+        assert_eq!(
+            lines[8..],
+            [
+                "… and 1 more flows",
+                "2 flows ended without packets in this window"
+            ]
+        );
+    }
+
+    #[test]
+    fn two_records_of_a_flow_are_one_row_with_the_counts_of_both() {
+        let last = FlowRecord {
+            end_reason: Some(EndReason::EndOfFlow.into()),
+            ..record(1, 11)
+        };
+        let text = drawn(
+            &[batch(vec![record(1, 100), last], &HookAccount::default())],
+            4,
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].contains("flows 0 active, 1 ended"), "{text}");
+        assert!(
+            lines[4].contains("111 B") && lines[4].contains("closed"),
+            "{text}"
+        );
+        assert_eq!(lines.len(), 5, "{text}");
     }
 
     #[test]

@@ -57,6 +57,46 @@ impl<'a> Talk<'a> {
 
 const HANDSHAKE: [(usize, u8); 3] = [(0, SYN), (1, SYN | ACK), (0, ACK)];
 
+#[test]
+fn tables_say_that_a_connection_closes_and_count_ends_without_packets() {
+    if !is_root_or_skip("agent::tables_say_that_a_connection_closes_and_count_ends_without_packets")
+    {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let settings = [
+        "--output",
+        "table",
+        "--linger",
+        "1h",
+        "--idle-timeout",
+        "1h",
+    ];
+    let agent = Agent::start(&lab, &settings);
+    let mut talk = Talk::new(&lab);
+    let state = |state: &str| {
+        wait_until(state, || {
+            let listed = agent.asked(&lab.agent, &["flows"]).stdout;
+            let listed = String::from_utf8(listed).unwrap();
+            let row = listed.lines().find(|line| line.contains(":443 "));
+            row.is_some_and(|row| row.trim_end().ends_with(state))
+        });
+    };
+    talk.say(&HANDSHAKE);
+    state("active");
+    talk.say(&[(0, FIN | ACK), (1, FIN | ACK), (0, ACK)]);
+    state("closing");
+    // Its end is all that is left for the last scan.
+    agent.signal(libc::SIGTERM);
+    let last_line = "1 flow ended without packets in this window\n";
+    wait_until("the last table", || agent.stdout().ends_with(last_line));
+    let tables = agent.stdout();
+    let (_, last) = tables.rsplit_once("scan ").unwrap();
+    assert!(last.contains("flows 0 active, 1 ended"), "{last}");
+    assert!(!last.contains(":443 "), "{last}");
+    agent.stop_silent();
+}
+
 /// The `first_seen` and the end reason of each flow that ended.
 fn ends(report: &Report) -> Vec<(String, String)> {
     let lines = report.flows.iter();

@@ -1,11 +1,11 @@
 //! Lays out the table's columns so that its lines fit a width.
 
-use std::time::Duration;
-
 use proto::FlowRecord;
 
 use crate::{
-    cells::{both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state},
+    cells::{
+        age, both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state,
+    },
     columns::Columns,
     human,
 };
@@ -61,7 +61,6 @@ impl Row {
         [source, destination]: &[Option<String>; 2],
         scan_end_unix_ns: u64,
     ) -> Self {
-        let age = scan_end_unix_ns.saturating_sub(record.first_seen_unix_ns);
         let [src, dst] = record.ends();
         let mut initiator = human::end(source.as_deref(), src);
         if record.initiator_assumed {
@@ -77,7 +76,7 @@ impl Row {
             human::bytes(src.delta_bytes),
             human::count(dst.delta_packets),
             human::bytes(dst.delta_bytes),
-            human::duration(Duration::from_nanos(age)),
+            age(record, scan_end_unix_ns),
             state(record).to_owned(),
             ends(&units.map(|unit| unit.map(short_unit))),
             both(processes),

@@ -7,8 +7,7 @@ use std::{
 };
 
 use agent_common::Pair;
-use bytes::Bytes;
-use formats::{human, names::Names};
+use formats::{flow_key::FlowKey, human, names::Names};
 use proto::{Account, Direction, FlowBatch, FlowRecord};
 
 use super::{
@@ -136,45 +135,6 @@ impl Figures {
         let mut traffic = before.traffic;
         traffic.add(last.traffic);
         (traffic, before.flows + last.flows - last.flows_again)
-    }
-}
-
-/// Identifies a flow among those that exist at the same time.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct FlowKey {
-    place: [u32; 2],
-    protocol: u32,
-    addresses: [Bytes; 4],
-    ports: [Option<u32>; 2],
-    icmp: [Option<u32>; 3],
-    is_later_fragment: bool,
-    tunnel: [Option<u32>; 3],
-    vlan_ids: [Vec<u32>; 2],
-    direction: i32,
-}
-
-impl FlowKey {
-    fn of(record: &FlowRecord) -> Self {
-        Self {
-            place: [record.netns, record.ifindex],
-            protocol: record.protocol,
-            addresses: [
-                record.src().addr.clone(),
-                record.dst().addr.clone(),
-                record.src().outer_addr.clone(),
-                record.dst().outer_addr.clone(),
-            ],
-            ports: [record.src().port, record.dst().port],
-            icmp: [record.icmp_type, record.icmp_code, record.icmp_identifier],
-            is_later_fragment: record.later_fragment,
-            tunnel: [
-                record.encapsulation.map(i32::cast_unsigned),
-                record.tunnel_id,
-                record.outer_pppoe_session,
-            ],
-            vlan_ids: [record.vlan_ids.clone(), record.outer_vlan_ids.clone()],
-            direction: record.src().direction,
-        }
     }
 }
 

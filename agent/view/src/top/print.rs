@@ -31,7 +31,8 @@ pub fn table(
         writeln!(out, "{}", harmless(&warnings))?;
     }
     writeln!(out)?;
-    let all = rows(picture, view, sort, false);
+    let mut all = rows(picture, view, sort, false);
+    all.retain(|row| !row.is_only_an_end());
     let shown = all.iter().take(most);
     let shown: Vec<_> = shown.map(|row| cells(picture, view, row)).collect();
     let (columns, some) = columns(view, &shown);

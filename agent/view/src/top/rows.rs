@@ -1,17 +1,20 @@
 //! Sorts the rows of a view and formats their cells.
 
-use std::{cmp::Reverse, time::Duration};
+use std::cmp::Reverse;
 
 use formats::{
-    cells::{both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state},
+    cells::{
+        age, both, direction, ends, place, protocol, round_trip, round_trips, short_unit, state,
+    },
     columns::Columns,
+    flow_key::FlowKey,
     human,
 };
 use proto::FlowRecord;
 
 use super::{
     Sort, View,
-    picture::{Figures, Flow, FlowKey, Id, Picture, Traffic},
+    picture::{Figures, Flow, Id, Picture, Traffic},
 };
 
 /// What a row shows.
@@ -44,6 +47,11 @@ impl Row<'_> {
             Of::Flow(_, flow) => flow.record.end_reason.is_some(),
             Of::Group(_) => false,
         }
+    }
+
+    /// Whether it is a flow of which only the end came with the traffic that is shown.
+    pub fn is_only_an_end(&self) -> bool {
+        self.has_ended() && self.recent.all_packets() == 0
     }
 
     fn name(&self) -> String {
@@ -223,9 +231,6 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
     match row.of {
         Of::Flow(_, flow) => {
             let record = &flow.record;
-            let age = picture
-                .end_unix_ns
-                .saturating_sub(record.first_seen_unix_ns);
             let packets = picture.per_second(row.recent.all_packets());
             let named = |ends: &[Option<String>; 2]| both(ends.each_ref().map(Option::as_deref));
             let [initiator, responder] = flow.endpoints();
@@ -243,7 +248,7 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
                     &retransmissions(record)
                         .map(|count| count.map(|count| human::count(count.into()))),
                 ),
-                human::duration(Duration::from_nanos(age)),
+                age(record, picture.end_unix_ns),
                 place(record, flow.interface.as_ref()),
                 direction(record),
                 state(record).to_owned(),
