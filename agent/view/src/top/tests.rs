@@ -546,6 +546,29 @@ fn keys_sort_choose_and_open() {
 }
 
 #[test]
+fn a_flow_that_ended_without_packets_has_no_row() {
+    let mut screen = screen();
+    let ended = FlowRecord {
+        end_reason: Some(EndReason::IdleTimeout.into()),
+        ..flow(1, [0, 0, 0, 0], [7, 2500, 5, 500])
+    };
+    let goes_on = flow(2, [1, 60, 0, 0], [3, 180, 1, 1000]);
+    screen.picture_mut().take(&batch(4, vec![ended, goes_on]));
+    let rows = screen.rows();
+    assert!(rows.iter().all(|row| !row.has_ended()));
+    assert_eq!(rows.len(), 2);
+    let mut printed = Vec::new();
+    let chosen = (View::Flows, Sort::Rate);
+    print::table(&mut printed, screen.picture(), chosen, (50, 200)).unwrap();
+    let printed = String::from_utf8(printed).unwrap();
+    assert!(!printed.contains("idle"), "{printed}");
+    // Programs get all of them.
+    let mut lines = Vec::new();
+    print::json(&mut lines, screen.picture(), chosen, 50).unwrap();
+    assert_eq!(lines.split(|byte| *byte == b'\n').count(), 3 + 1 + 1);
+}
+
+#[test]
 fn a_key_hides_flows_that_ended_and_shows_them_again() {
     let mut screen = screen();
     let ended = FlowRecord {
