@@ -263,6 +263,35 @@ mod tests {
     }
 
     #[test]
+    fn a_filter_chooses_by_the_names_of_hosts() {
+        let named = |host_id| FlowRecord {
+            dst: Some(Endpoint {
+                host_id,
+                ..record(1, 1, false).dst().clone()
+            }),
+            ..record(1, 1, false)
+        };
+        let mut batch = FlowBatch {
+            records: vec![named(Some(7)), named(None)],
+            hosts: vec![proto::HostName {
+                id: 7,
+                name: "a.example".to_owned(),
+            }],
+            ..FlowBatch::default()
+        };
+        for record in &mut batch.records {
+            record.src_mut().set_direction(proto::Direction::Ingress);
+        }
+        let mut sieve = Sieve::new(Wanted {
+            filter: "host *.example".parse().unwrap(),
+            ..Wanted::default()
+        });
+        let kept = sieve.take(&mut batch).0;
+        assert_eq!(kept.len(), 1);
+        assert_eq!(kept[0].dst().host_id, Some(7));
+    }
+
+    #[test]
     fn rules_know_the_name_of_an_interface_that_is_gone() {
         let filter = "include on eth0; exclude all".parse().unwrap();
         let mut sieve = Sieve::new(Wanted {
