@@ -41,7 +41,7 @@ pub struct TableWriter<W: Write> {
     /// Whether flows that are left out do not pass a filter, and do not belong to the total.
     is_filtered: bool,
     names: Names,
-    scan: Scan,
+    scan: Box<Scan>,
     all: All,
 }
 
@@ -60,11 +60,11 @@ impl Traffic {
         self.bytes = self.bytes.saturating_add(other.bytes);
     }
 
-    /// A record since the flow's previous one.
+    /// The packets of a record since the flow's previous one. It is no flow of its own.
     fn of(record: &FlowRecord) -> Self {
         let [src, dst] = record.ends();
         Self {
-            flows: 1,
+            flows: 0,
             packets: src.delta_packets.saturating_add(dst.delta_packets),
             bytes: src.delta_bytes.saturating_add(dst.delta_bytes),
         }
@@ -169,7 +169,7 @@ impl<W: Write> TableWriter<W> {
             keeps_order: false,
             is_filtered: false,
             names: Names::default(),
-            scan: Scan::default(),
+            scan: Box::default(),
             all: All::default(),
         }
     }
@@ -177,7 +177,7 @@ impl<W: Write> TableWriter<W> {
     /// Adds a batch, and draws the table when the scan is complete.
     pub fn batch(&mut self, batch: &FlowBatch) -> io::Result<()> {
         if batch.scan_id != self.scan.id || batch.batch_index == 0 {
-            self.scan = Scan {
+            *self.scan = Scan {
                 id: batch.scan_id,
                 ..Scan::default()
             };
@@ -246,7 +246,7 @@ impl<W: Write> TableWriter<W> {
                     (width.0.into(), height.0.into())
                 });
             // Leave room for the table's head, the lines below it, and the one where the cursor ends up.
-            (width, most.min(height.saturating_sub(lines.len() + 4)))
+            (width, most.min(height.saturating_sub(lines.len() + 5)))
         } else {
             (usize::MAX, most)
         };

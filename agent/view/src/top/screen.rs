@@ -141,7 +141,7 @@ impl Screen {
     pub fn rows(&self) -> Vec<rows::Row<'_>> {
         let (sort, is_reversed) = self.order();
         let mut rows = rows(self.picture(), self.view, sort, is_reversed);
-        rows.retain(|row| !row.is_only_an_end() && !(self.hides_ended && row.has_ended()));
+        rows.retain(|row| !(row.is_only_an_end() || self.hides_ended && row.has_ended()));
         rows
     }
 
