@@ -32,8 +32,8 @@ pub fn place(record: &FlowRecord, interface: Option<&String>) -> String {
 pub fn direction(record: &FlowRecord) -> String {
     let [forward, reverse] = human::directions(record);
     let name = match forward {
-        Some(Direction::Ingress) => "in",
-        Some(Direction::Egress) => "out",
+        Some(Direction::Ingress) => "ingress",
+        Some(Direction::Egress) => "egress",
         Some(Direction::Unspecified) | None => "?",
     };
     if forward.is_some() && forward == reverse {
@@ -232,8 +232,8 @@ mod tests {
             direction(&record)
         };
         let none = Direction::Unspecified;
-        assert_eq!(shown(Direction::Ingress, Direction::Egress), "in");
-        assert_eq!(shown(Direction::Egress, Direction::Ingress), "out");
+        assert_eq!(shown(Direction::Ingress, Direction::Egress), "ingress");
+        assert_eq!(shown(Direction::Egress, Direction::Ingress), "egress");
         assert_eq!(shown(Direction::Ingress, Direction::Ingress), "in in");
         assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
         assert_eq!(shown(none, none), "?");
