@@ -28,7 +28,7 @@ pub fn place(record: &FlowRecord, interface: Option<&String>) -> String {
     place
 }
 
-/// `in` or `out` for the initiator's packets; twice, as `in in`, if the responder's are seen on the same side.
+/// `ingress` or `egress` for the initiator's packets; twice, as `ingress ingress`, if the responder's are seen on the same side.
 pub fn direction(record: &FlowRecord) -> String {
     let [forward, reverse] = human::directions(record);
     let name = match forward {
@@ -234,7 +234,7 @@ mod tests {
         let none = Direction::Unspecified;
         assert_eq!(shown(Direction::Ingress, Direction::Egress), "ingress");
         assert_eq!(shown(Direction::Egress, Direction::Ingress), "egress");
-        assert_eq!(shown(Direction::Ingress, Direction::Ingress), "in in");
+        assert_eq!(shown(Direction::Ingress, Direction::Ingress), "ingress ingress");
         assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
         assert_eq!(shown(none, none), "?");
     }

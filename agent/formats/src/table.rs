@@ -635,7 +635,8 @@ mod tests {
             lines[8..],
             [
                 "… and 1 more flows",
-                "2 flows ended without packets in this window"
+                "2 flows ended without packets in this window",
+                "total: 5 flows, 5 packets, 165 bytes"
             ]
         );
     }
@@ -656,7 +657,8 @@ mod tests {
             lines[4].contains("111 B") && lines[4].contains("closed"),
             "{text}"
         );
-        assert_eq!(lines.len(), 5, "{text}");
+        let total = "total: 1 flow, 2 packets, 111 bytes";
+        assert_eq!(lines[5..], [total], "{text}");
     }
 
     #[test]
