@@ -234,8 +234,11 @@ mod tests {
         let none = Direction::Unspecified;
         assert_eq!(shown(Direction::Ingress, Direction::Egress), "ingress");
         assert_eq!(shown(Direction::Egress, Direction::Ingress), "egress");
-        assert_eq!(shown(Direction::Ingress, Direction::Ingress), "ingress ingress");
-        assert_eq!(shown(Direction::Egress, Direction::Egress), "out out");
+        assert_eq!(
+            shown(Direction::Ingress, Direction::Ingress),
+            "ingress ingress"
+        );
+        assert_eq!(shown(Direction::Egress, Direction::Egress), "egress egress");
         assert_eq!(shown(none, none), "?");
     }
 }

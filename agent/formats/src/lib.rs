@@ -43,7 +43,7 @@ pub enum Format {
 
 /// Writes batches in either form.
 pub enum Printer<W: Write> {
-    Table(TableWriter<W>),
+    Table(Box<TableWriter<W>>),
     Json(JsonWriter<W>),
 }
 
@@ -61,7 +61,7 @@ impl Printer<io::BufWriter<io::Stdout>> {
     pub fn once(format: Format, rows: usize, is_filtered: bool) -> Self {
         let out = buffered(io::stdout());
         match format {
-            Format::Table => Self::Table(TableWriter::list(out, rows, is_filtered)),
+            Format::Table => Self::Table(Box::new(TableWriter::list(out, rows, is_filtered))),
             Format::Json => Self::Json(JsonWriter::new(out)),
         }
     }
@@ -76,8 +76,10 @@ impl<W: Write> Printer<W> {
     /// `in_place` redraws a table on a terminal. `limit` bounds its rows.
     pub fn new(format: Format, out: W, in_place: bool, limit: Option<usize>) -> Self {
         match format {
-            Format::Table if in_place => Self::Table(TableWriter::on_terminal(out, limit)),
-            Format::Table => Self::Table(TableWriter::plain(out, limit)),
+            Format::Table if in_place => {
+                Self::Table(Box::new(TableWriter::on_terminal(out, limit)))
+            }
+            Format::Table => Self::Table(Box::new(TableWriter::plain(out, limit))),
             Format::Json => Self::Json(JsonWriter::new(out)),
         }
     }

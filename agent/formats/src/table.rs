@@ -37,12 +37,21 @@ pub struct TableWriter<W: Write> {
     in_place: bool,
     limit: Option<usize>,
     drawn: bool,
-    keeps_order: bool,
-    /// Whether flows that are left out do not pass a filter, and do not belong to the total.
-    is_filtered: bool,
+    source: Source,
     names: Names,
     scan: Box<Scan>,
     all: All,
+}
+
+/// What the batches are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Those of scans.
+    Scans,
+    /// A list of flows in its order.
+    List,
+    /// The same of those that pass a filter: what is left out does not, and does not belong to the total.
+    FilteredList,
 }
 
 /// Flows with their packets and bytes, both directions together.
@@ -154,8 +163,11 @@ impl<W: Write> TableWriter<W> {
     /// Shows flows in the order they arrive. `is_filtered` if those that are left out do not pass a filter.
     pub fn list(out: W, rows: usize, is_filtered: bool) -> Self {
         Self {
-            keeps_order: true,
-            is_filtered,
+            source: if is_filtered {
+                Source::FilteredList
+            } else {
+                Source::List
+            },
             ..Self::new(out, Some(rows), false)
         }
     }
@@ -166,8 +178,7 @@ impl<W: Write> TableWriter<W> {
             in_place,
             limit,
             drawn: false,
-            keeps_order: false,
-            is_filtered: false,
+            source: Source::Scans,
             names: Names::default(),
             scan: Box::default(),
             all: All::default(),
@@ -201,10 +212,10 @@ impl<W: Write> TableWriter<W> {
             if !batch.snapshot {
                 self.all.add(record);
             }
-            if self.keeps_order {
-                self.scan.append(record, most);
-            } else {
+            if self.source == Source::Scans {
                 self.scan.add(record, most);
+            } else {
+                self.scan.append(record, most);
             }
         }
         match &batch.account {
@@ -250,7 +261,7 @@ impl<W: Write> TableWriter<W> {
         } else {
             (usize::MAX, most)
         };
-        if !self.keeps_order {
+        if self.source == Source::Scans {
             self.scan.sort(rows);
         }
         let shown = self.scan.busiest.iter();
@@ -260,7 +271,7 @@ impl<W: Write> TableWriter<W> {
             flows: self.scan.flows,
             ..self.scan.traffic
         };
-        if self.keeps_order && !self.is_filtered {
+        if self.source == Source::List {
             more += batch.left_out_records;
             total.add(Traffic {
                 flows: batch.left_out_records,
@@ -281,7 +292,7 @@ impl<W: Write> TableWriter<W> {
                 "{count} {flows} ended without packets in this window"
             ));
         }
-        if self.is_filtered && batch.left_out_records > 0 {
+        if self.source == Source::FilteredList && batch.left_out_records > 0 {
             let left_out = human::count(batch.left_out_records);
             lines.push(format!("… and {left_out} flows that are left out"));
         }
@@ -753,19 +764,18 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         let text = written(&scans);
-        let last = "in 2 scans: 2 flows began, 5 packets, 3500 bytes (3.4 KiB)";
-        assert_eq!(text.lines().last(), Some(last));
+        let sum = "in 2 scans: 2 flows began, 5 packets, 3500 bytes (3.4 KiB)";
+        assert_eq!(text.lines().last(), Some(sum));
         assert!(text.starts_with("after scan 4"), "{text}");
-        let totals = text.lines().filter(|line| line.starts_with("total:"));
+        let totals: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("total:"))
+            .collect();
         let of_last = "total: 3 flows, 3 packets, 2100 bytes (2.1 KiB)";
-        assert_eq!(
-            (totals.clone().count(), totals.last()),
-            (3, Some(of_last)),
-            "{text}"
-        );
+        assert_eq!((totals.len(), totals[2]), (3, of_last), "{text}");
         // Lost to a slow reader, and missing because the agent was gone.
         let [_, first, second] = scans;
-        let lost = FlowBatch {
+        let dropped = FlowBatch {
             lost_batches: 1,
             lost_records: 4,
             ..second.clone()
@@ -774,7 +784,7 @@ mod tests {
             stream_seq: 1,
             ..second
         };
-        for second in [lost, anew] {
+        for second in [dropped, anew] {
             let text = written(&[first.clone(), second]);
             assert!(
                 text.ends_with("; records are missing, so there were more\n"),

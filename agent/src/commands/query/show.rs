@@ -63,20 +63,25 @@ const RATES: [&str; 4] = [
     "reverse_bits_per_second",
 ];
 
-/// Packets and bits a second, from each direction as in [`RATES`]. `None` if the answer covers no time.
-fn rates(group: &Group, answer: &Answer) -> Option<[f64; 4]> {
+/// Thousandths of packets and bits a second, from each direction as in [`RATES`]. `None` if the answer covers no time.
+fn rates(group: &Group, answer: &Answer) -> Option<[u64; 4]> {
     let period_us = answer.period_us(group)?;
-    let seconds = (period_us.end - period_us.start) as f64 / 1e6;
+    let period_us = u128::from(period_us.end.abs_diff(period_us.start));
+    let rate = |sum: u64, units: u128| {
+        let thousandths = u128::from(sum) * units * 1_000_000_000;
+        let rounded = (thousandths + period_us / 2) / period_us;
+        u64::try_from(rounded).unwrap_or(u64::MAX)
+    };
     let Sums { packets, bytes, .. } = group.sums;
-    let each = [0, 1].map(|end| [packets[end] as f64, bytes[end] as f64 * 8.0]);
-    let [[packets, bits], [reverse_packets, reverse_bits]] = each;
-    Some([packets, bits, reverse_packets, reverse_bits].map(|sum| sum / seconds))
+    let [[packets, bits], [reverse_packets, reverse_bits]] =
+        [0, 1].map(|end| [rate(packets[end], 1), rate(bytes[end], 8)]);
+    Some([packets, bits, reverse_packets, reverse_bits])
 }
 
-/// The rates to thousandths, or `null`.
+/// The rates, or `null`.
 fn rate_values(group: &Group, answer: &Answer) -> [Value; 4] {
     match rates(group, answer) {
-        Some(rates) => rates.map(|rate| json!((rate * 1000.0).round() / 1000.0)),
+        Some(rates) => rates.map(|thousandths| json!(thousandths as f64 / 1000.0)),
         // An empty step.
         None if group.sums == Sums::default() => [0.0; 4].map(|rate| json!(rate)),
         None => [const { Value::Null }; 4],
@@ -315,9 +320,12 @@ fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<(
                 None => value.to_string(),
             });
         let sums = values(&group.sums).map(|value| value.to_string());
-        let rates = rate_values(group, answer).map(|value| match value {
-            Value::Null => String::new(),
-            rate => rate.to_string(),
+        let rates = rate_values(group, answer).map(|value| {
+            if value.is_null() {
+                String::new()
+            } else {
+                value.to_string()
+            }
         });
         let before = group.before.iter().flat_map(values);
         let before = before.map(|value| value.to_string());
@@ -515,11 +523,12 @@ fn length(windows_us: &Range<i64>) -> Duration {
 }
 
 /// `0.3` if it is less than ten.
-fn per_second(rate: f64) -> String {
-    if rate != 0.0 && rate < 9.95 {
-        return format!("{:.1}", rate.max(0.1));
+fn per_second(thousandths: u64) -> String {
+    match thousandths {
+        0 => "0".to_owned(),
+        1..9950 => format!("{:.1}", thousandths.max(100) as f64 / 1000.0),
+        _ => human::count(thousandths / 1000 + u64::from(thousandths % 1000 >= 500)),
     }
-    human::count(rate.round() as u64)
 }
 
 fn title(by: By) -> &'static str {
@@ -602,9 +611,11 @@ fn cells(group: &Group, shape: &Shape<'_>, answer: &Answer) -> Vec<String> {
         human::count(begun),
     ];
     let rates = match rates(group, answer) {
-        Some([packets, bits, reverse_packets, reverse_bits]) => {
-            [packets + reverse_packets, bits + reverse_bits].map(per_second)
-        }
+        Some([packets, bits, reverse_packets, reverse_bits]) => [
+            packets.saturating_add(reverse_packets),
+            bits.saturating_add(reverse_bits),
+        ]
+        .map(per_second),
         None => ["-"; 2].map(str::to_owned),
     };
     parts.chain(figures).chain(rates).collect()

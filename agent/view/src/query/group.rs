@@ -280,7 +280,7 @@ impl<'a> Groups<'a> {
             }
         }
         if let Some(scale) = &self.scale {
-            let bars = figures.bars.get_or_insert_with(|| Box::new([0.0; _]));
+            let bars = figures.bars.get_or_insert_default();
             scale.add(bars, &row.window_us, sums.by(self.order));
         }
         Ok(())
@@ -301,8 +301,8 @@ impl<'a> Groups<'a> {
             };
             (step(&one.0), of(one), &one.0).cmp(&(step(&other.0), of(other), &other.0))
         });
-        let shown = |(parts, figures): (Vec<Part>, Figures)| {
-            let bars = self.scale.as_ref().zip(figures.bars.as_ref());
+        let shown = |(parts, mut figures): (Vec<Part>, Figures)| {
+            let bars = self.scale.as_ref().zip(figures.bars.as_mut());
             Group {
                 parts,
                 sums: figures.sums,

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 /// The most bars of a history.
-const BARS: usize = 32;
-const BARS_I64: i64 = BARS as i64;
+const BARS: u8 = 32;
 
 /// The shortest bar, in microseconds. Others are longer by powers of two.
 const SHORTEST_US: i64 = 1_000_000;
@@ -12,7 +11,8 @@ const SHORTEST_US: i64 = 1_000_000;
 const LATEST_US: i64 = i64::MAX / 1000;
 
 /// The bars of one group. The bar of a number is at the number's rest by [`BARS`], so that none moves if the range grows.
-pub(super) type Bars = Box<[f64; BARS]>;
+#[derive(Default)]
+pub(super) struct Bars(Box<[u64; BARS as usize]>);
 
 /// Which bars there are, the same for all groups.
 pub(super) struct Scale {
@@ -36,7 +36,7 @@ impl Scale {
             let new = self.numbers_of(&window_us);
             let (first, last) = self.numbers.unwrap_or(new);
             let all = (first.min(new.0), last.max(new.1));
-            if all.1 - all.0 < BARS_I64 {
+            if all.1 - all.0 < i64::from(BARS) {
                 self.numbers = Some(all);
                 return;
             }
@@ -51,23 +51,31 @@ impl Scale {
     /// Spreads a value evenly over its scan window, for which there must be room.
     pub(super) fn add(&self, bars: &mut Bars, window_us: &Range<i64>, value: u64) {
         let window_us = sound(window_us);
-        let length = (window_us.end - window_us.start) as f64;
         let (first, last) = self.numbers_of(&window_us);
+        // What the window has up to the end of a bar, so that nothing is lost by rounding.
+        let mut before = 0;
         for number in first..=last {
-            let share = self.overlap_us(number, &window_us) as f64 / length;
-            bars[place(number)] += value as f64 * share;
+            let end = window_us.end.min((number + 1) * self.length_us);
+            let part = end.abs_diff(window_us.start);
+            let up_to_here = scaled(value, part, window_us.end.abs_diff(window_us.start));
+            let bar = bars.of(number);
+            *bar = bar.saturating_add(up_to_here - before);
+            before = up_to_here;
         }
     }
 
     /// The bars in order of time, as high as they would be if the windows of all records covered them wholly.
-    pub(super) fn read(&self, bars: &Bars, windows_us: &Range<i64>) -> Vec<u64> {
+    pub(super) fn read(&self, bars: &mut Bars, windows_us: &Range<i64>) -> Vec<u64> {
         let Some((first, last)) = self.numbers else {
             return Vec::new();
         };
         let windows_us = sound(windows_us);
         let each = (first..=last).map(|number| {
-            let covered = self.overlap_us(number, &windows_us).max(1) as f64;
-            (bars[place(number)] * self.length_us as f64 / covered).ceil() as u64
+            let start = number * self.length_us;
+            let end = windows_us.end.min(start + self.length_us);
+            let covered = end.saturating_sub(windows_us.start.max(start)).max(1);
+            let length = self.length_us.unsigned_abs();
+            scaled(*bars.of(number), length, covered.unsigned_abs())
         });
         each.collect()
     }
@@ -76,23 +84,28 @@ impl Scale {
         let number = |us: i64| us.div_euclid(self.length_us);
         (number(window_us.start), number(window_us.end - 1))
     }
+}
 
-    fn overlap_us(&self, number: i64, window_us: &Range<i64>) -> i64 {
-        let start = number * self.length_us;
-        window_us.end.min(start + self.length_us) - window_us.start.max(start)
+impl Bars {
+    fn of(&mut self, number: i64) -> &mut u64 {
+        let place = number.rem_euclid(BARS.into());
+        &mut self.0[place.cast_unsigned() as usize]
     }
+}
+
+/// The share of a value, rounded down, at most `u64::MAX`.
+fn scaled(value: u64, by: u64, of: u64) -> u64 {
+    let share = u128::from(value) * u128::from(by) / u128::from(of.max(1));
+    share.try_into().unwrap_or(u64::MAX)
 }
 
 /// Puts each pair of bars into one.
 pub(super) fn join(bars: &mut Bars, (first, last): (i64, i64)) {
-    let before = std::mem::replace(bars, Box::new([0.0; BARS]));
+    let mut before = std::mem::take(bars);
     for number in first..=last {
-        bars[place(number.div_euclid(2))] += before[place(number)];
+        let bar = bars.of(number.div_euclid(2));
+        *bar = bar.saturating_add(*before.of(number));
     }
-}
-
-fn place(number: i64) -> usize {
-    number.rem_euclid(BARS_I64) as usize
 }
 
 /// A window that is not empty and within the calendar.
@@ -108,7 +121,7 @@ mod tests {
     const SECOND_US: i64 = 1_000_000;
 
     fn history(windows: &[(Range<i64>, u64)]) -> Vec<u64> {
-        let (mut scale, mut bars) = (Scale::new(), Bars::new([0.0; BARS]));
+        let (mut scale, mut bars) = (Scale::new(), Bars::default());
         for (seconds, value) in windows {
             let window = seconds.start * SECOND_US..seconds.end * SECOND_US;
             scale.include(&window, |numbers| join(&mut bars, numbers));
@@ -117,7 +130,7 @@ mod tests {
         let starts = windows.iter().map(|(window, _)| window.start).min();
         let ends = windows.iter().map(|(window, _)| window.end).max();
         let all = starts.unwrap() * SECOND_US..ends.unwrap() * SECOND_US;
-        scale.read(&bars, &all)
+        scale.read(&mut bars, &all)
     }
 
     #[test]
@@ -141,13 +154,13 @@ mod tests {
 
     #[test]
     fn windows_that_no_agent_sends_do_no_harm() {
-        let odd = [(i64::MIN..i64::MAX, 1), (5..5, 2), (9..3, 4)];
-        let (mut scale, mut bars) = (Scale::new(), Bars::new([0.0; BARS]));
+        let odd = [(i64::MIN..i64::MAX, 1), (5..5, 2)];
+        let (mut scale, mut bars) = (Scale::new(), Bars::default());
         for (window, value) in &odd {
             scale.include(window, |numbers| join(&mut bars, numbers));
             scale.add(&mut bars, window, *value);
         }
-        let read = scale.read(&bars, &(0..i64::MAX));
-        assert!((1..=BARS).contains(&read.len()), "{read:?}");
+        let read = scale.read(&mut bars, &(0..i64::MAX));
+        assert!((1..=usize::from(BARS)).contains(&read.len()), "{read:?}");
     }
 }

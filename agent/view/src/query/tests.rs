@@ -210,12 +210,12 @@ fn an_address_that_talks_to_itself_has_its_flow_once() {
 }
 
 /// By these steps of UTC, with a row for all that have a part of these seconds after the start.
-fn stepping(seconds: u32, shown_us: Range<i64>) -> Option<Stepping> {
-    Some(Stepping {
+fn stepping(seconds: u32, shown_us: Range<i64>) -> Stepping {
+    Stepping {
         step: Step::Seconds(seconds),
         zone: Zone::Utc,
         shown_us,
-    })
+    }
 }
 
 /// In microseconds.
@@ -241,7 +241,7 @@ fn steps_have_what_a_query_of_their_time_has_and_add_up_to_the_total() {
     for by in [&[][..], &[By::Address], &[By::Source, By::Port]] {
         let open = i64::MIN..i64::MAX;
         let answer = folder.ask(&Question {
-            steps: stepping(20, open),
+            steps: Some(stepping(20, open)),
             ..everything(by)
         });
         let mut steps: Vec<_> = answer.groups.iter().map(step_of).collect();
@@ -291,7 +291,7 @@ fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
     folder.in_the_making(&pieces(&batches));
     let ask = |shown_us| {
         folder.ask(&Question {
-            steps: stepping(20, shown_us),
+            steps: Some(stepping(20, shown_us)),
             top: 2,
             ..everything(&[By::Source])
         })
@@ -324,7 +324,7 @@ fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
     assert_eq!(rows(&answer), expected);
     // Too many are refused rather than shown for ever.
     let question = Question {
-        steps: stepping(20, 0..i64::MAX),
+        steps: Some(stepping(20, 0..i64::MAX)),
         ..everything(&[])
     };
     let error = answer_of(&folder, &question).unwrap_err().to_string();
@@ -343,7 +343,7 @@ fn rates_are_over_the_time_that_windows_cover() {
     let all = after_start(14)..after_start(30);
     assert_eq!(answer.period_us(&answer.groups[0]), Some(all));
     let steps = folder.ask(&Question {
-        steps: stepping(20, after_start(-20)..after_start(60)),
+        steps: Some(stepping(20, after_start(-20)..after_start(60))),
         ..everything(&[])
     });
     let periods: Vec<_> = steps
@@ -412,7 +412,7 @@ fn a_comparison_has_what_queries_of_both_times_have() {
         let steps = ask(
             of(40),
             Some(earlier * SECOND_US),
-            stepping(10, i64::MIN..i64::MAX),
+            Some(stepping(10, i64::MIN..i64::MAX)),
         );
         let mut total = [Sums::default(); 2];
         for group in &steps.groups {
