@@ -45,8 +45,12 @@ pub fn greet(status: &AgentStatus, scan_interval: Duration, listens_at: Option<&
 pub fn part(flows: u64, packets: u64, seen: u64, missing: u64) {
     if missing == 0 {
         let others = seen - packets.min(seen);
+        let [packets, flows] = [(packets, "packet"), (flows, "flow")].map(|(number, what)| {
+            let ending = if number == 1 { "" } else { "s" };
+            format!("{number} {what}{ending}")
+        });
         tracing::info!(
-            "counted {packets} packets in {flows} flows; {others} others were left out, each for a known reason"
+            "counted {packets} in {flows}; {others} more packets were left out, each for a known reason"
         );
     } else {
         tracing::error!(

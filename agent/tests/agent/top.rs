@@ -2,11 +2,8 @@
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
     path::Path,
-    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
-    sync::{Arc, Mutex},
-    thread,
+    process::{Command, Stdio},
 };
 
 use agent_common::Pair;
@@ -14,8 +11,11 @@ use lab::{Host, Lab, privilege::is_root_or_skip};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{
-    Agent, BINARY, attached::nothing_is_attached, count, flow_agent, wait_for_packets, wait_until,
+use crate::{
+    support::{
+        Agent, attached::nothing_is_attached, count, flow_agent, wait_for_packets, wait_until,
+    },
+    terminal::AtTerminal,
 };
 
 const SIZE: (u16, u16) = (24, 100);
@@ -146,75 +146,6 @@ fn a_rate_covers_about_the_time_between_requests_though_the_agent_scans_more_oft
     agent.stop_silent();
 }
 
-/// `flow-agent top` at a terminal that `script` makes.
-struct AtTerminal {
-    process: Child,
-    keys: ChildStdin,
-    terminal: Arc<Mutex<vt100::Parser>>,
-    written: Arc<Mutex<Vec<u8>>>,
-}
-
-impl AtTerminal {
-    fn start(host: &Host, arguments: &str) -> Self {
-        let (rows, columns) = SIZE;
-        let program = Path::new(BINARY).display();
-        let command = format!("stty rows {rows} cols {columns}; exec {program} top {arguments}");
-        let mut process = host
-            .command("script")
-            .args(["-qefc", &command, "/dev/null"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut output = process.stdout.take().unwrap();
-        let terminal = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
-        let written = Arc::new(Mutex::new(Vec::new()));
-        let (shows, keeps) = (Arc::clone(&terminal), Arc::clone(&written));
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(read @ 1..) = output.read(&mut bytes) {
-                shows.lock().unwrap().process(&bytes[..read]);
-                keeps.lock().unwrap().extend_from_slice(&bytes[..read]);
-            }
-        });
-        Self {
-            keys: process.stdin.take().unwrap(),
-            process,
-            terminal,
-            written,
-        }
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
-    }
-
-    fn shown(&self) -> String {
-        self.terminal.lock().unwrap().screen().contents()
-    }
-
-    /// Waits until these words are there.
-    fn shows(&self, words: &str) {
-        wait_until(words, || self.shown().contains(words));
-    }
-
-    fn ended(&mut self) -> ExitStatus {
-        let mut status = None;
-        wait_until("it ended", || {
-            status = self.process.try_wait().unwrap();
-            status.is_some()
-        });
-        status.unwrap()
-    }
-}
-
-impl Drop for AtTerminal {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 #[test]
 fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     if !is_root_or_skip("agent::a_terminal_shows_what_is_chosen_and_is_given_back") {
@@ -223,8 +154,8 @@ fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
     send(&lab, 1001..=1005);
-    let arguments = format!("--every 300ms --connect {}", agent.address());
-    let mut top = AtTerminal::start(&lab.agent, &arguments);
+    let arguments = format!("top --every 300ms --connect {}", agent.address());
+    let mut top = AtTerminal::start(&lab.agent, SIZE, &arguments);
     let peer = lab.peer.ipv4;
     top.shows(&format!("{peer}:1005"));
     // What comes while it is open is there with the next scan.
@@ -246,8 +177,7 @@ fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     top.shows("waiting for the agent to come back");
     top.press("q");
     assert!(top.ended().success());
-    let written = top.written.lock().unwrap();
-    let written = String::from_utf8_lossy(&written);
+    let written = top.written();
     for gives_back in ["\x1b[?1049l", "\x1b[?25h", "\x1b[?1000l"] {
         assert!(written.contains(gives_back), "{gives_back:?}");
     }
