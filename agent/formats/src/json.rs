@@ -165,13 +165,13 @@ struct Origin<'a> {
     hostname: &'a str,
     /// Only in what a collector stores.
     #[serde(flatten)]
-    stream: Option<Stream<'a>>,
+    sender: Option<Sender<'a>>,
 }
 
 /// The stream by which a batch came to a collector, which numbers its batches.
 #[derive(Clone, Copy, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Stream<'a> {
+struct Sender<'a> {
     /// The name that the sender's credential stands for.
     #[serde(skip_serializing_if = "str::is_empty")]
     identity: &'a str,
@@ -190,7 +190,7 @@ impl<'a> Origin<'a> {
             identity,
             ..
         } = batch.agent.as_ref()?;
-        let stream = (batch.stream_id != 0).then_some(Stream {
+        let sender = (batch.stream_id != 0).then_some(Sender {
             identity,
             boot_id,
             instance_id,
@@ -199,7 +199,7 @@ impl<'a> Origin<'a> {
         Some(Self {
             agent_id,
             hostname,
-            stream,
+            sender,
         })
     }
 }
