@@ -559,7 +559,7 @@ fn tell_that_it_counts(
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
-    let listens_at = config.listen.first().map(ToString::to_string);
+    let connect = connect_to(config);
     tokio::spawn(async move {
         // Later statuses may have fewer hooks, since interfaces leave.
         let has_all = |status: &Arc<AgentStatus>| {
@@ -571,13 +571,24 @@ fn tell_that_it_counts(
         let status = status.map(|status| Arc::clone(&status));
         match status {
             Ok(status) if terminal::is_read() => {
-                terminal::greet(&status, scan_interval, listens_at.as_deref());
+                terminal::greet(&status, scan_interval, connect.as_deref());
             }
             _ => tracing::info!(max_flows, ?scan_interval, "counting"),
         }
         counts.send_replace(true);
         manager.ready().await;
     });
+}
+
+/// Where a person at this machine reaches the agent: best at a Unix socket, where nobody needs a certificate.
+fn connect_to(config: &Config) -> Option<String> {
+    let is_unix = |address: &&ListenAddr| matches!(address, ListenAddr::Unix(_));
+    let mut all = config.listen.iter();
+    let address = all.clone().find(is_unix).or_else(|| all.next())?;
+    Some(match address {
+        ListenAddr::Tcp(address) if config.tls.is_some() => format!("https://{address}"),
+        ListenAddr::Tcp(_) | ListenAddr::Unix(_) => address.to_string(),
+    })
 }
 
 /// Identifies this agent: machine, boot and process.

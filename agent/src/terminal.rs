@@ -1,6 +1,7 @@
 //! The log as a person reads it at a terminal: the time of day and what happened, without modules.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{self, IsTerminal as _},
     time::{Duration, SystemTime},
@@ -12,10 +13,10 @@ use sys::local_time::Zone;
 use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::{
     fmt::{
-        FmtContext, FormatEvent, FormatFields,
+        FmtContext, FormatEvent, FormatFields, FormattedFields,
         format::{Format, Writer},
     },
-    registry::LookupSpan,
+    registry::{LookupSpan, Scope},
 };
 
 const DIMMED: &str = "\x1b[2m";
@@ -23,7 +24,9 @@ const YELLOW: &str = "\x1b[33m";
 const RED: &str = "\x1b[31m";
 const PLAIN: &str = "\x1b[0m";
 
-/// There are two of these lines for each interface, and "counting" names the interfaces.
+/// Modules whose informational events are left out: two lines for each interface, which "counting" names, and the sums of each
+/// consumer that left.
+const LEFT_OUT: [&str; 2] = [ATTACHED, "hub"];
 const ATTACHED: &str = "kernel::attach::attacher";
 
 /// The most interfaces that are named.
@@ -35,8 +38,8 @@ pub fn is_read() -> bool {
 }
 
 /// Says what is counted, and where to look next.
-pub fn greet(status: &AgentStatus, scan_interval: Duration, listens_at: Option<&str>) {
-    for line in greeting(status, scan_interval, listens_at) {
+pub fn greet(status: &AgentStatus, scan_interval: Duration, connect: Option<&str>) {
+    for line in greeting(status, scan_interval, connect) {
         tracing::info!("{line}");
     }
 }
@@ -49,9 +52,13 @@ pub fn part(flows: u64, packets: u64, seen: u64, missing: u64) {
             let ending = if number == 1 { "" } else { "s" };
             format!("{number} {what}{ending}")
         });
-        tracing::info!(
-            "counted {packets} in {flows}; {others} more packets were left out, each for a known reason"
-        );
+        if others == 0 {
+            tracing::info!("counted {packets} in {flows}");
+        } else {
+            tracing::info!(
+                "counted {packets} in {flows}; {others} more were left out, each for a known reason"
+            );
+        }
     } else {
         tracing::error!(
             "{seen} packets seen, of which {missing} are unaccounted for: this is a bug"
@@ -59,21 +66,25 @@ pub fn part(flows: u64, packets: u64, seen: u64, missing: u64) {
     }
 }
 
-fn greeting(
-    status: &AgentStatus,
-    scan_interval: Duration,
-    listens_at: Option<&str>,
-) -> Vec<String> {
-    let hooks = status.hooks.iter();
-    let mut names: Vec<&str> = hooks
-        .filter_map(|hook| Some(hook.interface.as_ref()?.name.as_str()))
+fn greeting(status: &AgentStatus, scan_interval: Duration, connect: Option<&str>) -> Vec<String> {
+    // An interface has a hook for each direction.
+    let hooks = status
+        .hooks
+        .iter()
+        .filter_map(|hook| hook.interface.as_ref());
+    let interfaces: BTreeMap<_, _> = hooks
+        .map(|one| {
+            let name = human::interface(&one.netns_name, &one.name);
+            ((one.netns, one.ifindex), name)
+        })
         .collect();
-    names.dedup();
+    let mut names: Vec<String> = interfaces.into_values().collect();
     let more = names.len().saturating_sub(MOST_NAMES);
     names.truncate(MOST_NAMES);
     let mut at = names.join(", ");
     if more > 0 {
-        at = format!("{at} and {more} more interfaces");
+        let ending = if more == 1 { "" } else { "s" };
+        at = format!("{at} and {more} more interface{ending}");
     } else if names.is_empty() {
         "no interface yet".clone_into(&mut at);
     }
@@ -82,7 +93,7 @@ fn greeting(
         "counting packets at {}, with a scan every {interval}; Ctrl-C stops",
         harmless(&at)
     )];
-    if let Some(address) = listens_at {
+    if let Some(address) = connect {
         let connect = if address == view::client::DEFAULT_TARGET {
             String::new()
         } else {
@@ -100,7 +111,7 @@ pub struct TerminalFormat;
 
 /// Whether an event is shown at a terminal.
 pub fn shows(event: &Metadata<'_>) -> bool {
-    !(*event.level() == Level::INFO && event.target() == ATTACHED)
+    !(*event.level() == Level::INFO && LEFT_OUT.contains(&event.target()))
 }
 
 impl<S, N> FormatEvent<S, N> for TerminalFormat
@@ -127,6 +138,13 @@ where
         } else {
             write!(writer, "{now} {word}")?;
         }
+        // The network namespace that a thread works in; see `Namespace::span`.
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+            if let Some(fields) = span.extensions().get::<FormattedFields<N>>() {
+                let value = fields.strip_prefix("name=").unwrap_or(fields);
+                write!(writer, "{} {value}: ", span.name())?;
+            }
+        }
         context
             .field_format()
             .format_fields(writer.by_ref(), event)?;
@@ -141,6 +159,7 @@ mod tests {
         sync::{Arc, Mutex},
     };
 
+    use proto::{HookStatus, Interface};
     use regex::Regex;
     use tracing::{info, subscriber::with_default, warn};
     use tracing_subscriber::{Layer as _, filter::filter_fn, layer::SubscriberExt as _};
@@ -175,6 +194,39 @@ mod tests {
     }
 
     #[test]
+    fn a_greeting_names_each_interface_once_and_commands_that_work() {
+        let hook = |netns, ifindex, name: &str, netns_name: &str| HookStatus {
+            interface: Some(Interface {
+                netns,
+                ifindex,
+                name: name.to_owned(),
+                netns_name: netns_name.to_owned(),
+                ..Interface::default()
+            }),
+            ..HookStatus::default()
+        };
+        let one = [hook(1, 1, "lo", "a"), hook(2, 1, "lo", "b")];
+        let mut hooks = [one.clone(), one].concat();
+        let greeted = |hooks: &[HookStatus], connect| {
+            let status = AgentStatus {
+                hooks: hooks.to_vec(),
+                ..AgentStatus::default()
+            };
+            greeting(&status, Duration::from_secs(10), connect)
+        };
+        let lines = greeted(&hooks, Some("https://127.0.0.1:5000"));
+        let begin = "counting packets at a/lo, b/lo, with a scan every 10s";
+        assert!(lines[0].starts_with(begin), "{lines:?}");
+        assert!(lines[1].contains("flow-agent top --connect https://127.0.0.1:5000`"));
+        hooks.extend((3..6).map(|index| hook(3, index, &format!("v{index}"), "")));
+        let lines = greeted(&hooks, Some(view::client::DEFAULT_TARGET));
+        let at = "a/lo, b/lo, v3, v4 and 1 more interface, with";
+        assert!(lines[0].contains(at), "{lines:?}");
+        assert!(lines[1].contains("`flow-agent top` shows"), "{lines:?}");
+        assert_eq!(greeted(&hooks, None).len(), 1);
+    }
+
+    #[test]
     fn a_line_has_the_time_and_what_happened_and_no_module() {
         let text = logged(false, || {
             info!(address = "unix:/a", "listening");
@@ -185,6 +237,12 @@ mod tests {
             r#"\A\d\d:\d\d:\d\d listening address="unix:/a"\n\d\d:\d\d:\d\d warning: the table is full\n\z"#,
         );
         assert!(lines.unwrap().is_match(&text), "{text}");
+        let text = logged(false, || {
+            let _entered = tracing::info_span!("netns", name = "/run/netns/blue").entered();
+            warn!("the table is full");
+        });
+        let line = r#"warning: netns "/run/netns/blue": the table is full"#;
+        assert!(text.contains(line), "{text}");
         let text = logged(true, || warn!("the table is full"));
         assert!(
             text.contains("\x1b[33mwarning: \x1b[0mthe table is full"),

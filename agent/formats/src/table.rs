@@ -405,7 +405,7 @@ impl Scan {
         }
         self.places.insert(flow, self.busiest.len());
         self.busiest.push(record.clone());
-        if self.busiest.len() >= 2 * most.max(1) {
+        if self.busiest.len() >= most.max(1).saturating_mul(2) {
             self.sort(most);
         }
     }

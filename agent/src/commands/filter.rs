@@ -82,16 +82,17 @@ const CHARS_OF_A_LINE: usize = 400;
 fn how_to_keep(rules: &[String]) -> String {
     let line = serde_json::to_string(rules).unwrap_or_default();
     let how = if rules.is_empty() {
-        "take filter and filter_file out of it".to_owned()
+        "take filter and filter_file out of them".to_owned()
     } else if rules.len() <= RULES_OF_A_LINE && line.len() <= CHARS_OF_A_LINE {
-        format!("write there, instead of other filters: filter = {line}")
+        format!("write in the file, instead of other filters: filter = {line}")
     } else {
-        "save them (`flow-agent filter show > /etc/flow-agent/filters`), and write there, instead of other filters: \
+        "save them (`flow-agent filter show > /etc/flow-agent/filters`), and write in the file, instead of other filters: \
          filter_file = \"/etc/flow-agent/filters\""
             .to_owned()
     };
     format!(
-        "a restart of the agent forgets this change, since it reads its settings ({DEFAULT_FILE}) again. To keep it, {how}"
+        "a restart of the agent forgets this change, since it reads its settings again: --filter if it has that, else \
+         FLOW_AGENT_FILTER, else its file ({DEFAULT_FILE}). To keep it, {how}"
     )
 }
 

@@ -17,7 +17,7 @@ const ROWS: u32 = 50;
 /// List the flows that a running agent tracks, with all of their packets so far.
 ///
 /// On its Unix socket the agent scans first, so that they are those of this moment. Over TCP they are those of its last
-/// scan. A table ends with the total, also of flows that find no place.
+/// scan. A table ends with the total, also of flows that are not shown.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

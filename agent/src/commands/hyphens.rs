@@ -60,7 +60,13 @@ fn names(arg: &Arg) -> impl Iterator<Item = String> {
 
 /// Whether the argument after this option is its value.
 fn takes_the_next(arg: &Arg) -> bool {
-    arg.get_long().is_some() && arg.get_action().takes_values() && !arg.is_require_equals_set()
+    let is_optional = arg
+        .get_num_args()
+        .is_some_and(|count| count.min_values() == 0);
+    arg.get_long().is_some()
+        && arg.get_action().takes_values()
+        && !arg.is_require_equals_set()
+        && !is_optional
 }
 
 fn is_option(command: &Command, argument: &str) -> bool {
@@ -80,6 +86,16 @@ mod tests {
     use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
     use super::*;
+
+    #[test]
+    fn an_option_may_follow_one_that_needs_no_value() {
+        let mut command = Command::new("flow-agent")
+            .arg(Arg::new("connect").long("connect").num_args(0..=1))
+            .arg(Arg::new("output").long("output"));
+        command.build();
+        let arguments = ["--connect", "--output", "json"].map(OsString::from);
+        assert!(refuse_options_as_values(&command, &arguments).is_ok());
+    }
 
     #[test]
     fn a_path_may_be_of_any_bytes() {

@@ -26,7 +26,7 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 ///
 /// A table begins with the flows that the agent tracks, and with a scan before the interval is over if it is asked on its
 /// Unix socket. JSON Lines are those of every scan from then on. Each table has the total of its flows, also of those that
-/// find no place, and the last line that of all scans.
+/// are not shown, and the last line that of all scans.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]

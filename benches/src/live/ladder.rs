@@ -93,7 +93,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "debug logging",
         arguments: &["--bpf-log-level", "debug"],
-        environment: &[("RUST_LOG", "debug")],
+        environment: &[("FLOW_AGENT_LOG", "debug")],
         consumers: 0,
     },
 ];

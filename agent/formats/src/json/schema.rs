@@ -64,14 +64,31 @@ pub(super) fn schema() -> Value {
     }
     let required = flow["required"].as_array_mut().unwrap();
     required.extend(columns["required"].as_array().unwrap().iter().cloned());
-    let dns = DnsLine::json_schema(&mut generator);
-    let account = AccountLine::json_schema(&mut generator);
-    let lost = LostLine::json_schema(&mut generator);
+    let others = [
+        DnsLine::json_schema(&mut generator),
+        AccountLine::json_schema(&mut generator),
+        LostLine::json_schema(&mut generator),
+    ];
+    let mut kinds = vec![flow];
+    kinds.extend(others.map(Schema::to_value));
+    let texts = [
+        "The packets of a flow since its previous line.",
+        "A DNS query and its answer.",
+        "The account of all packets, as of a scan.",
+        "Batches that this reader lost.",
+    ];
+    for (kind, text) in kinds.iter_mut().zip(texts) {
+        kind["description"] = json!(text);
+        // Every agent says who it is.
+        let required = kind["required"].as_array_mut().unwrap();
+        required.extend(["agent_id", "hostname"].map(Value::from));
+    }
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of flow-agent's JSON Lines",
-        "description": "docs/records.md explains the lines. Later versions may add members.",
-        "oneOf": [flow, dns, account, lost],
+        "description": "docs/records.md explains the lines. Later versions may add members. The meaning of a flow's members is that of \
+                        the fields of flow.proto; a line has times and addresses as text, and null for what is absent there.",
+        "oneOf": kinds,
         "$defs": generator.take_definitions(true),
     })
 }

@@ -70,6 +70,11 @@ fn batch(records: Vec<FlowRecord>) -> FlowBatch {
         ..Interface::default()
     }];
     FlowBatch {
+        agent: Some(AgentIdentity {
+            agent_id: "a".into(),
+            hostname: "web01".into(),
+            ..AgentIdentity::default()
+        }),
         scan_id: 7,
         batch_index: 1,
         stream_seq: 9,
@@ -114,6 +119,8 @@ fn a_flow_line_has_every_field_and_null_where_none_applies() {
     }
     // Added here, since the macro takes fewer fields.
     expected["initiator_assumed"] = json!(true);
+    expected["agent_id"] = json!("a");
+    expected["hostname"] = json!("web01");
     expected["duration_ns"] = json!(1);
     expected["outer_vlan_ids"] = json!([]);
     expected["outer_pppoe_session"] = json!(null);
