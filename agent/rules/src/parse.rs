@@ -194,7 +194,7 @@ struct List<'a> {
     term: Term,
     /// The first word of the term.
     first: Word<'a>,
-    list: Word<'a>,
+    values: Word<'a>,
 }
 
 /// Reads the words of one rule.
@@ -367,14 +367,18 @@ impl<'a> Reader<'a> {
                 let between = (side == Side::Either).then(|| self.between(earlier, first, list));
                 return Err(mistake.after_and(between.flatten().into_iter().collect()));
             }
-            let end = earlier.list.end();
+            let end = earlier.values.end();
             let edits = [
                 Edit::new(end..end, format!(",{}", list.text)),
                 self.removal_of(first, list),
             ];
             return Err(mistake.or(edits).after_and(Vec::new()));
         }
-        self.lists.push(List { term, first, list });
+        self.lists.push(List {
+            term,
+            first,
+            values: list,
+        });
         let mut values = Vec::new();
         for value in parts(list.text, list.column, |character| character == ',') {
             if value.text.is_empty() {
@@ -394,7 +398,7 @@ impl<'a> Reader<'a> {
                 });
                 let value_edit = bad.value.map(|text| match term {
                     Term::Ends(side) => value.replaced_by(of_side(side, &text)),
-                    _ => value.replaced_by(text),
+                    Term::Ports(_) | Term::Protocols | Term::Interfaces => value.replaced_by(text),
                 });
                 Mistake::at(value, bad.message).or(keyword.into_iter().chain(value_edit))
             })?;
@@ -405,7 +409,7 @@ impl<'a> Reader<'a> {
 
     /// The rule for packets between two ends, of which the second begins with `first`: one rule for each direction.
     fn between(&self, earlier: &List<'a>, first: Word<'a>, list: Word<'a>) -> Option<Edit> {
-        if !are_disjoint(earlier.list.text, list.text) {
+        if !are_disjoint(earlier.values.text, list.text) {
             return None;
         }
         let term = |first: Word<'a>, last: Word<'a>| {
@@ -417,8 +421,8 @@ impl<'a> Reader<'a> {
         };
         let one = (
             earlier.first,
-            earlier.list,
-            term(earlier.first, earlier.list),
+            earlier.values,
+            term(earlier.first, earlier.values),
         );
         let other = (first, list, term(first, list));
         let rule = |src: &str, dst: &str| {
@@ -515,11 +519,11 @@ impl<'a> Reader<'a> {
         let of_ports = self.lists.last().filter(|last| {
             is_port
                 && matches!(last.term, Term::Ports(_))
-                && before.is_some_and(|before| before.column == last.list.column)
+                && before.is_some_and(|before| before.column == last.values.column)
         });
         let is_alternative = of_ports.is_some();
         let edit = match (of_ports, before) {
-            (Some(last), _) => Some(Edit::new(last.list.end()..word.column, ",")),
+            (Some(last), _) => Some(Edit::new(last.values.end()..word.column, ",")),
             (None, _) if word.text.starts_with(',') => {
                 before.map(|before| Edit::new(before.end()..word.column, ""))
             }
@@ -559,7 +563,7 @@ impl<'a> Reader<'a> {
             Term::Ports(side) => (ports(value.text).is_ok(), side),
             Term::Protocols | Term::Interfaces => return None,
         };
-        (is_same_kind && before.column == last.list.column).then_some((last.list, side))
+        (is_same_kind && before.column == last.values.column).then_some((last.values, side))
     }
 
     /// The next word, which has a term's values or continues it.
