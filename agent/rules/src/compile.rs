@@ -24,7 +24,8 @@ pub type HookNames = [Option<LinkNames>];
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CompileError {
     #[error(
-        "{0} filter rules; a set has at most {MAX_RULES} (a term takes several values: net A,B)"
+        "{0} filter rules; a set has at most {MAX_RULES} (rules without include or exclude add one, `exclude all`; a term takes \
+         several values: net A,B)"
     )]
     TooManyRules(usize),
     #[error("{0} networks in the filter rules; a set has at most {MAX_NETWORKS}")]

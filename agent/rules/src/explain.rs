@@ -21,7 +21,11 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
     let explained = rules.iter().enumerate().map(|(index, rule)| Explained {
         number: index + 1,
         rule: rule.to_string(),
-        notes: notes(&rules[..index], rule),
+        notes: if closes(rules, index) {
+            Vec::new()
+        } else {
+            notes(&rules[..index], rule)
+        },
     });
     let mut explained: Vec<Explained> = explained.collect();
     let excludes = rules.iter().any(|rule| rule.action == Action::Exclude);
@@ -31,6 +35,16 @@ pub fn explain(rules: &[Rule]) -> Vec<Explained> {
         );
     }
     explained
+}
+
+/// Whether a rule may be the `exclude all` that conditions imply.
+fn closes(rules: &[Rule], index: usize) -> bool {
+    let rule = &rules[index];
+    index + 1 == rules.len()
+        && rule.action == Action::Exclude
+        && rule.matches_all()
+        && index > 0
+        && rules[index - 1].action == Action::Include
 }
 
 /// One line for each rule that names an interface missing from `interfaces`.

@@ -4,8 +4,8 @@
 use agent_common::Direction;
 
 use super::{
-    Action, Parts, Rule, Sides,
-    correct::{self, Edit},
+    Action, Net, Parts, Rule, Sides,
+    correct::{self, CANNOT_NEGATE, Edit},
     values::{BadValue, End, host, interface, is_addresses, is_protocols, net, ports, protocol},
 };
 use crate::fault::Fault;
@@ -46,6 +46,10 @@ pub(super) struct Mistake {
     message: String,
     /// What probably corrects it.
     pub edits: Vec<Edit>,
+    /// What does so in a line that had an `and`, if that is something else.
+    pub edits_after_and: Option<Vec<Edit>>,
+    /// Whether it is an `and`.
+    pub is_and: bool,
 }
 
 impl Mistake {
@@ -55,6 +59,8 @@ impl Mistake {
             width: word.text.chars().count(),
             message: message.into(),
             edits: Vec::new(),
+            edits_after_and: None,
+            is_and: false,
         }
     }
 
@@ -62,24 +68,40 @@ impl Mistake {
         let edits = edits.into_iter().collect();
         Self { edits, ..self }
     }
+
+    /// After an `and`, values of a repeated term are not alternatives.
+    fn after_and(self, edits: Vec<Edit>) -> Self {
+        Self {
+            edits_after_and: Some(edits),
+            ..self
+        }
+    }
 }
 
 /// Reads rules separated by semicolons. There may be none.
 pub fn line(line: &str, hosts: Hosts) -> Result<Parts, Fault> {
-    with_fault(line, |line| rules(line, hosts))
+    with_fault(line, line, &|line| rules(line, hosts))
 }
 
 /// Reads a line of a file, which may also have a comment. A name may contain `#`, so a comment begins only at
 /// the start of the line or after white space.
 pub fn line_of_file(line: &str, hosts: Hosts) -> Result<Parts, Fault> {
-    with_fault(line, |line| rules(without_comment(line), hosts))
+    with_fault(line, without_comment(line), &|line| rules(line, hosts))
 }
 
-fn with_fault(line: &str, parse: impl Fn(&str) -> Result<Parts, Mistake>) -> Result<Parts, Fault> {
-    parse(line).map_err(|mistake| {
+/// Parses the part of the line that is before a comment.
+fn with_fault(
+    line: &str,
+    rules: &str,
+    parse: &dyn Fn(&str) -> Result<Parts, Mistake>,
+) -> Result<Parts, Fault> {
+    parse(rules).map_err(|mistake| {
         let fault = Fault::new(line, mistake.column, mistake.width, &mistake.message);
-        match correct::corrected(line, mistake, parse) {
-            Some(corrected) => fault.corrected_to(line, corrected),
+        match correct::corrected(rules, parse) {
+            Some(corrected) => {
+                let behind = &line[rules.trim_end().len()..];
+                fault.corrected_to(line, format!("{corrected}{}", behind.trim_end()))
+            }
             None => fault,
         }
     })
@@ -170,7 +192,9 @@ enum Term {
 /// The list of a term.
 struct List<'a> {
     term: Term,
-    list: Word<'a>,
+    /// The first word of the term.
+    first: Word<'a>,
+    values: Word<'a>,
 }
 
 /// Reads the words of one rule.
@@ -201,8 +225,7 @@ impl<'a> Reader<'a> {
 
     fn rule(mut self) -> Result<Rule, Mistake> {
         if self.next == self.words.len() {
-            let end = self.end();
-            return Err(self.missing(TERMS).or([Edit::new(end..end, " all")]));
+            return Err(self.missing(TERMS));
         }
         while let Some(&word) = self.words.get(self.next) {
             self.next += 1;
@@ -252,6 +275,7 @@ impl<'a> Reader<'a> {
                     first.text
                 );
                 let meant = correct::meant(word.text);
+                let meant = meant.map(|meant| of_side(side, &meant));
                 let edits = meant.map(|meant| word.replaced_by(meant));
                 Err(Mistake::at(word, message).or(edits))
             }
@@ -315,7 +339,8 @@ impl<'a> Reader<'a> {
         if let Some(first) = self.direction {
             // Both directions are all packets.
             let edits = [self.removal(first), self.removal(word)];
-            return Err(Mistake::at(word, "the direction is already given").or(edits));
+            let mistake = Mistake::at(word, "the direction is already given");
+            return Err(mistake.or(edits).after_and(Vec::new()));
         }
         self.direction = Some(word);
         self.rule.direction = Some(if word.text == "ingress" {
@@ -335,20 +360,33 @@ impl<'a> Reader<'a> {
         parse: impl Fn(&str) -> Result<T, BadValue>,
     ) -> Result<Vec<T>, Mistake> {
         if let Some(earlier) = self.lists.iter().find(|known| known.term == term) {
-            let end = earlier.list.end();
+            let message = "the term is given twice; separate its values by commas";
+            let mistake = Mistake::at(first, message);
+            if let Term::Ends(side) = term {
+                // Whether one of them or both of them are meant is not certain without a word.
+                let between = (side == Side::Either).then(|| self.between(earlier, first, list));
+                return Err(mistake.after_and(between.flatten().into_iter().collect()));
+            }
+            let end = earlier.values.end();
             let edits = [
                 Edit::new(end..end, format!(",{}", list.text)),
                 self.removal_of(first, list),
             ];
-            let message = "the term is given twice; separate its values by commas";
-            return Err(Mistake::at(first, message).or(edits));
+            return Err(mistake.or(edits).after_and(Vec::new()));
         }
-        self.lists.push(List { term, list });
+        self.lists.push(List {
+            term,
+            first,
+            values: list,
+        });
         let mut values = Vec::new();
         for value in parts(list.text, list.column, |character| character == ',') {
             if value.text.is_empty() {
                 let message = "expected a value at the comma; a list has no spaces";
                 return Err(Mistake::at(value, message).or([self.closed_gap(list, value)]));
+            }
+            if correct::is_negation(value.text) && parse(value.text).is_err() {
+                return Err(Mistake::at(value, CANNOT_NEGATE));
             }
             let parsed = parse(value.text).map_err(|bad| {
                 let before = self.before(list);
@@ -358,7 +396,10 @@ impl<'a> Reader<'a> {
                     }
                     _ => Edit::new(list.column..list.column, format!("{keyword} ")),
                 });
-                let value_edit = bad.value.map(|text| value.replaced_by(text));
+                let value_edit = bad.value.map(|text| match term {
+                    Term::Ends(side) => value.replaced_by(of_side(side, &text)),
+                    Term::Ports(_) | Term::Protocols | Term::Interfaces => value.replaced_by(text),
+                });
                 Mistake::at(value, bad.message).or(keyword.into_iter().chain(value_edit))
             })?;
             values.push(parsed);
@@ -366,14 +407,47 @@ impl<'a> Reader<'a> {
         Ok(values)
     }
 
+    /// The rule for packets between two ends, of which the second begins with `first`: one rule for each direction.
+    fn between(&self, earlier: &List<'a>, first: Word<'a>, list: Word<'a>) -> Option<Edit> {
+        if !are_disjoint(earlier.values.text, list.text) {
+            return None;
+        }
+        let term = |first: Word<'a>, last: Word<'a>| {
+            let words = self.words.iter();
+            let words =
+                words.filter(move |word| (first.column..=last.column).contains(&word.column));
+            let words: Vec<&str> = words.map(|word| word.text).collect();
+            words.join(" ")
+        };
+        let one = (
+            earlier.first,
+            earlier.values,
+            term(earlier.first, earlier.values),
+        );
+        let other = (first, list, term(first, list));
+        let rule = |src: &str, dst: &str| {
+            let mut text: Vec<String> = Vec::new();
+            for word in self.words {
+                if word.column == one.0.column {
+                    text.push(format!("src {src}"));
+                } else if word.column == other.0.column {
+                    text.push(format!("dst {dst}"));
+                } else if word.column != one.1.column && word.column != other.1.column {
+                    text.push(word.text.to_owned());
+                }
+            }
+            text.join(" ")
+        };
+        let rules = format!("{}; {}", rule(&one.2, &other.2), rule(&other.2, &one.2));
+        Some(Edit::new(self.words[0].column..self.end(), rules))
+    }
+
     /// Takes the spaces or the comma out where a list has a comma and no value.
     fn closed_gap(&self, list: Word<'a>, value: Word<'a>) -> Edit {
         let (before, after) = (self.before(list), self.words.get(self.next));
         if value.column == list.end() {
             return match after {
-                Some(after) if !correct::is_keyword(after.text) => {
-                    Edit::new(list.end()..after.column, "")
-                }
+                Some(after) if !is_no_value(after.text) => Edit::new(list.end()..after.column, ""),
                 _ => Edit::new(value.column - 1..value.column, ""),
             };
         }
@@ -381,9 +455,7 @@ impl<'a> Reader<'a> {
             return Edit::new(value.column..value.column + 1, "");
         }
         match before {
-            Some(before) if !correct::is_keyword(before.text) => {
-                Edit::new(before.end()..list.column, "")
-            }
+            Some(before) if !is_no_value(before.text) => Edit::new(before.end()..list.column, ""),
             _ => Edit::new(list.column..list.column + 1, ""),
         }
     }
@@ -396,37 +468,49 @@ impl<'a> Reader<'a> {
         let mistake = |message: &str| Mistake::at(word, message);
         match (&*lower, before) {
             ("and" | "&&", _) => {
-                let message = "terms follow each other without and: all of them have to match";
-                return mistake(message).or([self.removal(word)]);
+                let message = "leave out `and`: all terms of a rule have to match";
+                let mut mistake = mistake(message);
+                mistake.is_and = true;
+                // In tcpdump's language a value is for the side of the one before.
+                return match self.continued() {
+                    Some((_, Side::Src | Side::Dst)) => mistake,
+                    _ => mistake.or([self.removal(word)]),
+                };
             }
             ("or" | "||", Some(before)) => {
+                let message = "alternatives are values with a comma between, or rules with a semicolon between";
+                if action_of(before.text).is_some() {
+                    return mistake(message);
+                }
+                let Some(after) = self.words.get(self.next) else {
+                    return mistake(message).or([self.removal(word)]);
+                };
+                if let Some((list, _)) = self.continued() {
+                    let comma = Edit::new(list.end()..after.column, ",");
+                    let is_last = match self.words.get(self.next + 1) {
+                        Some(next) => matches!(next.text, "or" | "||"),
+                        None => true,
+                    };
+                    return mistake(message)
+                        .or(is_last.then_some(comma))
+                        .after_and(Vec::new());
+                }
                 let action = if has_action { self.words[0].text } else { "" };
                 let text = if action.is_empty() {
                     ";".to_owned()
                 } else {
                     format!("; {action}")
                 };
-                let message = "alternatives are values with a comma between, or rules with a semicolon between";
                 return mistake(message).or([Edit::new(before.end()..word.end(), text)]);
             }
-            ("not" | "!", None) => {
-                let message = "no term begins like this; a rule with exclude leaves packets out";
-                return mistake(message).or([word.replaced_by("exclude")]);
-            }
-            ("not" | "!", Some(before)) if !has_action => {
-                let first = self.words[0].column;
-                let rest = &self.words[self.next..];
-                let rest: Vec<&str> = rest.iter().map(|word| word.text).collect();
-                let message = "no term begins like this; a rule with exclude leaves packets out";
-                return mistake(message).or([
-                    Edit::new(first..first, format!("exclude {}; ", rest.join(" "))),
-                    Edit::new(before.end()..self.end(), ""),
-                ]);
-            }
+            ("or" | "||", None) => {}
+            (negation, _) if correct::is_negation(negation) => return mistake(CANNOT_NEGATE),
             ("include" | "exclude", Some(before)) => {
                 let message =
                     "a rule begins with include or exclude: end the one before with a semicolon";
-                return mistake(message).or([Edit::new(before.end()..before.end(), ";")]);
+                let is_rule = action_of(before.text).is_none();
+                let end = Edit::new(before.end()..before.end(), ";");
+                return mistake(message).or(is_rule.then_some(end));
             }
             _ => {}
         }
@@ -435,14 +519,15 @@ impl<'a> Reader<'a> {
         let of_ports = self.lists.last().filter(|last| {
             is_port
                 && matches!(last.term, Term::Ports(_))
-                && before.is_some_and(|before| before.column == last.list.column)
+                && before.is_some_and(|before| before.column == last.values.column)
         });
+        let is_alternative = of_ports.is_some();
         let edit = match (of_ports, before) {
-            (Some(last), _) => Some(Edit::new(last.list.end()..word.column, ",")),
+            (Some(last), _) => Some(Edit::new(last.values.end()..word.column, ",")),
             (None, _) if word.text.starts_with(',') => {
                 before.map(|before| Edit::new(before.end()..word.column, ""))
             }
-            (None, _) => correct::meant(word.text).map(|meant| {
+            (None, _) => self.meant(word).map(|meant| {
                 if meant.is_empty() {
                     self.removal(word)
                 } else {
@@ -450,7 +535,35 @@ impl<'a> Reader<'a> {
                 }
             }),
         };
-        mistake(&format!("no term begins like this; expected {TERMS}")).or(edit)
+        let mistake = mistake(&format!("no term begins like this; expected {TERMS}")).or(edit);
+        if is_alternative {
+            mistake.after_and(Vec::new())
+        } else {
+            mistake
+        }
+    }
+
+    /// What the word stands for. `ip` and the like are a host only in front of one.
+    fn meant(&self, word: Word<'a>) -> Option<String> {
+        let meant = correct::meant(word.text)?;
+        let after = self.words.get(self.next);
+        let has_value = after.is_some_and(|after| !is_no_value(after.text));
+        (meant != "host" || has_value).then_some(meant)
+    }
+
+    /// The list and its side, if `and` or `or` stands between it and a value without a keyword.
+    fn continued(&self) -> Option<(Word<'a>, Side)> {
+        let (last, value) = (self.lists.last()?, self.words.get(self.next)?);
+        let before = self.words[..self.next - 1].last()?;
+        let (is_same_kind, side) = match last.term {
+            Term::Ends(side) => (
+                is_addresses(value.text) || correct::may_be_a_name(value.text),
+                side,
+            ),
+            Term::Ports(side) => (ports(value.text).is_ok(), side),
+            Term::Protocols | Term::Interfaces => return None,
+        };
+        (is_same_kind && before.column == last.values.column).then_some((last.values, side))
     }
 
     /// The next word, which has a term's values or continues it.
@@ -492,5 +605,39 @@ impl<'a> Reader<'a> {
         let after = after.find(|other| other.column > last.column);
         let end = after.map_or(last.end(), |after| after.column);
         Edit::new(first.column..end, "")
+    }
+}
+
+/// Whether a word cannot be meant as a value.
+fn is_no_value(text: &str) -> bool {
+    correct::is_keyword(text) || correct::is_logic(text)
+}
+
+/// An address with a port is for one side, if it is at one.
+fn of_side(side: Side, meant: &str) -> String {
+    match side {
+        Side::Src => meant.replace(" port ", " src port "),
+        Side::Dst => meant.replace(" port ", " dst port "),
+        Side::Either => meant.to_owned(),
+    }
+}
+
+/// Whether no end can be in both lists. Otherwise one end alone could match both.
+fn are_disjoint(one: &str, other: &str) -> bool {
+    let nets = |list: &str| -> Option<Vec<Net>> {
+        let values = list.split(',').map(|text| Net::parse(text).ok());
+        values.collect()
+    };
+    let is_name = |text: &str| correct::may_be_a_name(text) && !text.contains('*');
+    match (nets(one), nets(other)) {
+        (Some(one), Some(other)) => one.iter().all(|one| {
+            let mut other = other.iter();
+            other.all(|other| !one.covers(other) && !other.covers(one))
+        }),
+        (None, None) => one.split(',').all(|one| {
+            let mut others = other.split(',');
+            is_name(one) && others.all(|other| is_name(other) && !one.eq_ignore_ascii_case(other))
+        }),
+        _ => false,
     }
 }

@@ -3,7 +3,7 @@
 use proto::protocols;
 
 use super::{Net, Ports, correct, net::BadNet, parse::Hosts, services};
-use crate::{pattern::Pattern, similar};
+use crate::pattern::Pattern;
 
 /// Why a value cannot be read, and what corrects it.
 pub(super) struct BadValue {
@@ -92,10 +92,14 @@ pub(super) fn host(text: &str, hosts: Hosts) -> Result<End, BadValue> {
     if let Ok(net) = Net::parse(text) {
         return Ok(End::Net(net));
     }
+    if text.starts_with('!') {
+        return Err(BadValue::new(correct::CANNOT_NEGATE));
+    }
     if let Some(certain) = text.strip_prefix('~') {
         let message = "the tilde is not a part of the name: it says that the name is less certain";
         return Err(BadValue::instead(message, Some(certain)));
     }
+    let text = correct::without_root(text);
     let has_letter = text.chars().any(char::is_alphabetic);
     if text.contains(':') || !has_letter && !text.contains('*') {
         let message = "expected an address or a name, as 192.0.2.1 or example.com";
@@ -126,7 +130,7 @@ pub(super) fn ports(text: &str) -> Result<Ports, BadValue> {
         let lower = text.to_ascii_lowercase();
         let with_protocol = correct::port_of_protocol(text);
         let is_number = text.starts_with(|first: char| first.is_ascii_digit());
-        let nearest = similar::nearest(&lower, services::names()).filter(|_| !is_number);
+        let nearest = correct::service(&lower).filter(|_| !is_number);
         return Err(BadValue::instead(
             EXPECTED,
             with_protocol.or(nearest.map(str::to_owned)),

@@ -54,7 +54,13 @@ fn write_rules(text: &mut String, explained: &[Explained]) -> Result<()> {
             writeln!(text, "{:width$}    {note}", "")?;
         }
     }
-    writeln!(text, "{:width$}  what no rule matches is counted", "")?;
+    let last = explained.last();
+    let rest = if last.is_some_and(|last| last.rule == "exclude all") {
+        "nothing else is counted"
+    } else {
+        "what no rule matches is counted"
+    };
+    writeln!(text, "{:width$}  {rest}", "")?;
     Ok(())
 }
 
@@ -100,7 +106,7 @@ mod tests {
             text,
             "1  include net 10.1.0.0/16\n\
              2  exclude net 10.1.2.0/24\n     never decides: rule 1 matches all that it does\n\
-             3  exclude all\n   what no rule matches is counted\n\n\
+             3  exclude all\n   nothing else is counted\n\n\
              10.2.0.1:1 > 10.3.0.1:2 udp ingress  left out, by rule 3\n\
              10.3.0.1:2 > 10.2.0.1:1 udp egress   left out, by rule 3\n"
         );
