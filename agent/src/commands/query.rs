@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_SINCE", value_parser = moment)]
     pub since: Option<Moment>,
 
-    /// Until when, as with --since [default: the last record].
+    /// Until when, as with --since; 21:27 is the first such time after --since [default: the last record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
     pub until: Option<Moment>,
 
@@ -138,8 +138,11 @@ impl Args {
     /// The time range. Fails if options contradict each other.
     fn time_us(&self, now: SystemTime) -> Result<Range<i64>> {
         let zone = self.zone();
-        let of = |moment: &Option<Moment>| moment.as_ref().map(|one| one.resolve(now, zone));
-        let (since, until) = (of(&self.since), of(&self.until));
+        let since = self.since.as_ref().map(|since| since.resolve(now, zone));
+        let until = self.until.as_ref().map(|until| match since {
+            Some(since) => until.resolve_after(since, now, zone),
+            None => until.resolve(now, zone),
+        });
         if let (Some(since), Some(until)) = (since, until) {
             ensure!(
                 since < until,
@@ -175,11 +178,12 @@ impl Args {
             );
         }
         let (by, step) = by::separated(&self.by)?;
-        // Up to now if it is known from when on: an agent that has stopped leaves a gap.
-        let end_us = if self.since.is_some() {
-            time_us.end.min(micros(now))
-        } else {
+        // Up to now if one end of the time is known: an agent that has stopped leaves a gap, and the future is none.
+        let is_open = self.since.is_none() && self.until.is_none();
+        let end_us = if is_open {
             time_us.end
+        } else {
+            time_us.end.min(micros(now))
         };
         let steps = step.map(|step| Stepping {
             step,
@@ -227,10 +231,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         notice(&text);
     }
     let has_filter = !args.filter.is_empty();
-    Ok(unless_nothing_matches(
-        has_filter,
-        usize::from(answer.all_groups > 0),
-    ))
+    // Not by the groups: steps of time have rows without records.
+    let before = answer.before.as_ref().map(|earlier| earlier.total.records);
+    let has_records = answer.total.records > 0 || before > Some(0);
+    Ok(unless_nothing_matches(has_filter, has_records.into()))
 }
 
 /// `None` if stdout is no terminal.
@@ -275,6 +279,61 @@ impl Progress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// What these options ask for if it is 05:04 of 2026-01-02, UTC.
+    fn asked(options: &[&str]) -> Question {
+        let line = ["query", "folder", "--utc"].iter().chain(options);
+        let line = <Line as clap::Parser>::try_parse_from(line).unwrap();
+        line.args.question(now()).unwrap()
+    }
+
+    fn now() -> SystemTime {
+        Moment::parse("2026-01-02T05:04Z")
+            .unwrap()
+            .resolve(UNIX_EPOCH, Zone::Utc)
+    }
+
+    /// After that midnight.
+    fn minutes(time_us: &Range<i64>) -> [i64; 2] {
+        let midnight_us = micros(now()) - (5 * 60 + 4) * 60_000_000;
+        [time_us.start, time_us.end].map(|us| us.saturating_sub(midnight_us) / 60_000_000)
+    }
+
+    #[test]
+    fn a_time_of_day_in_until_is_the_first_after_since() {
+        for (since, until, expected) in [
+            ("04:04", "06:04", [244, 364]),
+            ("22:00", "04:00", [-120, 240]),
+            ("22:00", "06:00", [-120, 360]),
+            ("2h", "06:04", [184, 364]),
+            ("yesterday", "06:00", [-1440, -1080]),
+        ] {
+            let question = asked(&["--since", since, "--until", until]);
+            assert_eq!(minutes(&question.time_us), expected, "{since} {until}");
+        }
+        assert_eq!(minutes(&asked(&["--until", "06:04"]).time_us)[1], -1076);
+    }
+
+    #[test]
+    fn steps_are_shown_up_to_now_and_not_into_the_future() {
+        let shown = |options: &[&str]| {
+            let options = [&["--by", "hour"], options].concat();
+            asked(&options).steps.unwrap().shown_us
+        };
+        let until = shown(&["--until", "2999-01-01"]);
+        assert_eq!((until.start, minutes(&until)[1]), (i64::MIN, 304));
+        assert_eq!(
+            minutes(&shown(&["--since", "04:04", "--until", "06:04"])),
+            [244, 304]
+        );
+        assert_eq!(shown(&[]), i64::MIN..i64::MAX);
+    }
 
     #[test]
     fn a_time_is_before_now_or_one_that_clocks_show() {

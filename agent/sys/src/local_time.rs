@@ -66,9 +66,29 @@ impl Zone {
         instants
     }
 
-    /// When this day begins. Where clocks skip midnight, that is the first moment after it.
-    pub fn start_of_day(self, day: NaiveDate) -> SystemTime {
-        self.instant(day.and_time(NaiveTime::MIN))
+    /// When clocks show this time for the last time. If they skip it, that is the moment at which they are set forward.
+    fn last_instant(self, civil: NaiveDateTime) -> SystemTime {
+        let last = self.instants(civil).last().copied();
+        last.unwrap_or_else(|| self.end_of_gap(civil))
+    }
+
+    /// The moment at which clocks are set forward past this time, which they skip.
+    fn end_of_gap(self, civil: NaiveDateTime) -> SystemTime {
+        let seconds = |offset| {
+            let since = moment(civil, offset).duration_since(UNIX_EPOCH);
+            since.unwrap_or_default().as_secs()
+        };
+        let [before, after] = self.offsets_around(civil);
+        let (mut low, mut high) = (seconds(after), seconds(before));
+        while low < high {
+            let middle = u64::midpoint(low, high);
+            if self.civil(UNIX_EPOCH + Duration::from_secs(middle)) < civil {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        UNIX_EPOCH + Duration::from_secs(high)
     }
 
     /// As RFC 3339 has it, with a space and without a fraction: `2026-01-02 03:04:05+01:00`, in UTC with `Z`.
@@ -85,6 +105,12 @@ impl Zone {
     pub fn day(self, unix_ns: u64) -> impl Display {
         let time = self.at(UNIX_EPOCH + Duration::from_nanos(unix_ns));
         time.format("%Y-%m-%d %a").to_string()
+    }
+
+    /// The month alone: `2026-01`.
+    pub fn month(self, unix_ns: u64) -> impl Display {
+        let time = self.at(UNIX_EPOCH + Duration::from_nanos(unix_ns));
+        time.format("%Y-%m").to_string()
     }
 
     /// The same as [`Zone::seconds`] to milliseconds.

@@ -77,7 +77,8 @@ pub struct Answer {
     pub total: Sums,
     /// The same of the earlier time, and its windows.
     pub before: Option<Earlier>,
-    /// From the start of the first window to the end of the last, Unix time in microseconds.
+    /// The time that was asked for, as far as the files have records of it, whether or not these pass the rules. Unix time in
+    /// microseconds.
     pub windows_us: Option<Range<i64>>,
     pub files: usize,
     /// Records of batches that were read before.
@@ -190,15 +191,28 @@ struct Sum<'a> {
     groups: Groups<'a>,
     once: Once,
     told: HashMap<Stream, Told>,
+    /// From the start of the first window to the end of the last, of all records in the files.
+    covered_us: Option<Range<i64>>,
+    /// The same of the records in the time that was asked for.
+    in_time_us: Option<Range<i64>>,
 }
 
 impl Sum<'_> {
+    /// Records of the files have these windows, or windows between.
+    fn note_windows(&mut self, windows_us: &Range<i64>) {
+        widen(&mut self.covered_us, windows_us);
+    }
+
     /// Adds a row if it matches the query. Fails if there are too many groups.
     fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
         let known = Known {
             interface: row.interface,
             hosts: row.names,
         };
+        if is_in(&question.time_us, row.window_us.end) {
+            widen(&mut self.in_time_us, &row.window_us);
+            self.groups.include(&row.window_us);
+        }
         if question.times_with(row.window_us.end).next().is_none()
             || !passes(&question.rules, row.facts, known)
         {
@@ -211,17 +225,11 @@ impl Sum<'_> {
         }
         let sums = Sums::of(row);
         for when in question.times_with(row.window_us.end) {
-            let (total, windows_us) = match when {
-                When::Now => (&mut self.answer.total, &mut self.answer.windows_us),
-                When::Before(_) => {
-                    let before = self.answer.before.get_or_insert_default();
-                    (&mut before.total, &mut before.windows_us)
-                }
+            let total = match when {
+                When::Now => &mut self.answer.total,
+                When::Before(_) => &mut self.answer.before.get_or_insert_default().total,
             };
             total.add(&sums);
-            let windows_us = windows_us.get_or_insert_with(|| row.window_us.clone());
-            windows_us.start = windows_us.start.min(row.window_us.start);
-            windows_us.end = windows_us.end.max(row.window_us.end);
             self.groups.add(row, when)?;
         }
         Ok(())
@@ -232,6 +240,18 @@ impl Sum<'_> {
         let known = self.told.entry(stream).or_default();
         *known = known.with(told, u64::max);
     }
+}
+
+fn widen(all_us: &mut Option<Range<i64>>, windows_us: &Range<i64>) {
+    let all_us = all_us.get_or_insert_with(|| windows_us.clone());
+    all_us.start = all_us.start.min(windows_us.start);
+    all_us.end = all_us.end.max(windows_us.end);
+}
+
+/// What both times have, if it is any.
+fn both(one: &Range<i64>, other: &Range<i64>) -> Option<Range<i64>> {
+    let both = one.start.max(other.start)..one.end.min(other.end);
+    (!both.is_empty()).then_some(both)
 }
 
 fn is_in(time_us: &Range<i64>, window_end_us: i64) -> bool {
@@ -245,6 +265,9 @@ pub fn answer(
     question: &Question,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Answer> {
+    if let Some(stepping) = &question.steps {
+        stepping.refuse_too_many()?;
+    }
     let found = files::find(paths)?;
     let mut sum = Sum {
         answer: Answer {
@@ -254,6 +277,8 @@ pub fn answer(
         groups: Groups::of(question),
         once: Once::default(),
         told: HashMap::new(),
+        covered_us: None,
+        in_time_us: None,
     };
     let all = found.len();
     for (number, found) in found.into_iter().enumerate() {
@@ -286,10 +311,18 @@ pub fn answer(
         mut answer,
         groups,
         told,
+        covered_us,
+        in_time_us,
         ..
     } = sum;
-    let windows_us = answer.windows_us.clone().unwrap_or_default();
-    (answer.groups, answer.all_groups) = groups.top(&windows_us)?;
+    let of_files = |time_us: &Range<i64>| both(time_us, covered_us.as_ref()?);
+    answer.windows_us = of_files(&question.time_us);
+    if let (Some(before), Some(earlier_us)) = (&mut answer.before, question.earlier_us) {
+        let Range { start, end } = question.time_us;
+        let earlier = |us: i64| us.saturating_sub(earlier_us);
+        before.windows_us = of_files(&(earlier(start)..earlier(end)));
+    }
+    (answer.groups, answer.all_groups) = groups.top(&in_time_us.unwrap_or_default())?;
     for told in told.into_values() {
         answer.missing = answer.missing.with(told, u64::saturating_add);
     }

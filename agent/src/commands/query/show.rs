@@ -351,7 +351,8 @@ fn start(start_us: i64, shape: &Shape<'_>) -> String {
         .unwrap_or_default()
         .saturating_mul(1000);
     match shape.step {
-        Some(Step::Days(_) | Step::Months(_)) => shape.zone.day(unix_ns).to_string(),
+        Some(Step::Days(_)) => shape.zone.day(unix_ns).to_string(),
+        Some(Step::Months(_)) => shape.zone.month(unix_ns).to_string(),
         Some(Step::Seconds(seconds)) if !seconds.is_multiple_of(60) => {
             shape.zone.seconds(unix_ns).to_string()
         }
@@ -440,19 +441,20 @@ fn summary(answer: &Answer, zone: Zone) -> String {
     let files = plural(answer.files as u64, "file");
     let compared = answer.before.as_ref().map(|earlier| {
         let before = match &earlier.windows_us {
-            Some(windows_us) => format!(
+            Some(windows_us) if earlier.total.records > 0 => format!(
                 "{} to {} ({}): {}",
                 time(windows_us.start, zone),
                 time(windows_us.end, zone),
                 human::duration(length(windows_us)),
                 traffic(&earlier.total)
             ),
-            None => "a time without records".to_owned(),
+            Some(_) | None => "a time without records".to_owned(),
         };
         format!("\ncompared with {before}")
     });
     let compared = compared.unwrap_or_default();
-    let Some(windows) = &answer.windows_us else {
+    let windows = answer.windows_us.as_ref();
+    let Some(windows) = windows.filter(|_| answer.total.records > 0) else {
         return format!("{files}: no record is in this time and passes the filter{compared}");
     };
     let mut text = format!(

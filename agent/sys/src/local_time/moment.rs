@@ -48,6 +48,18 @@ impl Moment {
         })
     }
 
+    /// The same for the end of a time that begins at `since`: a time of day without a day is the first such time after it.
+    pub fn resolve_after(&self, since: SystemTime, now: SystemTime, zone: Zone) -> SystemTime {
+        let Self::Last(time) = self else {
+            return self.resolve(now, zone);
+        };
+        let day = zone.civil(since).date();
+        let days = (0..=2).filter_map(|later| day.checked_add_days(Days::new(later)));
+        let mut instants = days.flat_map(|day| zone.instants(day.and_time(*time)));
+        let first = instants.find(|&instant| instant > since);
+        first.unwrap_or_else(|| self.resolve(now, zone))
+    }
+
     pub fn resolve(&self, now: SystemTime, zone: Zone) -> SystemTime {
         let today = || zone.civil(now).date();
         let yesterday = || today().checked_sub_days(Days::new(1)).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! Cuts time into steps as clocks and calendars have them: minutes, hours, days.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
     time::{Duration, SystemTime},
 };
@@ -10,6 +11,9 @@ use chrono::{Datelike as _, Days, Months, NaiveDate, NaiveTime, TimeDelta};
 use super::Zone;
 
 const DAY_SECONDS: u32 = 24 * 60 * 60;
+
+/// How many steps are kept, at 16 bytes each: those of a year in minutes.
+const MOST_KNOWN: usize = 366 * 24 * 60;
 
 /// How long a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +52,11 @@ impl Step {
 pub struct Steps {
     step: Step,
     zone: Zone,
-    /// Where the steps of the last day or days begin that were looked at, and where the last one ends.
-    known: Vec<SystemTime>,
+    /// Of each day that was looked at, or step of days, by its beginning: where its steps begin, and where the last one ends.
+    /// Records need not be in order of time, and a comparison looks at two days in turn.
+    known: BTreeMap<SystemTime, Vec<SystemTime>>,
+    /// How many steps all of these have.
+    known_steps: usize,
 }
 
 impl Steps {
@@ -57,7 +64,8 @@ impl Steps {
         Self {
             step,
             zone,
-            known: Vec::new(),
+            known: BTreeMap::new(),
+            known_steps: 0,
         }
     }
 
@@ -66,21 +74,35 @@ impl Steps {
         if let Some(step) = self.known_of(time) {
             return step;
         }
-        self.known = self.around(time);
+        let begins = self.around(time);
+        if self.known_steps + begins.len() > MOST_KNOWN {
+            self.known.clear();
+            self.known_steps = 0;
+        }
+        self.known_steps += begins.len();
+        self.known
+            .extend(begins.first().map(|&first| (first, begins.clone())));
         // No calendar goes on for ever.
         self.known_of(time)
             .unwrap_or(time..time + Duration::from_secs(1))
     }
 
-    fn known_of(&self, time: SystemTime) -> Option<Range<SystemTime>> {
-        let next = self.known.partition_point(|&begin| begin <= time);
-        let begin = *self.known.get(next.checked_sub(1)?)?;
-        Some(begin..*self.known.get(next)?)
+    /// The same if its day is known.
+    pub(super) fn known_of(&self, time: SystemTime) -> Option<Range<SystemTime>> {
+        let (_, begins) = self.known.range(..=time).next_back()?;
+        let next = begins.partition_point(|&begin| begin <= time);
+        let begin = *begins.get(next.checked_sub(1)?)?;
+        Some(begin..*begins.get(next)?)
     }
 
-    /// The beginnings of all steps of the day that has this moment, or of the step of days.
+    /// The beginnings of all steps of the day that has this moment, or of the step of days. If clocks are set back past
+    /// midnight, the day before lasts until they show midnight again.
     fn around(&self, time: SystemTime) -> Vec<SystemTime> {
-        let day = self.zone.civil(time).date();
+        let start_of = |day: NaiveDate| self.zone.last_instant(day.and_time(NaiveTime::MIN));
+        let mut day = self.zone.civil(time).date();
+        if time < start_of(day) {
+            day = day.pred_opt().unwrap_or(day);
+        }
         let (first, next) = match self.step {
             Step::Seconds(_) => (day, plus_days(day, 1)),
             Step::Days(days) => {
@@ -100,17 +122,24 @@ impl Steps {
                 )
             }
         };
-        let [begin, end] = [first, next].map(|day| self.zone.start_of_day(day));
+        let [begin, end] = [first, next].map(start_of);
         let mut begins = vec![begin, end];
         if let Step::Seconds(seconds) = self.step {
-            let midnight = day.and_time(NaiveTime::MIN);
-            for second in (0..DAY_SECONDS).step_by(seconds as usize) {
-                let civil = midnight + TimeDelta::seconds(second.into());
-                let shown = self.zone.instants(civil);
-                if shown.is_empty() {
-                    begins.push(self.zone.instant(civil));
+            // Where the next day's midnight comes twice, the first time lies in this day.
+            let is_next_shown = self.zone.instants(next.and_time(NaiveTime::MIN)).len() > 1;
+            for day in [Some(first), is_next_shown.then_some(next)]
+                .into_iter()
+                .flatten()
+            {
+                let midnight = day.and_time(NaiveTime::MIN);
+                for second in (0..DAY_SECONDS).step_by(seconds as usize) {
+                    let civil = midnight + TimeDelta::seconds(second.into());
+                    let shown = self.zone.instants(civil);
+                    if shown.is_empty() {
+                        begins.push(self.zone.end_of_gap(civil));
+                    }
+                    begins.extend(shown);
                 }
-                begins.extend(shown);
             }
             begins.retain(|one| (begin..=end).contains(one));
         }

@@ -296,6 +296,77 @@ fn steps_are_those_of_the_clock_and_the_calendar_on_days_of_any_length() {
     );
 }
 
+/// One minute after midnight, clocks are set back to one minute after eleven, or forward to one after one.
+const AROUND_MIDNIGHT: &str = "NST3:30NDT,M3.2.0/0:01,M11.1.0/0:01";
+
+#[test]
+fn a_day_whose_midnight_comes_twice_lasts_until_the_second() {
+    in_zones(
+        "a_day_whose_midnight_comes_twice_lasts_until_the_second",
+        &[AROUND_MIDNIGHT],
+        |_| {
+            let (from, to) = ("2026-10-31T02:30:00Z", "2026-11-02T03:30:00Z");
+            assert_eq!(lengths(Step::DAY, from, to), [1500, 1440]);
+            assert_eq!(lengths(Step::HOUR, from, to), [60; 49]);
+            // Steps of 30 s, four minutes of them around the moment.
+            let halves = Step::Seconds(30);
+            let halves = lengths(halves, "2026-11-01T02:29:00Z", "2026-11-01T02:33:00Z");
+            assert_eq!(halves.len(), 8);
+            let [weeks, months] = [Step::WEEK, Step::MONTH].map(|step| {
+                let step = Steps::new(step, Zone::Local).of(utc("2026-11-01T02:30:30Z"));
+                [step.start, step.end].map(shown)
+            });
+            assert_eq!(
+                weeks,
+                ["2026-10-26 00:00:00-02:30", "2026-11-02 00:00:00-03:30"]
+            );
+            assert_eq!(
+                months,
+                ["2026-10-01 00:00:00-02:30", "2026-11-01 00:00:00-03:30"]
+            );
+        },
+    );
+}
+
+#[test]
+fn where_clocks_skip_the_beginnings_of_steps_one_begins_when_they_are_set() {
+    const TROLL: &str = "Antarctica/Troll";
+    const CHATHAM: &str = "Pacific/Chatham";
+    in_zones(
+        "where_clocks_skip_the_beginnings_of_steps_one_begins_when_they_are_set",
+        &[BERLIN, TROLL, CHATHAM],
+        |zone| match zone {
+            // From 2:00 to 3:00.
+            BERLIN => {
+                let of = |minutes: u32, to| {
+                    lengths(Step::Seconds(minutes * 60), "2026-03-28T23:00:00Z", to)
+                };
+                assert_eq!(of(45, "2026-03-29T01:45:00Z"), [45, 45, 30, 45]);
+                assert_eq!(of(40, "2026-03-29T02:00:00Z"), [40, 40, 40, 20, 40]);
+            }
+            // From 1:00 to 3:00.
+            TROLL => {
+                let from = "2026-03-29T00:00:00Z";
+                let steps = lengths(Step::Seconds(90 * 60), from, "2026-03-29T04:00:00Z");
+                assert_eq!(steps, [60, 90, 90]);
+            }
+            // From 2:45 to 3:45.
+            _ => {
+                let steps = lengths(Step::HOUR, "2026-09-26T12:15:00Z", "2026-09-26T15:15:00Z");
+                assert_eq!(steps, [60, 45, 15, 60]);
+            }
+        },
+    );
+}
+
+#[test]
+fn steps_that_are_asked_in_turn_are_cut_once() {
+    let mut steps = Steps::new(Step::MINUTE, Zone::Utc);
+    let days = ["2026-01-02T03:04:05Z", "2026-01-09T03:04:05Z"].map(utc);
+    let found = days.map(|day| steps.of(day));
+    assert_eq!(days.map(|day| steps.known_of(day)), found.map(Some));
+}
+
 #[test]
 fn a_step_is_a_fraction_of_a_day_or_whole_days() {
     let of = |seconds| Step::of(Duration::from_secs(seconds));

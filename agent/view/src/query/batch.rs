@@ -25,6 +25,9 @@ pub(super) fn add(
     sum: &mut Sum<'_>,
 ) -> Result<()> {
     let window_end_us = micros(batch.window_end_unix_ns);
+    if !batch.records.is_empty() {
+        sum.note_windows(&(micros(batch.window_start_unix_ns)..window_end_us));
+    }
     if question.times_with(window_end_us).next().is_none() {
         return Ok(());
     }

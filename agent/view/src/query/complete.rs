@@ -57,17 +57,13 @@ impl Complete {
         serde_json::from_str(fact.value.as_ref()?).ok()
     }
 
-    /// Whether a row may lie in the time range. A row group without statistics is read.
-    fn may_have(&self, group: &RowGroupMetaData, question: &Question) -> bool {
-        let Some(&place) = self.places.get("window_end") else {
-            return true;
+    /// The first and the last time of a column in this row group, if it has statistics.
+    fn ends(&self, group: &RowGroupMetaData, name: &str) -> Option<(i64, i64)> {
+        let &place = self.places.get(name)?;
+        let Some(Statistics::Int64(times)) = group.column(place).statistics() else {
+            return None;
         };
-        let Some(Statistics::Int64(ends)) = group.column(place).statistics() else {
-            return true;
-        };
-        let first = ends.min_opt().copied().unwrap_or(i64::MIN);
-        let last = ends.max_opt().copied().unwrap_or(i64::MAX);
-        question.may_have(first, last)
+        times.min_opt().copied().zip(times.max_opt().copied())
     }
 
     fn note_told(&self, own: Stream, sum: &mut Sum<'_>) {
@@ -113,7 +109,12 @@ impl Complete {
         let mut is_counted = self.file.num_row_groups() == 0;
         for number in 0..self.file.num_row_groups() {
             let group = self.file.get_row_group(number)?;
-            if !self.may_have(group.metadata(), question) {
+            // A row group without statistics is read.
+            if let Some((first, last)) = self.ends(group.metadata(), "window_end")
+                && !question.may_have(first, last)
+            {
+                let starts = self.ends(group.metadata(), "window_start");
+                sum.note_windows(&(starts.map_or(first, |(start, _)| start)..last));
                 continue;
             }
             let group = Columns {
@@ -122,6 +123,8 @@ impl Complete {
             };
             let rows = Rows::read(&group, question)?;
             is_counted |= !rows.window_end.is_empty();
+            let windows = rows.window_start.iter().zip(&rows.window_end);
+            windows.for_each(|(&start, &end)| sum.note_windows(&(start..end)));
             rows.add(self.place, &instance_id, &hostname, question, sum)?;
         }
         if is_counted {

@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
     ops::Range,
     rc::Rc,
@@ -193,14 +193,19 @@ impl<'a> Groups<'a> {
         }
     }
 
-    pub(super) fn add(&mut self, row: &Row<'_>, when: When) -> Result<()> {
+    /// Makes room for this scan window in the history.
+    pub(super) fn include(&mut self, window_us: &Range<i64>) {
         if let Some(scale) = &mut self.scale {
-            scale.include(&row.window_us, |numbers| {
+            scale.include(window_us, |numbers| {
                 let all = self.figures.values_mut();
                 all.filter_map(|one| one.bars.as_mut())
                     .for_each(|bars| join(bars, numbers));
             });
         }
+    }
+
+    /// Adds a row, for whose scan window the history must have room.
+    pub(super) fn add(&mut self, row: &Row<'_>, when: When) -> Result<()> {
         let sums = Sums::of(row);
         let by_address = self.by.contains(&By::Address);
         let by_unit = self.by.contains(&By::Unit);
@@ -286,8 +291,9 @@ impl<'a> Groups<'a> {
         Ok(())
     }
 
-    /// The largest groups, or those with the largest difference, and the number of all groups. With steps of time, the largest of each step, and a row for each step
-    /// that has none. `windows_us` is the time of all records. Fails if there are too many steps.
+    /// The largest groups, or those with the largest difference, and the number of all groups. With steps of time, the largest
+    /// of each step, and a row for each step that has none. `windows_us` is the time for which
+    /// the history has room. Fails if there are too many steps.
     pub(super) fn top(self, windows_us: &Range<i64>) -> Result<(Vec<Group>, usize)> {
         let (order, most) = (self.order, self.most);
         let mut all = self.figures.len();
@@ -314,12 +320,11 @@ impl<'a> Groups<'a> {
             groups.truncate(most);
             return Ok((groups.into_iter().map(shown).collect(), all));
         };
-        let ends = groups.first().zip(groups.last());
-        let ends = ends.and_then(|((one, _), (other, _))| step(one).zip(step(other)));
-        let Some((first, last)) = ends else {
-            return Ok((Vec::new(), all));
-        };
-        let each = steps.all(stepping, first.clone()..last.clone())?;
+        let step_of = |(parts, _): &(Vec<Part>, Figures)| step(parts).cloned();
+        let [first, last] = [groups.first(), groups.last()].map(|group| group.and_then(step_of));
+        // Those with groups are among these; this makes sure that no group is left out.
+        let mut each: BTreeSet<_> = steps.all(stepping, first.zip(last))?.into_iter().collect();
+        each.extend(groups.iter().filter_map(step_of));
         let mut rows = Vec::new();
         let mut groups = groups.into_iter().peekable();
         for one in each {
@@ -361,5 +366,44 @@ impl Names {
         } else {
             self.name(&human::interface(netns_name, name))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sys::local_time::{Step, Zone};
+
+    use super::*;
+
+    #[test]
+    fn no_group_is_left_out_whatever_the_steps_are() {
+        let stepping = Stepping {
+            step: Step::MINUTE,
+            zone: Zone::Utc,
+            shown_us: i64::MIN..i64::MAX,
+        };
+        let question = Question {
+            time_us: i64::MIN..i64::MAX,
+            earlier_us: None,
+            rules: Vec::new(),
+            by: Vec::new(),
+            steps: Some(stepping),
+            order: Order::Bytes,
+            history: false,
+            top: usize::MAX,
+        };
+        let mut groups = Groups::of(&question);
+        // The second one is no step of the clock.
+        let steps = [(0, 60), (90, 91), (120, 180)].map(|(start, end)| Part::Step {
+            start_us: start * 1_000_000,
+            end_us: end * 1_000_000,
+        });
+        let each = steps
+            .iter()
+            .map(|step| (vec![step.clone()], Figures::default()));
+        groups.figures.extend(each);
+        let (rows, _) = groups.top(&(0..1)).unwrap();
+        let found: Vec<_> = rows.iter().filter_map(Group::step).collect();
+        assert!(steps.iter().all(|step| found.contains(&step)), "{found:?}");
     }
 }

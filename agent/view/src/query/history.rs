@@ -64,7 +64,8 @@ impl Scale {
         }
     }
 
-    /// The bars in order of time, as high as they would be if the windows of all records covered them wholly.
+    /// The bars in order of time. One that the windows of all records cover in part is as high as it would be if they covered
+    /// it wholly, unless they cover less than half of it: a little time says nothing about the rest.
     pub(super) fn read(&self, bars: &mut Bars, windows_us: &Range<i64>) -> Vec<u64> {
         let Some((first, last)) = self.numbers else {
             return Vec::new();
@@ -73,9 +74,13 @@ impl Scale {
         let each = (first..=last).map(|number| {
             let start = number * self.length_us;
             let end = windows_us.end.min(start + self.length_us);
-            let covered = end.saturating_sub(windows_us.start.max(start)).max(1);
-            let length = self.length_us.unsigned_abs();
-            scaled(*bars.of(number), length, covered.unsigned_abs())
+            let covered = end.saturating_sub(windows_us.start.max(start));
+            let bar = *bars.of(number);
+            if covered < self.length_us / 2 {
+                return bar;
+            }
+            let [length, covered] = [self.length_us, covered].map(i64::unsigned_abs);
+            scaled(bar, length, covered)
         });
         each.collect()
     }
@@ -150,6 +155,10 @@ mod tests {
         // Bars of 8 s, of which the first and the last have 4 s.
         let all: Vec<_> = (12..260).map(|second| (second..second + 1, 10)).collect();
         assert_eq!(history(&all), [80; 32]);
+        // Of the last one, they have 1 s.
+        let all: Vec<_> = (16..257).map(|second| (second..second + 1, 10)).collect();
+        let (last, others) = (10, [80; 30]);
+        assert_eq!(history(&all), [&others[..], &[last]].concat());
     }
 
     #[test]

@@ -28,6 +28,11 @@ impl Stepping {
     pub(super) fn steps(&self) -> TimeSteps {
         TimeSteps(Steps::new(self.step, self.zone))
     }
+
+    /// Fails if there are too many steps even without any record.
+    pub(super) fn refuse_too_many(&self) -> Result<()> {
+        self.steps().all(self, None).map(drop)
+    }
 }
 
 /// Finds the step of a record.
@@ -50,20 +55,29 @@ impl TimeSteps {
         }
     }
 
-    /// All steps from the first to the last, which must not be more than an answer may have.
+    /// All steps from the first to the last, which must not be more than an answer may have. `of_records` are the first and
+    /// the last step that have records. Without them and with an open time, there are none.
     pub(super) fn all(
         &mut self,
         stepping: &Stepping,
-        of_records: Range<Part>,
+        of_records: Option<(Part, Part)>,
     ) -> Result<Vec<Part>> {
         let shown_us = &stepping.shown_us;
+        let mut of_shown = || {
+            let is_open = shown_us.start == i64::MIN || shown_us.end == i64::MAX;
+            (!is_open && !shown_us.is_empty())
+                .then(|| (self.with(shown_us.start), self.of(shown_us.end)))
+        };
+        let Some((first, last)) = of_records.or_else(&mut of_shown) else {
+            return Ok(Vec::new());
+        };
         let first = match shown_us.start {
-            i64::MIN => of_records.start,
-            start_us => self.with(start_us).min(of_records.start),
+            i64::MIN => first,
+            start_us => self.with(start_us).min(first),
         };
         let last = match shown_us.end {
-            i64::MAX => of_records.end,
-            end_us => self.of(end_us).max(of_records.end),
+            i64::MAX => last,
+            end_us => self.of(end_us).max(last),
         };
         let mut all = vec![first];
         while let Some(Part::Step { end_us, .. }) = all.last()

@@ -361,6 +361,88 @@ fn rates_are_over_the_time_that_windows_cover() {
 }
 
 #[test]
+fn rates_are_over_the_time_asked_for_whatever_passes_the_filter() {
+    let (open, whole) = (Folder::new(), Folder::new());
+    let batches = [1, 10, 30, 90].map(|seq| {
+        let port = if seq == 30 { 80 } else { 443 };
+        batch(seq, vec![record(1, port, 5)])
+    });
+    open.in_the_making(&pieces(&batches));
+    // A file is skipped that has no record of the time.
+    for (name, batches) in [
+        ("flows-1.parquet", &batches[..3]),
+        ("flows-2.parquet", &batches[3..]),
+    ] {
+        whole.complete(name, MADE, &pieces(batches));
+    }
+    let port = || {
+        let rules: rules::Rules = "port 80".parse().unwrap();
+        rules::set(&[rules])
+    };
+    for folder in [open, whole] {
+        for (time_us, expected) in [
+            (i64::MIN..i64::MAX, 0..90),
+            (after_start(5)..after_start(60), 5..60),
+            (after_start(-60)..after_start(60), 0..60),
+            (after_start(5)..after_start(600), 5..90),
+            (i64::MIN..after_start(30), 0..30),
+        ] {
+            let question = Question {
+                time_us,
+                rules: port(),
+                ..everything(&[By::Port])
+            };
+            let answer = folder.ask(&question);
+            let expected = after_start(expected.start)..after_start(expected.end);
+            assert_eq!(answer.windows_us.as_ref(), Some(&expected));
+            assert_eq!(answer.period_us(&answer.groups[0]), Some(expected));
+        }
+        // The last step ends where the time does.
+        let answer = folder.ask(&Question {
+            time_us: after_start(5)..after_start(35),
+            rules: port(),
+            steps: Some(stepping(20, after_start(5)..after_start(35))),
+            ..everything(&[])
+        });
+        let periods = answer.groups.iter().map(|group| answer.period_us(group));
+        let expected =
+            [5..20, 20..35].map(|part| Some(after_start(part.start)..after_start(part.end)));
+        assert!(periods.eq(expected));
+    }
+}
+
+#[test]
+fn a_time_that_is_one_gap_has_its_empty_steps() {
+    let folder = Folder::new();
+    folder.in_the_making(&pieces(&[batch(1, vec![record(1, 443, 5)])]));
+    let ask = |time_us: Range<i64>| {
+        folder.ask(&Question {
+            time_us: time_us.clone(),
+            steps: Some(stepping(20, time_us)),
+            ..everything(&[By::Source])
+        })
+    };
+    let answer = ask(after_start(20)..after_start(80));
+    let starts = answer.groups.iter().map(|group| step_of(group).start);
+    assert!(starts.eq([20, 40, 60].map(after_start)));
+    assert_eq!((answer.all_groups, answer.total), (3, Sums::default()));
+    assert_eq!(ask(after_start(20)..i64::MAX).groups, []);
+}
+
+#[test]
+fn too_many_steps_are_refused_before_any_file_is_read() {
+    let question = Question {
+        steps: Some(stepping(20, 0..after_start(0))),
+        ..everything(&[])
+    };
+    let error = answer(&["/nowhere".into()], &question, |_, _| {}).unwrap_err();
+    assert!(
+        error.to_string().contains("more than 100000 steps"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_comparison_has_what_queries_of_both_times_have() {
     let folder = Folder::new();
     let batches: Vec<_> = (1..=60)

@@ -129,6 +129,13 @@ fn steps_of_time_come_first_and_show_gaps() {
             .starts_with("2026-01-02 Fri  443/tcp"),
         "{table}"
     );
+    let months = Shape {
+        step: Some(Step::MONTH),
+        ..of(Form::Table)
+    };
+    let table = shown_as(&months, &hours());
+    let first = table.lines().nth(3).unwrap();
+    assert!(first.starts_with("2026-01  443/tcp"), "{table}");
 }
 
 const BY: &[By] = &[By::Interface, By::Port];
