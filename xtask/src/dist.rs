@@ -21,8 +21,8 @@ use crate::{
 const CARGO_DEB: &str = "3.8.0";
 /// The GNU C library of Ubuntu 22.04, the oldest that the package promises to start with.
 const FLOOR: Version = (2, 35);
-/// The limit has little headroom: the binary has 12.8 MiB.
-const MAX_BINARY_BYTES: u64 = 14 << 20;
+/// The limit has little headroom: the binary has 15.4 MiB, since a flow's path is optimized for speed.
+const MAX_BINARY_BYTES: u64 = 16 << 20;
 
 type Version = (u32, u32);
 
