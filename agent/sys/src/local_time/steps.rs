@@ -55,8 +55,8 @@ pub struct Steps {
     /// Of each day that was looked at, or step of days, by its beginning: where its steps begin, and where the last one ends.
     /// Records need not be in order of time, and a comparison looks at two days in turn.
     known: BTreeMap<SystemTime, Vec<SystemTime>>,
-    /// How many steps all of these have.
-    known_steps: usize,
+    /// How many moments all of these are.
+    kept: usize,
 }
 
 impl Steps {
@@ -65,7 +65,7 @@ impl Steps {
             step,
             zone,
             known: BTreeMap::new(),
-            known_steps: 0,
+            kept: 0,
         }
     }
 
@@ -75,11 +75,11 @@ impl Steps {
             return step;
         }
         let begins = self.around(time);
-        if self.known_steps + begins.len() > MOST_KNOWN {
+        if self.kept + begins.len() > MOST_KNOWN {
             self.known.clear();
-            self.known_steps = 0;
+            self.kept = 0;
         }
-        self.known_steps += begins.len();
+        self.kept += begins.len();
         self.known
             .extend(begins.first().map(|&first| (first, begins.clone())));
         // No calendar goes on for ever.
