@@ -355,7 +355,10 @@ mod tests {
         let mut told = 0;
         for (path, option) in options {
             let name = option.get_long().unwrap();
-            let between = if option.is_require_equals_set() {
+            let may_lack_one = option
+                .get_num_args()
+                .is_some_and(|count| count.min_values() == 0);
+            let between = if option.is_require_equals_set() || may_lack_one {
                 '='
             } else {
                 ' '

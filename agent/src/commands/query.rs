@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_SINCE", value_parser = moment)]
     pub since: Option<Moment>,
 
-    /// Until when, as with --since; 21:27 is the first such time after --since [default: the last record].
+    /// Until when, as with --since; 21:27 is the last such time, or the next if that is not after --since [default: the last record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
     pub until: Option<Moment>,
 
@@ -306,13 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn a_time_of_day_in_until_is_the_first_after_since() {
+    fn a_time_of_day_in_until_is_after_since() {
         for (since, until, expected) in [
             ("04:04", "06:04", [244, 364]),
             ("22:00", "04:00", [-120, 240]),
             ("22:00", "06:00", [-120, 360]),
             ("2h", "06:04", [184, 364]),
             ("yesterday", "06:00", [-1440, -1080]),
+            ("7d", "04:00", [304 - 7 * 1440, 240]),
         ] {
             let question = asked(&["--since", since, "--until", until]);
             assert_eq!(minutes(&question.time_us), expected, "{since} {until}");

@@ -48,16 +48,21 @@ impl Moment {
         })
     }
 
-    /// The same for the end of a time that begins at `since`: a time of day without a day is the first such time after it.
+    /// The same for the end of a time that begins at `since`. A time of day without a day is the last one before now, or the next
+    /// one if that is not after `since`.
     pub fn resolve_after(&self, since: SystemTime, now: SystemTime, zone: Zone) -> SystemTime {
         let Self::Last(time) = self else {
             return self.resolve(now, zone);
         };
+        let last = self.resolve(now, zone);
+        if last > since {
+            return last;
+        }
         let day = zone.civil(since).date();
         let days = (0..=2).filter_map(|later| day.checked_add_days(Days::new(later)));
         let mut instants = days.flat_map(|day| zone.instants(day.and_time(*time)));
         let first = instants.find(|&instant| instant > since);
-        first.unwrap_or_else(|| self.resolve(now, zone))
+        first.unwrap_or(last)
     }
 
     pub fn resolve(&self, now: SystemTime, zone: Zone) -> SystemTime {

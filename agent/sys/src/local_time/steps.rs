@@ -55,7 +55,7 @@ pub struct Steps {
     /// Of each day that was looked at, or step of days, by its beginning: where its steps begin, and where the last one ends.
     /// Records need not be in order of time, and a comparison looks at two days in turn.
     known: BTreeMap<SystemTime, Vec<SystemTime>>,
-    /// How many steps all of these have.
+    /// How many moments all of these are.
     kept: usize,
 }
 
