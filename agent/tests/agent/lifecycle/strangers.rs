@@ -94,7 +94,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
             .unwrap();
         assert_eq!(batch.stream_seq, 1);
         let filtering = proto::ObserveRequest {
-            filter: "tcp".into(),
+            filter: "no rule".into(),
             ..Default::default()
         };
         let answer: Result<FlowBatch, _> =

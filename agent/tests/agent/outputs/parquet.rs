@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     doors::memory::{MIB, Memory, reset_peak},
-    support::Report,
+    support::{Report, unix_ns_of},
 };
 
 /// The columns of every file with their types as the documentation names them.
@@ -97,12 +97,13 @@ pub(super) fn sum(files: &[PathBuf]) -> Pair {
 fn as_row(line: &Value) -> Value {
     let mut row = line.clone();
     let fields = row.as_object_mut().unwrap();
-    for other in ["type", "batch"] {
+    // A file names its agent once.
+    for other in ["type", "batch", "agent_id", "hostname"] {
         fields.remove(other);
     }
     for time in ["first_seen", "last_seen"] {
-        let nanos = fields.remove(&format!("{time}_ns")).unwrap();
-        fields.insert(time.to_owned(), json!(nanos.as_u64().unwrap() / 1000));
+        let nanos = unix_ns_of(&fields[time]);
+        fields.insert(time.to_owned(), json!(nanos / 1000));
     }
     // What JSON Lines leave out.
     for (column, of_type) in documented() {
