@@ -48,10 +48,7 @@ pub fn greet(status: &AgentStatus, scan_interval: Duration, connect: Option<&str
 pub fn part(flows: u64, packets: u64, seen: u64, missing: u64) {
     if missing == 0 {
         let others = seen - packets.min(seen);
-        let [packets, flows] = [(packets, "packet"), (flows, "flow")].map(|(number, what)| {
-            let ending = if number == 1 { "" } else { "s" };
-            format!("{number} {what}{ending}")
-        });
+        let (packets, flows) = (human::exact(packets, "packet"), human::exact(flows, "flow"));
         if others == 0 {
             tracing::info!("counted {packets} in {flows}");
         } else {

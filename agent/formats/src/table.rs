@@ -83,18 +83,16 @@ impl Traffic {
 /// Exact, since other columns are rounded.
 impl fmt::Display for Traffic {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (packets, bytes) = (exact(self.packets, "packet"), exact(self.bytes, "byte"));
+        let (packets, bytes) = (
+            human::exact(self.packets, "packet"),
+            human::exact(self.bytes, "byte"),
+        );
         write!(formatter, "{packets}, {bytes}")?;
         if self.bytes >= 1024 {
             write!(formatter, " ({})", human::bytes(self.bytes))?;
         }
         Ok(())
     }
-}
-
-fn exact(number: u64, what: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{ending}")
 }
 
 /// What all scans had since the first.
@@ -233,7 +231,10 @@ impl<W: Write> TableWriter<W> {
         if scans == 0 {
             return Ok(());
         }
-        let (scans, flows) = (exact(scans, "scan"), exact(traffic.flows, "flow"));
+        let (scans, flows) = (
+            human::exact(scans, "scan"),
+            human::exact(traffic.flows, "flow"),
+        );
         let mut line = format!("in {scans}: {flows} began, {traffic}");
         if self.all.lacks_some {
             line.push_str("; records are missing, so there were more");
@@ -296,7 +297,10 @@ impl<W: Write> TableWriter<W> {
             let left_out = human::count(batch.left_out_records);
             lines.push(format!("… and {left_out} flows that are left out"));
         }
-        lines.push(format!("total: {}, {total}", exact(total.flows, "flow")));
+        lines.push(format!(
+            "total: {}, {total}",
+            human::exact(total.flows, "flow")
+        ));
         self.write(&lines, width)
     }
 

@@ -58,48 +58,46 @@ fn descriptors_or_skip(test: &str, proto: &str, from: &Path, directory: &Path) -
     Some(descriptors)
 }
 
-/// A Python with grpcio and its generator.
-pub fn python_with_tools_or_skip(test: &str) -> Option<PathBuf> {
-    let python = installed("clients/python/bin/python");
-    let imports = ["-c", "import grpc, grpc_tools.protoc"];
+/// The Python of this environment, if it can import these modules. `package` is what lacks otherwise.
+fn python_importing_or_skip(
+    test: &str,
+    environment: &str,
+    modules: &str,
+    package: &str,
+) -> Option<PathBuf> {
+    let python = installed(&format!("{environment}/bin/python"));
+    let import = format!("import {modules}");
+    let imports = ["-c", &import];
     let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
     if python.is_none() {
-        skip(test, &format!("no Python with grpcio-tools; {SET_UP}"));
+        skip(test, &format!("no Python with {package}; {SET_UP}"));
     }
     python
+}
+
+/// A Python with grpcio and its generator.
+pub fn python_with_tools_or_skip(test: &str) -> Option<PathBuf> {
+    python_importing_or_skip(
+        test,
+        "clients/python",
+        "grpc, grpc_tools.protoc",
+        "grpcio-tools",
+    )
 }
 
 /// A Python with DuckDB.
 pub fn duckdb_or_skip(test: &str) -> Option<PathBuf> {
-    let python = installed("clients/python/bin/python");
-    let imports = ["-c", "import duckdb"];
-    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
-    if python.is_none() {
-        skip(test, &format!("no Python with duckdb; {SET_UP}"));
-    }
-    python
+    python_importing_or_skip(test, "clients/python", "duckdb", "duckdb")
 }
 
 /// A Python with jsonschema.
 pub fn json_schema_or_skip(test: &str) -> Option<PathBuf> {
-    let python = installed("clients/python/bin/python");
-    let imports = ["-c", "import jsonschema"];
-    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
-    if python.is_none() {
-        skip(test, &format!("no Python with jsonschema; {SET_UP}"));
-    }
-    python
+    python_importing_or_skip(test, "clients/python", "jsonschema", "jsonschema")
 }
 
 /// A Python with ClickHouse's engine.
 pub fn chdb_or_skip(test: &str) -> Option<PathBuf> {
-    let python = installed("clients/chdb/bin/python");
-    let imports = ["-c", "import chdb.session"];
-    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
-    if python.is_none() {
-        skip(test, &format!("no Python with chdb-core; {SET_UP}"));
-    }
-    python
+    python_importing_or_skip(test, "clients/chdb", "chdb.session", "chdb-core")
 }
 
 /// The folder with a broker of Kafka, and a Python with a client of it and the descriptors of flow.proto's messages.
@@ -225,13 +223,7 @@ pub fn goflow2_or_skip(test: &str) -> Option<PathBuf> {
 
 /// A Python with the package netflow.
 pub fn netflow_or_skip(test: &str) -> Option<PathBuf> {
-    let python = installed("clients/netflow/bin/python");
-    let imports = ["-c", "import netflow"];
-    let python = python.filter(|python| succeeds(Command::new(python).args(imports)));
-    if python.is_none() {
-        skip(test, &format!("no Python with netflow; {SET_UP}"));
-    }
-    python
+    python_importing_or_skip(test, "clients/netflow", "netflow", "netflow")
 }
 
 /// The program that reads with the crate `netflow_parser`.
