@@ -91,7 +91,14 @@ const MODULES: &[Module] = &[
         900,
         Nothing("they are read from bytes, and told by the agent"),
     ),
-    module("initiator", 1800, Everything),
+    module(
+        "initiator",
+        1_800,
+        Only(
+            "who initiated is decided by bytes and times",
+            &["a_socket_of_the_host", "flow_on_lo"],
+        ),
+    ),
     module(
         "names",
         900,
