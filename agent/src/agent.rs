@@ -32,11 +32,12 @@ use kernel::{
     rule_maps::Networks,
     run_times::RunTimes,
 };
-use proto::{AgentStatus, SettingsInForce, batch::Identity};
+use proto::{AgentStatus, ListenerStatus, SettingsInForce, batch::Identity};
 use rules::Rule;
 use server::{
     Limits, ListenAddr, Listeners, PassedSockets, Server,
     asks::Asks,
+    listen::Listening,
     metrics::{self, MetricsListener, TimePrograms},
     rules_in_force::ReplaceError,
 };
@@ -367,6 +368,7 @@ impl Agent {
             metrics,
             counting: counting.clone(),
         };
+        let connect = connect_to(&listeners);
         let server = tokio::spawn(services.run(listeners, ended(server_end)));
 
         let scanning = Scanning {
@@ -396,7 +398,7 @@ impl Agent {
         };
         let tell = |scanner: &Scanner| {
             let told = (manager.clone(), counts.clone());
-            tell_that_it_counts(scanner, statuses.clone(), &config, told);
+            tell_that_it_counts(scanner, statuses.clone(), (&config, connect.clone()), told);
         };
         // Dropping the scanner detaches the programs that are still attached. That runs on its own thread, so that no
         // consumer waits for it to get the last records.
@@ -554,12 +556,11 @@ async fn counted_for(duration: Option<Duration>, mut counting: watch::Receiver<b
 fn tell_that_it_counts(
     scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
-    config: &Config,
+    (config, connect): (&Config, Option<String>),
     (manager, counts): (ServiceManager, watch::Sender<bool>),
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);
-    let connect = connect_to(config);
     tokio::spawn(async move {
         // Later statuses may have fewer hooks, since interfaces leave.
         let has_all = |status: &Arc<AgentStatus>| {
@@ -581,13 +582,13 @@ fn tell_that_it_counts(
 }
 
 /// Where a person at this machine reaches the agent: best at a Unix socket, where nobody needs a certificate.
-fn connect_to(config: &Config) -> Option<String> {
-    let is_unix = |address: &&ListenAddr| matches!(address, ListenAddr::Unix(_));
-    let mut all = config.listen.iter();
-    let address = all.clone().find(is_unix).or_else(|| all.next())?;
-    Some(match address {
-        ListenAddr::Tcp(address) if config.tls.is_some() => format!("https://{address}"),
-        ListenAddr::Tcp(_) | ListenAddr::Unix(_) => address.to_string(),
+fn connect_to(listeners: &Listeners) -> Option<String> {
+    let all: Vec<_> = listeners.told().iter().map(Listening::status).collect();
+    let is_unix = |one: &&ListenerStatus| one.address.starts_with("unix:");
+    let best = all.iter().find(is_unix).or_else(|| all.first())?;
+    Some(match best.tls {
+        Some(_) => format!("https://{}", best.address),
+        None => best.address.clone(),
     })
 }
 

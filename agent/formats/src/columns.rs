@@ -39,9 +39,11 @@ impl Columns<'_> {
                 *width = (*width).max(width_of(cell));
             }
         }
+        let is_shown = |column: &&usize| shown.contains(column);
+        let elastic: Vec<_> = self.elastic.iter().filter(is_shown).copied().collect();
         for dispensable in self.dispensable {
-            let elastic = self.elastic.iter();
             let least: usize = elastic
+                .iter()
                 .map(|&column| widths[column].min(self.least_width))
                 .sum();
             if self.others(&shown, &widths) + least <= width {
@@ -50,7 +52,7 @@ impl Columns<'_> {
             shown.retain(|column| column != dispensable);
         }
         let room = width.saturating_sub(self.others(&shown, &widths));
-        self.shorten(&mut widths, room);
+        shorten(elastic, &mut widths, room);
         let fitted = shown.into_iter().map(|column| Fitted {
             column,
             width: widths[column],
@@ -63,18 +65,6 @@ impl Columns<'_> {
         let fixed = shown.iter().filter(|column| !self.elastic.contains(column));
         let cells: usize = fixed.map(|&column| widths[column]).sum();
         cells + shown.len().saturating_sub(1) * GAP.len()
-    }
-
-    /// Divides the room equally. A column that needs less than its share leaves the rest to the others.
-    fn shorten(&self, widths: &mut [usize], mut room: usize) {
-        let mut elastic = self.elastic.to_vec();
-        elastic.sort_by_key(|&column| widths[column]);
-        let mut left = elastic.len();
-        for column in elastic {
-            widths[column] = widths[column].min(room / left);
-            room -= widths[column];
-            left -= 1;
-        }
     }
 
     pub fn line(&self, cells: &[impl AsRef<str>], fitted: &[Fitted]) -> String {
@@ -93,6 +83,17 @@ impl Columns<'_> {
         } else {
             format!("{cell:<width$}")
         }
+    }
+}
+
+/// Divides the room equally among these columns. One that needs less than its share leaves the rest to the others.
+fn shorten(mut elastic: Vec<usize>, widths: &mut [usize], mut room: usize) {
+    elastic.sort_by_key(|&column| widths[column]);
+    let mut left = elastic.len();
+    for column in elastic {
+        widths[column] = widths[column].min(room / left);
+        room -= widths[column];
+        left -= 1;
     }
 }
 

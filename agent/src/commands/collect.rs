@@ -47,8 +47,8 @@ fn waiting_time(text: &str) -> Result<Duration, String> {
 
 /// Store the flows that agents send.
 ///
-/// An agent sends them with `flow-agent run --output collector=ADDRESS`, and keeps each batch until it is stored here. `status`
-/// and `watch --output json` take a collector's address, too.
+/// An agent sends them with `flow-agent run --output collector=ADDRESS`, and keeps each batch until it is stored here. `status`,
+/// `top` and `watch --output json` take a collector's address, too.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Where flows are stored: jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS) or

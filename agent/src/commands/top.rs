@@ -6,17 +6,20 @@ use std::{
     io::{self, IsTerminal as _},
     process::ExitCode,
     task::Poll,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use formats::Format;
-use proto::{FlowBatch, ObserveRequest};
+use proto::ObserveRequest;
 use rules::Rules;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
 use view::{
     client::{self, ClientError, Event, Observer, Target},
-    top::{Sort, View, picture::Picture, print},
+    top::{Sort, View, fleet::Fleet, print},
 };
 
 use super::{connect::Connect, notice, patiently, refused, unless_nothing_matches};
@@ -30,10 +33,12 @@ use own::OwnAgent;
 
 /// Rows of `--once` without `--limit`.
 const ROWS: usize = 50;
+/// How long `--once` waits at most for the hosts of a collector.
+const MOST_OF_ONCE: Duration = Duration::from_mins(2);
 
 /// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
-/// Figures are those of a running agent. With `--`, `top` starts an agent of its own, which ends with it. Arguments after `--` go
+/// Figures are those of a running agent, or of all agents of a collector (--connect). With `--`, `top` starts an agent of its own, which ends with it. Arguments after `--` go
 /// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
 /// what keys do.
 #[derive(Debug, clap::Args)]
@@ -67,7 +72,8 @@ pub struct Args {
     pub filter: Vec<Rules>,
 
     /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers get
-    /// the records of such scans, so these are more and report less each. Only an agent's Unix socket takes such requests.
+    /// the records of such scans, so these are more and report less each. Only an agent's Unix socket takes such requests; a
+    /// collector's hosts are shown at their own scans.
     #[arg(
         long,
         value_name = "TIME",
@@ -226,21 +232,27 @@ async fn interrupted() {
     .await;
 }
 
-fn request(filter: String) -> ObserveRequest {
-    ObserveRequest {
+/// Observes an agent from what it tracks on, or a collector, which keeps no flows, from now on.
+async fn observe(target: &Target, filter: String) -> Result<Observer, ClientError> {
+    let request = ObserveRequest {
         filter,
         consumer: format!("top pid={}", std::process::id()),
         snapshot: true,
+    };
+    match Observer::connect_with(target.clone(), request.clone()).await {
+        Err(ClientError::Refused { .. }) if client::is_collector(target).await => {
+            let snapshot = false;
+            Observer::connect_with(
+                target.clone(),
+                ObserveRequest {
+                    snapshot,
+                    ..request
+                },
+            )
+            .await
+        }
+        observed => observed,
     }
-}
-
-/// Adds a batch. Refuses batches from a collector, which mix the streams of many agents.
-fn take(picture: &mut Picture, batch: &FlowBatch) -> Result<bool> {
-    ensure!(
-        batch.stream_id == 0,
-        "a collector answers, which has the flows of many agents: connect to one of these, or use `flow-agent watch`"
-    );
-    Ok(picture.take(batch))
 }
 
 /// Whether to request scans.
@@ -251,7 +263,7 @@ fn asks(target: &Target, every: Duration) -> bool {
 /// Requests scans, one after another. Returns the reason if the agent does not accept such requests.
 async fn ask_for_scans(target: &Target, every: Duration) -> String {
     if !asks(target, every) {
-        return "at the agent's own scans".to_owned();
+        return "at each agent's own scans".to_owned();
     }
     let mut pace = tokio::time::interval(every);
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -259,6 +271,10 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
         pace.tick().await;
         // The stream reports all other errors, including the end of the agent.
         let asked = client::scan_now(target).await;
+        let is_unknown = matches!(asked, Err(ClientError::TooOld { .. }));
+        if is_unknown && client::is_collector(target).await {
+            return "at each agent's own scans".to_owned();
+        }
         if let Err(
             error @ (ClientError::Refused { .. }
             | ClientError::TooOld { .. }
@@ -271,11 +287,12 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
 }
 
 async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
-    let observer = Observer::connect_with(target.clone(), request(rules::text(&args.filter)));
+    let observer = observe(target, rules::text(&args.filter));
     let mut observer = patiently(target, observer).await?;
-    let mut picture = Picture::of(args.every);
+    let mut fleet = Fleet::new(args.every, Instant::now());
     // The first requested scan ends a window that began before the command.
     let windows = if asks(target, args.every) { 2 } else { 1 };
+    let started = Instant::now();
     let scan = async {
         let why = ask_for_scans(target, args.every).await;
         notice(&format!("waiting for a scan, {why}"));
@@ -283,15 +300,24 @@ async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
     };
     let first = async {
         loop {
-            match observer.next().await? {
+            // Until then, every host that scans as often has had its turn.
+            let longest = fleet.longest_window().filter(|_| fleet.is_collector());
+            let round = longest.unwrap_or(Duration::MAX).min(MOST_OF_ONCE);
+            let rest = round.saturating_sub(started.elapsed());
+            let event = tokio::select! {
+                event = observer.next() => event?,
+                () = sleep(rest), if longest.is_some() => return Ok(()),
+            };
+            match event {
                 Event::Batch(batch) => {
-                    if take(&mut picture, &batch)? && picture.windows() >= windows {
+                    let is_whole = fleet.take(*batch, Instant::now());
+                    if is_whole && !fleet.is_collector() && fleet.windows() >= windows {
                         return Ok(());
                     }
                 }
                 Event::Disconnected { reason } => bail!("{reason}"),
-                Event::Gap { batches } => picture.missing.gaps += batches,
-                Event::Reconnected { .. } => {}
+                Event::Gap { batches } => fleet.missing.gaps += batches,
+                Event::Reconnected(_) => {}
             }
         }
     };
@@ -309,13 +335,14 @@ async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
     let out = formats::buffered(stdout);
     let chosen = (args.view, args.sort);
     let printed = match args.output {
-        Format::Table => print::table(out, &picture, chosen, (most, width.unwrap_or(usize::MAX))),
-        Format::Json => print::json(out, &picture, chosen, most),
+        Format::Table => print::table(out, &fleet, chosen, (most, width.unwrap_or(usize::MAX))),
+        Format::Json => print::json(out, &fleet, chosen, most),
     };
     match printed {
         Err(error) if formats::is_broken_pipe(&error) => {}
         printed => printed.context("write to stdout")?,
     }
-    let (has_filter, flows) = (!args.filter.is_empty(), picture.flows().count());
+    let flows = fleet.hosts().map(|host| host.picture.flows().count()).sum();
+    let has_filter = !args.filter.is_empty();
     Ok(unless_nothing_matches(has_filter, flows))
 }

@@ -14,7 +14,7 @@ use formats::{Format, Printer};
 use proto::{FlowBatch, ObserveRequest};
 use rules::Rules;
 use tokio::{task::spawn_blocking, time::timeout};
-use view::client::{self, ClientError, Event, Observer, Target};
+use view::client::{self, ClientError, Event, Observer, Reconnected, Target};
 
 use super::{connect::Connect, notice, patiently};
 use crate::stdout;
@@ -181,18 +181,16 @@ async fn show_all(
                     "{reason}; waiting for the agent at {target} to come back"
                 ));
             }
-            Event::Reconnected {
-                restarted: true, ..
-            } => {
+            Event::Reconnected(Reconnected::ToAnother) => {
                 notice("an agent answers again; it is another process, so totals start again");
             }
-            Event::Reconnected {
-                restarted: false,
-                missed_scans,
-            } => {
+            Event::Reconnected(Reconnected::ToTheSame { missed_scans }) => {
                 notice(&format!(
                     "connected again; {missed_scans} scans were missed"
                 ));
+            }
+            Event::Reconnected(Reconnected::ToACollector) => {
+                notice("a collector answers again; what it got meanwhile is not shown");
             }
             Event::Gap { batches } => {
                 notice(&format!("{batches} batches are missing on the stream"));

@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read as _, Write as _},
+    panic::{catch_unwind, resume_unwind},
     process::{Child, ChildStdin, ExitStatus, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -68,7 +69,11 @@ impl AtTerminal {
 
     /// Waits until these words are there.
     pub fn shows(&self, words: &str) {
-        wait_until(words, || self.shown().contains(words));
+        let is_there = || self.shown().contains(words);
+        if let Err(panic) = catch_unwind(|| wait_until(words, is_there)) {
+            eprintln!("the terminal shows:\n{}", self.shown());
+            resume_unwind(panic);
+        }
     }
 
     /// All bytes that went to the terminal.

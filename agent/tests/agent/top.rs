@@ -69,7 +69,15 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    let agent = Agent::start(&lab, &["--scan-interval", "1h", "--output", "none"]);
+    let settings = [
+        "--scan-interval",
+        "1h",
+        "--idle-timeout",
+        "1h",
+        "--output",
+        "none",
+    ];
+    let agent = Agent::start(&lab, &settings);
     let sent = send(&lab, 1001..=1005);
     let peer = lab.peer.ipv4.to_string();
     for (view, rows, name, prefix) in [

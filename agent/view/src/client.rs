@@ -521,12 +521,18 @@ pub enum Event {
     Disconnected {
         reason: String,
     },
-    Reconnected {
-        /// Another process answers, so totals and scan numbers start over.
-        restarted: bool,
-        /// Scans of the same process that were missed in between.
-        missed_scans: u64,
-    },
+    Reconnected(Reconnected),
+}
+
+/// Who answers after a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reconnected {
+    /// The same process.
+    ToTheSame { missed_scans: u64 },
+    /// Another process, so totals and scan numbers start over.
+    ToAnother,
+    /// A collector. What agents sent it meanwhile is not on the stream.
+    ToACollector,
 }
 
 /// A stream of batches.
@@ -639,12 +645,14 @@ impl Observer {
                 .last
                 .as_ref()
                 .filter(|last| Some(&last.instance_id) == instance_id.as_ref());
-            let missed_scans =
-                same.map_or(0, |last| batch.scan_id.saturating_sub(last.scan_id + 1));
-            self.pending.push_back(Event::Reconnected {
-                restarted: same.is_none(),
-                missed_scans,
-            });
+            let reconnected = match same {
+                _ if batch.stream_id != 0 => Reconnected::ToACollector,
+                Some(last) => Reconnected::ToTheSame {
+                    missed_scans: batch.scan_id.saturating_sub(last.scan_id + 1),
+                },
+                None => Reconnected::ToAnother,
+            };
+            self.pending.push_back(Event::Reconnected(reconnected));
         }
         let expected = self.stream_seq + 1;
         if batch.stream_seq > expected {

@@ -1,11 +1,12 @@
 //! The view of `flow-agent top`: sums of the flows of a stream, and the screen that shows them.
 //!
-//! Batches go into a [`picture::Picture`], and [`rows`] formats its rows. A [`screen::Screen`] holds the user's
+//! Batches go into a [`fleet::Fleet`], which has a [`picture::Picture`] of each host, and [`rows`] formats their rows. A [`screen::Screen`] holds the user's
 //! choices, and [`draw`] draws it. `--once` prints the same rows ([`mod@print`]).
 
 use clap::ValueEnum;
 
 pub mod draw;
+pub mod fleet;
 pub mod picture;
 pub mod print;
 mod prompt;
@@ -34,6 +35,8 @@ pub enum View {
     Names,
     /// The responder's port with its protocol, or a protocol without ports.
     Services,
+    /// A host with an agent: of a collector, all that send to it.
+    Hosts,
 }
 
 /// What comes first.
@@ -63,7 +66,7 @@ pub enum Sort {
 }
 
 impl View {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Flows,
         Self::Peers,
         Self::Processes,
@@ -71,6 +74,7 @@ impl View {
         Self::Interfaces,
         Self::Names,
         Self::Services,
+        Self::Hosts,
     ];
 
     pub fn title(self) -> &'static str {
@@ -82,7 +86,13 @@ impl View {
             Self::Interfaces => "Interfaces",
             Self::Names => "Names",
             Self::Services => "Services",
+            Self::Hosts => "Hosts",
         }
+    }
+
+    /// Whether a row has the sums of all hosts. In the others, the same name at another host is another row.
+    pub fn is_of_all_hosts(self) -> bool {
+        matches!(self, Self::Peers | Self::Names | Self::Services)
     }
 
     /// The name to show for a group, also for the group of flows without one.
@@ -113,7 +123,8 @@ impl View {
             | Self::Units
             | Self::Interfaces
             | Self::Names
-            | Self::Services => &[
+            | Self::Services
+            | Self::Hosts => &[
                 Sort::Rate,
                 Sort::Sent,
                 Sort::Received,

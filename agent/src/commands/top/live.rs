@@ -1,24 +1,33 @@
 //! At a terminal, until the person quits.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use sys::local_time::Zone;
-use tokio::{sync::mpsc, task::JoinSet, time::sleep};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, sleep},
+};
 use view::{
-    client::{ClientError, Event, Observer, Target},
+    client::{ClientError, Event, Observer, Reconnected, Target},
     top::{
-        picture::Picture,
+        fleet::Fleet,
         screen::{Filter, Screen, Wish},
     },
 };
 
-use super::{Args, ask_for_scans, request, take, terminal::Terminal};
+use super::{Args, ask_for_scans, observe, terminal::Terminal};
 use crate::commands::patiently;
 
 /// Keys wait until a scan is complete, so that nobody sees or freezes partial sums. If the stream pauses this long in
 /// the middle of a scan, keys are handled anyway.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// How often the screen is drawn for a collector's hosts, whose scans come at any time.
+const REDRAW: Duration = Duration::from_millis(500);
 /// Batches queued while the screen is drawn.
 const BATCHES: usize = 4;
 
@@ -55,27 +64,39 @@ impl Watching {
 
 pub async fn live(args: &Args, target: &Target) -> Result<()> {
     let has_color = std::env::var_os("NO_COLOR").is_none();
-    let picture = Picture::of(args.every);
+    let fleet = Fleet::new(args.every, Instant::now());
     let filter = Filter::of(&args.filter);
-    let mut screen = Screen::new(picture, (args.view, args.sort), filter, has_color);
+    let mut screen = Screen::new(fleet, (args.view, args.sort), filter, has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
     screen.zone = Zone::utc_if(args.utc);
     // Report errors of the first connection before the terminal changes.
-    let observer = Observer::connect_with(target.clone(), request(screen.filter.rules.clone()));
+    let observer = observe(target, screen.filter.rules.clone());
     let mut watching = Watching::of(patiently(target, observer).await?);
     let mut terminal = Terminal::open()?;
     let mut scans = pin!(ask_for_scans(target, args.every));
     let mut is_asking = true;
     let mut is_new = true;
+    let mut has_news = false;
+    let mut redraw = interval(REDRAW);
+    redraw.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         if is_new {
             terminal.draw(&mut screen)?;
+            has_news = false;
         }
-        let is_partial = screen.picture_mut().is_partial();
+        let is_partial = screen.fleet_mut().is_partial();
+        let is_collector = screen.fleet_mut().is_collector();
         is_new = tokio::select! {
-            event = watching.next() => note(&mut screen, event?)?,
+            event = watching.next() => {
+                has_news |= note(&mut screen, event?);
+                has_news && !is_collector
+            }
+            _ = redraw.tick(), if is_collector => {
+                let is_other = screen.fleet_mut().tick(Instant::now());
+                is_other || has_news
+            }
             () = sleep(LONGEST_PAUSE), if is_partial => {
-                screen.picture_mut().take_as_whole();
+                screen.fleet_mut().take_as_whole();
                 true
             }
             why = &mut scans, if is_asking => {
@@ -114,10 +135,7 @@ async fn begin_with(
 ) -> Result<Begun> {
     let trouble = std::mem::replace(&mut screen.trouble, "waiting for the agent".to_owned());
     terminal.draw(screen)?;
-    let mut connecting = pin!(Observer::connect_with(
-        target.clone(),
-        request(filter.rules.clone())
-    ));
+    let mut connecting = pin!(observe(target, filter.rules.clone()));
     let connected = loop {
         tokio::select! {
             connected = &mut connecting => break connected,
@@ -141,25 +159,26 @@ async fn begin_with(
 }
 
 /// Returns whether the screen has changed.
-fn note(screen: &mut Screen, event: Event) -> Result<bool> {
+fn note(screen: &mut Screen, event: Event) -> bool {
     match event {
-        Event::Batch(batch) => return take(screen.picture_mut(), &batch),
+        Event::Batch(batch) => return screen.fleet_mut().take(*batch, Instant::now()),
         Event::Disconnected { reason } => {
-            screen.picture_mut().take_as_whole();
+            screen.fleet_mut().take_as_whole();
             screen.trouble = format!("{reason}; waiting for the agent to come back");
         }
-        Event::Reconnected {
-            restarted,
-            missed_scans,
-        } => {
-            // A stream begins with a snapshot.
-            let picture = screen.picture_mut();
-            picture.restart();
-            picture.missing.missed_scans += missed_scans;
-            picture.missing.restarts += u64::from(restarted);
+        Event::Reconnected(reconnected) => {
+            // An agent's stream begins with a snapshot.
+            let fleet = screen.fleet_mut();
+            fleet.restart();
+            match reconnected {
+                Reconnected::ToTheSame { missed_scans } => {
+                    fleet.missing.missed_scans += missed_scans;
+                }
+                Reconnected::ToAnother | Reconnected::ToACollector => fleet.missing.restarts += 1,
+            }
             screen.trouble.clear();
         }
-        Event::Gap { batches } => screen.picture_mut().missing.gaps += batches,
+        Event::Gap { batches } => screen.fleet_mut().missing.gaps += batches,
     }
-    Ok(true)
+    true
 }

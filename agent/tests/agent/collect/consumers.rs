@@ -1,9 +1,15 @@
 //! Those who read what all agents send, and what people are shown.
 
+use std::{
+    sync::mpsc::{self, TryRecvError},
+    thread,
+    time::Duration,
+};
+
 use lab::traffic::{self, IpVersion};
 
 use super::*;
-use crate::support::as_the_service;
+use crate::{support::as_the_service, terminal::AtTerminal};
 
 /// Starts `watch` on a collector, with its lines in a file.
 fn watch(host: &Host, collector: &Collector, lines: &Path) -> Process {
@@ -238,4 +244,94 @@ fn every_line_is_as_the_json_schema_says() {
     for kind in ["flow", "dns", "account"] {
         assert!(counts[kind].as_u64() >= Some(2), "{counts}");
     }
+}
+
+/// What `top --once` prints about a collector, line by line.
+fn top_of(host: &Host, collector: &Collector, view: &str) -> Vec<Value> {
+    let address = collector.address.to_string();
+    let output = answered(|| {
+        let mut command = flow_agent(host);
+        command.args(["top", "--once", "--output", "json", "--connect", &address]);
+        command.args(["--view", view]);
+        command
+    });
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let lines = std::str::from_utf8(&output.stdout).unwrap().lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+fn top_shows_all_hosts_of_a_collector_and_adds_up_what_they_see() {
+    const TEST: &str = "agent::top_shows_all_hosts_of_a_collector_and_adds_up_what_they_see";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let collector = Collector::start(&lab.agent, 0, &["--output", &jsonl(folder.path())]);
+    let to = collector.setting();
+    let settings = [
+        "--scan-interval",
+        "3s",
+        "--idle-timeout",
+        "1h",
+        "--output",
+        &to,
+    ];
+    let agents = [(); 2].map(|()| Agent::start(&lab, &settings));
+    let top = format!("top --connect {} --view hosts", collector.address);
+    let mut top = AtTerminal::start(&lab.agent, (24, 100), &top);
+    top.shows("collector  2 hosts  0 flows tracked");
+    let sent = send(&lab, 3, 200);
+    for agent in &agents {
+        wait_until_acknowledged(agent, &lab, sent);
+    }
+    // Both see every packet.
+    top.shows("collector  2 hosts  6 flows tracked");
+    top.press("1");
+    top.shows("HOST");
+    top.press("7\r");
+    let total = format!("back in all          {} packets", 2 * sent.packets);
+    top.shows(&total);
+    // Dropped at the end, also by a panic.
+    let (alive, end) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let lab = &lab;
+        scope.spawn(move || {
+            while end.try_recv() == Err(TryRecvError::Empty) {
+                send(lab, 3, 1);
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let _alive = alive;
+        for (view, rows) in [
+            ("flows", 6),
+            ("hosts", 2),
+            ("services", 1),
+            ("interfaces", 2),
+        ] {
+            let mut lines = top_of(&lab.agent, &collector, view);
+            let total = lines.pop().unwrap();
+            assert_eq!(total["hosts"], 2, "{total}");
+            assert_eq!(total["tracked_flows"], 6, "{total}");
+            assert_eq!(total["account_closes"], true, "{total}");
+            assert_eq!(lines.len(), rows, "{view}: {lines:?}");
+            let packets = |line: &Value| {
+                let both = ["packets", "reverse_packets"].map(|name| line[name].as_u64().unwrap());
+                both[0] + both[1]
+            };
+            let sum: u64 = lines.iter().map(packets).sum();
+            assert!(sum > 0 && sum == packets(&total), "{total}: {lines:?}");
+        }
+    });
+    for agent in agents {
+        agent.stop_silent();
+    }
+    collector.stop();
+    top.shows("waiting for the agent to come back");
+    top.press("q");
+    assert!(top.ended().success());
 }

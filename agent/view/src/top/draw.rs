@@ -16,21 +16,23 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Wrap},
 };
-use sys::local_time::Zone;
 
 use super::{
     View,
-    picture::{Figures, Flow, Id, Picture, Traffic, closes},
-    rows::{cells, columns, is_sorted_by, sparkline},
+    fleet::Fleet,
+    picture::{Flow, Picture, closes},
+    rows::{Id, Of, Row, cells, columns, is_sorted_by, row, sparkline},
     screen::{Mode, Places, Screen},
 };
 
+/// The most hosts of a collector of which a warning is shown.
+const MOST_DOUBTED: usize = 2;
 /// The keys, for the line at the bottom.
 const KEYS: &str = "q quit  ? help  / filter  s sort  r reverse  space pause  enter detail";
 
 pub(super) const HELP: &str = "\
-1 to 7, tab, left, right  flows, peers, processes, units, interfaces, names,
-                          services
+1 to 8, tab, left, right  flows, peers, processes, units, interfaces, names,
+                          services, hosts
 up, down, page, home, end choose a row; j, k, g and G do as well
 enter                     all that is known of the row
 s, S                      sort by the next, or by the previous
@@ -69,32 +71,42 @@ impl Theme {
 }
 
 /// Two lines: the source of the figures, and their totals.
-pub fn summary(picture: &Picture) -> [String; 2] {
-    let window = match picture.length() {
-        Some(length) => format!(
-            "scan {}, rates over {}",
-            picture.scan_id(),
-            human::duration(length)
-        ),
-        None => "waiting for the next scan, totals until then".to_owned(),
-    };
-    let tracked = match picture.tracked_flows {
+pub fn summary(fleet: &Fleet) -> [String; 2] {
+    let row = Row::of_all(fleet);
+    let tracked = match fleet.tracked_flows() {
         Some(flows) => flows.to_string(),
         None => "?".to_owned(),
     };
-    let (recent, _) = picture.recent(picture.all());
-    let rate = |direction: usize| {
-        let bits = picture.per_second(recent.bytes[direction].saturating_mul(8));
-        let packets = picture.per_second(recent.packets[direction]);
-        format!("{}bit/s {}pkt/s", spaced(bits), spaced(packets))
+    let place = if fleet.is_collector() {
+        let number = fleet.shown().count();
+        let hosts = if number == 1 { "host" } else { "hosts" };
+        let window = match fleet.longest_window() {
+            Some(length) => format!(
+                "rates over each host's last scan, up to {}",
+                human::duration(length)
+            ),
+            None => "waiting for a scan".to_owned(),
+        };
+        format!("collector  {number} {hosts}  {tracked} flows tracked  {window}")
+    } else {
+        let picture = fleet.agent().map(|host| &host.picture);
+        let name = picture.map_or("", |picture| picture.hostname.as_str());
+        let window = match picture.and_then(|picture| Some((picture, picture.length()?))) {
+            Some((picture, length)) => format!(
+                "scan {}, rates over {}",
+                picture.scan_id(),
+                human::duration(length)
+            ),
+            None => "waiting for the next scan, totals until then".to_owned(),
+        };
+        format!("{}  {tracked} flows tracked  {window}", harmless(name))
     };
-    [
-        format!(
-            "{}  {tracked} flows tracked  {window}",
-            harmless(&picture.hostname)
-        ),
-        format!("TX {}  RX {}", rate(0), rate(1)),
-    ]
+    let (bits, packets) = row.map_or_else(Default::default, |row| (row.bits(), row.packets()));
+    let rate = |direction: usize| {
+        let (bits, packets) = (spaced(bits[direction]), spaced(packets[direction]));
+        format!("{bits}bit/s {packets}pkt/s")
+    };
+    [place, format!("TX {}  RX {}", rate(0), rate(1))]
 }
 
 /// A count with a space before its unit: `1.2 M`.
@@ -107,7 +119,61 @@ fn spaced(value: u64) -> String {
 }
 
 /// Warnings about misleading figures. Empty if there are none.
-pub(super) fn warnings(picture: &Picture) -> String {
+pub(super) fn warnings(fleet: &Fleet) -> String {
+    let missing = fleet.missing;
+    let restarts = if fleet.is_collector() {
+        "connections to the collector, sums are since the last"
+    } else {
+        "restarts of the agent, sums are since the last"
+    };
+    let left_out: u64 = fleet
+        .shown()
+        .map(|host| host.picture.missing.forgotten_rows)
+        .sum();
+    let mut said = Vec::new();
+    for (count, what) in [
+        (missing.lost_records, "records were lost: read too slowly"),
+        (missing.gaps, "batches are missing on the stream"),
+        (missing.missed_scans, "scans were missed"),
+        (missing.restarts, restarts),
+        (left_out, "rows with the least are left out"),
+        (
+            fleet.silent() as u64,
+            "hosts are silent, their flows are not shown",
+        ),
+        (missing.forgotten_hosts, "hosts too many are left out"),
+    ] {
+        if count > 0 {
+            said.push(format!("{count} {what}"));
+        }
+    }
+    if let Some(agent) = fleet.agent() {
+        let of_agent = warnings_of(&agent.picture);
+        // The gravest ones first.
+        return of_agent
+            .into_iter()
+            .chain(said)
+            .collect::<Vec<_>>()
+            .join("; ");
+    }
+    let hosts = fleet.shown();
+    let doubted = hosts.filter_map(|host| {
+        let warnings = warnings_of(&host.picture);
+        let first = warnings.into_iter().next()?;
+        Some(format!("{}: {first}", host.label))
+    });
+    let doubted: Vec<_> = doubted.collect();
+    let shown = doubted.len().min(MOST_DOUBTED);
+    said.extend_from_slice(&doubted[..shown]);
+    if doubted.len() > shown {
+        let more = doubted.len() - shown;
+        said.push(format!("{more} more hosts with warnings"));
+    }
+    said.join("; ")
+}
+
+/// Warnings about the figures of one host.
+fn warnings_of(picture: &Picture) -> Vec<String> {
     let missing = picture.missing;
     let mut said = Vec::new();
     if picture.length() == Some(Duration::ZERO) {
@@ -121,20 +187,6 @@ pub(super) fn warnings(picture: &Picture) -> String {
             "the kernel's table was full in this window: some flows are counted in part".to_owned(),
         );
     }
-    for (count, what) in [
-        (missing.lost_records, "records were lost: read too slowly"),
-        (missing.gaps, "batches are missing on the stream"),
-        (missing.missed_scans, "scans were missed"),
-        (
-            missing.restarts,
-            "restarts of the agent, sums are since the last",
-        ),
-        (missing.forgotten_rows, "rows with the least are left out"),
-    ] {
-        if count > 0 {
-            said.push(format!("{count} {what}"));
-        }
-    }
     if missing.sample_rate > 1 {
         said.push(format!("1 flow in {} is counted", missing.sample_rate));
     }
@@ -144,14 +196,14 @@ pub(super) fn warnings(picture: &Picture) -> String {
             "a flow is reported every {interval}, so rates come late (--report-interval)"
         ));
     }
-    said.join("; ")
+    said
 }
 
 pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
     let theme = Theme {
         has_color: screen.has_color,
     };
-    let warning = [screen.trouble.as_str(), &warnings(screen.picture())]
+    let warning = [screen.trouble.as_str(), &warnings(screen.fleet())]
         .into_iter()
         .filter(|text| !text.is_empty())
         .collect::<Vec<_>>()
@@ -167,8 +219,8 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
     .areas(frame.area());
     draw_head(frame, screen, theme, head);
     let width = usize::from(graph.width);
-    let picture = screen.picture();
-    let line = sparkline(&picture.history(picture.all()), width);
+    let history = Row::of_all(screen.fleet()).map_or_else(Vec::new, |row| row.history());
+    let line = sparkline(&history, width);
     frame.render_widget(Paragraph::new(line).style(theme.of(Color::Green)), graph);
     let tabs = draw_tabs(frame, screen, theme, tabs);
     let warning = harmless(&warning).into_owned();
@@ -188,7 +240,7 @@ pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
 }
 
 fn draw_head(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect) {
-    let [place, sums] = summary(screen.picture());
+    let [place, sums] = summary(screen.fleet());
     let mut first = vec![
         Span::styled(
             "flow-agent top  ",
@@ -220,8 +272,10 @@ fn draw_tabs(
     let mut places = Vec::new();
     let mut spans = Vec::new();
     let mut x = area.x;
+    // All titles fit into 80 columns.
+    let after = if area.width < 84 { "" } else { " " };
     for (view, number) in View::ALL.into_iter().zip(1..) {
-        let title = format!(" {number} {} ", view.title());
+        let title = format!(" {number} {}{after}", view.title());
         let style = if view == screen.view {
             theme.of(Color::Cyan).add_modifier(Modifier::REVERSED)
         } else {
@@ -246,9 +300,7 @@ fn draw_table(frame: &mut Frame<'_>, screen: &mut Screen, theme: Theme, area: Re
     let view = screen.view;
     let chosen = screen.chosen_at(&rows);
     let shown = rows.iter().skip(first).take(page);
-    let shown: Vec<_> = shown
-        .map(|row| cells(screen.picture(), view, row))
-        .collect();
+    let shown: Vec<_> = shown.map(|row| cells(screen.fleet(), view, row)).collect();
     let is_empty = rows.is_empty();
     drop(rows);
     screen.first = first;
@@ -348,20 +400,17 @@ fn popup(frame: &mut Frame<'_>, theme: Theme, title: &str, lines: Vec<Line<'_>>)
 }
 
 fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
-    let picture = screen.picture();
-    let (title, facts) = match &screen.chosen {
-        Some(Id::Flow(key)) => match picture.flow(key) {
-            Some(flow) => ("Flow", facts_of_flow(picture, flow, screen.zone)),
-            None => ("Flow", gone()),
-        },
-        Some(Id::Group(view, name)) => {
-            let found = picture.groups(*view).find(|(one, _)| one == name);
-            let facts = found.map_or_else(gone, |(name, figures)| {
-                facts_of_group(picture, *view, name, figures)
-            });
-            (view.title(), facts)
-        }
-        None => ("Nothing", gone()),
+    let title = match &screen.chosen {
+        Some(Id::Flow(..)) => "Flow",
+        Some(Id::Group(view, ..)) => view.title(),
+        None => "Nothing",
+    };
+    let chosen = screen.chosen.as_ref();
+    let row = chosen.and_then(|id| row(screen.fleet(), screen.view, id));
+    let facts = match row.as_ref().map(|row| (row, row.of)) {
+        Some((row, Of::Flow(_, flow))) => facts_of_flow(row, flow, screen),
+        Some((row, Of::Group(name))) => facts_of_group(row, name, screen),
+        None => vec![("", "It is not there any more.".to_owned())],
     };
     let label = theme.of(Color::Cyan);
     let longest = facts.iter().map(|(name, _)| name.len()).max();
@@ -377,24 +426,20 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
 
 type Facts = Vec<(&'static str, String)>;
 
-fn gone() -> Facts {
-    vec![("", "It is not there any more.".to_owned())]
-}
-
-fn facts_of_traffic(picture: &Picture, recent: Traffic, total: Traffic) -> Facts {
+fn facts_of_traffic(row: &Row<'_>) -> Facts {
     let rate = |direction: usize| {
         format!(
             "{}bit/s, {}pkt/s",
-            spaced(picture.per_second(recent.bytes[direction].saturating_mul(8))),
-            spaced(picture.per_second(recent.packets[direction])),
+            spaced(row.bits()[direction]),
+            spaced(row.packets()[direction]),
         )
     };
     let sum = |direction: usize| {
         format!(
             "{} packets, {} bytes ({})",
-            total.packets[direction],
-            total.bytes[direction],
-            human::bytes(total.bytes[direction]),
+            row.total.packets[direction],
+            row.total.bytes[direction],
+            human::bytes(row.total.bytes[direction]),
         )
     };
     vec![
@@ -405,26 +450,28 @@ fn facts_of_traffic(picture: &Picture, recent: Traffic, total: Traffic) -> Facts
     ]
 }
 
-fn facts_of_group(picture: &Picture, view: View, name: &str, figures: &Figures) -> Facts {
-    let (recent, flows) = picture.recent(figures);
-    let mut facts = vec![("name", view.shown(name).to_owned())];
-    if let Some(host) = &figures.host {
-        facts.push(("called last", host.clone()));
+fn facts_of_group(row: &Row<'_>, name: &str, screen: &Screen) -> Facts {
+    let mut facts = vec![("name", screen.view.shown(name).to_owned())];
+    if let Some(called) = row.called {
+        facts.push(("called last", called.to_owned()));
     }
-    facts.extend(facts_of_traffic(picture, recent, figures.total));
-    facts.push(("flows in the window", flows.to_string()));
-    facts.push(history_of(picture, figures));
+    if screen.fleet().is_collector() {
+        facts.push(("at", row.hosts().join(", ")));
+    }
+    facts.extend(facts_of_traffic(row));
+    facts.push(("flows in the window", row.flows.to_string()));
+    facts.push(history_of(row));
     facts
 }
 
-fn history_of(picture: &Picture, figures: &Figures) -> (&'static str, String) {
-    let history = picture.history(figures);
+fn history_of(row: &Row<'_>) -> (&'static str, String) {
+    let history = row.history();
     ("history", sparkline(&history, history.len()))
 }
 
-fn facts_of_flow(picture: &Picture, flow: &Flow, zone: Zone) -> Facts {
+fn facts_of_flow(row: &Row<'_>, flow: &Flow, screen: &Screen) -> Facts {
     let record = &flow.record;
-    let (recent, _) = picture.recent(&flow.figures);
+    let zone = screen.zone;
     let [src, dst] = record.ends();
     let end = |end, host: &Option<String>| {
         let endpoint = human::end(None, end);
@@ -454,7 +501,10 @@ fn facts_of_flow(picture: &Picture, flow: &Flow, zone: Zone) -> Facts {
             zone.millis(record.last_seen_unix_ns).to_string(),
         ),
     ];
-    facts.extend(facts_of_traffic(picture, recent, flow.figures.total));
+    if screen.fleet().is_collector() {
+        facts.push(("at", row.hosts().join(", ")));
+    }
+    facts.extend(facts_of_traffic(row));
     let ends = ["of the initiator", "of the responder"];
     for (end, name) in ends.into_iter().enumerate() {
         let process = flow.processes[end].as_deref();
@@ -489,7 +539,7 @@ fn facts_of_flow(picture: &Picture, flow: &Flow, zone: Zone) -> Facts {
         let flags = format!("{forward:#04x} and back {reverse:#04x}");
         facts.push(("TCP flags", flags));
     }
-    facts.push(history_of(picture, &flow.figures));
+    facts.push(history_of(row));
     facts
 }
 

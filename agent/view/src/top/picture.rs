@@ -21,6 +21,9 @@ pub const MOST_FLOWS: usize = 20_000;
 /// The most rows of all other views together.
 pub const MOST_GROUPS: usize = 20_000;
 
+/// Pictures that share their room keep this many times as many rows as one alone.
+const SHARED_ROOM: usize = 5;
+
 /// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -51,7 +54,7 @@ impl Traffic {
         self
     }
 
-    fn add(&mut self, other: Self) {
+    pub fn add(&mut self, other: Self) {
         // An agent that sends nonsense shows nonsense.
         for direction in [0, 1] {
             self.packets[direction] =
@@ -167,21 +170,9 @@ fn service(record: &FlowRecord) -> String {
     }
 }
 
-/// Identifies a row across redraws.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Id {
-    Flow(Box<FlowKey>),
-    /// The group's name. Empty for the group of flows without one.
-    Group(View, String),
-}
-
 /// Reasons why the figures may be wrong or incomplete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    pub lost_records: u64,
-    pub gaps: u64,
-    pub missed_scans: u64,
-    pub restarts: u64,
     pub forgotten_rows: u64,
     pub refused_in_window: bool,
     /// One flow in this many is counted; 0 is every flow.
@@ -205,6 +196,8 @@ pub struct Picture {
     scan: (u64, bool),
     /// More batches of the scan will follow.
     is_partial: bool,
+    /// Pictures that share the room for rows; 0 or 1 is this one alone.
+    pub shared_by: usize,
     pub hostname: String,
     pub end_unix_ns: u64,
     pub tracked_flows: Option<u64>,
@@ -223,7 +216,6 @@ impl Picture {
 
     /// Adds a batch. Returns whether it is the last one of its scan.
     pub fn take(&mut self, batch: &FlowBatch) -> bool {
-        self.missing.lost_records = batch.lost_records;
         if batch.scan_id == 0 && !batch.snapshot {
             // Such a batch only reports losses at the end of a stream.
             return true;
@@ -240,10 +232,10 @@ impl Picture {
         }
         self.missing.sample_rate = batch.sample_rate;
         self.missing.report_interval = Duration::from_nanos(batch.report_interval_ns);
-        if self.flows.len() > 2 * MOST_FLOWS {
+        if self.flows.len() > 2 * self.share_of(MOST_FLOWS) {
             self.forget_flows();
         }
-        if self.groups.len() > 2 * MOST_GROUPS {
+        if self.groups.len() > 2 * self.share_of(MOST_GROUPS) {
             self.forget_groups();
         }
         self.is_partial = !batch.last_of_scan;
@@ -364,6 +356,10 @@ impl Picture {
             .at(self.windows.last())
             .map(|one| one.traffic.all_packets() > 0);
         let is_first = window.is_some() && !is_counted;
+        if is_first && delta.all_packets() > 0 {
+            self.all.last.flows += 1;
+            self.all.last.flows_again += u64::from(is_again);
+        }
         for (view, name, traffic) in groups {
             let figures = self.groups.entry((view, name)).or_default();
             count(figures, traffic);
@@ -388,12 +384,19 @@ impl Picture {
     /// Keeps the flows with the most bytes in this window, then those with the most bytes overall.
     fn forget_flows(&mut self) {
         let rank = |flow: &Flow| rank(&flow.figures, &self.windows);
-        self.missing.forgotten_rows += keep_most(&mut self.flows, MOST_FLOWS, rank);
+        let most = self.share_of(MOST_FLOWS);
+        self.missing.forgotten_rows += keep_most(&mut self.flows, most, rank);
     }
 
     fn forget_groups(&mut self) {
         let rank = |figures: &Figures| rank(figures, &self.windows);
-        self.missing.forgotten_rows += keep_most(&mut self.groups, MOST_GROUPS, rank);
+        let most = self.share_of(MOST_GROUPS);
+        self.missing.forgotten_rows += keep_most(&mut self.groups, most, rank);
+    }
+
+    /// The most rows that this picture keeps, where one alone would keep `most`.
+    fn share_of(&self, most: usize) -> usize {
+        (SHARED_ROOM * most / self.shared_by.max(1)).clamp(1, most)
     }
 
     pub fn flows(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
@@ -444,7 +447,7 @@ impl Picture {
     }
 
     /// A count of the last window, per second.
-    pub fn per_second(&self, count: u64) -> u64 {
+    pub fn per_second(&self, count: u64) -> f64 {
         by_second(count, self.length().unwrap_or_default())
     }
 
@@ -456,24 +459,10 @@ impl Picture {
         let skipped = usize::from(self.windows.are_joined());
         let newest_first = bytes.skip(skipped).zip(self.windows.lengths());
         let mut rates: Vec<_> = newest_first
-            .map(|(bytes, length)| by_second(bytes.saturating_mul(8), length))
+            .map(|(bytes, length)| rounded(by_second(bytes.saturating_mul(8), length)))
             .collect();
         rates.reverse();
         rates
-    }
-
-    /// Resets the sums: the stream has started again.
-    pub fn restart(&mut self) {
-        let missing = Missing {
-            gaps: self.missing.gaps,
-            missed_scans: self.missing.missed_scans,
-            restarts: self.missing.restarts,
-            ..Missing::default()
-        };
-        *self = Self {
-            missing,
-            ..self.renewed()
-        };
     }
 
     /// An empty one with windows of the same kind.
@@ -481,20 +470,26 @@ impl Picture {
     pub fn renewed(&self) -> Self {
         Self {
             windows: self.windows.renewed(),
+            shared_by: self.shared_by,
             ..Self::default()
         }
     }
 }
 
-fn by_second(count: u64, length: Duration) -> u64 {
+fn by_second(count: u64, length: Duration) -> f64 {
     let seconds = length.as_secs_f64();
     if seconds == 0.0 {
-        return 0;
+        return 0.0;
     }
+    count as f64 / seconds
+}
+
+/// The next whole number of a rate.
+pub fn rounded(rate: f64) -> u64 {
     // A float out of range is clamped.
     #[expect(clippy::cast_sign_loss, reason = "no count is negative")]
-    let rate = (count as f64 / seconds).round() as u64;
-    rate
+    let rounded = rate.round() as u64;
+    rounded
 }
 
 fn rank(figures: &Figures, windows: &Windows) -> (u64, u64) {

@@ -11,30 +11,31 @@ use serde::Serialize;
 use sys::clock::nanos;
 
 use super::{
-    Sort, View,
-    picture::{self, Flow, Picture},
+    Sort, View, draw,
+    fleet::Fleet,
+    picture::{self, Flow},
     rows::{Of, Row, cells, columns, rows},
 };
 
 /// The summary, and the first rows. `width` is the terminal's width, if stdout is one.
 pub fn table(
     mut out: impl Write,
-    picture: &Picture,
+    fleet: &Fleet,
     (view, sort): (View, Sort),
     (most, width): (usize, usize),
 ) -> io::Result<()> {
-    for line in super::draw::summary(picture) {
+    for line in draw::summary(fleet) {
         writeln!(out, "{}", human::shortened(&line, width))?;
     }
-    let warnings = super::draw::warnings(picture);
+    let warnings = draw::warnings(fleet);
     if !warnings.is_empty() {
         writeln!(out, "{}", harmless(&warnings))?;
     }
     writeln!(out)?;
-    let mut all = rows(picture, view, sort, false);
+    let mut all = rows(fleet, view, sort, false);
     all.retain(|row| !row.is_only_an_end());
     let shown = all.iter().take(most);
-    let shown: Vec<_> = shown.map(|row| cells(picture, view, row)).collect();
+    let shown: Vec<_> = shown.map(|row| cells(fleet, view, row)).collect();
     let (columns, some) = columns(view, &shown);
     let fitted = columns.fit(&shown, some, width);
     writeln!(out, "{}", columns.line(columns.titles, &fitted))?;
@@ -51,14 +52,14 @@ pub fn table(
 /// One line for each of the first rows, and one for the total.
 pub fn json(
     mut out: impl Write,
-    picture: &Picture,
+    fleet: &Fleet,
     (view, sort): (View, Sort),
     most: usize,
 ) -> io::Result<()> {
-    for row in rows(picture, view, sort, false).iter().take(most) {
+    for row in rows(fleet, view, sort, false).iter().take(most) {
         line(&mut out, &Line::of(view, row))?;
     }
-    line(&mut out, &Total::of(picture))?;
+    line(&mut out, &Total::of(fleet))?;
     out.flush()
 }
 
@@ -70,8 +71,17 @@ fn line(mut out: impl Write, line: &impl Serialize) -> io::Result<()> {
 #[derive(Serialize)]
 struct Line<'a> {
     r#type: &'static str,
+    /// Of the agent; absent from a row that adds up several hosts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hostname: Option<&'a str>,
     #[serde(flatten)]
     of: Named<'a>,
+    /// The last window's length; `null` if the row adds up windows of unequal length.
+    window_ns: Option<u64>,
+    bits_per_second: u64,
+    reverse_bits_per_second: u64,
+    packets_per_second: u64,
+    reverse_packets_per_second: u64,
     /// In the last window.
     packets: u64,
     bytes: u64,
@@ -136,12 +146,12 @@ impl<'a> FlowPart<'a> {
 
 impl<'a> Line<'a> {
     fn of(view: View, row: &Row<'a>) -> Self {
-        let (recent, total) = (row.recent, row.figures.total);
+        let (recent, total) = (row.recent, row.total);
         let of = match row.of {
             Of::Flow(_, flow) => Named::Flow(FlowPart::of(flow)),
             Of::Group(name) => Named::Group {
                 name: Some(name).filter(|name| !name.is_empty()),
-                host: row.figures.host.as_deref(),
+                host: row.called,
                 flows: row.flows,
             },
         };
@@ -153,10 +163,17 @@ impl<'a> Line<'a> {
             View::Interfaces => "interface",
             View::Names => "name",
             View::Services => "service",
+            View::Hosts => "host",
         };
         Self {
             r#type,
+            hostname: row.host.map(|host| host.picture.hostname.as_str()),
             of,
+            window_ns: row.window().map(nanos),
+            bits_per_second: row.bits()[0],
+            reverse_bits_per_second: row.bits()[1],
+            packets_per_second: row.packets()[0],
+            reverse_packets_per_second: row.packets()[1],
             packets: recent.packets[0],
             bytes: recent.bytes[0],
             reverse_packets: recent.packets[1],
@@ -171,47 +188,78 @@ impl<'a> Line<'a> {
 
 /// The total of all interfaces, and whether it is complete.
 #[derive(Serialize)]
-struct Total {
+struct Total<'a> {
     r#type: &'static str,
-    hostname: String,
-    scan_id: u64,
+    /// `null` for several hosts, as `scan_id` is.
+    hostname: Option<&'a str>,
+    /// Those that the sums have, and those of which nothing came for too long.
+    hosts: usize,
+    silent_hosts: usize,
+    scan_id: Option<u64>,
     window_ns: Option<u64>,
     tracked_flows: Option<u64>,
+    bits_per_second: u64,
+    reverse_bits_per_second: u64,
+    packets_per_second: u64,
+    reverse_packets_per_second: u64,
     packets: u64,
     bytes: u64,
     reverse_packets: u64,
     reverse_bytes: u64,
-    /// Whether the account has every packet that was seen.
+    /// Whether the account of every host has every packet that was seen. `null` if one is not known.
     account_closes: Option<bool>,
     lost_records: u64,
     missing_batches: u64,
     forgotten_rows: u64,
+    forgotten_hosts: u64,
     refused_in_window: bool,
+    /// The largest of all hosts, as the next one is.
     sample_rate: u32,
     report_interval_ns: u64,
 }
 
-impl Total {
-    fn of(picture: &Picture) -> Self {
-        let (recent, _) = picture.recent(picture.all());
-        let missing = picture.missing;
+impl<'a> Total<'a> {
+    fn of(fleet: &'a Fleet) -> Self {
+        let row = Row::of_all(fleet);
+        let alone = row.as_ref().and_then(|row| row.host);
+        let recent = row.as_ref().map(|row| row.recent).unwrap_or_default();
+        let [bits, packets] = row
+            .as_ref()
+            .map(|row| [row.bits(), row.packets()])
+            .unwrap_or_default();
+        let missing = || fleet.shown().map(|host| host.picture.missing);
+        let accounts = fleet.shown().map(|host| host.picture.account.as_ref());
+        let closing = accounts.map(|account| account.map(picture::closes));
         Self {
             r#type: "total",
-            hostname: picture.hostname.clone(),
-            scan_id: picture.scan_id(),
-            window_ns: picture.length().map(nanos),
-            tracked_flows: picture.tracked_flows,
+            hostname: alone.map(|host| host.picture.hostname.as_str()),
+            hosts: fleet.shown().count(),
+            silent_hosts: fleet.silent(),
+            scan_id: alone.map(|host| host.picture.scan_id()),
+            window_ns: row.as_ref().and_then(Row::window).map(nanos),
+            tracked_flows: fleet.tracked_flows(),
+            bits_per_second: bits[0],
+            reverse_bits_per_second: bits[1],
+            packets_per_second: packets[0],
+            reverse_packets_per_second: packets[1],
             packets: recent.packets[0],
             bytes: recent.bytes[0],
             reverse_packets: recent.packets[1],
             reverse_bytes: recent.bytes[1],
-            account_closes: picture.account.as_ref().map(picture::closes),
-            lost_records: missing.lost_records,
-            missing_batches: missing.gaps,
-            forgotten_rows: missing.forgotten_rows,
-            refused_in_window: missing.refused_in_window,
-            sample_rate: missing.sample_rate,
-            report_interval_ns: nanos(missing.report_interval),
+            account_closes: closing.reduce(|all, one| Some(all? && one?)).flatten(),
+            lost_records: fleet.missing.lost_records,
+            missing_batches: fleet.missing.gaps,
+            forgotten_rows: missing().map(|missing| missing.forgotten_rows).sum(),
+            forgotten_hosts: fleet.missing.forgotten_hosts,
+            refused_in_window: missing().any(|missing| missing.refused_in_window),
+            sample_rate: missing()
+                .map(|missing| missing.sample_rate)
+                .max()
+                .unwrap_or_default(),
+            report_interval_ns: missing()
+                .map(|missing| nanos(missing.report_interval))
+                .max()
+                .unwrap_or_default(),
         }
     }
 }

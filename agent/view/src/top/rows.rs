@@ -1,6 +1,11 @@
 //! Sorts the rows of a view and formats their cells.
 
-use std::cmp::Reverse;
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
 
 use formats::{
     cells::{
@@ -14,7 +19,8 @@ use proto::FlowRecord;
 
 use super::{
     Sort, View,
-    picture::{Figures, Flow, Id, Picture, Traffic},
+    fleet::{Fleet, Host, Sender},
+    picture::{Figures, Flow, Traffic, rounded},
 };
 
 /// What a row shows.
@@ -25,20 +31,98 @@ pub enum Of<'a> {
     Group(&'a str),
 }
 
-#[derive(Clone, Copy)]
-pub struct Row<'a> {
-    pub of: Of<'a>,
-    pub figures: &'a Figures,
-    /// Traffic of the last window, and the number of flows that had packets in it.
-    pub recent: Traffic,
-    pub flows: u64,
+/// Identifies a row across redraws.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Id {
+    Flow(Arc<Sender>, Box<FlowKey>),
+    /// The group's name, and whose it is unless it is of all hosts. The name is empty for the group of flows without one.
+    Group(View, Option<Arc<Sender>>, String),
 }
 
-impl Row<'_> {
+pub struct Row<'a> {
+    pub of: Of<'a>,
+    /// The host, if the row is of one alone.
+    pub host: Option<&'a Host>,
+    /// Traffic of the last window of each host, and the number of flows that had packets in it.
+    pub recent: Traffic,
+    pub flows: u64,
+    pub total: Traffic,
+    /// Bits and packets per second, the sums of all hosts. Many small ones are rounded together.
+    bits: [f64; 2],
+    packets: [f64; 2],
+    /// The last name seen for a peer.
+    pub called: Option<&'a str>,
+    /// The figures at each host: at least one.
+    parts: Vec<(&'a Host, &'a Figures)>,
+}
+
+impl<'a> Row<'a> {
+    fn new(of: Of<'a>, host: &'a Host, figures: &'a Figures) -> Self {
+        let mut row = Self {
+            of,
+            host: Some(host),
+            recent: Traffic::default(),
+            flows: 0,
+            total: Traffic::default(),
+            bits: [0.0; 2],
+            packets: [0.0; 2],
+            called: None,
+            parts: Vec::with_capacity(1),
+        };
+        row.add(host, figures);
+        row
+    }
+
+    fn add(&mut self, host: &'a Host, figures: &'a Figures) {
+        let picture = &host.picture;
+        let (recent, flows) = picture.recent(figures);
+        for direction in [0, 1] {
+            let bits = recent.bytes[direction].saturating_mul(8);
+            self.bits[direction] += picture.per_second(bits);
+            self.packets[direction] += picture.per_second(recent.packets[direction]);
+        }
+        self.recent.add(recent);
+        self.total.add(figures.total);
+        self.flows = self.flows.saturating_add(flows);
+        self.called = self.called.or(figures.host.as_deref());
+        self.parts.push((host, figures));
+    }
+
+    /// Its last window was too long ago to be shown.
+    fn is_over(&mut self) {
+        (self.recent, self.flows) = Default::default();
+        (self.bits, self.packets) = Default::default();
+    }
+
+    /// The sums of all hosts that are shown. `None` without any.
+    pub fn of_all(fleet: &'a Fleet) -> Option<Self> {
+        let mut hosts = fleet.shown();
+        let first = hosts.next()?;
+        let mut row = Self::new(Of::Group(""), first, first.picture.all());
+        for host in hosts {
+            row.add(host, host.picture.all());
+            row.host = None;
+        }
+        Some(row)
+    }
+
+    /// Bits per second in both directions.
+    pub fn bits(&self) -> [u64; 2] {
+        self.bits.map(rounded)
+    }
+
+    /// Packets per second in both directions.
+    pub fn packets(&self) -> [u64; 2] {
+        self.packets.map(rounded)
+    }
+
     pub fn id(&self, view: View) -> Id {
+        let sender = self.host.map(|host| Arc::clone(&host.sender));
         match self.of {
-            Of::Flow(key, _) => Id::Flow(Box::new(key.clone())),
-            Of::Group(name) => Id::Group(view, name.to_owned()),
+            Of::Flow(key, _) => Id::Flow(sender.unwrap_or_default(), Box::new(key.clone())),
+            // Another host may have it, too, in the next window.
+            Of::Group(name) if view.is_of_all_hosts() => Id::Group(view, None, name.to_owned()),
+            Of::Group(name) => Id::Group(view, sender, name.to_owned()),
         }
     }
 
@@ -54,30 +138,71 @@ impl Row<'_> {
         self.has_ended() && self.recent.all_packets() == 0
     }
 
-    fn name(&self) -> String {
+    /// Bits per second in the last windows, the latest last. Windows of several hosts are added up from the latest one on.
+    pub fn history(&self) -> Vec<u64> {
+        let mut sums = Vec::new();
+        for (host, figures) in &self.parts {
+            let history = host.picture.history(figures);
+            if sums.len() < history.len() {
+                sums.resize(history.len(), 0_u64);
+            }
+            for (sum, bits) in sums.iter_mut().zip(history.into_iter().rev()) {
+                *sum = sum.saturating_add(bits);
+            }
+        }
+        sums.reverse();
+        sums
+    }
+
+    /// The time that `recent` covers. `None` before the first window, and if it differs between hosts.
+    pub fn window(&self) -> Option<Duration> {
+        let mut lengths = self.parts.iter().map(|(host, _)| host.picture.length());
+        let first = lengths.next()?;
+        first.filter(|_| lengths.all(|length| length == first))
+    }
+
+    /// The names of its hosts.
+    pub fn hosts(&self) -> Vec<&'a str> {
+        self.parts
+            .iter()
+            .map(|(host, _)| host.label.as_str())
+            .collect()
+    }
+
+    /// The host of the row, or how many it has.
+    fn at(&self) -> String {
+        match self.host {
+            Some(host) => host.label.clone(),
+            None => format!("{} hosts", self.parts.len()),
+        }
+    }
+
+    fn name(&self) -> (&str, String) {
+        let label = self.host.map_or("", |host| host.label.as_str());
         match self.of {
-            Of::Flow(_, flow) => flow.endpoints()[0].clone(),
-            Of::Group(name) => name.to_owned(),
+            Of::Flow(_, flow) => (label, flow.endpoints()[0].clone()),
+            Of::Group(name) => (label, name.to_owned()),
         }
     }
 
     /// The sort key. Larger keys come first.
-    fn rank(&self, sort: Sort) -> u64 {
+    fn rank(&self, sort: Sort) -> [u64; 2] {
         let of_flow = |rank: fn(&Flow) -> Option<u64>| match self.of {
             Of::Flow(_, flow) => rank(flow).map_or(0, |rank| rank.saturating_add(1)),
             Of::Group(_) => 0,
         };
+        let sum = |[one, other]: [f64; 2]| rounded(one + other);
         match sort {
-            Sort::Rate => self.recent.all_bytes(),
-            Sort::Sent => self.recent.bytes[0],
-            Sort::Received => self.recent.bytes[1],
-            Sort::Packets => self.recent.all_packets(),
-            Sort::Bytes => self.figures.total.all_bytes(),
-            Sort::Flows => self.flows,
-            Sort::Name => 0,
-            Sort::Rtt => of_flow(|flow| worst(round_trips(&flow.record))),
-            Sort::Retrans => of_flow(|flow| worst(retransmissions(&flow.record))),
-            Sort::Newest => of_flow(|flow| Some(flow.record.first_seen_unix_ns)),
+            Sort::Rate => [sum(self.bits), self.recent.all_bytes()],
+            Sort::Sent => [rounded(self.bits[0]), self.recent.bytes[0]],
+            Sort::Received => [rounded(self.bits[1]), self.recent.bytes[1]],
+            Sort::Packets => [sum(self.packets), self.recent.all_packets()],
+            Sort::Bytes => [self.total.all_bytes(), 0],
+            Sort::Flows => [self.flows, 0],
+            Sort::Name => [0, 0],
+            Sort::Rtt => [of_flow(|flow| worst(round_trips(&flow.record))), 0],
+            Sort::Retrans => [of_flow(|flow| worst(retransmissions(&flow.record))), 0],
+            Sort::Newest => [of_flow(|flow| Some(flow.record.first_seen_unix_ns)), 0],
         }
     }
 }
@@ -92,34 +217,21 @@ fn retransmissions(record: &FlowRecord) -> [Option<u32>; 2] {
 }
 
 /// Ties are sorted by bytes, then by name, so that rows keep their places.
-pub fn rows(picture: &Picture, view: View, sort: Sort, is_reversed: bool) -> Vec<Row<'_>> {
-    let row = |of, figures| {
-        let (recent, flows) = picture.recent(figures);
-        Row {
-            of,
-            figures,
-            recent,
-            flows,
-        }
-    };
-    let mut rows: Vec<_> = if view == View::Flows {
-        let flows = picture.flows();
-        flows
-            .map(|(key, flow)| row(Of::Flow(key, flow), &flow.figures))
-            .collect()
-    } else {
-        let groups = picture.groups(view);
-        groups
-            .map(|(name, figures)| row(Of::Group(name), figures))
-            .collect()
-    };
+pub fn rows(fleet: &Fleet, view: View, sort: Sort, is_reversed: bool) -> Vec<Row<'_>> {
+    let mut rows = unsorted(fleet, view);
     rows.sort_by_cached_key(|row| {
         let total = if sort == Sort::Name {
             0
         } else {
-            row.figures.total.all_bytes()
+            row.total.all_bytes()
         };
-        (Reverse(row.rank(sort)), Reverse(total), row.name())
+        let (label, name) = row.name();
+        (
+            Reverse(row.rank(sort)),
+            Reverse(total),
+            name,
+            label.to_owned(),
+        )
     });
     if is_reversed {
         rows.reverse();
@@ -127,7 +239,61 @@ pub fn rows(picture: &Picture, view: View, sort: Sort, is_reversed: bool) -> Vec
     rows
 }
 
-pub(super) const FLOW_TITLES: [&str; 17] = [
+/// The row with this identity, whether or not its flow has ended.
+pub fn row<'a>(fleet: &'a Fleet, view: View, id: &Id) -> Option<Row<'a>> {
+    let mut rows = unsorted(fleet, view).into_iter();
+    rows.find(|row| row.id(view) == *id)
+}
+
+fn unsorted<'a>(fleet: &'a Fleet, view: View) -> Vec<Row<'a>> {
+    match view {
+        View::Flows => {
+            let flows = fleet.shown().flat_map(|host| {
+                let flows = host.picture.flows();
+                flows.map(move |(key, flow)| Row::new(Of::Flow(key, flow), host, &flow.figures))
+            });
+            flows.collect()
+        }
+        View::Hosts => {
+            let row = |host: &'a Host| {
+                let mut row = Row::new(Of::Group(&host.label), host, host.picture.all());
+                if fleet.is_silent(host) {
+                    row.is_over();
+                }
+                row
+            };
+            fleet.hosts().map(row).collect()
+        }
+        View::Interfaces | View::Units | View::Processes => {
+            let groups = fleet.shown().flat_map(|host| {
+                let groups = host.picture.groups(view);
+                groups.map(move |(name, figures)| Row::new(Of::Group(name), host, figures))
+            });
+            groups.collect()
+        }
+        View::Peers | View::Names | View::Services => {
+            let mut rows: HashMap<&str, Row<'a>> = HashMap::new();
+            for host in fleet.shown() {
+                for (name, figures) in host.picture.groups(view) {
+                    match rows.entry(name) {
+                        Entry::Occupied(row) => {
+                            let row = row.into_mut();
+                            row.add(host, figures);
+                            row.host = None;
+                        }
+                        Entry::Vacant(place) => {
+                            place.insert(Row::new(Of::Group(name), host, figures));
+                        }
+                    }
+                }
+            }
+            rows.into_values().collect()
+        }
+    }
+}
+
+pub(super) const FLOW_TITLES: [&str; 18] = [
+    "HOST",
     "INITIATOR",
     "RESPONDER",
     "PROTO",
@@ -147,25 +313,26 @@ pub(super) const FLOW_TITLES: [&str; 17] = [
     "HISTORY",
 ];
 /// Columns shown only if some flow has a value.
-const OPTIONAL: [usize; 4] = [8, 9, 14, 15];
+const OPTIONAL: [usize; 5] = [0, 9, 10, 15, 16];
 pub const FLOW_COLUMNS: Columns<'_> = Columns {
     titles: &FLOW_TITLES,
-    elastic: &[0, 1],
+    elastic: &[0, 1, 2],
     least_width: 21,
-    dispensable: &[16, 7, 12, 13, 10, 6, 11, 14, 15, 9, 8, 5],
-    figures: &[3, 4, 5, 6, 7, 10],
+    dispensable: &[17, 8, 13, 14, 11, 7, 12, 15, 16, 10, 9, 6],
+    figures: &[4, 5, 6, 7, 8, 11],
 };
 
-const GROUP_TITLES: [&str; 9] = [
-    "NAME", "TX BIT/S", "RX BIT/S", "TX", "RX", "TX PKT/S", "RX PKT/S", "FLOWS", "HISTORY",
+const GROUP_TITLES: [&str; 10] = [
+    "HOST", "NAME", "TX BIT/S", "RX BIT/S", "TX", "RX", "TX PKT/S", "RX PKT/S", "FLOWS", "HISTORY",
 ];
 pub const GROUP_COLUMNS: Columns<'_> = Columns {
     titles: &GROUP_TITLES,
-    elastic: &[0],
+    elastic: &[0, 1],
     least_width: 18,
-    dispensable: &[8, 6, 5, 7, 4, 3],
-    figures: &[1, 2, 3, 4, 5, 6, 7],
+    dispensable: &[9, 7, 6, 8, 5, 4],
+    figures: &[2, 3, 4, 5, 6, 7, 8],
 };
+const OPTIONAL_OF_GROUPS: [usize; 1] = [0];
 /// Windows in the sparkline of a cell.
 const CELL_HISTORY: usize = 12;
 
@@ -180,13 +347,20 @@ impl AsRef<[String]> for Cells {
 
 /// The columns of a view, and the indices of those that are not empty in these rows.
 pub fn columns(view: View, rows: &[Cells]) -> (&'static Columns<'static>, Vec<usize>) {
-    if view != View::Flows {
-        return (&GROUP_COLUMNS, (0..GROUP_TITLES.len()).collect());
-    }
+    let (columns, optional) = match view {
+        View::Flows => (&FLOW_COLUMNS, OPTIONAL.as_slice()),
+        View::Peers
+        | View::Processes
+        | View::Units
+        | View::Interfaces
+        | View::Names
+        | View::Services
+        | View::Hosts => (&GROUP_COLUMNS, OPTIONAL_OF_GROUPS.as_slice()),
+    };
     let has_some = |column: usize| rows.iter().any(|Cells(row)| !row[column].is_empty());
     let shown =
-        (0..FLOW_TITLES.len()).filter(|column| !OPTIONAL.contains(column) || has_some(*column));
-    (&FLOW_COLUMNS, shown.collect())
+        (0..columns.titles.len()).filter(|column| !optional.contains(column) || has_some(*column));
+    (columns, shown.collect())
 }
 
 /// Whether this order goes by this column.
@@ -201,40 +375,45 @@ pub fn is_sorted_by(view: View, column: usize, sort: Sort) -> bool {
 /// The order for a click on this column's title.
 pub fn sort_of(view: View, column: usize) -> Option<Sort> {
     let sort = match (view, column) {
-        (_, 0) | (View::Flows, 1) => Sort::Name,
-        (View::Flows, 3) => Sort::Sent,
-        (View::Flows, 4) => Sort::Received,
-        (View::Flows, 16) => Sort::Rate,
-        (View::Flows, 5 | 6) => Sort::Bytes,
-        (View::Flows, 7) => Sort::Packets,
-        (View::Flows, 8) => Sort::Rtt,
-        (View::Flows, 9) => Sort::Retrans,
-        (View::Flows, 10) => Sort::Newest,
+        (_, 0 | 1) | (View::Flows, 2) => Sort::Name,
+        (View::Flows, 4) => Sort::Sent,
+        (View::Flows, 5) => Sort::Received,
+        (View::Flows, 17) => Sort::Rate,
+        (View::Flows, 6 | 7) => Sort::Bytes,
+        (View::Flows, 8) => Sort::Packets,
+        (View::Flows, 9) => Sort::Rtt,
+        (View::Flows, 10) => Sort::Retrans,
+        (View::Flows, 11) => Sort::Newest,
         (View::Flows, _) => return None,
-        (_, 1) => Sort::Sent,
-        (_, 2) => Sort::Received,
-        (_, 8) => Sort::Rate,
-        (_, 3 | 4) => Sort::Bytes,
-        (_, 5 | 6) => Sort::Packets,
-        (_, 7) => Sort::Flows,
+        (_, 2) => Sort::Sent,
+        (_, 3) => Sort::Received,
+        (_, 9) => Sort::Rate,
+        (_, 4 | 5) => Sort::Bytes,
+        (_, 6 | 7) => Sort::Packets,
+        (_, 8) => Sort::Flows,
         _ => return None,
     };
     Some(sort)
 }
 
-pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
-    let rate = |bytes: u64| human::count(picture.per_second(bytes.saturating_mul(8)));
-    let rates = row.recent.bytes.map(rate);
-    let [bytes, reverse_bytes] = row.figures.total.bytes.map(human::bytes);
-    let history = sparkline(&picture.history(row.figures), CELL_HISTORY);
-    let [forward, reverse] = rates;
+pub fn cells(fleet: &Fleet, view: View, row: &Row<'_>) -> Cells {
+    let [forward, reverse] = row.bits().map(human::count);
+    let [bytes, reverse_bytes] = row.total.bytes.map(human::bytes);
+    let history = sparkline(&row.history(), CELL_HISTORY);
+    let at = if fleet.is_collector() && view != View::Hosts {
+        row.at()
+    } else {
+        String::new()
+    };
     match row.of {
         Of::Flow(_, flow) => {
             let record = &flow.record;
-            let packets = picture.per_second(row.recent.all_packets());
+            let packets = rounded(row.packets.into_iter().sum());
             let named = |ends: &[Option<String>; 2]| both(ends.each_ref().map(Option::as_deref));
             let [initiator, responder] = flow.endpoints();
+            let end_unix_ns = row.host.map_or(0, |host| host.picture.end_unix_ns);
             Cells(vec![
+                at,
                 initiator,
                 responder,
                 protocol(record),
@@ -248,7 +427,7 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
                     &retransmissions(record)
                         .map(|count| count.map(|count| human::count(count.into()))),
                 ),
-                age(record, picture.end_unix_ns),
+                age(record, end_unix_ns),
                 place(record, flow.interface.as_ref()),
                 direction(record),
                 state(record).to_owned(),
@@ -263,14 +442,19 @@ pub fn cells(picture: &Picture, view: View, row: &Row<'_>) -> Cells {
             ])
         }
         Of::Group(name) => {
-            let packets = row.recent.packets;
-            let [sent, received] = packets.map(|packets| human::count(picture.per_second(packets)));
+            let [sent, received] = row.packets().map(human::count);
             let name = view.shown(name);
-            let shown = match &row.figures.host {
-                Some(host) => format!("{host} {name}"),
-                None => name.to_owned(),
+            let silent = row.host.filter(|host| fleet.is_silent(host));
+            let shown = match (row.called, silent) {
+                (Some(called), _) => format!("{called} {name}"),
+                (None, Some(host)) => {
+                    let silence = human::duration(fleet.silence(host));
+                    format!("{name}: silent for {silence}")
+                }
+                (None, None) => name.to_owned(),
             };
             Cells(vec![
+                at,
                 shown,
                 forward,
                 reverse,

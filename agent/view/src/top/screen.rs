@@ -13,9 +13,9 @@ use sys::local_time::Zone;
 
 use super::{
     Sort, View,
-    picture::{Id, Picture},
+    fleet::Fleet,
     prompt::Prompt,
-    rows::{self, rows},
+    rows::{self, Id, rows},
 };
 
 /// A request to the program.
@@ -70,9 +70,9 @@ pub struct Places {
 }
 
 pub struct Screen {
-    picture: Picture,
-    /// The picture shown while paused.
-    frozen: Option<Box<Picture>>,
+    fleet: Fleet,
+    /// What is shown while paused.
+    frozen: Option<Box<Fleet>>,
     pub view: View,
     /// The order of each view, and whether it is reversed.
     orders: [(Sort, bool); View::ALL.len()],
@@ -94,14 +94,9 @@ pub struct Screen {
 
 impl Screen {
     /// `filter` is the one in force.
-    pub fn new(
-        picture: Picture,
-        (view, sort): (View, Sort),
-        filter: Filter,
-        has_color: bool,
-    ) -> Self {
+    pub fn new(fleet: Fleet, (view, sort): (View, Sort), filter: Filter, has_color: bool) -> Self {
         let mut screen = Self {
-            picture,
+            fleet,
             frozen: None,
             view,
             orders: [(Sort::Rate, false); View::ALL.len()],
@@ -120,14 +115,14 @@ impl Screen {
         screen
     }
 
-    /// The picture shown: frozen while paused.
-    pub fn picture(&self) -> &Picture {
-        self.frozen.as_deref().unwrap_or(&self.picture)
+    /// The hosts shown: frozen while paused.
+    pub fn fleet(&self) -> &Fleet {
+        self.frozen.as_deref().unwrap_or(&self.fleet)
     }
 
-    /// The live picture.
-    pub fn picture_mut(&mut self) -> &mut Picture {
-        &mut self.picture
+    /// The live ones.
+    pub fn fleet_mut(&mut self) -> &mut Fleet {
+        &mut self.fleet
     }
 
     pub fn is_paused(&self) -> bool {
@@ -140,7 +135,7 @@ impl Screen {
 
     pub fn rows(&self) -> Vec<rows::Row<'_>> {
         let (sort, is_reversed) = self.order();
-        let mut rows = rows(self.picture(), self.view, sort, is_reversed);
+        let mut rows = rows(self.fleet(), self.view, sort, is_reversed);
         rows.retain(|row| !(row.is_only_an_end() || self.hides_ended && row.has_ended()));
         rows
     }
@@ -221,7 +216,7 @@ impl Screen {
                     fault: None,
                 }
             }
-            KeyCode::Char(digit @ '1'..='7') => {
+            KeyCode::Char(digit @ '1'..='8') => {
                 let number = digit as usize - '1' as usize;
                 self.turn_to(View::ALL[number]);
             }
@@ -277,7 +272,7 @@ impl Screen {
     pub fn begin_with(&mut self, filter: Filter) {
         self.filter = filter;
         (self.frozen, self.first, self.chosen) = (None, 0, None);
-        self.picture = self.picture.renewed();
+        self.fleet = self.fleet.renewed();
     }
 
     /// The agent has refused this filter, so the old stream goes on.
@@ -291,7 +286,7 @@ impl Screen {
     fn pause(&mut self) {
         self.frozen = match self.frozen.take() {
             Some(_) => None,
-            None => Some(Box::new(self.picture.clone())),
+            None => Some(Box::new(self.fleet.clone())),
         };
     }
 

@@ -1,7 +1,8 @@
+mod fleet;
 mod screenshot;
 mod windows;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
@@ -13,10 +14,11 @@ use proto::{
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::{
-    draw::{HELP, draw},
-    picture::{Id, MOST_FLOWS, Picture, Traffic},
+    draw::{self, HELP, draw},
+    fleet::Fleet,
+    picture::{MOST_FLOWS, Picture, Traffic, rounded},
     prompt::Prompt,
-    rows::{FLOW_TITLES, Of, rows, sparkline},
+    rows::{FLOW_TITLES, Id, Of, rows, sparkline},
     screen::{Filter, Mode, Screen, Wish},
     *,
 };
@@ -24,6 +26,21 @@ use super::{
 const SECOND: u64 = 1_000_000_000;
 const UNIT: u64 = 7;
 const PROCESS: u64 = 8;
+
+/// What has sent these batches, to a consumer without `--every`.
+fn fleet(batches: impl IntoIterator<Item = FlowBatch>) -> Fleet {
+    let now = Instant::now();
+    let mut fleet = Fleet::new(Duration::ZERO, now);
+    for batch in batches {
+        fleet.take(batch, now);
+    }
+    fleet
+}
+
+/// The picture of an agent's own stream.
+fn picture_of(screen: &Screen) -> &Picture {
+    &screen.fleet().agent().unwrap().picture
+}
 
 /// From 10.0.0.x to 10.0.1.1, which leaves at eth0.
 fn flow(host: u8, deltas: [u64; 4], totals: [u64; 4]) -> FlowRecord {
@@ -108,13 +125,11 @@ fn traffic(packets: [u64; 2], bytes: [u64; 2]) -> Traffic {
 }
 
 /// Two flows that were there, and two windows: in the first one both go on, in the second one a new one does.
-fn picture() -> Picture {
-    let mut picture = Picture::default();
+fn batches() -> [FlowBatch; 3] {
     let at_start = vec![
         flow(1, [5, 500, 4, 400], [5, 500, 4, 400]),
         flow(2, [1, 60, 0, 0], [1, 60, 0, 0]),
     ];
-    assert!(picture.take(&snapshot(at_start)));
     let with_sender = |record: FlowRecord| FlowRecord {
         src: Some(Endpoint {
             cgroup_id: Some(UNIT),
@@ -127,7 +142,6 @@ fn picture() -> Picture {
         with_sender(flow(1, [2, 2000, 1, 100], [7, 2500, 5, 500])),
         flow(2, [1, 60, 1, 1000], [2, 120, 1, 1000]),
     ];
-    assert!(picture.take(&batch(2, first)));
     let arrived = FlowRecord {
         src: Some(Endpoint {
             direction: Direction::Ingress.into(),
@@ -135,7 +149,14 @@ fn picture() -> Picture {
         }),
         ..flow(9, [3, 300, 2, 200], [3, 300, 2, 200])
     };
-    assert!(picture.take(&batch(3, vec![arrived])));
+    [snapshot(at_start), batch(2, first), batch(3, vec![arrived])]
+}
+
+fn picture() -> Picture {
+    let mut picture = Picture::default();
+    for batch in batches() {
+        assert!(picture.take(&batch));
+    }
     picture
 }
 
@@ -184,7 +205,7 @@ fn windows_add_up_to_the_packet_in_all_views() {
         .map(|(_, flow)| flow.figures.total.all_packets())
         .collect();
     assert_eq!(totals.iter().sum::<u64>(), 12 + 3 + 5);
-    assert_eq!(picture.per_second(300), 150);
+    assert_eq!(rounded(picture.per_second(301)), 151);
     assert_eq!(picture.history(picture.all()), [3160 * 4, 500 * 4]);
 }
 
@@ -212,23 +233,20 @@ fn what_a_process_says_to_itself_is_sent_and_received_by_it() {
 
 #[test]
 fn a_flow_is_shown_in_the_window_in_which_it_ended_and_then_goes() {
-    let mut picture = Picture::default();
     let ended = FlowRecord {
         end_reason: Some(EndReason::EndOfFlow.into()),
         ..flow(1, [1, 60, 0, 0], [1, 60, 0, 0])
     };
-    picture.take(&batch(
-        1,
-        vec![ended, flow(2, [1, 60, 0, 0], [1, 60, 0, 0])],
-    ));
-    assert_eq!(picture.flows().count(), 2);
-    picture.take(&batch(2, Vec::new()));
-    assert_eq!(picture.flows().count(), 1);
+    let first = batch(1, vec![ended, flow(2, [1, 60, 0, 0], [1, 60, 0, 0])]);
+    let before = fleet([first.clone()]);
+    assert_eq!(rows(&before, View::Flows, Sort::Rate, false).len(), 2);
+    let fleet = fleet([first, batch(2, Vec::new())]);
+    let rows = rows(&fleet, View::Flows, Sort::Rate, false);
+    assert_eq!(rows.len(), 1);
     // An idle one has no rate, and its total.
-    let rows = rows(&picture, View::Flows, Sort::Rate, false);
     assert_eq!(rows[0].recent, Traffic::default());
-    assert_eq!(rows[0].figures.total, traffic([1, 0], [60, 0]));
-    assert_eq!(picture.history(rows[0].figures), [240, 0]);
+    assert_eq!(rows[0].total, traffic([1, 0], [60, 0]));
+    assert_eq!(rows[0].history(), [240, 0]);
 }
 
 #[test]
@@ -271,7 +289,7 @@ fn losses_do_not_put_two_windows_into_one() {
     let mut picture = Picture::default();
     picture.take(&batch(1, vec![flow(1, [1, 60, 0, 0], [1, 60, 0, 0])]));
     let mut rest = batch(2, vec![flow(1, [2, 120, 0, 0], [9, 540, 0, 0])]);
-    (rest.batch_index, rest.lost_records) = (1, 4);
+    rest.batch_index = 1;
     picture.take(&rest);
     assert_eq!(picture.windows(), 2);
     let (recent, _) = picture.recent(picture.all());
@@ -280,14 +298,13 @@ fn losses_do_not_put_two_windows_into_one() {
         lost_records: 7,
         ..FlowBatch::default()
     };
-    assert!(picture.take(&end));
+    assert!(picture.take(&end.clone()));
     assert_eq!((picture.windows(), picture.scan_id()), (2, 2));
-    assert_eq!(picture.missing.lost_records, 7);
+    assert_eq!(fleet([end]).missing.lost_records, 7);
 }
 
 #[test]
 fn rows_come_as_they_are_asked_for() {
-    let mut picture = Picture::default();
     let rtt = |record: FlowRecord, us: u32, again: u32| FlowRecord {
         src: Some(Endpoint {
             tcp_rtt_us: Some(us),
@@ -304,9 +321,9 @@ fn rows_come_as_they_are_asked_for() {
             ..flow(3, [2, 100, 1, 90], [2, 100, 0, 0])
         },
     ];
-    picture.take(&batch(1, records));
+    let fleet = fleet([batch(1, records)]);
     let hosts = |sort: Sort, is_reversed: bool| -> Vec<u8> {
-        let rows = rows(&picture, View::Flows, sort, is_reversed);
+        let rows = rows(&fleet, View::Flows, sort, is_reversed);
         let host = |row: &rows::Row<'_>| match row.of {
             Of::Flow(_, flow) => flow.record.src().addr[3],
             Of::Group(_) => 0,
@@ -327,7 +344,7 @@ fn rows_come_as_they_are_asked_for() {
 
 fn screen() -> Screen {
     Screen::new(
-        picture(),
+        fleet(batches()),
         (View::Flows, Sort::Rate),
         Filter::default(),
         false,
@@ -382,7 +399,7 @@ fn a_terminal_of_80_by_24_shows_what_there_is() {
     );
     assert_eq!(lines[1], "TX 800 bit/s 1 pkt/s  RX 1.2 kbit/s 2 pkt/s");
     assert!(
-        lines[3].starts_with(" 1 Flows  2 Peers  3 Processes") && lines[3].ends_with(" 7 Services"),
+        lines[3].starts_with(" 1 Flows 2 Peers 3 Processes") && lines[3].ends_with(" 8 Hosts"),
         "{}",
         lines[3]
     );
@@ -444,8 +461,7 @@ fn what_others_chose_moves_nothing() {
     hostile.processes[0].name = "p\x1b]0;x\x07".to_owned();
     hostile.records[0].src_mut().process_key = Some(PROCESS);
     let mut screen = screen();
-    *screen.picture_mut() = Picture::default();
-    screen.picture_mut().take(&hostile);
+    *screen.fleet_mut() = fleet([hostile]);
     screen.trouble = "\x1b[2J\u{202e}".to_owned();
     for view in ['1', '3', '5'] {
         press(&mut screen, KeyCode::Char(view));
@@ -476,8 +492,8 @@ fn what_is_missing_is_said() {
         }),
         ..batch(4, Vec::new())
     };
-    screen.picture_mut().take(&broken);
-    screen.picture_mut().missing.gaps = 2;
+    screen.fleet_mut().take(broken.clone(), Instant::now());
+    screen.fleet_mut().missing.gaps = 2;
     let said = warning(&mut screen);
     for part in [
         "ACCOUNT DOES NOT CLOSE, 1 packets",
@@ -485,9 +501,15 @@ fn what_is_missing_is_said() {
     ] {
         assert!(said.contains(part), "{said}");
     }
-    screen.picture_mut().account = Some(Account::default());
-    screen.picture_mut().missing.restarts = 1;
-    screen.picture_mut().missing.report_interval = Duration::from_mins(1);
+    let slow = FlowBatch {
+        account: Some(Account::default()),
+        report_interval_ns: 60 * SECOND,
+        refused_in_window: false,
+        scan_id: 5,
+        ..broken
+    };
+    screen.fleet_mut().take(slow, Instant::now());
+    screen.fleet_mut().missing.restarts = 1;
     let said = warning(&mut screen);
     for part in [
         "3 records were lost",
@@ -507,11 +529,13 @@ fn a_pause_keeps_what_is_shown_and_loses_nothing() {
     let before = shown(&mut screen, 80, 24);
     assert!(before[0].ends_with("PAUSED"));
     let more = flow(1, [1, 60, 0, 0], [8, 2560, 5, 500]);
-    screen.picture_mut().take(&batch(4, vec![more]));
+    screen
+        .fleet_mut()
+        .take(batch(4, vec![more]), Instant::now());
     assert_eq!(shown(&mut screen, 80, 24), before);
     press(&mut screen, KeyCode::Char(' '));
     assert_ne!(shown(&mut screen, 80, 24), before);
-    assert_eq!(screen.picture().all().total.packets, [12, 9]);
+    assert_eq!(picture_of(&screen).all().total.packets, [12, 9]);
 }
 
 #[test]
@@ -527,7 +551,7 @@ fn keys_sort_choose_and_open() {
     press(&mut screen, KeyCode::Down);
     let first = screen.chosen.clone();
     press(&mut screen, KeyCode::Down);
-    assert!(matches!(screen.chosen, Some(Id::Flow(_))) && screen.chosen != first);
+    assert!(matches!(screen.chosen, Some(Id::Flow(..))) && screen.chosen != first);
     press(&mut screen, KeyCode::Home);
     assert_eq!(screen.chosen, first);
     press(&mut screen, KeyCode::Enter);
@@ -553,18 +577,20 @@ fn a_flow_that_ended_without_packets_has_no_row() {
         ..flow(1, [0, 0, 0, 0], [7, 2500, 5, 500])
     };
     let goes_on = flow(2, [1, 60, 0, 0], [3, 180, 1, 1000]);
-    screen.picture_mut().take(&batch(4, vec![ended, goes_on]));
+    screen
+        .fleet_mut()
+        .take(batch(4, vec![ended, goes_on]), Instant::now());
     let rows = screen.rows();
     assert!(rows.iter().all(|row| !row.has_ended()));
     assert_eq!(rows.len(), 2);
     let mut printed = Vec::new();
     let chosen = (View::Flows, Sort::Rate);
-    print::table(&mut printed, screen.picture(), chosen, (50, 200)).unwrap();
+    print::table(&mut printed, screen.fleet(), chosen, (50, 200)).unwrap();
     let printed = String::from_utf8(printed).unwrap();
     assert!(!printed.contains("idle"), "{printed}");
     // Programs get all of them.
     let mut lines = Vec::new();
-    print::json(&mut lines, screen.picture(), chosen, 50).unwrap();
+    print::json(&mut lines, screen.fleet(), chosen, 50).unwrap();
     assert_eq!(lines.split(|byte| *byte == b'\n').count(), 3 + 1 + 1);
 }
 
@@ -575,11 +601,8 @@ fn a_key_hides_flows_that_ended_and_shows_them_again() {
         end_reason: Some(EndReason::EndOfFlow.into()),
         ..flow(9, [1, 60, 0, 0], [4, 360, 2, 200])
     };
-    let picture = screen.picture_mut();
-    picture.take(&batch(
-        4,
-        vec![ended, flow(2, [1, 60, 0, 0], [3, 180, 1, 1000])],
-    ));
+    let both = vec![ended, flow(2, [1, 60, 0, 0], [3, 180, 1, 1000])];
+    screen.fleet_mut().take(batch(4, both), Instant::now());
     assert_eq!(screen.rows().len(), 4);
     press(&mut screen, KeyCode::Char('e'));
     assert_eq!(screen.rows().len(), 3);
@@ -600,7 +623,9 @@ fn the_row_that_is_chosen_stays_so_where_rows_change_places() {
     press(&mut screen, KeyCode::End);
     let chosen = screen.chosen.clone();
     let busy = flow(2, [9, 90_000, 0, 0], [11, 90_120, 1, 1000]);
-    screen.picture_mut().take(&batch(4, vec![busy]));
+    screen
+        .fleet_mut()
+        .take(batch(4, vec![busy]), Instant::now());
     assert_eq!(screen.chosen, chosen);
     assert_eq!(screen.chosen_at(&screen.rows()), Some(0));
 }
@@ -608,9 +633,8 @@ fn the_row_that_is_chosen_stays_so_where_rows_change_places() {
 #[test]
 fn rows_that_do_not_fit_are_scrolled_to() {
     let mut screen = screen();
-    *screen.picture_mut() = Picture::default();
     let records = (0..100).map(|host| flow(host, [1, 1000 - u64::from(host), 0, 0], [1, 1, 0, 0]));
-    screen.picture_mut().take(&batch(1, records.collect()));
+    *screen.fleet_mut() = fleet([batch(1, records.collect())]);
     let lines = shown(&mut screen, 80, 24);
     assert!(lines[22].starts_with("10.0.0.17:"), "{}", lines[22]);
     press(&mut screen, KeyCode::End);
@@ -638,7 +662,7 @@ fn the_mouse_turns_sorts_and_opens() {
     assert_eq!(screen.mode, Mode::Table);
     assert_eq!(
         screen.chosen,
-        Some(Id::Group(View::Peers, "10.0.1.1".to_owned()))
+        Some(Id::Group(View::Peers, None, "10.0.1.1".to_owned()))
     );
     click(&mut screen, 3, 6);
     assert_eq!(screen.mode, Mode::Detail);
@@ -675,14 +699,14 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     assert_eq!(asked, filter);
     // One that the agent does not take changes nothing but is said.
     screen.refuse(asked.clone(), "no room");
-    assert_eq!(screen.picture().flows().count(), 3);
+    assert_eq!(picture_of(&screen).flows().count(), 3);
     assert_eq!(screen.filter, Filter::default());
     let lines = shown(&mut screen, 120, 24);
     assert!(lines[23].contains("no room"), "{}", lines[23]);
     // With one that it takes another stream begins, and so do its figures.
     screen.begin_with(asked.clone());
     press(&mut screen, KeyCode::Esc);
-    assert_eq!(screen.picture().flows().count(), 0);
+    assert_eq!(screen.fleet().hosts().count(), 0);
     // It stands there as it was typed.
     let in_force = "by rate  filter: port 443 proto 6  q quit";
     let lines = shown(&mut screen, 80, 24);
@@ -708,7 +732,7 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
 fn a_filter_of_the_command_line_is_edited_as_it_was_typed() {
     let typed = ["port https", "exclude 10.0.0.1"].map(|text| text.parse().unwrap());
     let filter = Filter::of(&typed);
-    let mut screen = Screen::new(picture(), (View::Flows, Sort::Rate), filter, false);
+    let mut screen = Screen::new(fleet(batches()), (View::Flows, Sort::Rate), filter, false);
     assert_eq!(
         screen.filter.rules,
         "exclude net 10.0.0.1/32; include port 443; exclude all"

@@ -42,10 +42,13 @@ fn constant_flows_have_constant_rates_in_the_same_order_however_scans_come() {
             .filter(|record| record.src().delta_packets > 0);
         scan(&mut picture, scan_id, length, records.collect());
         now += length;
-        let rates = rows(&picture, View::Flows, Sort::Rate, false)
-            .iter()
-            .map(|row| picture.per_second(row.recent.all_bytes() * 8))
-            .collect::<Vec<_>>();
+        let mut rates: Vec<_> = picture
+            .flows()
+            .map(|(_, flow)| {
+                rounded(picture.per_second(picture.recent(&flow.figures).0.all_bytes() * 8))
+            })
+            .collect();
+        rates.sort_unstable_by(|one, other| other.cmp(one));
         assert!(
             (480_000..660_000).contains(&rates[0]) && (320_000..480_000).contains(&rates[1]),
             "scan {scan_id} after {length} ms: {rates:?}"
