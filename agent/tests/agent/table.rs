@@ -218,13 +218,13 @@ fn pages_that_cannot_grow_keep_their_size_and_grow_once_they_can() {
     assert_eq!(room(), least);
     send_until(&|| room() > least);
     wait_for_packets(&lab.agent, before, sent * u64::from(FLOWS));
-    let report = agent.stop();
-    let log = &report.log;
+    let log = agent.stderr();
     assert!(log.contains("Too many open files"), "{log}");
     // That would be the wrong advice.
     assert!(!log.contains("memory limit"), "{log}");
-    assert_eq!(report.seen(), count(sent * u64::from(FLOWS), &frames[0]));
-    let sums = report.sums();
+    let (accounts, sums) = agent.stop_and_sum();
+    let seen = pair(&accounts.last().unwrap()["seen"]);
+    assert_eq!(seen, count(sent * u64::from(FLOWS), &frames[0]));
     assert_eq!(sums.len(), frames.len());
     let each = [count(sent, &frames[0]), Pair::default()];
     assert!(sums.values().all(|sum| *sum == each));

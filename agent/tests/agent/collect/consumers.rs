@@ -332,6 +332,7 @@ fn top_shows_all_hosts_of_a_collector_and_adds_up_what_they_see() {
     }
     collector.stop();
     top.shows("waiting for the agent to come back");
-    top.press("q");
+    // The row that is open, and then the command.
+    top.press("qq");
     assert!(top.ended().success());
 }
