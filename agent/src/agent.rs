@@ -314,19 +314,17 @@ impl Agent {
             hub,
             outputs,
             listeners,
-            tls: _,
             metrics,
             mut kernel,
             selected,
             slots,
             max_interfaces,
-            needs: _,
             enrichment,
             filled,
             rules,
-            changes: _,
             requests,
             limits,
+            ..
         } = self;
         let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
@@ -397,8 +395,8 @@ impl Agent {
             publisher.publish(status::of(&settings, times, scanner, late), is_final);
         };
         let tell = |scanner: &Scanner| {
-            let told = (manager.clone(), counts.clone());
-            tell_that_it_counts(scanner, statuses.clone(), (&config, connect.clone()), told);
+            let told = (manager.clone(), counts.clone(), connect.clone());
+            tell_that_it_counts(scanner, statuses.clone(), &config, told);
         };
         // Dropping the scanner detaches the programs that are still attached. That runs on its own thread, so that no
         // consumer waits for it to get the last records.
@@ -556,8 +554,8 @@ async fn counted_for(duration: Option<Duration>, mut counting: watch::Receiver<b
 fn tell_that_it_counts(
     scanner: &Scanner,
     mut statuses: watch::Receiver<Arc<AgentStatus>>,
-    (config, connect): (&Config, Option<String>),
-    (manager, counts): (ServiceManager, watch::Sender<bool>),
+    config: &Config,
+    (manager, counts, connect): (ServiceManager, watch::Sender<bool>, Option<String>),
 ) {
     let (max_flows, scan_interval) = (config.max_flows, config.scan_interval);
     let (hooks, scans) = (scanner.attached_hooks(), scanner.stats.count);

@@ -228,10 +228,10 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
     assert_eq!(told(screen.fleet(), View::Flows).len(), 2);
     assert_eq!(silent(23, &mut screen), (true, 2));
     // One that is heard again is shown again, and one that is gone for good is forgotten.
-    let heard = from("web", batch(2, Vec::new()));
+    let again = from("web", batch(2, Vec::new()));
     screen
         .fleet_mut()
-        .take(heard, start + Duration::from_secs(700));
+        .take(again, start + Duration::from_secs(700));
     assert_eq!(screen.fleet().silent(), 0);
     assert_eq!(told(screen.fleet(), View::Hosts).len(), 1);
 }
