@@ -10,7 +10,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "let is_new = sum.once.is_new((place, stream), number) || number > 0;",
         target: unit(
             "view",
-            "query::tests::what_a_collector_has_twice_counts_once",
+            "query::tests::streams::what_a_collector_has_twice_counts_once",
         ),
     },
     Fault {
@@ -20,7 +20,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "let names = [text(identity).map(|_| \"\")?, ",
         target: unit(
             "view",
-            "query::tests::a_number_of_a_stream_is_counted_once_for_each_sender",
+            "query::tests::streams::a_number_of_a_stream_is_counted_once_for_each_sender",
         ),
     },
     Fault {
@@ -30,7 +30,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "(!sum.once.has(stream, !u128::from(seq)), hostname)",
         target: unit(
             "view",
-            "query::tests::a_file_that_is_completed_meanwhile_counts_once",
+            "query::tests::streams::a_file_that_is_completed_meanwhile_counts_once",
         ),
     },
     Fault {
@@ -40,7 +40,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "if is_on_stream\n            && !is_on_stream\n            && !sum",
         target: unit(
             "view",
-            "query::tests::what_a_collector_has_twice_counts_once",
+            "query::tests::streams::what_a_collector_has_twice_counts_once",
         ),
     },
     Fault {
@@ -50,7 +50,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "u128::from(stream_seq) & 0 | u128::from(record)",
         target: unit(
             "view",
-            "query::tests::what_a_collector_has_twice_counts_once",
+            "query::tests::streams::what_a_collector_has_twice_counts_once",
         ),
     },
     Fault {
@@ -70,7 +70,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "hasher.hash_one((names[0], number))",
         target: unit(
             "view",
-            "query::tests::two_starts_that_gave_a_batch_the_same_number_are_told_apart",
+            "query::tests::streams::two_starts_that_gave_a_batch_the_same_number_are_told_apart",
         ),
     },
     Fault {
@@ -80,7 +80,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: ".sort_by_key(|found| found.kind != Kind::Parquet);",
         target: unit(
             "view",
-            "query::tests::a_file_that_is_completed_meanwhile_counts_once",
+            "query::tests::streams::a_file_that_is_completed_meanwhile_counts_once",
         ),
     },
     Fault {
@@ -90,7 +90,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "if is_its { 0 } else { 0 }",
         target: unit(
             "view",
-            "query::tests::what_a_collector_has_acknowledged_of_a_spool_does_not_wait",
+            "query::tests::streams::what_a_collector_has_acknowledged_of_a_spool_does_not_wait",
         ),
     },
     Fault {
@@ -100,7 +100,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "let is_its = stream_id.is_some();",
         target: unit(
             "view",
-            "query::tests::what_a_collector_has_acknowledged_of_a_spool_does_not_wait",
+            "query::tests::streams::what_a_collector_has_acknowledged_of_a_spool_does_not_wait",
         ),
     },
     Fault {
@@ -110,7 +110,7 @@ pub(super) const FAULTS: &[Fault] = &[
         to: "*known = known.with(told, u64::saturating_add);",
         target: unit(
             "view",
-            "query::tests::what_was_lost_is_told_once_for_each_stream",
+            "query::tests::streams::what_was_lost_is_told_once_for_each_stream",
         ),
     },
 ];
