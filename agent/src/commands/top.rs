@@ -1,18 +1,20 @@
 //! `flow-agent top`: a live view of an agent's flows at a terminal, or once on stdout.
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     future::poll_fn,
     io::{self, IsTerminal as _},
     process::ExitCode,
     task::Poll,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use formats::Format;
 use proto::ObserveRequest;
 use rules::Rules;
+use sys::clock::nanos;
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
@@ -33,7 +35,8 @@ use own::OwnAgent;
 
 /// Rows of `--once` without `--limit`.
 const ROWS: usize = 50;
-/// How long `--once` waits at most for the hosts of a collector.
+/// How long `--once` waits for the hosts of a collector, at least and at most. The least is more than the default scan interval.
+const LEAST_OF_ONCE: Duration = Duration::from_secs(15);
 const MOST_OF_ONCE: Duration = Duration::from_mins(2);
 
 /// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
@@ -232,8 +235,9 @@ async fn interrupted() {
     .await;
 }
 
-/// Observes an agent from what it tracks on, or a collector, which keeps no flows, from now on.
-async fn observe(target: &Target, filter: String) -> Result<Observer, ClientError> {
+/// Observes an agent from what it tracks on, or a collector, which keeps no flows, from now on. Returns whether it is a
+/// collector.
+async fn observe(target: &Target, filter: String) -> Result<(Observer, bool), ClientError> {
     let request = ObserveRequest {
         filter,
         consumer: format!("top pid={}", std::process::id()),
@@ -242,16 +246,14 @@ async fn observe(target: &Target, filter: String) -> Result<Observer, ClientErro
     match Observer::connect_with(target.clone(), request.clone()).await {
         Err(ClientError::Refused { .. }) if client::is_collector(target).await => {
             let snapshot = false;
-            Observer::connect_with(
-                target.clone(),
-                ObserveRequest {
-                    snapshot,
-                    ..request
-                },
-            )
-            .await
+            let request = ObserveRequest {
+                snapshot,
+                ..request
+            };
+            let observer = Observer::connect_with(target.clone(), request).await?;
+            Ok((observer, true))
         }
-        observed => observed,
+        observed => Ok((observed?, false)),
     }
 }
 
@@ -261,9 +263,12 @@ fn asks(target: &Target, every: Duration) -> bool {
 }
 
 /// Requests scans, one after another. Returns the reason if the agent does not accept such requests.
-async fn ask_for_scans(target: &Target, every: Duration) -> String {
-    if !asks(target, every) {
+async fn ask_for_scans(target: &Target, every: Duration, is_collector: bool) -> String {
+    if is_collector {
         return "at each agent's own scans".to_owned();
+    }
+    if !asks(target, every) {
+        return "at the agent's own scans".to_owned();
     }
     let mut pace = tokio::time::interval(every);
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -271,10 +276,6 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
         pace.tick().await;
         // The stream reports all other errors, including the end of the agent.
         let asked = client::scan_now(target).await;
-        let is_unknown = matches!(asked, Err(ClientError::TooOld { .. }));
-        if is_unknown && client::is_collector(target).await {
-            return "at each agent's own scans".to_owned();
-        }
         if let Err(
             error @ (ClientError::Refused { .. }
             | ClientError::TooOld { .. }
@@ -286,45 +287,82 @@ async fn ask_for_scans(target: &Target, every: Duration) -> String {
     }
 }
 
+/// The hosts that a collector says are connected, if it tells this caller.
+async fn connected_hosts(target: &Target) -> Option<usize> {
+    let status = client::collector_status(target).await.ok()?;
+    let connected = status.streams.iter().filter(|stream| stream.connected);
+    let agents = connected.filter_map(|stream| stream.agent.as_ref());
+    let agents: HashSet<_> = agents
+        .map(|agent| (&agent.identity, &agent.agent_id, &agent.instance_id))
+        .collect();
+    Some(agents.len())
+}
+
+/// Whether `--once` has what it waits for: so many windows of an agent, or a scan of each host of a collector.
+fn is_enough(fleet: &Fleet, windows: u64, connected: Option<usize>) -> bool {
+    if fleet.is_collector() {
+        return connected
+            .is_some_and(|connected| connected > 0 && fleet.shown().count() >= connected);
+    }
+    !fleet.is_partial() && fleet.windows() >= windows
+}
+
+/// How long `--once` waits for the hosts of a collector: until each that scans as often as the slowest one has had its turn, and
+/// its batches have had time to come.
+fn round(fleet: &Fleet) -> Duration {
+    match fleet.longest_window() {
+        Some(longest) => {
+            (longest * 5 / 4 + Duration::from_secs(2)).clamp(LEAST_OF_ONCE, MOST_OF_ONCE)
+        }
+        None => MOST_OF_ONCE,
+    }
+}
+
+fn unix_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, nanos)
+}
+
 async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
     let observer = observe(target, rules::text(&args.filter));
-    let mut observer = patiently(target, observer).await?;
-    let mut fleet = Fleet::new(args.every, Instant::now());
+    let (mut observer, is_collector) = patiently(target, observer).await?;
+    let mut fleet = Fleet::new(args.every, is_collector, Instant::now());
+    let connected = if is_collector {
+        connected_hosts(target).await
+    } else {
+        None
+    };
     // The first requested scan ends a window that began before the command.
     let windows = if asks(target, args.every) { 2 } else { 1 };
     let started = Instant::now();
     let scan = async {
-        let why = ask_for_scans(target, args.every).await;
+        let why = ask_for_scans(target, args.every, is_collector).await;
         notice(&format!("waiting for a scan, {why}"));
         std::future::pending::<Infallible>().await
     };
     let first = async {
-        loop {
-            // Until then, every host that scans as often has had its turn.
-            let longest = fleet.longest_window().filter(|_| fleet.is_collector());
-            let round = longest.unwrap_or(Duration::MAX).min(MOST_OF_ONCE);
-            let rest = round.saturating_sub(started.elapsed());
+        while !is_enough(&fleet, windows, connected) {
+            let rest = round(&fleet).saturating_sub(started.elapsed());
             let event = tokio::select! {
                 event = observer.next() => event?,
-                () = sleep(rest), if longest.is_some() => return Ok(()),
+                () = sleep(rest), if is_collector => return Ok(()),
             };
             match event {
                 Event::Batch(batch) => {
-                    let is_whole = fleet.take(*batch, Instant::now());
-                    if is_whole && !fleet.is_collector() && fleet.windows() >= windows {
-                        return Ok(());
-                    }
+                    fleet.take(*batch, Instant::now());
                 }
                 Event::Disconnected { reason } => bail!("{reason}"),
                 Event::Gap { batches } => fleet.missing.gaps += batches,
                 Event::Reconnected(_) => {}
             }
         }
+        Ok(())
     };
     tokio::select! {
         got = first => got?,
         never = scan => match never {},
     }
+    fleet.tick(Instant::now(), unix_ns());
     let most = match args.limit {
         None => ROWS,
         Some(0) => usize::MAX,
@@ -336,7 +374,7 @@ async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
     let chosen = (args.view, args.sort);
     let printed = match args.output {
         Format::Table => print::table(out, &fleet, chosen, (most, width.unwrap_or(usize::MAX))),
-        Format::Json => print::json(out, &fleet, chosen, most),
+        Format::Json => print::json(out, &fleet, chosen, most, connected),
     };
     match printed {
         Err(error) if formats::is_broken_pipe(&error) => {}

@@ -535,6 +535,9 @@ pub enum Reconnected {
     ToACollector,
 }
 
+/// A batch that a collector takes has at most 4 MiB; its stream adds a few numbers to it.
+const MOST_BATCH_BYTES: usize = 5 << 20;
+
 /// A stream of batches.
 pub struct Observer {
     target: Target,
@@ -612,7 +615,8 @@ impl Observer {
     }
 
     async fn open(&self) -> Result<Streaming<FlowBatch>, ClientError> {
-        let mut client = connect(&self.target).await?;
+        let client = connect(&self.target).await?;
+        let mut client = client.max_decoding_message_size(MOST_BATCH_BYTES);
         let response = client.observe(self.request.clone()).await;
         let response = response.map_err(|status| {
             ClientError::from_status(&self.target, "FlowAgent/Observe", &status)

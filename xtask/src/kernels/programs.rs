@@ -190,16 +190,20 @@ pub fn build(
         bail!("{unknown} is none of {}", names.join(", "));
     }
     let mut archive = Archive::default();
-    // Build the whole workspace, so that cargo reuses the tests that `cargo xtask test` has built.
-    let tests = ["test", "--workspace", "--no-run", "--test", "agent"];
+    // Build the whole workspace, so that for a few tests cargo reuses what `cargo xtask test` has built.
+    let names_some = arguments.iter().any(|argument| !argument.starts_with('-'));
+    let is_chosen = !asked.is_empty() || names_some;
+    let mut tests = vec!["test", "--workspace", "--no-run", "--test", "agent"];
+    if !is_chosen {
+        tests.extend(["--profile", "guest"]);
+    }
     let built = built(cargo(&tests))?;
     for path in &built {
         archive.stripped_program(path)?;
     }
     let program = tests_among(&built)?;
     let wanted = names(program, arguments)?;
-    let names_some = arguments.iter().any(|argument| !argument.starts_with('-'));
-    let is_whole = all || !asked.is_empty() || names_some;
+    let is_whole = all || is_chosen;
     let mut tests = Vec::new();
     for module in MODULES {
         if !asked.is_empty() && !asked.iter().any(|asked| asked == module.name) {

@@ -20,7 +20,7 @@ use view::{
     },
 };
 
-use super::{Args, ask_for_scans, observe, terminal::Terminal};
+use super::{Args, ask_for_scans, observe, terminal::Terminal, unix_ns};
 use crate::commands::patiently;
 
 /// Keys wait until a scan is complete, so that nobody sees or freezes partial sums. If the stream pauses this long in
@@ -64,16 +64,17 @@ impl Watching {
 
 pub async fn live(args: &Args, target: &Target) -> Result<()> {
     let has_color = std::env::var_os("NO_COLOR").is_none();
-    let fleet = Fleet::new(args.every, Instant::now());
     let filter = Filter::of(&args.filter);
+    // Report errors of the first connection before the terminal changes.
+    let observer = observe(target, filter.rules.clone());
+    let (observer, is_collector) = patiently(target, observer).await?;
+    let mut watching = Watching::of(observer);
+    let fleet = Fleet::new(args.every, is_collector, Instant::now());
     let mut screen = Screen::new(fleet, (args.view, args.sort), filter, has_color);
     screen.pace = format!("every {}", humantime::format_duration(args.every));
     screen.zone = Zone::utc_if(args.utc);
-    // Report errors of the first connection before the terminal changes.
-    let observer = observe(target, screen.filter.rules.clone());
-    let mut watching = Watching::of(patiently(target, observer).await?);
     let mut terminal = Terminal::open()?;
-    let mut scans = pin!(ask_for_scans(target, args.every));
+    let mut scans = pin!(ask_for_scans(target, args.every, is_collector));
     let mut is_asking = true;
     let mut is_new = true;
     let mut has_news = false;
@@ -81,18 +82,23 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
     redraw.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         if is_new {
+            let start = Instant::now();
             terminal.draw(&mut screen)?;
             has_news = false;
+            // Rows of many hosts take a while, in which batches are waiting.
+            redraw.reset_after(REDRAW.max(start.elapsed() * 4));
         }
         let is_partial = screen.fleet_mut().is_partial();
         let is_collector = screen.fleet_mut().is_collector();
+        // Without a stream, what was there stays.
+        let is_connected = screen.trouble.is_empty();
         is_new = tokio::select! {
             event = watching.next() => {
                 has_news |= note(&mut screen, event?);
                 has_news && !is_collector
             }
             _ = redraw.tick(), if is_collector => {
-                let is_other = screen.fleet_mut().tick(Instant::now());
+                let is_other = is_connected && screen.fleet_mut().tick(Instant::now(), unix_ns());
                 is_other || has_news
             }
             () = sleep(LONGEST_PAUSE), if is_partial => {
@@ -145,7 +151,7 @@ async fn begin_with(
         }
     };
     match connected {
-        Ok(observer) => {
+        Ok((observer, _)) => {
             screen.begin_with(filter);
             screen.trouble.clear();
             Ok(Begun::Anew(Box::new(observer)))
@@ -164,12 +170,17 @@ fn note(screen: &mut Screen, event: Event) -> bool {
         Event::Batch(batch) => return screen.fleet_mut().take(*batch, Instant::now()),
         Event::Disconnected { reason } => {
             screen.fleet_mut().take_as_whole();
-            screen.trouble = format!("{reason}; waiting for the agent to come back");
+            let who = if screen.fleet().is_collector() {
+                "collector"
+            } else {
+                "agent"
+            };
+            screen.trouble = format!("{reason}; waiting for the {who} to come back");
         }
         Event::Reconnected(reconnected) => {
             // An agent's stream begins with a snapshot.
             let fleet = screen.fleet_mut();
-            fleet.restart();
+            fleet.restart(reconnected == Reconnected::ToACollector);
             match reconnected {
                 Reconnected::ToTheSame { missed_scans } => {
                     fleet.missing.missed_scans += missed_scans;

@@ -19,14 +19,17 @@ use ratatui::{
 
 use super::{
     View,
-    fleet::Fleet,
-    picture::{Flow, Picture, closes},
+    fleet::{Fleet, Host},
+    picture::{Flow, closes},
     rows::{Id, Of, Row, cells, columns, is_sorted_by, row, sparkline},
     screen::{Mode, Places, Screen},
 };
 
-/// The most hosts of a collector of which a warning is shown.
-const MOST_DOUBTED: usize = 2;
+/// Kinds of warnings about a host.
+const DOUBTS: usize = 7;
+/// Characters of a host's name in a warning and in a list, and the most hosts of a list.
+const MOST_OF_LABEL: usize = 30;
+const MOST_LISTED: usize = 8;
 /// The keys, for the line at the bottom.
 const KEYS: &str = "q quit  ? help  / filter  s sort  r reverse  space pause  enter detail";
 
@@ -74,12 +77,12 @@ impl Theme {
 pub fn summary(fleet: &Fleet) -> [String; 2] {
     let row = Row::of_all(fleet);
     let tracked = match fleet.tracked_flows() {
-        Some(flows) => flows.to_string(),
-        None => "?".to_owned(),
+        (flows, 0) if fleet.shown().next().is_some() => flows.to_string(),
+        (0, _) => "?".to_owned(),
+        (flows, _) => format!("at least {flows}"),
     };
     let place = if fleet.is_collector() {
-        let number = fleet.shown().count();
-        let hosts = if number == 1 { "host" } else { "hosts" };
+        let hosts = human::exact(fleet.shown().count() as u64, "host");
         let window = match fleet.longest_window() {
             Some(length) => format!(
                 "rates over each host's last scan, up to {}",
@@ -87,7 +90,7 @@ pub fn summary(fleet: &Fleet) -> [String; 2] {
             ),
             None => "waiting for a scan".to_owned(),
         };
-        format!("collector  {number} {hosts}  {tracked} flows tracked  {window}")
+        format!("collector  {hosts}  {tracked} flows tracked  {window}")
     } else {
         let picture = fleet.agent().map(|host| &host.picture);
         let name = picture.map_or("", |picture| picture.hostname.as_str());
@@ -121,82 +124,99 @@ fn spaced(value: u64) -> String {
 /// Warnings about misleading figures. Empty if there are none.
 pub(super) fn warnings(fleet: &Fleet) -> String {
     let missing = fleet.missing;
-    let restarts = if fleet.is_collector() {
-        "connections to the collector, sums are since the last"
-    } else {
-        "restarts of the agent, sums are since the last"
-    };
-    let left_out: u64 = fleet
-        .shown()
+    let of_stream = [
+        (missing.lost_records, "record", "lost: read too slowly"),
+        (missing.gaps, "message", "missing on the stream"),
+        (missing.missed_scans, "scan", "missed"),
+    ];
+    let of_stream = of_stream.into_iter().filter(|(count, ..)| *count > 0);
+    let mut said: Vec<String> = of_stream
+        .map(|(count, what, how)| format!("{} {how}", human::exact(count, what)))
+        .collect();
+    if missing.restarts > 0 {
+        let who = if fleet.is_collector() {
+            "connected to the collector again"
+        } else {
+            "the agent was restarted"
+        };
+        let times = human::exact(missing.restarts, "time");
+        said.push(format!("{who} ({times}): sums start there"));
+    }
+    let left_out = fleet.shown();
+    let left_out: u64 = left_out
         .map(|host| host.picture.missing.forgotten_rows)
         .sum();
-    let mut said = Vec::new();
-    for (count, what) in [
-        (missing.lost_records, "records were lost: read too slowly"),
-        (missing.gaps, "batches are missing on the stream"),
-        (missing.missed_scans, "scans were missed"),
-        (missing.restarts, restarts),
-        (left_out, "rows with the least are left out"),
-        (
-            fleet.silent() as u64,
-            "hosts are silent, their flows are not shown",
-        ),
-        (missing.forgotten_hosts, "hosts too many are left out"),
+    if left_out > 0 {
+        let rows = human::exact(left_out, "row");
+        said.push(format!("{rows} with the least left out"));
+    }
+    for (count, how) in [
+        (fleet.silent() as u64, "silent: flows not shown"),
+        (fleet.beginning() as u64, "in a first scan: flows not shown"),
+        (fleet.left_out() as u64, "too many: flows not shown"),
+        (missing.ended, "gone for good: sums left out"),
     ] {
-        if count > 0 {
-            said.push(format!("{count} {what}"));
+        if count > 0 && fleet.is_collector() {
+            said.push(format!("{} {how}", human::exact(count, "host")));
         }
     }
-    if let Some(agent) = fleet.agent() {
-        let of_agent = warnings_of(&agent.picture);
-        // The gravest ones first.
-        return of_agent
-            .into_iter()
-            .chain(said)
-            .collect::<Vec<_>>()
-            .join("; ");
+    // The gravest ones first, each with one host that has it.
+    let mut doubts: [Option<(String, usize)>; DOUBTS] = Default::default();
+    for host in fleet.shown() {
+        for (doubt, warning) in doubts.iter_mut().zip(warnings_of(fleet, host)) {
+            let Some(warning) = warning else { continue };
+            match doubt {
+                Some((_, others)) => *others += 1,
+                None if fleet.is_collector() => {
+                    let label = human::shortened(&host.label, MOST_OF_LABEL).to_string();
+                    *doubt = Some((format!("{label}: {warning}"), 0));
+                }
+                None => *doubt = Some((warning, 0)),
+            }
+        }
     }
-    let hosts = fleet.shown();
-    let doubted = hosts.filter_map(|host| {
-        let warnings = warnings_of(&host.picture);
-        let first = warnings.into_iter().next()?;
-        Some(format!("{}: {first}", host.label))
+    let doubts = doubts.into_iter().flatten().map(|(warning, others)| {
+        if others == 0 {
+            return warning;
+        }
+        format!(
+            "{warning} (and {})",
+            human::exact(others as u64, "other host")
+        )
     });
-    let doubted: Vec<_> = doubted.collect();
-    let shown = doubted.len().min(MOST_DOUBTED);
-    said.extend_from_slice(&doubted[..shown]);
-    if doubted.len() > shown {
-        let more = doubted.len() - shown;
-        said.push(format!("{more} more hosts with warnings"));
-    }
-    said.join("; ")
+    doubts.chain(said).collect::<Vec<_>>().join("; ")
 }
 
-/// Warnings about the figures of one host.
-fn warnings_of(picture: &Picture) -> Vec<String> {
-    let missing = picture.missing;
-    let mut said = Vec::new();
-    if picture.length() == Some(Duration::ZERO) {
-        said.push("the clock was set back in this window: rates are not known".to_owned());
-    }
-    if let Some(account) = picture.account.as_ref().filter(|account| !closes(account)) {
-        said.push(table::closing(account));
-    }
-    if missing.refused_in_window {
-        said.push(
-            "the kernel's table was full in this window: some flows are counted in part".to_owned(),
-        );
-    }
-    if missing.sample_rate > 1 {
-        said.push(format!("1 flow in {} is counted", missing.sample_rate));
-    }
-    if !missing.report_interval.is_zero() {
-        let interval = human::duration(missing.report_interval);
-        said.push(format!(
-            "a flow is reported every {interval}, so rates come late (--report-interval)"
-        ));
-    }
-    said
+/// Warnings about the figures of one host, the gravest first.
+fn warnings_of(fleet: &Fleet, host: &Host) -> [Option<String>; DOUBTS] {
+    let (picture, missing) = (&host.picture, host.picture.missing);
+    let account = picture.account.as_ref().filter(|account| !closes(account));
+    let interval = human::duration(missing.report_interval);
+    let scans = human::exact(host.missing.scans, "scan");
+    let parts = human::exact(host.missing.parts, "part");
+    let lost = match (host.missing.scans, host.missing.parts) {
+        (0, 0) => None,
+        (_, 0) => Some(format!("{scans} missing")),
+        (0, _) => Some(format!("{parts} of scans missing")),
+        _ => Some(format!("{scans} and {parts} of scans missing")),
+    };
+    [
+        account.map(table::closing),
+        missing.refused_in_window.then(|| {
+            "the kernel's table was full in this window: some flows are counted in part".to_owned()
+        }),
+        (picture.length() == Some(Duration::ZERO))
+            .then(|| "the clock was set back in this window: rates are not known".to_owned()),
+        lost,
+        fleet.is_behind(host).map(|age| {
+            let age = human::duration(age);
+            format!("its figures are {age} old: it sends what it had kept, or its clock is wrong")
+        }),
+        (missing.sample_rate > 1).then(|| format!("1 flow in {} is counted", missing.sample_rate)),
+        (!missing.report_interval.is_zero()).then(|| {
+            format!("a flow is reported every {interval}, so rates come late (--report-interval)")
+        }),
+    ]
 }
 
 pub fn draw(frame: &mut Frame<'_>, screen: &mut Screen) {
@@ -389,7 +409,11 @@ fn draw_bottom(frame: &mut Frame<'_>, screen: &Screen, theme: Theme, area: Rect)
 
 fn popup(frame: &mut Frame<'_>, theme: Theme, title: &str, lines: Vec<Line<'_>>) {
     let area = frame.area();
-    let height = (lines.len() as u16).saturating_add(2).min(area.height);
+    let width = usize::from(area.width).saturating_sub(2).max(1);
+    let heights = lines.iter().map(|line| line.width().div_ceil(width).max(1));
+    let height = (heights.sum::<usize>() as u16)
+        .saturating_add(2)
+        .min(area.height);
     let area = Rect { height, ..area };
     let block = Block::bordered()
         .title(format!(" {title} "))
@@ -455,13 +479,31 @@ fn facts_of_group(row: &Row<'_>, name: &str, screen: &Screen) -> Facts {
     if let Some(called) = row.called {
         facts.push(("called last", called.to_owned()));
     }
-    if screen.fleet().is_collector() {
-        facts.push(("at", row.hosts().join(", ")));
+    if let Some(host) = row.host.filter(|_| row.is_silent) {
+        let silence = human::duration(screen.fleet().silence(host));
+        facts.push(("silent for", silence));
     }
     facts.extend(facts_of_traffic(row));
     facts.push(("flows in the window", row.flows.to_string()));
     facts.push(history_of(row));
+    facts.extend(facts_of_hosts(row, screen));
     facts
+}
+
+/// Which hosts of a collector have it.
+fn facts_of_hosts(row: &Row<'_>, screen: &Screen) -> Facts {
+    if !screen.fleet().is_collector() {
+        return Vec::new();
+    }
+    let hosts = row.hosts();
+    let listed = hosts.iter().take(MOST_LISTED);
+    let listed = listed.map(|label| human::shortened(label, MOST_OF_LABEL).to_string());
+    let mut listed: Vec<_> = listed.collect();
+    let more = hosts.len() - listed.len();
+    if more > 0 {
+        listed.push(format!("and {more} more"));
+    }
+    vec![("at", listed.join(", "))]
 }
 
 fn history_of(row: &Row<'_>) -> (&'static str, String) {
@@ -501,9 +543,7 @@ fn facts_of_flow(row: &Row<'_>, flow: &Flow, screen: &Screen) -> Facts {
             zone.millis(record.last_seen_unix_ns).to_string(),
         ),
     ];
-    if screen.fleet().is_collector() {
-        facts.push(("at", row.hosts().join(", ")));
-    }
+    facts.extend(facts_of_hosts(row, screen));
     facts.extend(facts_of_traffic(row));
     let ends = ["of the initiator", "of the responder"];
     for (end, name) in ends.into_iter().enumerate() {

@@ -1,58 +1,39 @@
-//! The hosts whose flows a stream has: one for an agent's stream, and many for a collector's.
+//! The hosts whose flows a stream has: one for an agent's stream, and many for a collector's. Each of these is hostile to the
+//! others, as far as we know.
+
+mod host;
 
 use std::{
-    collections::BTreeMap,
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use formats::harmless::harmless;
-use prost::Message as _;
 use proto::FlowBatch;
 
-use super::picture::Picture;
+use super::picture::{MOST_FLOWS, Picture};
+pub use host::{Host, Sender};
 
-/// The most hosts of a collector. Beyond it, the sender with the most of them loses the one that was silent longest.
+/// The most hosts of a collector. Beyond it, silent ones are left out first, then those of the identity with the most.
 pub const MOST_HOSTS: usize = 2_000;
-/// Bytes of batches that wait for the rest of their scan, of all hosts together. Beyond it they are shown without the rest.
-const MOST_WAITING: usize = 64 << 20;
-/// A host is silent if it sends nothing for this many of its windows, and for `GRACE` on top.
-const MISSED_WINDOWS: u32 = 3;
-const GRACE: Duration = Duration::from_secs(10);
-/// A host that was silent this long is forgotten.
+/// The most agents of one machine at a time.
+const MOST_OF_MACHINE: usize = 4;
+/// Flows that the hosts of a collector keep together, and rows of all other views.
+const ROOM: usize = 5 * MOST_FLOWS;
+/// Memory for batches that wait for the rest of their scan. Beyond it, those of the identity with the most are shown at once.
+const MOST_WAITING_OF_ONE: usize = 32 << 20;
+const MOST_WAITING: usize = 256 << 20;
+/// A host that has been silent this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
-
-/// Who sends flows: a process, under the identity that a collector has checked. Empty for the agent of a stream of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Sender {
-    identity: String,
-    agent_id: String,
-    instance_id: String,
-}
-
-impl Sender {
-    /// Whether both are of one machine, as an agent and the one that was started after it.
-    fn shares_machine(&self, other: &Self) -> bool {
-        (&self.identity, &self.agent_id) == (&other.identity, &other.agent_id)
-    }
-}
-
-/// A host with the flows of its agent.
-#[derive(Clone)]
-pub struct Host {
-    pub sender: Arc<Sender>,
-    /// Its name, harmless to print, with its identity if that is another one.
-    pub label: String,
-    pub picture: Picture,
-    /// When its last batch came.
-    heard: Instant,
-    /// The batches of a scan that is not complete.
-    waiting: Vec<FlowBatch>,
-    /// Their length on the wire.
-    waiting_bytes: usize,
-    /// The stream of its last batch.
-    stream_id: u64,
-}
+/// How long the last scan of an agent is shown at least.
+const LAST_SHOWN: Duration = Duration::from_secs(2);
+/// How often hosts are forgotten, and share the room for rows.
+const SWEEP: Duration = Duration::from_secs(1);
+/// Flows of a host that are older by its clock are no live ones.
+const MOST_BEHIND_NS: u64 = 600_000_000_000;
+/// The most hosts of which is remembered that they were left out.
+const MOST_REMEMBERED: usize = 10_000;
 
 /// What is missing on the stream itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,10 +41,10 @@ pub struct Missing {
     pub lost_records: u64,
     pub gaps: u64,
     pub missed_scans: u64,
-    /// How often the sums started again: restarts of the agent, or connections to the collector.
+    /// How often the sums started again, because another agent answered, or the collector did so again.
     pub restarts: u64,
-    /// Hosts beyond [`MOST_HOSTS`].
-    pub forgotten_hosts: u64,
+    /// Agents of a collector that have ended, so that their sums are left out.
+    pub ended: u64,
 }
 
 #[derive(Clone)]
@@ -71,20 +52,28 @@ pub struct Fleet {
     hosts: BTreeMap<Arc<Sender>, Host>,
     is_collector: bool,
     every: Duration,
-    /// When it was last told the time.
+    /// When it was last told the time, and when it last swept.
     now: Instant,
+    swept: Instant,
+    /// The time of day.
+    now_unix_ns: Option<u64>,
     pub missing: Missing,
+    /// Hosts beyond [`MOST_HOSTS`] or [`MOST_OF_MACHINE`].
+    left_out: BTreeSet<Arc<Sender>>,
 }
 
 impl Fleet {
     /// For scans that are asked for this often.
-    pub fn new(every: Duration, now: Instant) -> Self {
+    pub fn new(every: Duration, is_collector: bool, now: Instant) -> Self {
         Self {
             hosts: BTreeMap::new(),
-            is_collector: false,
+            is_collector,
             every,
             now,
+            swept: now,
+            now_unix_ns: None,
             missing: Missing::default(),
+            left_out: BTreeSet::new(),
         }
     }
 
@@ -100,15 +89,14 @@ impl Fleet {
             let every = self.every;
             let host = self.hosts.entry(Arc::default());
             let host = host.or_insert_with_key(|sender| Host::new(sender, every, now));
-            host.describe(&batch, now);
-            return host.picture.take(&batch);
+            return host.take(&batch, now);
         }
         self.is_collector = true;
-        self.take_from_collector(batch, now)
+        self.take_from_collector(batch)
     }
 
     /// Scans of many hosts come at the same time, so each waits until it is complete.
-    fn take_from_collector(&mut self, batch: FlowBatch, now: Instant) -> bool {
+    fn take_from_collector(&mut self, batch: FlowBatch) -> bool {
         let Some(agent) = &batch.agent else {
             return false;
         };
@@ -117,75 +105,184 @@ impl Fleet {
             agent_id: agent.agent_id.clone(),
             instance_id: agent.instance_id.clone(),
         });
-        let every = self.every;
-        let host = self.hosts.entry(Arc::clone(&sender));
-        let host = host.or_insert_with_key(|sender| Host::new(sender, every, now));
-        host.describe(&batch, now);
-        if host.has(&batch) {
+        let now = self.now;
+        let is_new = !self.hosts.contains_key(&sender);
+        if is_new {
+            let host = Host::new(&sender, self.every, now);
+            self.hosts.insert(Arc::clone(&sender), host);
+            self.forget_surplus(&sender);
+            self.share_room();
+        }
+        let Some(host) = self.hosts.get_mut(&sender) else {
             return false;
+        };
+        let had_scan = host.has_scan;
+        let is_complete = host.accept(batch, now);
+        if host.waiting_bytes() > 0 {
+            self.limit_waiting(&sender.identity);
         }
-        host.stream_id = batch.stream_id;
-        let is_other = |waiting: &FlowBatch| waiting.scan_id != batch.scan_id;
-        if host.waiting.last().is_some_and(is_other) {
-            // The rest of that scan was lost.
-            host.show();
+        if is_complete && !had_scan {
+            self.describe();
         }
-        let is_complete = batch.last_of_scan;
-        host.waiting_bytes += batch.encoded_len();
-        host.waiting.push(batch);
-        if is_complete {
-            host.show();
-        } else if self.waiting_bytes() > MOST_WAITING {
-            self.hosts.values_mut().for_each(Host::show);
-        }
-        self.forget_hosts();
-        let number = self.hosts.len();
-        for host in self.hosts.values_mut() {
-            host.picture.shared_by = number;
+        if now.saturating_duration_since(self.swept) >= SWEEP {
+            self.sweep();
         }
         is_complete
     }
 
-    fn waiting_bytes(&self) -> usize {
-        self.hosts.values().map(|host| host.waiting_bytes).sum()
-    }
-
-    fn forget_hosts(&mut self) {
-        let now = self.now;
-        let (silent, heard): (Vec<&Host>, Vec<&Host>) =
-            self.hosts().partition(|host| self.is_silent(host));
-        let is_over = |host: &&&Host| {
-            let is_later = |other: &&Host| other.sender.shares_machine(&host.sender);
-            host.silence(now) >= FORGOTTEN_AFTER || heard.iter().any(is_later)
+    /// Shows what waits of an identity if it is too much.
+    fn limit_waiting(&mut self, identity: &str) {
+        let mut waiting: HashMap<&str, usize> = HashMap::new();
+        for host in self.hosts.values() {
+            *waiting.entry(&host.sender.identity).or_default() += host.waiting_bytes();
+        }
+        let total: usize = waiting.values().sum();
+        let too_much = if waiting.get(identity).copied() > Some(MOST_WAITING_OF_ONE) {
+            Some(identity.to_owned())
+        } else if total > MOST_WAITING {
+            let most = waiting.into_iter().max_by_key(|(_, bytes)| *bytes);
+            most.map(|(identity, _)| identity.to_owned())
+        } else {
+            None
         };
-        let over = silent.iter().filter(is_over);
-        let over: Vec<_> = over.map(|host| Arc::clone(&host.sender)).collect();
-        for sender in over {
-            self.hosts.remove(&sender);
-        }
-        while self.hosts.len() > MOST_HOSTS {
-            let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
-            for sender in self.hosts.keys() {
-                *numbers.entry(&sender.identity).or_default() += 1;
+        for host in self.hosts.values_mut() {
+            if Some(&host.sender.identity) == too_much.as_ref() {
+                host.show();
             }
-            let most = numbers.into_iter().max_by_key(|(_, number)| *number);
-            let (identity, _) = most.expect("there are hosts");
-            let its = self
-                .hosts
-                .values()
-                .filter(|host| host.sender.identity == identity);
-            let silent_longest = its.min_by_key(|host| host.heard);
-            let sender = Arc::clone(&silent_longest.expect("it has the most").sender);
-            self.hosts.remove(&sender);
-            self.missing.forgotten_hosts += 1;
         }
     }
 
-    /// Tells the time. Returns whether another host is silent than before.
-    pub fn tick(&mut self, now: Instant) -> bool {
-        let before = self.silent();
-        self.now = now;
-        self.silent() != before
+    /// Leaves out a host if there are too many, or too many of this one's machine.
+    fn forget_surplus(&mut self, newest: &Arc<Sender>) {
+        let now = self.now;
+        let of_machine = self.hosts.values();
+        let of_machine = of_machine.filter(|host| host.sender.shares_machine(newest));
+        let of_machine: Vec<_> = of_machine.collect();
+        let others = || {
+            let others = of_machine.iter().copied();
+            others.filter(|host| host.sender != *newest)
+        };
+        let least_heard = |host: &&Host| Reverse(host.silence(now));
+        let victim = if of_machine.len() > MOST_OF_MACHINE {
+            others().min_by_key(least_heard)
+        } else if self.hosts.len() > MOST_HOSTS {
+            let silent = self.hosts().filter(|host| self.is_silent(host));
+            silent.min_by_key(least_heard).or_else(|| {
+                let mut numbers: HashMap<&str, usize> = HashMap::new();
+                for host in self.hosts() {
+                    *numbers.entry(&host.sender.identity).or_default() += 1;
+                }
+                let crowd = |host: &&Host| {
+                    Reverse((numbers[host.sender.identity.as_str()], host.silence(now)))
+                };
+                self.hosts().min_by_key(crowd)
+            })
+        } else {
+            None
+        };
+        if let Some(sender) = victim.map(|host| Arc::clone(&host.sender)) {
+            self.hosts.remove(&sender);
+            if self.left_out.len() < MOST_REMEMBERED {
+                self.left_out.insert(sender);
+            }
+        }
+    }
+
+    /// Forgets hosts that are silent for long, have ended, or were started again.
+    fn sweep(&mut self) {
+        let now = self.now;
+        self.swept = now;
+        // When the last agent of a machine came that has completed a scan.
+        let mut latest: HashMap<(&str, &str), Instant> = HashMap::new();
+        for host in self.hosts.values().filter(|host| host.has_scan) {
+            let machine = (host.sender.identity.as_str(), host.sender.agent_id.as_str());
+            let since = latest.entry(machine).or_insert(host.since);
+            *since = host.since.max(*since);
+        }
+        let has_ended = |host: &Host| {
+            let window = host.picture.length().unwrap_or_default();
+            let machine = (host.sender.identity.as_str(), host.sender.agent_id.as_str());
+            let later = latest.get(&machine).filter(|_| !machine.1.is_empty());
+            let is_missed = host.silence(now) > window * 3 / 2 + LAST_SHOWN;
+            host.has_ended && host.silence(now) > window.max(LAST_SHOWN)
+                || is_missed && later.is_some_and(|since| *since > host.heard)
+        };
+        let is_forgotten =
+            |host: &Host| host.silence(now) > host.longest_silence() + FORGOTTEN_AFTER;
+        let (ended, forgotten): (Vec<_>, Vec<_>) = self
+            .hosts
+            .values()
+            .filter(|host| has_ended(host) || is_forgotten(host))
+            .map(|host| (Arc::clone(&host.sender), has_ended(host)))
+            .partition(|(_, has_ended)| *has_ended);
+        self.missing.ended += ended.len() as u64;
+        for (sender, _) in ended.into_iter().chain(forgotten) {
+            self.hosts.remove(&sender);
+        }
+        self.share_room();
+        self.describe();
+    }
+
+    /// Half of the room is shared equally by identities, and what an identity has of it by its hosts. The other half goes to
+    /// those that could use more, likewise.
+    fn share_room(&mut self) {
+        let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for host in self.hosts.values() {
+            let identity = wanted.entry(&host.sender.identity).or_default();
+            identity.push(host.wanted_rows());
+        }
+        let least = ROOM / 2 / wanted.len().max(1);
+        let sums: Vec<usize> = wanted
+            .values()
+            .map(|hosts| {
+                hosts
+                    .iter()
+                    .fold(0_usize, |sum, one| sum.saturating_add(*one))
+            })
+            .map(|sum| sum.saturating_sub(least))
+            .collect();
+        let shares = shared(ROOM / 2, &sums);
+        let rooms: Vec<usize> = wanted
+            .values()
+            .zip(shares)
+            .flat_map(|(hosts, share)| {
+                let each = least / hosts.len();
+                let more: Vec<usize> = hosts.iter().map(|one| one.saturating_sub(each)).collect();
+                let more = shared(share, &more);
+                more.into_iter().map(move |more| each + more)
+            })
+            .collect();
+        // Hosts are sorted by identity.
+        for (host, room) in self.hosts.values_mut().zip(rooms) {
+            host.picture.room = Some(room.clamp(1, MOST_FLOWS));
+        }
+    }
+
+    /// Gives each host a label of its own.
+    fn describe(&mut self) {
+        let mut names: HashMap<String, usize> = HashMap::new();
+        for host in self.hosts.values() {
+            *names.entry(host.picture.hostname.clone()).or_default() += 1;
+        }
+        for host in self.hosts.values_mut() {
+            let is_unique = names[&host.picture.hostname] == 1;
+            host.describe(is_unique);
+        }
+    }
+
+    /// Tells the time. Returns whether that changes what is shown.
+    pub fn tick(&mut self, now: Instant, now_unix_ns: u64) -> bool {
+        (self.now, self.now_unix_ns) = (now, Some(now_unix_ns));
+        if !self.is_collector {
+            return false;
+        }
+        let before = (self.hosts.len(), self.silent());
+        if now.saturating_duration_since(self.swept) >= SWEEP {
+            self.sweep();
+        }
+        let after = (self.hosts.len(), self.silent());
+        // The time that a host is silent is shown.
+        after != before || after.1 > 0
     }
 
     /// The number of hosts whose flows are not shown, because nothing has come from them for too long.
@@ -193,14 +290,32 @@ impl Fleet {
         self.hosts().filter(|host| self.is_silent(host)).count()
     }
 
+    /// The number of hosts of which no scan is complete yet.
+    pub fn beginning(&self) -> usize {
+        let beginning = self.hosts().filter(|host| !host.has_scan);
+        beginning.filter(|host| !self.is_silent(host)).count()
+    }
+
+    /// The number of hosts that are left out because there are too many.
+    pub fn left_out(&self) -> usize {
+        self.left_out.len()
+    }
+
     /// Whether a host's last figures are too old to be shown.
     pub fn is_silent(&self, host: &Host) -> bool {
-        self.is_collector && host.is_silent(self.now)
+        self.is_collector && host.silence(self.now) > host.longest_silence()
     }
 
     /// How long ago a host's last batch came.
     pub fn silence(&self, host: &Host) -> Duration {
         host.silence(self.now)
+    }
+
+    /// How old the last figures of a host are, if they are too old for live ones: its agent sends what it had kept.
+    pub fn is_behind(&self, host: &Host) -> Option<Duration> {
+        let age = self.now_unix_ns?.saturating_sub(host.picture.end_unix_ns);
+        let is_old = self.is_collector && age > MOST_BEHIND_NS;
+        is_old.then_some(Duration::from_nanos(age))
     }
 
     /// All hosts.
@@ -210,11 +325,8 @@ impl Fleet {
 
     /// Those whose flows are shown.
     pub fn shown(&self) -> impl Iterator<Item = &Host> + Clone {
-        self.hosts().filter(|host| !self.is_silent(host))
-    }
-
-    pub fn host(&self, sender: &Sender) -> Option<&Host> {
-        self.hosts.get(sender)
+        self.hosts()
+            .filter(|host| host.has_scan && !self.is_silent(host))
     }
 
     pub fn is_collector(&self) -> bool {
@@ -226,11 +338,11 @@ impl Fleet {
         self.hosts().next().filter(|_| !self.is_collector)
     }
 
-    /// Flows that the agents of these hosts track. `None` if one does not say.
-    pub fn tracked_flows(&self) -> Option<u64> {
-        let mut hosts = self.shown().peekable();
-        hosts.peek()?;
-        hosts.map(|host| host.picture.tracked_flows).sum()
+    /// Flows that agents track, and the number of agents that do not say.
+    pub fn tracked_flows(&self) -> (u64, usize) {
+        let flows = || self.shown().map(|host| host.picture.tracked_flows);
+        let sum = flows().flatten().fold(0_u64, u64::saturating_add);
+        (sum, flows().filter(Option::is_none).count())
     }
 
     /// Whether the sums of an agent's window are still incomplete. Those of a collector's hosts are shown once they are complete.
@@ -240,89 +352,43 @@ impl Fleet {
 
     /// Stops waiting for the rest of the scan, because it takes too long: shows the sums so far.
     pub fn take_as_whole(&mut self) {
-        for host in self.hosts.values_mut() {
-            host.picture.take_as_whole();
+        if !self.is_collector {
+            let pictures = self.hosts.values_mut().map(|host| &mut host.picture);
+            pictures.for_each(Picture::take_as_whole);
         }
     }
 
-    /// The most windows of a host that are long enough for rates.
+    /// The windows of an agent that are long enough for rates.
     pub fn windows(&self) -> u64 {
-        let windows = self.hosts().map(|host| host.picture.windows());
-        windows.max().unwrap_or_default()
+        self.agent().map_or(0, |host| host.picture.windows())
     }
 
     /// The longest time that the rates of a host cover.
     pub fn longest_window(&self) -> Option<Duration> {
-        self.hosts().filter_map(|host| host.picture.length()).max()
+        self.shown().filter_map(|host| host.picture.length()).max()
     }
 
     /// Resets the sums: the stream has started again.
-    pub fn restart(&mut self) {
+    pub fn restart(&mut self, is_collector: bool) {
         self.hosts.clear();
+        self.is_collector = is_collector;
     }
 
     /// An empty one with windows of the same kind.
     #[must_use]
     pub fn renewed(&self) -> Self {
-        Self {
-            is_collector: self.is_collector,
-            ..Self::new(self.every, self.now)
-        }
+        Self::new(self.every, self.is_collector, self.now)
     }
 }
 
-impl Host {
-    fn new(sender: &Arc<Sender>, every: Duration, now: Instant) -> Self {
-        Self {
-            sender: Arc::clone(sender),
-            label: String::new(),
-            picture: Picture::of(every),
-            heard: now,
-            waiting: Vec::new(),
-            waiting_bytes: 0,
-            stream_id: 0,
-        }
+/// Divides the room equally. Who wants less than that leaves the rest to the others.
+fn shared(mut room: usize, wanted: &[usize]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..wanted.len()).collect();
+    order.sort_by_key(|&at| wanted[at]);
+    let mut shares = vec![0; wanted.len()];
+    for (at, left) in order.into_iter().zip((1..=wanted.len()).rev()) {
+        shares[at] = wanted[at].min(room / left);
+        room -= shares[at];
     }
-
-    fn describe(&mut self, batch: &FlowBatch, now: Instant) {
-        self.heard = now;
-        let Some(agent) = &batch.agent else { return };
-        let short = |name: &str| name.split('.').next().unwrap_or_default().to_owned();
-        let identity = &agent.identity;
-        let is_known = identity.is_empty()
-            || identity.starts_with("uid:")
-            || short(identity) == short(&agent.hostname);
-        self.label = if is_known {
-            harmless(&agent.hostname).into_owned()
-        } else {
-            harmless(&format!("{} ({identity})", agent.hostname)).into_owned()
-        };
-    }
-
-    /// Whether the batch came before: again, because nobody had acknowledged it, or on another stream of the same agent.
-    fn has(&self, batch: &FlowBatch) -> bool {
-        let waits = self.waiting.last().is_some_and(|waiting| {
-            waiting.scan_id == batch.scan_id
-                && (self.stream_id != batch.stream_id || waiting.batch_index >= batch.batch_index)
-        });
-        waits || self.picture.scan_id() >= batch.scan_id
-    }
-
-    /// Adds the batches that waited.
-    fn show(&mut self) {
-        for batch in self.waiting.drain(..) {
-            self.picture.take(&batch);
-        }
-        self.waiting_bytes = 0;
-        self.picture.take_as_whole();
-    }
-
-    fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
-    }
-
-    fn is_silent(&self, now: Instant) -> bool {
-        let window = self.picture.length().unwrap_or_default();
-        self.silence(now) > window.saturating_mul(MISSED_WINDOWS) + GRACE
-    }
+    shares
 }

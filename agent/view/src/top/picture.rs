@@ -7,6 +7,7 @@ use std::{
 };
 
 use agent_common::Pair;
+use bytes::Bytes;
 use formats::{flow_key::FlowKey, human, names::Names};
 use proto::{Account, Direction, FlowBatch, FlowRecord};
 
@@ -20,9 +21,6 @@ use super::{
 pub const MOST_FLOWS: usize = 20_000;
 /// The most rows of all other views together.
 pub const MOST_GROUPS: usize = 20_000;
-
-/// Pictures that share their room keep this many times as many rows as one alone.
-const SHARED_ROOM: usize = 5;
 
 /// Two directions: `[0]` is from the initiator, from the group, or egress; `[1]` is the other direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -196,8 +194,8 @@ pub struct Picture {
     scan: (u64, bool),
     /// More batches of the scan will follow.
     is_partial: bool,
-    /// Pictures that share the room for rows; 0 or 1 is this one alone.
-    pub shared_by: usize,
+    /// The most flows and the most other rows to keep, if many pictures share the room for them.
+    pub room: Option<usize>,
     pub hostname: String,
     pub end_unix_ns: u64,
     pub tracked_flows: Option<u64>,
@@ -253,6 +251,10 @@ impl Picture {
     }
 
     fn begin(&mut self, batch: &FlowBatch) {
+        if self.room.is_some() {
+            // Many pictures together would remember too much.
+            self.names = Names::default();
+        }
         self.names.forget_senders();
         self.missing.forgotten_rows = 0;
         self.end_unix_ns = batch.window_end_unix_ns;
@@ -340,9 +342,10 @@ impl Picture {
                 }
             }
         }
+        let record = detached(record);
         let flow = self
             .flows
-            .entry(FlowKey::of(record))
+            .entry(FlowKey::of(&record))
             .or_insert_with(|| Flow {
                 record: FlowRecord::default(),
                 figures: Figures::default(),
@@ -375,8 +378,8 @@ impl Picture {
         if let Some(window) = window {
             flow.figures.add(delta, window);
         }
-        flow.figures.total = Traffic::total(record);
-        flow.record.clone_from(record);
+        flow.figures.total = Traffic::total(&record);
+        flow.record = record;
         (flow.interface, flow.units, flow.processes) = (interface, units, processes);
         flow.hosts = hosts;
     }
@@ -396,7 +399,12 @@ impl Picture {
 
     /// The most rows that this picture keeps, where one alone would keep `most`.
     fn share_of(&self, most: usize) -> usize {
-        (SHARED_ROOM * most / self.shared_by.max(1)).clamp(1, most)
+        self.room.map_or(most, |room| room.min(most))
+    }
+
+    /// Flows, or rows of all other views, whichever are more.
+    pub fn rows(&self) -> usize {
+        self.flows.len().max(self.groups.len())
     }
 
     pub fn flows(&self) -> impl Iterator<Item = (&FlowKey, &Flow)> {
@@ -446,6 +454,11 @@ impl Picture {
         self.windows.length()
     }
 
+    /// The longest of the last windows.
+    pub fn longest_window(&self) -> Duration {
+        self.windows.lengths().max().unwrap_or_default()
+    }
+
     /// A count of the last window, per second.
     pub fn per_second(&self, count: u64) -> f64 {
         by_second(count, self.length().unwrap_or_default())
@@ -470,10 +483,22 @@ impl Picture {
     pub fn renewed(&self) -> Self {
         Self {
             windows: self.windows.renewed(),
-            shared_by: self.shared_by,
+            room: self.room,
             ..Self::default()
         }
     }
+}
+
+/// A copy that does not keep the memory of the message in which it came.
+fn detached(record: &FlowRecord) -> FlowRecord {
+    let mut record = record.clone();
+    let detach = |bytes: &mut Bytes| *bytes = Bytes::copy_from_slice(bytes);
+    detach(&mut record.community_id);
+    for end in [&mut record.src, &mut record.dst].into_iter().flatten() {
+        detach(&mut end.addr);
+        detach(&mut end.outer_addr);
+    }
+    record
 }
 
 fn by_second(count: u64, length: Duration) -> f64 {

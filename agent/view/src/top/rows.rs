@@ -50,8 +50,11 @@ pub struct Row<'a> {
     /// Bits and packets per second, the sums of all hosts. Many small ones are rounded together.
     bits: [f64; 2],
     packets: [f64; 2],
-    /// The last name seen for a peer.
+    /// The last name seen for a peer, at the host with the most bytes to and from it.
     pub called: Option<&'a str>,
+    most_bytes: u64,
+    /// Whether nothing has come from its host for too long, so that it has no rates.
+    pub is_silent: bool,
     /// The figures at each host: at least one.
     parts: Vec<(&'a Host, &'a Figures)>,
 }
@@ -67,6 +70,8 @@ impl<'a> Row<'a> {
             bits: [0.0; 2],
             packets: [0.0; 2],
             called: None,
+            most_bytes: 0,
+            is_silent: false,
             parts: Vec::with_capacity(1),
         };
         row.add(host, figures);
@@ -84,14 +89,23 @@ impl<'a> Row<'a> {
         self.recent.add(recent);
         self.total.add(figures.total);
         self.flows = self.flows.saturating_add(flows);
-        self.called = self.called.or(figures.host.as_deref());
+        let bytes = figures.total.all_bytes();
+        if figures.host.is_some() && (self.called.is_none() || bytes > self.most_bytes) {
+            (self.called, self.most_bytes) = (figures.host.as_deref(), bytes);
+        }
         self.parts.push((host, figures));
     }
 
-    /// Its last window was too long ago to be shown.
-    fn is_over(&mut self) {
-        (self.recent, self.flows) = Default::default();
-        (self.bits, self.packets) = Default::default();
+    /// The same of a host whose last window was too long ago to be shown.
+    fn silenced(self) -> Self {
+        Self {
+            is_silent: true,
+            recent: Traffic::default(),
+            flows: 0,
+            bits: [0.0; 2],
+            packets: [0.0; 2],
+            ..self
+        }
     }
 
     /// The sums of all hosts that are shown. `None` without any.
@@ -138,8 +152,18 @@ impl<'a> Row<'a> {
         self.has_ended() && self.recent.all_packets() == 0
     }
 
-    /// Bits per second in the last windows, the latest last. Windows of several hosts are added up from the latest one on.
+    /// Bits per second in the last windows, the latest last. Windows of several hosts are added up from the latest one on, if
+    /// they are about as long as each other; else there is no history.
     pub fn history(&self) -> Vec<u64> {
+        let lengths = || {
+            self.parts
+                .iter()
+                .filter_map(|(host, _)| host.picture.length())
+        };
+        let (shortest, longest) = (lengths().min(), lengths().max());
+        if shortest.map(|shortest| shortest * 5 / 4) < longest {
+            return Vec::new();
+        }
         let mut sums = Vec::new();
         for (host, figures) in &self.parts {
             let history = host.picture.history(figures);
@@ -219,20 +243,20 @@ fn retransmissions(record: &FlowRecord) -> [Option<u32>; 2] {
 /// Ties are sorted by bytes, then by name, so that rows keep their places.
 pub fn rows(fleet: &Fleet, view: View, sort: Sort, is_reversed: bool) -> Vec<Row<'_>> {
     let mut rows = unsorted(fleet, view);
-    rows.sort_by_cached_key(|row| {
-        let total = if sort == Sort::Name {
-            0
-        } else {
-            row.total.all_bytes()
-        };
+    let named = |row: &Row<'_>| {
         let (label, name) = row.name();
-        (
-            Reverse(row.rank(sort)),
-            Reverse(total),
-            name,
-            label.to_owned(),
-        )
-    });
+        (name, label.to_owned())
+    };
+    if sort == Sort::Name {
+        rows.sort_by_cached_key(named);
+    } else {
+        let key = |row: &Row<'_>| (Reverse(row.rank(sort)), Reverse(row.total.all_bytes()));
+        // Names take longer to make, and few rows are equal otherwise.
+        rows.sort_by(|one, other| {
+            let order = key(one).cmp(&key(other));
+            order.then_with(|| named(one).cmp(&named(other)))
+        });
+    }
     if is_reversed {
         rows.reverse();
     }
@@ -256,13 +280,18 @@ fn unsorted<'a>(fleet: &'a Fleet, view: View) -> Vec<Row<'a>> {
         }
         View::Hosts => {
             let row = |host: &'a Host| {
-                let mut row = Row::new(Of::Group(&host.label), host, host.picture.all());
+                let row = Row::new(Of::Group(&host.label), host, host.picture.all());
                 if fleet.is_silent(host) {
-                    row.is_over();
+                    row.silenced()
+                } else {
+                    row
                 }
-                row
             };
-            fleet.hosts().map(row).collect()
+            fleet
+                .hosts()
+                .filter(|host| host.has_scan)
+                .map(row)
+                .collect()
         }
         View::Interfaces | View::Units | View::Processes => {
             let groups = fleet.shown().flat_map(|host| {
@@ -375,7 +404,8 @@ pub fn is_sorted_by(view: View, column: usize, sort: Sort) -> bool {
 /// The order for a click on this column's title.
 pub fn sort_of(view: View, column: usize) -> Option<Sort> {
     let sort = match (view, column) {
-        (_, 0 | 1) | (View::Flows, 2) => Sort::Name,
+        (_, 0) => return None,
+        (_, 1) | (View::Flows, 2) => Sort::Name,
         (View::Flows, 4) => Sort::Sent,
         (View::Flows, 5) => Sort::Received,
         (View::Flows, 17) => Sort::Rate,

@@ -14,7 +14,7 @@ use proto::{
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::{
-    draw::{self, HELP, draw},
+    draw::{HELP, draw},
     fleet::Fleet,
     picture::{MOST_FLOWS, Picture, Traffic, rounded},
     prompt::Prompt,
@@ -30,7 +30,7 @@ const PROCESS: u64 = 8;
 /// What has sent these batches, to a consumer without `--every`.
 fn fleet(batches: impl IntoIterator<Item = FlowBatch>) -> Fleet {
     let now = Instant::now();
-    let mut fleet = Fleet::new(Duration::ZERO, now);
+    let mut fleet = Fleet::new(Duration::ZERO, false, now);
     for batch in batches {
         fleet.take(batch, now);
     }
@@ -512,9 +512,9 @@ fn what_is_missing_is_said() {
     screen.fleet_mut().missing.restarts = 1;
     let said = warning(&mut screen);
     for part in [
-        "3 records were lost",
-        "2 batches are missing",
-        "1 restarts of the agent",
+        "3 records lost: read too slowly",
+        "2 messages missing on the stream",
+        "the agent was restarted (1 time): sums start there",
         "1 flow in 10 is counted",
         "a flow is reported every 1m00s",
     ] {
@@ -590,7 +590,7 @@ fn a_flow_that_ended_without_packets_has_no_row() {
     assert!(!printed.contains("idle"), "{printed}");
     // Programs get all of them.
     let mut lines = Vec::new();
-    print::json(&mut lines, screen.fleet(), chosen, 50).unwrap();
+    print::json(&mut lines, screen.fleet(), chosen, 50, None).unwrap();
     assert_eq!(lines.split(|byte| *byte == b'\n').count(), 3 + 1 + 1);
 }
 

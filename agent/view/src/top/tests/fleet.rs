@@ -1,7 +1,10 @@
 //! The hosts of a collector.
 
 use super::{
-    super::fleet::{Host, MOST_HOSTS},
+    super::{
+        draw::warnings,
+        fleet::{Host, MOST_HOSTS},
+    },
     *,
 };
 
@@ -102,36 +105,60 @@ fn each_host_has_its_own_flows_and_rates_add_up() {
     let rows = rows(&fleet, View::Peers, Sort::Rate, false);
     assert_eq!((rows[0].flows, rows[0].window()), (3, None));
     assert_eq!(rows[0].total, traffic([14, 4], [1400, 40]));
-    assert_eq!(rows[0].history(), [3600 + 80]);
-    assert_eq!(fleet.tracked_flows(), Some(3));
+    // Windows of unequal length make no history.
+    assert!(rows[0].history().is_empty());
+    assert_eq!(fleet.tracked_flows(), (3, 0));
+}
+
+/// A batch of a scan with one packet.
+fn part(host: &str, scan: u64, index: u32, is_last: bool) -> FlowBatch {
+    let record = flow(index as u8, [1, 100, 0, 0], [1, 100, 0, 0]);
+    FlowBatch {
+        batch_index: index,
+        last_of_scan: is_last,
+        ..from(host, batch(scan, vec![record]))
+    }
+}
+
+fn packets_of(fleet: &Fleet) -> Vec<u64> {
+    let packets = |host: &Host| host.picture.all().total.all_packets();
+    fleet.hosts().map(packets).collect()
 }
 
 #[test]
 fn a_scan_is_shown_once_it_is_complete_also_if_others_come_between() {
-    let part = |host: &str, scan: u64, index: u32, is_last: bool, source: u8| FlowBatch {
-        batch_index: index,
-        last_of_scan: is_last,
-        ..from(
-            host,
-            batch(scan, vec![flow(source, [1, 100, 0, 0], [1, 100, 0, 0])]),
-        )
-    };
     let now = Instant::now();
-    let mut fleet = Fleet::new(Duration::ZERO, now);
-    let mut take = |batch, expected: [u64; 2]| {
+    let mut fleet = Fleet::new(Duration::ZERO, true, now);
+    let mut take = |batch, expected: &[u64]| {
         fleet.take(batch, now);
-        let packets = |host: &Host| host.picture.all().total.all_packets();
-        let packets: Vec<_> = fleet.hosts().map(packets).collect();
-        assert_eq!(packets, expected[..packets.len()]);
+        assert_eq!(packets_of(&fleet), expected);
+        (fleet.shown().count(), warnings(&fleet))
     };
-    take(part("a", 1, 0, false, 1), [0, 0]);
-    take(part("b", 5, 0, false, 1), [0, 0]);
-    take(part("a", 1, 1, true, 2), [2, 0]);
-    take(part("b", 5, 1, true, 2), [2, 2]);
-    // The end of a scan is lost: what came of it is shown with the next one.
-    take(part("a", 2, 0, false, 3), [2, 2]);
-    take(part("a", 3, 0, false, 4), [3, 2]);
-    take(part("a", 3, 1, true, 5), [5, 2]);
+    assert_eq!(take(part("a", 1, 0, false), &[0]).0, 0);
+    assert_eq!(take(part("b", 5, 0, false), &[0, 0]).0, 0);
+    assert_eq!(take(part("a", 1, 1, true), &[2, 0]).0, 1);
+    assert_eq!(take(part("b", 5, 1, true), &[2, 2]), (2, String::new()));
+}
+
+/// Such a stream was begun in the middle of a scan, or has lost batches.
+#[test]
+fn what_is_missing_of_a_hosts_scans_is_said_with_its_name() {
+    let now = Instant::now();
+    let mut fleet = Fleet::new(Duration::ZERO, true, now);
+    let mut take = |batch| {
+        fleet.take(batch, now);
+        let packets = packets_of(&fleet).iter().sum::<u64>();
+        (packets, warnings(&fleet))
+    };
+    // Its beginning was before.
+    let beginning = "1 host in a first scan: flows not shown";
+    assert_eq!(take(part("a", 1, 1, true)), (0, beginning.to_owned()));
+    assert_eq!(take(part("a", 2, 0, true)), (1, String::new()));
+    // The end of the third is lost, all of the fourth, and the middle of the fifth.
+    take(part("a", 3, 0, false));
+    take(part("a", 5, 0, false));
+    let said = "a.example: 1 scan and 2 parts of scans missing";
+    assert_eq!(take(part("a", 5, 2, true)), (4, said.to_owned()));
 }
 
 /// Rounded for each host, a thousand of them would have no packets.
@@ -146,27 +173,45 @@ fn small_rates_of_many_hosts_add_up() {
     let rows = rows(&fleet, View::Services, Sort::Rate, false);
     assert_eq!(rows[0].packets(), [200, 0]);
     assert_eq!(rows[0].bits(), [96_000, 0]);
+    // Those of each host are rounded.
+    assert_eq!(rows[0].history(), [96_000]);
 }
 
-/// Two agents of one machine are two. One that was started after another takes its place.
+fn instance(host: &str, instance: &str, scan: u64) -> FlowBatch {
+    let record = flow(2, [1, 50, 0, 0], [1, 50, 0, 0]);
+    let mut batch = from(host, batch(scan, vec![record]));
+    batch.agent.as_mut().unwrap().instance_id = instance.to_owned();
+    batch
+}
+
+/// Two agents of one machine are two hosts. One that was started when the other one was gone takes its place.
 #[test]
 fn an_agent_that_was_started_again_takes_the_place_of_the_one_before() {
-    let mut fleet = two_hosts();
     let start = Instant::now();
-    let mut take = |scan: u64, after: u64| {
-        let mut again = from(
-            "db",
-            batch(scan, vec![flow(2, [1, 50, 0, 0], [1, 50, 0, 0])]),
-        );
-        again.agent.as_mut().unwrap().instance_id = "2".to_owned();
-        fleet.take(again, start + Duration::from_secs(after));
-        let totals = fleet.hosts().map(|host| host.picture.all().total.bytes[0]);
-        totals.collect::<Vec<_>>()
+    let mut fleet = Fleet::new(Duration::ZERO, true, start);
+    let mut take = |batch, after: u64| {
+        fleet.take(batch, start + Duration::from_secs(after));
+        fleet.tick(start + Duration::from_secs(after + 2), 0);
+        (fleet.hosts().count(), fleet.missing.ended)
     };
-    assert_eq!(take(1, 10), [1000, 50, 400]);
-    // The first one would be silent now, as the other host is.
-    assert_eq!(take(2, 30), [100, 400]);
+    assert_eq!(take(instance("db", "1", 1), 0), (1, 0));
+    assert_eq!(take(instance("db", "2", 1), 5), (1, 1));
+    // The second one goes on beside a third one, and dies: that is not hidden by the third.
+    assert_eq!(take(instance("db", "2", 2), 10), (1, 1));
+    assert_eq!(take(instance("db", "3", 1), 11), (2, 1));
+    assert_eq!(take(instance("db", "2", 3), 15), (2, 1));
+    assert_eq!(take(instance("db", "3", 2), 16), (2, 1));
+    assert_eq!(take(instance("db", "3", 3), 100), (2, 1));
     assert_eq!(fleet.silent(), 1);
+    // The third one says that it ends.
+    let mut last = instance("db", "3", 4);
+    last.account.as_mut().unwrap().r#final = true;
+    fleet.take(last, start + Duration::from_secs(102));
+    assert_eq!(fleet.shown().count(), 1);
+    fleet.tick(start + Duration::from_secs(106), 0);
+    assert_eq!((fleet.shown().count(), fleet.missing.ended), (0, 2));
+    let said = "1 host silent: flows not shown; 2 hosts gone for good: sums left out";
+    assert_eq!(warnings(&fleet), said);
 }
 
 #[test]
@@ -206,73 +251,215 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
     let start = Instant::now();
     press(&mut screen, KeyCode::Char('8'));
     let lines = shown(&mut screen, 120, 24);
-    let head = "flow-agent top  collector  2 hosts  3 flows tracked  rates over each host's last scan, up to 4s";
-    assert_eq!(lines[0], head);
+    let first = "flow-agent top  collector  2 hosts  3 flows tracked  rates over each host's last scan, up to 4s";
+    assert_eq!(lines[0], first);
     assert_eq!(lines[1], "TX 3.6 kbit/s 5 pkt/s  RX 80 bit/s 1 pkt/s");
     assert!(lines[5].starts_with("db.example "), "{}", lines[5]);
-    // Three windows of two seconds and ten seconds, then of four.
     let silent = |after: u64, screen: &mut Screen| {
-        let is_news = screen.fleet_mut().tick(start + Duration::from_secs(after));
+        let now = start + Duration::from_secs(after);
+        let is_news = screen.fleet_mut().tick(now, 0);
         (is_news, screen.fleet().silent())
     };
-    assert_eq!(silent(15, &mut screen), (false, 0));
-    assert_eq!(silent(17, &mut screen), (true, 1));
+    // As long as there is one window of each, nobody is silent within a minute.
+    assert_eq!(silent(59, &mut screen), (false, 0));
+    // Then after three windows, of two and four seconds, and ten seconds.
+    for (host, seconds) in [("web", 2), ("db", 4)] {
+        let record = flow(1, [4, 400, 0, 0], [13, 1300, 0, 0]);
+        let mut second = from(host, batch(8, vec![record]));
+        second.window_end_unix_ns = second.window_start_unix_ns + seconds * SECOND;
+        let now = start + Duration::from_secs(59);
+        screen.fleet_mut().take(second, now);
+    }
+    assert_eq!(silent(59 + 15, &mut screen), (false, 0));
+    assert_eq!(silent(59 + 17, &mut screen), (true, 1));
     let lines = shown(&mut screen, 120, 24);
-    assert_eq!(lines[1], "TX 2.0 kbit/s 3 pkt/s  RX 80 bit/s 1 pkt/s");
-    assert_eq!(lines[4], "1 hosts are silent, their flows are not shown");
-    assert!(
-        lines[7].starts_with("web.example: silent for 1"),
-        "{}",
-        lines[7]
-    );
-    assert_eq!(told(screen.fleet(), View::Flows).len(), 2);
-    assert_eq!(silent(23, &mut screen), (true, 2));
-    // One that is heard again is shown again, and one that is gone for good is forgotten.
-    let again = from("web", batch(2, Vec::new()));
-    screen
-        .fleet_mut()
-        .take(again, start + Duration::from_secs(700));
+    assert_eq!(lines[1], "TX 800 bit/s 1 pkt/s  RX 0 bit/s 0 pkt/s");
+    let said = &lines[4];
+    assert!(said.contains("1 host silent: flows not shown"), "{said}");
+    let row = &lines[7];
+    assert!(row.starts_with("web.example: silent for 1"), "{row}");
+    press(&mut screen, KeyCode::End);
+    press(&mut screen, KeyCode::Enter);
+    let lines = shown(&mut screen, 120, 24);
+    assert!(lines.iter().any(|line| line.starts_with("│silent for ")));
+    press(&mut screen, KeyCode::Esc);
+    let rows = told(screen.fleet(), View::Flows);
+    assert!(rows.iter().all(|(hosts, ..)| hosts == &["db.example"]));
+    // It is shown again when it is heard again. The other one is forgotten ten minutes after it fell silent.
+    let again = from("web", batch(9, Vec::new()));
+    let now = start + Duration::from_secs(700);
+    screen.fleet_mut().take(again, now);
     assert_eq!(screen.fleet().silent(), 0);
     assert_eq!(told(screen.fleet(), View::Hosts).len(), 1);
 }
 
+/// The time after which it is silent is longer than that after which a silent one is forgotten.
 #[test]
-fn one_sender_with_too_many_hosts_costs_no_other_its_place() {
-    let now = Instant::now();
-    let mut fleet = Fleet::new(Duration::ZERO, now);
-    fleet.take(from("web", batch(1, Vec::new())), now);
-    for number in 0..MOST_HOSTS + 10 {
-        let mut batch = from("evil", batch(1, Vec::new()));
-        batch.agent.as_mut().unwrap().agent_id = number.to_string();
-        fleet.take(batch, now + Duration::from_millis(1 + number as u64));
+fn a_host_of_long_windows_is_silent_before_it_is_forgotten() {
+    let start = Instant::now();
+    let mut fleet = Fleet::new(Duration::from_secs(1), true, start);
+    for scan in [1, 2] {
+        let mut slow = from("slow", batch(scan, Vec::new()));
+        slow.window_end_unix_ns = slow.window_start_unix_ns + 300 * SECOND;
+        fleet.take(slow, start);
     }
-    assert_eq!(fleet.hosts().count(), MOST_HOSTS);
-    assert_eq!(fleet.missing.forgotten_hosts, 11);
-    let labels = fleet.hosts().filter(|host| host.label == "web.example");
-    assert_eq!(labels.count(), 1);
+    for (after, expected) in [(900, (1, 0)), (920, (1, 1)), (1500, (1, 1)), (1520, (0, 0))] {
+        fleet.tick(start + Duration::from_secs(after), 0);
+        let now = (fleet.hosts().count(), fleet.silent());
+        assert_eq!(now, expected, "{after}");
+    }
+}
+
+fn many_flows() -> Vec<FlowRecord> {
+    let flows = (0..3_000_u32).map(|number| {
+        let mut one = flow(1, [1, 60, 0, 0], [1, 60, 0, 0]);
+        one.src_mut().addr = number.to_be_bytes().to_vec().into();
+        one
+    });
+    flows.collect()
 }
 
 #[test]
-fn many_hosts_share_the_room_for_rows() {
-    let hosts = 50;
+fn one_sender_with_too_many_hosts_costs_no_other_its_place_or_its_rows() {
     let now = Instant::now();
-    let mut fleet = Fleet::new(Duration::ZERO, now);
-    let many: Vec<_> = (0..3_000_u32)
-        .map(|number| {
-            let mut one = flow(1, [1, 60, 0, 0], [1, 60, 0, 0]);
-            one.src_mut().addr = number.to_be_bytes().to_vec().into();
-            one
-        })
-        .collect();
-    for round in 1..=2 {
-        for number in 0..hosts {
-            let name = format!("h{number}");
-            fleet.take(from(&name, batch(round, many.clone())), now);
+    let mut fleet = Fleet::new(Duration::ZERO, true, now);
+    fleet.take(from("web", batch(1, many_flows())), now);
+    for round in 0..2 {
+        for number in 0..MOST_HOSTS + 10 {
+            let mut batch = from("evil", batch(1 + round, Vec::new()));
+            batch.agent.as_mut().unwrap().agent_id = number.to_string();
+            let after = Duration::from_millis(1 + 3_000 * round + number as u64);
+            fleet.take(batch, now + after);
         }
     }
-    let flows: usize = fleet.hosts().map(|host| host.picture.flows().count()).sum();
-    assert_eq!(flows, 5 * MOST_FLOWS);
-    assert!(draw::warnings(&fleet).contains("rows with the least are left out"));
+    assert_eq!(fleet.hosts().count(), MOST_HOSTS);
+    // They were left out in turn, so all of them were, but no other.
+    assert_eq!(fleet.left_out(), MOST_HOSTS + 10);
+    let web = fleet.hosts().find(|host| host.label == "web.example");
+    assert_eq!(web.unwrap().picture.flows().count(), 3_000);
+    // One machine has few agents.
+    let mut fleet = Fleet::new(Duration::ZERO, true, now);
+    for number in 0..100 {
+        fleet.take(instance("evil", &number.to_string(), 1), now);
+    }
+    assert_eq!((fleet.hosts().count(), fleet.left_out()), (4, 96));
+}
+
+#[test]
+fn many_hosts_share_the_room_for_rows_and_idle_ones_leave_theirs_to_the_busy() {
+    let start = Instant::now();
+    let rows = |busy: u64, idle: u64| {
+        let mut fleet = Fleet::new(Duration::ZERO, true, start);
+        for round in 1..=3 {
+            for number in 0..busy + idle {
+                let is_busy = number < busy;
+                let flows = if is_busy { many_flows() } else { Vec::new() };
+                let batch = from(&format!("h{number:03}"), batch(round, flows));
+                fleet.take(batch, start + Duration::from_secs(round));
+            }
+        }
+        let flows = fleet.hosts().map(|host| host.picture.flows().count());
+        let sum = flows.take(busy as usize).sum::<usize>();
+        (sum, warnings(&fleet))
+    };
+    let (sum, said) = rows(50, 0);
+    assert!((90_000..=100_000).contains(&sum), "{sum}");
+    assert!(said.contains("rows with the least left out"), "{said}");
+    let (sum, said) = rows(3, 200);
+    assert_eq!((sum, said.as_str()), (9_000, ""));
+}
+
+/// Its batches wait for ever, and cost nobody else's a part.
+#[test]
+fn a_host_that_completes_no_scan_cuts_no_others() {
+    let now = Instant::now();
+    let mut fleet = Fleet::new(Duration::ZERO, true, now);
+    fleet.take(part("good", 1, 0, false), now);
+    for index in 0..30 {
+        let mut large = part("evil", 1, index, false);
+        large.records = std::iter::repeat_n(large.records[0].clone(), 3_000).collect();
+        fleet.take(large, now);
+    }
+    // Too many of them wait to keep them.
+    assert!(packets_of(&fleet)[0] > 0);
+    fleet.take(part("good", 1, 1, true), now);
+    fleet.take(part("evil", 1, 30, true), now);
+    assert_eq!(packets_of(&fleet), [30 * 3_000 + 1, 2]);
+    assert!(fleet.hosts().all(|host| host.missing == Default::default()));
+}
+
+/// Neither one that has not begun nor one that does not say.
+#[test]
+fn a_host_hides_nothing_that_others_say() {
+    let mut fleet = two_hosts();
+    let now = Instant::now();
+    fleet.take(part("new", 1, 0, false), now);
+    let quiet = FlowBatch {
+        tracked_flows: None,
+        account: None,
+        ..from("quiet", batch(1, Vec::new()))
+    };
+    fleet.take(quiet, now);
+    assert_eq!(fleet.tracked_flows(), (3, 1));
+    assert_eq!((fleet.shown().count(), fleet.beginning()), (3, 1));
+    let total = |fleet: &Fleet| -> serde_json::Value {
+        let mut lines = Vec::new();
+        print::json(&mut lines, fleet, (View::Hosts, Sort::Rate), 0, Some(4)).unwrap();
+        serde_json::from_slice(&lines).unwrap()
+    };
+    let told = total(&fleet);
+    assert!(told["account_closes"].is_null(), "{told}");
+    assert_eq!(told["tracked_flows"], 3);
+    assert_eq!(told["hosts_without_tracked_flows"], 1);
+    assert_eq!(told["hosts"], 3);
+    assert_eq!(told["connected_hosts"], 4);
+    let seen = Count {
+        packets: 1,
+        bytes: 60,
+    };
+    let account = Account {
+        seen: Some(seen),
+        ..Account::default()
+    };
+    let wrong = FlowBatch {
+        account: Some(account),
+        ..from("wrong", batch(1, Vec::new()))
+    };
+    fleet.take(wrong, now);
+    assert_eq!(total(&fleet)["account_closes"], false);
+    let said = warnings(&fleet);
+    assert!(
+        said.starts_with("wrong.example: ACCOUNT DOES NOT CLOSE"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_row_of_many_hosts_lists_some_of_them_after_its_figures() {
+    let hosts = (0..100).map(|number| {
+        let record = flow(1, [1, 100, 0, 0], [1, 100, 0, 0]);
+        from(&format!("h{number:03}"), batch(1, vec![record]))
+    });
+    let mut screen = screen();
+    *screen.fleet_mut() = fleet(hosts);
+    press(&mut screen, KeyCode::Char('7'));
+    press(&mut screen, KeyCode::Enter);
+    let text = shown(&mut screen, 80, 24).join("\n");
+    for part in ["100 packets, 10000 bytes", "h000.example", "and 92 more"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn flows_that_an_agent_had_kept_are_not_taken_for_live_ones() {
+    let mut fleet = two_hosts();
+    fleet.tick(Instant::now(), 2 * 3600 * SECOND);
+    let said = warnings(&fleet);
+    let age = "db.example: its figures are 2h00m old";
+    assert!(
+        said.starts_with(age) && said.ends_with("(and 1 other host)"),
+        "{said}"
+    );
 }
 
 #[test]
@@ -288,6 +475,13 @@ fn a_name_that_its_sender_does_not_have_stands_with_the_identity() {
     assert_eq!(label("uid:0", "web"), "web");
     assert_eq!(label("ip:10.0.0.1", "web"), "web (ip:10.0.0.1)");
     assert_eq!(label("web", "db\u{1b}[2J"), "db\\u{1b}[2J (web)");
+    // One that takes another's name stands with its own, and so does the other.
+    let mut claims = from("uid:7", batch(1, Vec::new()));
+    claims.agent.as_mut().unwrap().hostname = "web.example".to_owned();
+    let fleet = fleet([instance("web", "0123456789", 1), claims]);
+    let labels: Vec<_> = fleet.hosts().map(|host| host.label.as_str()).collect();
+    let both = ["web.example (uid:7 1)", "web.example (web 01234567)"];
+    assert_eq!(labels, both);
 }
 
 #[test]
@@ -295,7 +489,7 @@ fn lines_of_hosts_say_whose_they_are_and_what_their_rates_are() {
     let fleet = two_hosts();
     let printed = |view: View| -> Vec<serde_json::Value> {
         let mut lines = Vec::new();
-        print::json(&mut lines, &fleet, (view, Sort::Rate), 50).unwrap();
+        print::json(&mut lines, &fleet, (view, Sort::Rate), 50, None).unwrap();
         let lines = String::from_utf8(lines).unwrap();
         lines
             .lines()
@@ -307,6 +501,9 @@ fn lines_of_hosts_say_whose_they_are_and_what_their_rates_are() {
     assert_eq!(flows[0]["window_ns"], 4 * SECOND);
     assert_eq!(flows[0]["bits_per_second"], 1600);
     assert_eq!(flows[1]["hostname"], "web.example");
+    assert_eq!(flows[0]["identity"], "db");
+    assert_eq!(flows[0]["agent_id"], "machine of db");
+    assert_eq!(flows[0]["window_end"], "1970-01-01T00:00:04.000000000Z");
     let peers = printed(View::Peers);
     assert!(peers[0].get("hostname").is_none(), "{}", peers[0]);
     assert!(peers[0]["window_ns"].is_null());
