@@ -404,7 +404,6 @@ pub fn is_sorted_by(view: View, column: usize, sort: Sort) -> bool {
 /// The order for a click on this column's title.
 pub fn sort_of(view: View, column: usize) -> Option<Sort> {
     let sort = match (view, column) {
-        (_, 0) => return None,
         (_, 1) | (View::Flows, 2) => Sort::Name,
         (View::Flows, 4) => Sort::Sent,
         (View::Flows, 5) => Sort::Received,
@@ -414,7 +413,7 @@ pub fn sort_of(view: View, column: usize) -> Option<Sort> {
         (View::Flows, 9) => Sort::Rtt,
         (View::Flows, 10) => Sort::Retrans,
         (View::Flows, 11) => Sort::Newest,
-        (View::Flows, _) => return None,
+        (View::Flows, _) | (_, 0) => return None,
         (_, 2) => Sort::Sent,
         (_, 3) => Sort::Received,
         (_, 9) => Sort::Rate,
