@@ -7,6 +7,7 @@ mod kernel;
 mod outputs;
 mod query;
 mod stores;
+mod top;
 mod userspace;
 
 use std::fmt;
@@ -116,6 +117,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         delivery::FAULTS,
         outputs::FAULTS,
         doors::FAULTS,
+        top::FAULTS,
     ];
     tables.into_iter().flatten()
 }
