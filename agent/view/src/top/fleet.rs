@@ -118,11 +118,12 @@ impl Fleet {
         };
         let had_scan = host.has_scan;
         let is_complete = host.accept(batch, now);
+        if is_complete && !had_scan {
+            // Until the next tick, which looks for others of this name.
+            host.describe(true);
+        }
         if host.waiting_bytes() > 0 {
             self.limit_waiting(&sender.identity);
-        }
-        if is_complete && !had_scan {
-            self.describe();
         }
         if now.saturating_duration_since(self.swept) >= SWEEP {
             self.sweep();
@@ -220,7 +221,6 @@ impl Fleet {
             self.hosts.remove(&sender);
         }
         self.share_room();
-        self.describe();
     }
 
     /// Half of the room is shared equally by identities, and what an identity has of it by its hosts. The other half goes to
@@ -280,6 +280,7 @@ impl Fleet {
         if now.saturating_duration_since(self.swept) >= SWEEP {
             self.sweep();
         }
+        self.describe();
         let after = (self.hosts.len(), self.silent());
         // The time that a host is silent is shown.
         after != before || after.1 > 0

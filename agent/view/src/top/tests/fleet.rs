@@ -480,7 +480,8 @@ fn a_name_that_its_sender_does_not_have_stands_with_the_identity() {
     // One that takes another's name stands with its own, and so does the other.
     let mut claims = from("uid:7", batch(1, Vec::new()));
     claims.agent.as_mut().unwrap().hostname = "web.example".to_owned();
-    let fleet = fleet([instance("web", "0123456789", 1), claims]);
+    let mut fleet = fleet([instance("web", "0123456789", 1), claims]);
+    fleet.tick(Instant::now(), 0);
     let labels: Vec<_> = fleet.hosts().map(|host| host.label.as_str()).collect();
     let both = ["web.example (uid:7 1)", "web.example (web 01234567)"];
     assert_eq!(labels, both);
