@@ -161,7 +161,7 @@ fn record(port: u16, delta: Counts, total: Counts, [begin, end]: [u64; 2]) -> Re
     let mut record = Record::new(key, 0);
     record.src.direction = proto::Direction::Egress;
     record.dst.direction = proto::Direction::Ingress;
-    record.src = record.src.with_counts(delta, total);
+    record.src.set_counts(delta, total);
     record.delta_duration_ns = end - begin;
     (record.first_seen_unix_ns, record.last_seen_unix_ns) = (begin, end);
     record.community_id = community_id(&key, 0);

@@ -777,7 +777,7 @@ impl Replica {
         let mut record = entry.record(clock, unreported, error, end_reason);
         let is_joined = entry.sides == Sides::Joined;
         if let Some(outer) = self.outers.of(&entry.key, is_joined) {
-            record = record.with_outer(&outer);
+            record.set_outer(&outer);
         }
         self.senders.fill(slot, &mut record);
         self.names.fill(slot, &mut record);

@@ -7,7 +7,10 @@
 
 use std::collections::HashSet;
 
-use prost::Message as _;
+use prost::{
+    Message as _,
+    encoding::{WireType, encode_key, encode_varint},
+};
 use proto::{FlowBatch, FlowRecord, known_interfaces::KnownInterfaces, mentions::Mentions};
 
 use super::encoder::{Encoder, Message};
@@ -49,7 +52,12 @@ impl Encoder for Parquet {
         self.interfaces.note_all(batch);
         self.named.clear();
         let mut interfaces = Vec::new();
+        let mut last = None;
         for flow in flows {
+            // Most flows have the interface of the one before.
+            if last.replace((flow.netns, flow.ifindex)) == Some((flow.netns, flow.ifindex)) {
+                continue;
+            }
             if self.named.insert((flow.netns, flow.ifindex)) {
                 interfaces.extend(self.interfaces.of(flow).cloned());
             }
@@ -84,9 +92,15 @@ impl Encoder for Parquet {
         };
         let bytes = pieces::piece(|body| {
             head.encode(body).expect("a vector takes every length");
-            // Avoid cloning the records: the fields of a protobuf message may come in any order.
+            // Avoid cloning the records: the fields of a protobuf message may come in any order. Encode each apart, since
+            // to ask for its length and for those of its ends takes as long as to write it.
+            let mut record = Vec::new();
             for flow in flows {
-                prost::encoding::message::encode(RECORDS_FIELD, flow, body);
+                record.clear();
+                flow.encode_raw(&mut record);
+                encode_key(RECORDS_FIELD, WireType::LengthDelimited, body);
+                encode_varint(record.len() as u64, body);
+                body.extend_from_slice(&record);
             }
         });
         Message::new(bytes.into(), flows.len())

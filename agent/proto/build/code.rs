@@ -97,6 +97,25 @@ pub fn record(catalogue: &Catalogue) -> String {
     out
 }
 
+/// An endpoint without a value.
+pub fn no_end(catalogue: &Catalogue) -> String {
+    let fields = catalogue.endpoint.iter().map(|field| {
+        let value = match field.kind {
+            _ if field.is_optional => "None",
+            Kind::Flag => "false",
+            Kind::Address | Kind::Digest => "Bytes::new()",
+            Kind::Numbers => "Vec::new()",
+            Kind::Message(_) | Kind::Text => unreachable!("an endpoint has neither"),
+            _ => "0",
+        };
+        format!("    {}: {value},\n", field.name)
+    });
+    format!(
+        "/// An end of a record that names none.\nstatic NO_END: Endpoint = Endpoint {{\n{}}};\n",
+        fields.collect::<String>()
+    )
+}
+
 /// The message that a record becomes, made without regard to speed.
 pub fn message(catalogue: &Catalogue) -> String {
     let mut out = String::new();
@@ -158,14 +177,16 @@ pub fn writer(catalogue: &Catalogue) -> String {
             .iter()
             .filter(|field| !field.enrich.is_empty())
             .map(is_there)
+            .map(|test| format!("({test})"))
             .collect();
         write!(
             out,
-            "#[inline(always)]\nfn is_{function}_annotated(fields: &{name}) -> bool {{\n    {}\n}}\n\n/// Writes what few \
+            "#[allow(clippy::needless_bitwise_bool, reason = \"most records have none of these, so \
+             that all tests are made\")]\n#[inline(always)]\nfn is_{function}_annotated(fields: &{name}) -> bool {{\n    {}\n}}\n\n/// Writes what few \
              records have. Returns the offset behind it.\n#[cold]\nfn put_{function}_annotations(bytes: &mut Room, at: usize, \
              fields: &{name}) -> usize {{\n    let mut writer = Writer {{ bytes, len: at }};\n    \
              writer.{function}_annotations(fields);\n    writer.len\n}}\n\n",
-            tests.join("\n        || ")
+            tests.join("\n        | ")
         )
         .expect("a string grows");
     }

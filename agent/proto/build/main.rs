@@ -86,6 +86,7 @@ fn main() -> Result<()> {
             code::record(&catalogue) + &code::message(&catalogue),
         ),
         ("writer.rs", code::writer(&catalogue)),
+        ("no_end.rs", code::no_end(&catalogue)),
         ("limits.rs", code::limits(&catalogue)),
         ("columns.rs", code::columns(&catalogue)),
         ("fields.md", page::table(&catalogue)),

@@ -6,10 +6,7 @@
 //!
 //! May depend on: `agent-common`. Knows nothing about aya.
 
-use std::{
-    ops::{AddAssign, SubAssign},
-    sync::LazyLock,
-};
+use std::ops::{AddAssign, SubAssign};
 
 use agent_common::{HookAccount, Pair, Reason, dns, protocol};
 use bytes::Bytes;
@@ -110,11 +107,11 @@ impl DnsExchange {
     }
 }
 
-/// An end of a record that names none.
-static NO_END: LazyLock<Endpoint> = LazyLock::new(Endpoint::default);
+include!(concat!(env!("OUT_DIR"), "/no_end.rs"));
 
 impl Endpoint {
     /// Packets and bytes that the record reports.
+    #[inline]
     pub fn delta(&self) -> Pair {
         Pair {
             packets: self.delta_packets,
@@ -123,6 +120,7 @@ impl Endpoint {
     }
 
     /// Packets and bytes since the flow's first packet.
+    #[inline]
     pub fn total(&self) -> Pair {
         Pair {
             packets: self.total_packets,
@@ -139,15 +137,18 @@ impl Endpoint {
 
 impl FlowRecord {
     /// The initiator. Every record of an agent has both ends.
+    #[inline]
     pub fn src(&self) -> &Endpoint {
         self.src.as_ref().unwrap_or(&NO_END)
     }
 
     /// The responder.
+    #[inline]
     pub fn dst(&self) -> &Endpoint {
         self.dst.as_ref().unwrap_or(&NO_END)
     }
 
+    #[inline]
     pub fn ends(&self) -> [&Endpoint; 2] {
         [self.src(), self.dst()]
     }
@@ -162,6 +163,7 @@ impl FlowRecord {
 
     /// Packets and bytes of both directions that the record reports. Wraps like the counters, whatever a
     /// sender claims.
+    #[inline]
     pub fn delta(&self) -> Pair {
         let [src, dst] = self.ends();
         Pair {
@@ -171,6 +173,7 @@ impl FlowRecord {
     }
 
     /// Packets and bytes of both directions since the flow's first packet.
+    #[inline]
     pub fn total(&self) -> Pair {
         let [src, dst] = self.ends();
         Pair {
@@ -181,6 +184,7 @@ impl FlowRecord {
 
     /// The sides of the interface at which the packets of the source and of the destination were seen. If the record
     /// does not say, ingress, and the opposite of the other side.
+    #[inline]
     pub fn directions(&self) -> [Direction; 2] {
         let forward = match self.src().direction() {
             Direction::Egress => Direction::Egress,
@@ -222,9 +226,11 @@ impl FlowRecord {
 
     /// When the first and the last packet that the deltas count were seen, Unix time in nanoseconds. The
     /// bytes of the deltas divided by the time between the two are a rate.
+    #[inline]
     pub fn delta_times(&self) -> [u64; 2] {
         let (first, last) = (self.first_seen_unix_ns, self.last_seen_unix_ns);
-        let is_whole = self.delta() == self.total() && self.total().packets != 0;
+        let total = self.total();
+        let is_whole = self.delta() == total && total.packets != 0;
         let start = if is_whole {
             first
         } else {

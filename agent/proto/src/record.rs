@@ -64,48 +64,46 @@ impl DerefMut for Record {
 
 impl Record {
     /// A record with what the key says.
+    #[inline]
     pub fn new(key: FlowKey, initiator: u8) -> Self {
         let kind = key.kind();
         let has_ports = kind == Some(L4Kind::Ports);
         let is_query = kind == Some(L4Kind::IcmpQuery);
         let [icmp_type, icmp_code] = key.port_a.to_be_bytes();
         let is_icmp = is_query || kind == Some(L4Kind::Icmp);
-        let end = |addr, port: u16| EndFields {
-            addr: Address::new(key.ip_version, addr),
-            port: has_ports.then_some(port.into()),
-            ..EndFields::default()
-        };
         let [src, dst] = in_order(
             initiator,
-            [end(key.addr_a, key.port_a), end(key.addr_b, key.port_b)],
+            [(key.addr_a, key.port_a), (key.addr_b, key.port_b)],
         );
         let [encapsulation, tunnel_id] = tunnel(&key);
-        let fields = Fields {
-            src,
-            dst,
-            protocol: key.protocol.into(),
-            ip_version: key.ip_version.into(),
-            ifindex: key.ifindex,
-            netns: key.netns,
-            vlan_ids: VlanIds(key.vlan_ids),
-            icmp_type: is_icmp.then_some(icmp_type.into()),
-            icmp_code: is_icmp.then_some(icmp_code.into()),
-            icmp_identifier: is_query.then_some(key.port_b.into()),
-            later_fragment: kind == Some(L4Kind::Fragment),
-            encapsulation: encapsulation.and_then(|number| number.cast_signed().try_into().ok()),
-            tunnel_id,
-            ..Fields::default()
-        };
-        Self {
+        // A record is long: it is filled where it stays.
+        let mut record = Self {
             key,
             initiator,
-            fields,
+            fields: Fields::default(),
+        };
+        let fields = &mut record.fields;
+        for (end, (addr, port)) in [(&mut fields.src, src), (&mut fields.dst, dst)] {
+            end.addr = Address::new(key.ip_version, addr);
+            end.port = has_ports.then_some(port.into());
         }
+        fields.protocol = key.protocol.into();
+        fields.ip_version = key.ip_version.into();
+        fields.ifindex = key.ifindex;
+        fields.netns = key.netns;
+        fields.vlan_ids = VlanIds(key.vlan_ids);
+        fields.icmp_type = is_icmp.then_some(icmp_type.into());
+        fields.icmp_code = is_icmp.then_some(icmp_code.into());
+        fields.icmp_identifier = is_query.then_some(key.port_b.into());
+        fields.later_fragment = kind == Some(L4Kind::Fragment);
+        fields.encapsulation =
+            encapsulation.and_then(|number| number.cast_signed().try_into().ok());
+        fields.tunnel_id = tunnel_id;
+        record
     }
 
-    /// With the headers around its tunnel.
-    #[must_use]
-    pub fn with_outer(mut self, outer: &Outer) -> Self {
+    /// Sets the headers around its tunnel.
+    pub fn set_outer(&mut self, outer: &Outer) {
         let addresses = [outer.addr_a, outer.addr_b].map(|one| Address::new(outer.ip_version, one));
         if self.key.encapsulation != 0 {
             [self.src.outer_addr, self.dst.outer_addr] = in_order(self.initiator, addresses);
@@ -113,19 +111,21 @@ impl Record {
         self.outer_vlan_ids = VlanIds(outer.vlan_ids);
         self.outer_pppoe_session =
             (outer.has_pppoe_session != 0).then_some(outer.pppoe_session.into());
-        self
     }
 
+    #[inline]
     pub fn ends(&self) -> [&EndFields; 2] {
         [&self.fields.src, &self.fields.dst]
     }
 
     /// What source and destination have sent since the flow's last record.
+    #[inline]
     pub fn delta(&self) -> [Counts; 2] {
         self.ends().map(EndFields::delta)
     }
 
     /// What source and destination have sent since the flow began.
+    #[inline]
     pub fn total(&self) -> [Counts; 2] {
         self.ends().map(EndFields::total)
     }
@@ -144,12 +144,14 @@ fn tunnel(key: &FlowKey) -> [Option<u32>; 2] {
 }
 
 /// Source and destination for a and b.
+#[inline]
 fn in_order<T>(initiator: u8, [a, b]: [T; 2]) -> [T; 2] {
     if initiator == 0 { [a, b] } else { [b, a] }
 }
 
 impl EndFields {
     /// Since the flow's last record.
+    #[inline]
     fn delta(&self) -> Counts {
         Counts {
             packets: self.delta_packets,
@@ -159,6 +161,7 @@ impl EndFields {
     }
 
     /// Since the flow began.
+    #[inline]
     fn total(&self) -> Counts {
         Counts {
             packets: self.total_packets,
@@ -167,37 +170,31 @@ impl EndFields {
         }
     }
 
-    /// With what it has sent since the flow's last record, and since the flow began.
-    #[must_use]
-    pub fn with_counts(self, delta: Counts, total: Counts) -> Self {
-        Self {
-            delta_packets: delta.packets,
-            delta_bytes: delta.bytes,
-            delta_ip_bytes: delta.ip_bytes,
-            total_packets: total.packets,
-            total_bytes: total.bytes,
-            total_ip_bytes: total.ip_bytes,
-            ..self
-        }
+    /// Sets what it has sent since the flow's last record, and since the flow began.
+    #[inline]
+    pub fn set_counts(&mut self, delta: Counts, total: Counts) {
+        self.delta_packets = delta.packets;
+        self.delta_bytes = delta.bytes;
+        self.delta_ip_bytes = delta.ip_bytes;
+        self.total_packets = total.packets;
+        self.total_bytes = total.bytes;
+        self.total_ip_bytes = total.ip_bytes;
     }
 
-    /// With what the kernel's TCP says of this end.
-    #[must_use]
-    pub fn with_tcp(self, info: TcpInfo) -> Self {
+    /// Sets what the kernel's TCP says of this end, if it says anything.
+    #[inline]
+    pub fn set_tcp(&mut self, info: TcpInfo) {
         if !info.is_known() {
-            return self;
+            return;
         }
-        Self {
-            tcp_rtt_us: (info.rtt_us != 0).then_some(info.rtt_us),
-            tcp_min_rtt_us: (info.min_rtt_us != TcpInfo::NO_RTT).then_some(info.min_rtt_us),
-            tcp_total_retrans: Some(info.total_retrans),
-            tcp_delivered: Some(info.delivered),
-            tcp_delivered_ce: Some(info.delivered_ce),
-            tcp_data_segs_out: Some(info.data_segs_out),
-            tcp_snd_cwnd: Some(info.snd_cwnd),
-            tcp_delivery_rate: info.delivery_rate(),
-            ..self
-        }
+        self.tcp_rtt_us = (info.rtt_us != 0).then_some(info.rtt_us);
+        self.tcp_min_rtt_us = (info.min_rtt_us != TcpInfo::NO_RTT).then_some(info.min_rtt_us);
+        self.tcp_total_retrans = Some(info.total_retrans);
+        self.tcp_delivered = Some(info.delivered);
+        self.tcp_delivered_ce = Some(info.delivered_ce);
+        self.tcp_data_segs_out = Some(info.data_segs_out);
+        self.tcp_snd_cwnd = Some(info.snd_cwnd);
+        self.tcp_delivery_rate = info.delivery_rate();
     }
 }
 
@@ -211,13 +208,15 @@ mod tests {
             min_rtt_us: TcpInfo::NO_RTT,
             ..TcpInfo::default()
         };
-        let end = EndFields::default().with_tcp(fresh);
+        let mut end = EndFields::default();
+        end.set_tcp(fresh);
         assert_eq!((end.tcp_rtt_us, end.tcp_min_rtt_us), (None, None));
         assert_eq!(
             (end.tcp_total_retrans, end.tcp_delivered),
             (Some(0), Some(0))
         );
-        let unknown = EndFields::default().with_tcp(TcpInfo::default());
+        let mut unknown = EndFields::default();
+        unknown.set_tcp(TcpInfo::default());
         assert_eq!(unknown, EndFields::default());
     }
 }

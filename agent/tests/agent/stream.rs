@@ -185,8 +185,8 @@ fn record(number: u32) -> Record {
     let mut record = Record::new(key, 0);
     record.src.direction = proto::Direction::Ingress;
     record.dst.direction = proto::Direction::Egress;
-    record.src = record.src.with_counts(counts, counts);
-    record.dst = record.dst.with_counts(counts, counts);
+    record.src.set_counts(counts, counts);
+    record.dst.set_counts(counts, counts);
     record.delta_duration_ns = 1;
     (record.first_seen_unix_ns, record.last_seen_unix_ns) = (1, 2);
     record.community_id = [1; 20];

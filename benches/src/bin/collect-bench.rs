@@ -402,10 +402,12 @@ fn record(flow: u32, begin: u64) -> Record {
     let mut record = Record::new(key, 0);
     record.src.direction = proto::Direction::Egress;
     record.dst.direction = proto::Direction::Ingress;
-    record.src = record.src.with_counts(counts(packets), counts(9 * packets));
-    record.dst = record
+    record
+        .src
+        .set_counts(counts(packets), counts(9 * packets));
+    record
         .dst
-        .with_counts(counts(2 * packets), counts(18 * packets));
+        .set_counts(counts(2 * packets), counts(18 * packets));
     for end in [&mut record.fields.src, &mut record.fields.dst] {
         end.tcp_flags = Some(0x1a);
     }

@@ -209,7 +209,7 @@ prop_compose! {
         dropped in prop_oneof![Just(0), any_number()],
     ) -> EndFields {
         let [delta, total] = counts;
-        EndFields {
+        let mut end = EndFields {
             direction,
             tcp_flags,
             dscp,
@@ -222,9 +222,10 @@ prop_compose! {
             ack_rtt_us,
             total_dropped_packets: dropped,
             ..EndFields::default()
-        }
-        .with_counts(delta, total)
-        .with_tcp(tcp)
+        };
+        end.set_counts(delta, total);
+        end.set_tcp(tcp);
+        end
     }
 }
 
@@ -256,7 +257,7 @@ prop_compose! {
     ) -> Record {
         let mut record = Record::new(key, initiator);
         if let Some(outer) = outer {
-            record = record.with_outer(&outer);
+            record.set_outer(&outer);
         }
         let [src, dst] = [record.src, record.dst].map(|end| (end.addr, end.port, end.outer_addr));
         for (end, (addr, port, outer_addr), more) in [
@@ -391,7 +392,7 @@ proptest! {
     fn a_record_says_what_its_key_says(key in key(), initiator in 0..=1_u8, outer in maybe(outer())) {
         let mut record = Record::new(key, initiator);
         if let Some(outer) = outer {
-            record = record.with_outer(&outer);
+            record.set_outer(&outer);
         }
         prop_assert_eq!(FlowRecord::from(&record.fields), of_key(&key, initiator, outer));
     }
@@ -418,7 +419,8 @@ fn longest_record() -> Record {
         encapsulation: Encapsulation::Vxlan as u8,
         tunnel_id: u32::MAX,
     };
-    let mut record = Record::new(key, 1).with_outer(&Outer {
+    let mut record = Record::new(key, 1);
+    record.set_outer(&Outer {
         addr_a: [0xff; 16],
         addr_b: [0xff; 16],
         ip_version: 6,
@@ -453,9 +455,9 @@ fn longest_record() -> Record {
             ack_rtt_us: Some(u32::MAX),
             total_dropped_packets: u64::MAX,
             ..*end
-        }
-        .with_counts(most, most)
-        .with_tcp(TcpInfo {
+        };
+        end.set_counts(most, most);
+        end.set_tcp(TcpInfo {
             min_rtt_us: u32::MAX - 1,
             ..TcpInfo::of_words([u64::MAX; TcpInfo::WORDS])
         });

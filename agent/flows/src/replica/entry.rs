@@ -472,7 +472,7 @@ impl Entry {
             (&mut record.fields.src, forward),
             (&mut record.fields.dst, reverse),
         ] {
-            *end = end.with_counts(unreported.counts[direction], self.total[direction]);
+            end.set_counts(unreported.counts[direction], self.total[direction]);
             end.tcp_flags = self.is_tcp().then_some(self.tcp_flags[direction].into());
             end.dscp = classes.dscp(direction as u8).map(u32::from);
             end.dscp_changed = classes.has_changed(direction as u8);

@@ -283,6 +283,10 @@ impl KnownSenders {
 
     /// Adds what is known about both ends to the record.
     pub fn fill(&self, slot: u32, record: &mut Record) {
+        if self.names.0.is_empty() && self.connections.0.is_empty() && self.round_trips.0.is_empty()
+        {
+            return;
+        }
         let names = self.names.of(slot);
         let are_shared = names.are_shared();
         let tcp = self.connections.of(slot).tcp;
@@ -297,7 +301,7 @@ impl KnownSenders {
             end.cgroup_id = (id != 0).then_some(id);
             end.process_key = (key != 0).then_some(key);
             end.sender_shared = are_shared[at];
-            *end = end.with_tcp(tcp[at]);
+            end.set_tcp(tcp[at]);
             // This end acknowledges the packets of the other one.
             let RoundTrip {
                 handshake_us,

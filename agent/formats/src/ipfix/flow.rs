@@ -154,6 +154,8 @@ struct Count {
 #[derive(Clone, Copy)]
 pub(super) struct Flow<'a> {
     record: &'a FlowRecord,
+    /// Source and destination, as seen from this endpoint.
+    ends: [&'a Endpoint; 2],
     /// The source is the record's destination.
     is_answer: bool,
     forward: Count,
@@ -175,17 +177,18 @@ impl<'a> Flow<'a> {
                 Octets::Ip => end.delta_ip_bytes,
             },
         };
-        let [src, dst] = record.ends();
-        let directions = record.directions();
-        let [direction, reverse_direction] =
-            directions.map(|direction| u8::from(direction == Direction::Egress));
+        let ends = record.ends();
+        let [src, dst] = ends;
+        let [direction, reverse_direction] = record.directions();
+        let bit = |direction| u8::from(direction == Direction::Egress);
         Self {
             record,
+            ends,
             is_answer: false,
             forward: count(src),
             reverse: count(dst),
-            direction,
-            reverse_direction,
+            direction: bit(direction),
+            reverse_direction: bit(reverse_direction),
             row: None,
         }
     }
@@ -200,7 +203,9 @@ impl<'a> Flow<'a> {
 
     /// The same flow as seen from its destination.
     pub fn answers(self) -> Self {
+        let [src, dst] = self.ends;
         Self {
+            ends: [dst, src],
             is_answer: true,
             forward: self.reverse,
             reverse: self.forward,
@@ -223,18 +228,17 @@ impl<'a> Flow<'a> {
         let record = self.record;
         let is_biflow = form.is_biflow;
         let transport = shape.transport();
-        let dscp = self.ends().map(|end| end.dscp.unwrap_or_default() as u8);
+        let [source, destination] = self.ends;
+        let dscp = |end: &Endpoint| end.dscp.unwrap_or_default() as u8;
+        let (dscp, reverse_dscp) = (dscp(source), dscp(destination));
         if is_biflow {
             out.u64(ie::PACKET_DELTA_COUNT.reverse(), self.reverse.packets);
             out.u64(ie::OCTET_DELTA_COUNT.reverse(), self.reverse.octets);
             out.u64(ie::LAYER2_OCTET_DELTA_COUNT.reverse(), self.reverse.layer2);
             out.u8(ie::FLOW_DIRECTION.reverse(), self.reverse_direction);
-            out.u8(ie::IP_DIFF_SERV_CODE_POINT.reverse(), dscp[1]);
+            out.u8(ie::IP_DIFF_SERV_CODE_POINT.reverse(), reverse_dscp);
             if transport == Transport::Tcp {
-                out.u8(
-                    ie::TCP_CONTROL_BITS.reverse(),
-                    Self::tcp_flags(self.ends()[1]),
-                );
+                out.u8(ie::TCP_CONTROL_BITS.reverse(), Self::tcp_flags(destination));
             }
         }
         self.addresses(shape, out);
@@ -262,8 +266,8 @@ impl<'a> Flow<'a> {
             };
             out.u8(ie::BIFLOW_DIRECTION, source);
         }
-        out.u8(ie::IP_CLASS_OF_SERVICE, dscp[0] << 2);
-        out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp[0]);
+        out.u8(ie::IP_CLASS_OF_SERVICE, dscp << 2);
+        out.u8(ie::IP_DIFF_SERV_CODE_POINT, dscp);
         // A continuing flow has no end reason, so its records say active timeout. The packetless record with the reason
         // of a closed flow is usually not sent, so its closing record says end of flow.
         let reason = match record.end_reason() as u8 {
@@ -288,13 +292,13 @@ impl<'a> Flow<'a> {
 
     #[inline]
     fn addresses(&self, shape: Shape, out: &mut impl Fields) {
-        let [source, destination] = self.ends().map(|end| &end.addr);
+        let [source, destination] = self.ends;
         if shape.has(Shape::IPV6) {
-            out.field::<16>(ie::SOURCE_IPV6_ADDRESS, address(source));
-            out.field::<16>(ie::DESTINATION_IPV6_ADDRESS, address(destination));
+            out.field::<16>(ie::SOURCE_IPV6_ADDRESS, address(&source.addr));
+            out.field::<16>(ie::DESTINATION_IPV6_ADDRESS, address(&destination.addr));
         } else {
-            out.field::<4>(ie::SOURCE_IPV4_ADDRESS, address(source));
-            out.field::<4>(ie::DESTINATION_IPV4_ADDRESS, address(destination));
+            out.field::<4>(ie::SOURCE_IPV4_ADDRESS, address(&source.addr));
+            out.field::<4>(ie::DESTINATION_IPV4_ADDRESS, address(&destination.addr));
         }
     }
 
@@ -322,14 +326,17 @@ impl<'a> Flow<'a> {
                 }
             }
             Transport::Ports | Transport::Tcp => {
-                let [source, destination] = self.ends().map(|end| end.port);
-                out.u16(ie::SOURCE_TRANSPORT_PORT, source.unwrap_or_default() as u16);
+                let [source, destination] = self.ends;
+                out.u16(
+                    ie::SOURCE_TRANSPORT_PORT,
+                    source.port.unwrap_or_default() as u16,
+                );
                 out.u16(
                     ie::DESTINATION_TRANSPORT_PORT,
-                    destination.unwrap_or_default() as u16,
+                    destination.port.unwrap_or_default() as u16,
                 );
                 if shape.transport() == Transport::Tcp {
-                    out.u8(ie::TCP_CONTROL_BITS, Self::tcp_flags(self.ends()[0]));
+                    out.u8(ie::TCP_CONTROL_BITS, Self::tcp_flags(source));
                 }
             }
         }
@@ -364,17 +371,6 @@ impl<'a> Flow<'a> {
     /// In one byte, because pmacct reads only the first one.
     fn tcp_flags(end: &Endpoint) -> u8 {
         end.tcp_flags.unwrap_or_default() as u8
-    }
-
-    /// Source and destination, as seen from this endpoint.
-    #[inline]
-    fn ends(&self) -> [&'a Endpoint; 2] {
-        let [src, dst] = self.record.ends();
-        if self.is_answer {
-            [dst, src]
-        } else {
-            [src, dst]
-        }
     }
 }
 
