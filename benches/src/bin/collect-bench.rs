@@ -402,9 +402,7 @@ fn record(flow: u32, begin: u64) -> Record {
     let mut record = Record::new(key, 0);
     record.src.direction = proto::Direction::Egress;
     record.dst.direction = proto::Direction::Ingress;
-    record
-        .src
-        .set_counts(counts(packets), counts(9 * packets));
+    record.src.set_counts(counts(packets), counts(9 * packets));
     record
         .dst
         .set_counts(counts(2 * packets), counts(18 * packets));
