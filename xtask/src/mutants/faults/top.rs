@@ -94,16 +94,6 @@ pub(super) const FAULTS: &[Fault] = &[
         ),
     },
     Fault {
-        name: "top: a stream that begins in a scan shows a part for the whole",
-        file: "agent/view/src/top/fleet/host.rs",
-        from: "(index == 0).then_some((scan, 0))",
-        to: "Some((scan, index))",
-        target: unit(
-            "view",
-            "top::tests::fleet::what_is_missing_of_a_hosts_scans_is_said_with_its_name",
-        ),
-    },
-    Fault {
         name: "top: a host that does not say hides what others say",
         file: "agent/view/src/top/print.rs",
         from: "(Some(false), _) | (_, Some(false)) => Some(false),",
