@@ -7,14 +7,14 @@ use std::{
     io::{self, IsTerminal as _},
     process::ExitCode,
     task::Poll,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use formats::Format;
 use proto::ObserveRequest;
 use rules::Rules;
-use sys::clock::nanos;
+use sys::clock::{boot_now_ns, unix_of_boot_ns};
 use tokio::{
     signal::unix::{SignalKind, signal},
     time::sleep,
@@ -235,7 +235,7 @@ async fn interrupted() {
     .await;
 }
 
-/// Observes an agent from what it tracks on, or a collector, which keeps no flows, from now on. Returns whether it is a
+/// Observes an agent, beginning with the flows that it tracks, or a collector, which tracks none. Returns whether it is a
 /// collector.
 async fn observe(target: &Target, filter: String) -> Result<(Observer, bool), ClientError> {
     let request = ObserveRequest {
@@ -298,7 +298,7 @@ async fn connected_hosts(target: &Target) -> Option<usize> {
     Some(agents.len())
 }
 
-/// Whether `--once` has what it waits for: so many windows of an agent, or a scan of each host of a collector.
+/// Whether `--once` can print: it has this many windows of an agent, or a scan of each host that is connected to a collector.
 fn is_enough(fleet: &Fleet, windows: u64, connected: Option<usize>) -> bool {
     if fleet.is_collector() {
         return connected
@@ -316,11 +316,6 @@ fn round(fleet: &Fleet) -> Duration {
         }
         None => MOST_OF_ONCE,
     }
-}
-
-fn unix_ns() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, nanos)
 }
 
 async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
@@ -362,7 +357,7 @@ async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
         got = first => got?,
         never = scan => match never {},
     }
-    fleet.tick(Instant::now(), unix_ns());
+    fleet.tick(Instant::now(), unix_of_boot_ns(boot_now_ns()));
     let most = match args.limit {
         None => ROWS,
         Some(0) => usize::MAX,

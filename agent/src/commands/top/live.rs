@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use sys::local_time::Zone;
+use sys::{
+    clock::{boot_now_ns, unix_of_boot_ns},
+    local_time::Zone,
+};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -20,7 +23,7 @@ use view::{
     },
 };
 
-use super::{Args, ask_for_scans, observe, terminal::Terminal, unix_ns};
+use super::{Args, ask_for_scans, observe, terminal::Terminal};
 use crate::commands::patiently;
 
 /// Keys wait until a scan is complete, so that nobody sees or freezes partial sums. If the stream pauses this long in
@@ -98,7 +101,7 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
                 has_news && !is_collector
             }
             _ = redraw.tick(), if is_collector => {
-                let is_other = is_connected && screen.fleet_mut().tick(Instant::now(), unix_ns());
+                let is_other = is_connected && screen.fleet_mut().tick(Instant::now(), unix_of_boot_ns(boot_now_ns()));
                 is_other || has_news
             }
             () = sleep(LONGEST_PAUSE), if is_partial => {

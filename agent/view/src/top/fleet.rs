@@ -15,13 +15,14 @@ use proto::FlowBatch;
 use super::picture::{MOST_FLOWS, Picture};
 pub use host::{Host, Sender};
 
-/// The most hosts of a collector. Beyond it, silent ones are left out first, then those of the identity with the most.
+/// The most hosts of a collector. Beyond it, the oldest silent host is dropped, or else one of the identity with the most hosts.
 pub const MOST_HOSTS: usize = 2_000;
 /// The most agents of one machine at a time.
 const MOST_OF_MACHINE: usize = 4;
 /// Flows that the hosts of a collector keep together, and rows of all other views.
 const ROOM: usize = 5 * MOST_FLOWS;
-/// Memory for batches that wait for the rest of their scan. Beyond it, those of the identity with the most are shown at once.
+/// Memory for batches of incomplete scans, of one identity and of all. Beyond it, the identity with the most shows its scans as
+/// they are.
 const MOST_WAITING_OF_ONE: usize = 32 << 20;
 const MOST_WAITING: usize = 256 << 20;
 /// A host that has been silent this long is forgotten.
@@ -131,7 +132,7 @@ impl Fleet {
         is_complete
     }
 
-    /// Shows what waits of an identity if it is too much.
+    /// Shows the incomplete scans of an identity that holds too much memory for them.
     fn limit_waiting(&mut self, identity: &str) {
         let mut waiting: HashMap<&str, usize> = HashMap::new();
         for host in self.hosts.values() {
@@ -157,7 +158,7 @@ impl Fleet {
     fn forget_surplus(&mut self, newest: &Arc<Sender>) {
         let now = self.now;
         let of_machine = self.hosts.values();
-        let of_machine = of_machine.filter(|host| host.sender.shares_machine(newest));
+        let of_machine = of_machine.filter(|host| host.sender.machine() == newest.machine());
         let of_machine: Vec<_> = of_machine.collect();
         let others = || {
             let others = of_machine.iter().copied();
@@ -196,14 +197,13 @@ impl Fleet {
         // When the last agent of a machine came that has completed a scan.
         let mut latest: HashMap<(&str, &str), Instant> = HashMap::new();
         for host in self.hosts.values().filter(|host| host.has_scan) {
-            let machine = (host.sender.identity.as_str(), host.sender.agent_id.as_str());
-            let since = latest.entry(machine).or_insert(host.since);
+            let since = latest.entry(host.sender.machine()).or_insert(host.since);
             *since = host.since.max(*since);
         }
         let has_ended = |host: &Host| {
             let window = host.picture.length().unwrap_or_default();
-            let machine = (host.sender.identity.as_str(), host.sender.agent_id.as_str());
-            let later = latest.get(&machine).filter(|_| !machine.1.is_empty());
+            let later = latest.get(&host.sender.machine());
+            let later = later.filter(|_| !host.sender.agent_id.is_empty());
             let is_missed = host.silence(now) > window * 3 / 2 + LAST_SHOWN;
             host.has_ended && host.silence(now) > window.max(LAST_SHOWN)
                 || is_missed && later.is_some_and(|since| *since > host.heard)

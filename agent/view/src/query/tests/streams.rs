@@ -1,4 +1,4 @@
-//! Batches that come more than once, and what is lost, damaged or waits in a spool.
+//! Repeated batches, losses, damaged files, and batches that wait in a spool.
 
 use super::*;
 

@@ -30,9 +30,9 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Whether both are of one machine, as an agent and the one that was started after it.
-    pub fn shares_machine(&self, other: &Self) -> bool {
-        (&self.identity, &self.agent_id) == (&other.identity, &other.agent_id)
+    /// The machine, which an agent shares with the one that is started after it.
+    pub(super) fn machine(&self) -> (&str, &str) {
+        (&self.identity, &self.agent_id)
     }
 }
 
