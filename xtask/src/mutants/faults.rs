@@ -3,8 +3,10 @@
 mod collector;
 mod delivery;
 mod doors;
+mod files;
 mod kernel;
 mod outputs;
+mod pairs;
 mod query;
 mod stores;
 mod top;
@@ -112,6 +114,8 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         kernel::FAULTS,
         userspace::FAULTS,
         collector::FAULTS,
+        files::FAULTS,
+        pairs::FAULTS,
         stores::FAULTS,
         query::FAULTS,
         delivery::FAULTS,

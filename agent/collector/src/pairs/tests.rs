@@ -1,14 +1,16 @@
 //! Agents are simulated by their batches: what they report, and in which windows.
 
 mod attacks;
+mod due;
+mod inexact;
 
 use std::time::Instant;
 
 use prost::Message as _;
-use proto::{Account, AgentIdentity, Count, Direction, Endpoint, FlowBatch, FlowRecord, Interface};
+use proto::{Account, AgentIdentity, Direction, Endpoint, FlowBatch, FlowRecord, Interface};
 use tls::identity::{Grant, Identity, Roles};
 
-use super::{super::incoming::Incoming, flow::REPORT_EVERY, *};
+use super::{super::incoming::Incoming, *};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -267,162 +269,6 @@ fn where_nothing_arrives_the_loss_is_not_said_and_more_may_arrive_than_left() {
 }
 
 #[test]
-fn of_what_one_may_have_missed_in_part_the_loss_is_not_said() {
-    type Fault = fn(&mut FlowBatch, &mut Agent);
-    let faults: [(Doubt, Fault); 7] = [
-        (Doubt::Lost, |batch, agent| {
-            agent.seq += 1;
-            batch.stream_seq += 1;
-        }),
-        (Doubt::Lost, |batch, _| batch.lost_batches = 1),
-        (Doubt::Sampled, |batch, _| {
-            batch.sample_rate = 10;
-            batch.account.as_mut().unwrap().sample_rate = 10;
-        }),
-        (Doubt::TableFull, |batch, _| batch.refused_in_window = true),
-        (Doubt::TableFull, |batch, _| {
-            let account = batch.account.as_mut().unwrap();
-            let refused = Count {
-                packets: 1,
-                bytes: 1,
-            };
-            account
-                .not_inserted
-                .insert("table_full".to_owned(), refused);
-        }),
-        (Doubt::Filtered, |batch, _| {
-            batch.account.as_mut().unwrap().filtered = Some(Count {
-                packets: 1,
-                bytes: 1,
-            });
-        }),
-        (Doubt::Silent, |batch, _| {
-            batch.account.as_mut().unwrap().r#final = true;
-        }),
-    ];
-    for (why, fault) in faults {
-        let mut pairs = pairs();
-        let (mut a, mut b) = known(&mut pairs);
-        a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
-        let mut batch = b.batch(arriving([90, 0], Some(13), 19));
-        fault(&mut batch, &mut b);
-        b.account = batch.account.clone().unwrap();
-        take(&mut pairs, &batch);
-        a.scan(&mut pairs, Vec::new());
-        if why != Doubt::Silent {
-            b.scan(&mut pairs, Vec::new());
-        }
-        let reports = due(&mut pairs);
-        assert_eq!(told(&reports), [path("a", "b", 100, 90, Err(why))]);
-        assert_eq!(reports[0].lost, None);
-        let sums = &pairs.status().paths[0];
-        assert_eq!((sums.exact, sums.inexact, sums.lost_packets), (0, 1, 0));
-        if why == Doubt::Silent {
-            continue;
-        }
-        // From here on the reports are complete.
-        a.scan(&mut pairs, leaving([5, 0], None, 38));
-        b.scan(&mut pairs, arriving([4, 0], None, 38));
-        for agent in [&mut a, &mut b] {
-            agent.scan(&mut pairs, Vec::new());
-        }
-        assert_eq!(
-            told(&due(&mut pairs)),
-            [path("a", "b", 5, 4, Ok(1))],
-            "{why:?}"
-        );
-    }
-}
-
-#[test]
-fn a_flow_that_began_before_an_agent_was_known_is_exact_when_it_has_been_quiet() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
-    a.scan(&mut pairs, Vec::new());
-    // The collector, or the other agent, has started since.
-    b.now = 10;
-    a.scan(&mut pairs, leaving([100, 0], Some(8), 19));
-    b.scan(&mut pairs, arriving([60, 0], None, 19));
-    for agent in [&mut a, &mut b] {
-        agent.scan(&mut pairs, Vec::new());
-    }
-    let expected = [path("a", "b", 100, 60, Err(Doubt::Began))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-    a.scan(&mut pairs, leaving([10, 0], None, 35));
-    b.scan(&mut pairs, arriving([10, 0], None, 35));
-    for agent in [&mut a, &mut b] {
-        agent.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
-}
-
-#[test]
-fn records_that_come_late_by_an_agents_setting_are_waited_for() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    let minute = |agent: &mut Agent, pairs: &mut Pairs, records| {
-        let mut batch = agent.batch(records);
-        batch.report_interval_ns = 60 * SECOND;
-        take(pairs, &batch);
-    };
-    for _ in 0..7 {
-        minute(&mut a, &mut pairs, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-    }
-    minute(&mut a, &mut pairs, leaving([1, 0], Some(85), 85));
-    b.scan(&mut pairs, arriving([20, 0], Some(85), 89));
-    for _ in 0..5 {
-        minute(&mut a, &mut pairs, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-        assert_eq!(due(&mut pairs), []);
-    }
-    minute(&mut a, &mut pairs, leaving([20, 0], None, 89));
-    b.scan(&mut pairs, Vec::new());
-    for _ in 0..2 {
-        minute(&mut a, &mut pairs, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 21, 20, Ok(1))]);
-}
-
-#[test]
-fn records_of_before_a_shorter_interval_are_waited_for_and_those_behind_it_are_not() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    let scan = |agent: &mut Agent, pairs: &mut Pairs, seconds, records| {
-        let mut batch = agent.batch(records);
-        batch.report_interval_ns = seconds * SECOND;
-        take(pairs, &batch);
-    };
-    for _ in 0..7 {
-        scan(&mut a, &mut pairs, 65, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-    }
-    scan(&mut a, &mut pairs, 65, leaving([1, 0], Some(85), 85));
-    b.scan(&mut pairs, arriving([20, 0], Some(85), 89));
-    for _ in 0..5 {
-        scan(&mut a, &mut pairs, 0, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-        assert_eq!(due(&mut pairs), []);
-    }
-    scan(&mut a, &mut pairs, 0, leaving([20, 0], None, 89));
-    b.scan(&mut pairs, Vec::new());
-    assert_eq!(due(&mut pairs), []);
-    for _ in 0..2 {
-        scan(&mut a, &mut pairs, 0, Vec::new());
-        b.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 21, 20, Ok(1))]);
-    scan(&mut a, &mut pairs, 0, leaving([5, 0], None, 179));
-    b.scan(&mut pairs, arriving([5, 0], None, 179));
-    assert_eq!(due(&mut pairs), []);
-    for agent in [&mut a, &mut b] {
-        agent.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 5, 5, Ok(0))]);
-}
-
-#[test]
 fn a_router_between_two_hosts_makes_three_paths_and_two_make_none_between_them() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
@@ -451,58 +297,6 @@ fn a_router_between_two_hosts_makes_three_paths_and_two_make_none_between_them()
         path("s", "b", 97, 96, Ok(1)),
     ];
     assert_eq!(told, expected);
-}
-
-#[test]
-fn a_flow_that_is_never_quiet_has_bounds_between_which_the_loss_is() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    // One packet per second; one of every ten is lost.
-    let end = |scan: u64| 20 + 10 * scan;
-    for scan in 0..6 {
-        let began = (scan == 0).then_some(13);
-        a.scan(&mut pairs, leaving([10, 0], began, end(scan)));
-        b.scan(&mut pairs, arriving([9, 0], began, end(scan)));
-        assert_eq!(due(&mut pairs), []);
-    }
-    // `b` is a scan ahead.
-    b.scan(&mut pairs, arriving([9, 0], None, end(6)));
-    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
-    let expected = [path("a", "b", 60, 63, Err(Doubt::GoesOn))];
-    assert_eq!(told(&reports), expected);
-    // Of the 60 that had left, 54 had arrived. Up to nine of the arrived ones may have left later, and up to nine may
-    // still have been on their way.
-    let bounds = reports[0].lost.unwrap();
-    assert_eq!((bounds.min, bounds.max), (0, None));
-    // `a` is ahead.
-    for _ in 0..2 {
-        a.scan(&mut pairs, leaving([10, 0], None, end(7)));
-    }
-    let reports = due_at(&mut pairs, Instant::now() + 2 * REPORT_EVERY);
-    let bounds = reports[0].lost.unwrap();
-    assert_eq!((bounds.min, bounds.max), (0, Some(17)));
-    // Both have been quiet.
-    b.scan(&mut pairs, arriving([9, 0], None, end(7)));
-    for agent in [&mut a, &mut b] {
-        agent.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 80, 72, Ok(8))]);
-    assert_eq!(pairs.status().paths[0].lost_packets, 8);
-}
-
-#[test]
-fn with_much_loss_the_least_that_is_lost_is_known_before_the_end() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    for scan in 0..6 {
-        let began = (scan == 0).then_some(13);
-        a.scan(&mut pairs, leaving([1000, 0], began, 20 + 10 * scan));
-        b.scan(&mut pairs, arriving([100, 0], began, 20 + 10 * scan));
-    }
-    let reports = due_at(&mut pairs, Instant::now() + REPORT_EVERY);
-    let bounds = reports[0].lost.unwrap();
-    // 5,000 had left when `b`, ten seconds later, had 600; 6,000 when it had 500.
-    assert_eq!((bounds.min, bounds.max), (4400, Some(5500)));
 }
 
 #[test]
@@ -546,18 +340,6 @@ fn what_nobody_else_saw_is_forgotten_and_counted_and_so_is_what_finds_no_place()
 }
 
 #[test]
-fn an_agent_that_falls_silent_does_not_hold_a_flow_for_ever() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
-    b.scan(&mut pairs, arriving([90, 0], Some(13), 19));
-    a.scan(&mut pairs, Vec::new());
-    assert_eq!(due(&mut pairs), []);
-    let expected = [path("a", "b", 100, 90, Err(Doubt::Silent))];
-    assert_eq!(told(&due_at(&mut pairs, Instant::now() + WAIT)), expected);
-}
-
-#[test]
 fn a_report_is_a_line_whose_source_sent_the_packets() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
@@ -588,101 +370,6 @@ fn quiet(pairs: &mut Pairs, agents: [&mut Agent; 2]) {
 }
 
 #[test]
-fn what_found_no_place_makes_what_follows_inexact_once() {
-    let mut pairs = pairs_of(1);
-    let (mut a, mut b) = known(&mut pairs);
-    let mut other = leaving([1, 0], Some(13), 14);
-    other[0].community_id = vec![9; 20].into();
-    a.scan(&mut pairs, other);
-    a.scan(&mut pairs, leaving([10, 0], Some(22), 29));
-    due_at(&mut pairs, Instant::now() + WAIT);
-    due_at(&mut pairs, Instant::now() + WAIT);
-    assert_eq!((pairs.status().flows, pairs.status().not_followed), (0, 1));
-    // The first ten found no place.
-    a.scan(&mut pairs, leaving([5, 0], None, 39));
-    b.scan(&mut pairs, Vec::new());
-    b.scan(&mut pairs, arriving([15, 0], Some(22), 30));
-    b.scan(&mut pairs, Vec::new());
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 5, 15, Err(Doubt::NoRoom))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
-fn what_comes_after_the_flow_was_forgotten_is_not_called_exact() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    due_at(&mut pairs, Instant::now() + WAIT);
-    assert_eq!(pairs.status().flows, 0);
-    // The batches of `b` had waited on its disk.
-    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
-    a.scan(&mut pairs, leaving([7, 0], None, 29));
-    b.scan(&mut pairs, arriving([7, 0], None, 29));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 7, 17, Err(Doubt::NoRoom))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
-fn a_third_agent_that_is_late_is_not_held_against_what_was_told() {
-    let mut pairs = pairs();
-    let (mut a, mut r) = known(&mut pairs);
-    let mut late = Agent::new("c", 3);
-    late.scan(&mut pairs, Vec::new());
-    a.scan(&mut pairs, leaving([100, 0], Some(13), 19));
-    r.scan(&mut pairs, arriving([100, 0], Some(13), 19));
-    quiet(&mut pairs, [&mut a, &mut r]);
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 100, 100, Ok(0))]);
-    a.scan(&mut pairs, leaving([50, 0], None, 39));
-    late.scan(&mut pairs, arriving([98, 0], Some(13), 19));
-    late.scan(&mut pairs, Vec::new());
-    late.scan(&mut pairs, arriving([50, 0], None, 39));
-    quiet(&mut pairs, [&mut a, &mut late]);
-    let expected = [path("a", "c", 50, 148, Err(Doubt::Late))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-    a.scan(&mut pairs, leaving([50, 0], None, 58));
-    late.scan(&mut pairs, arriving([49, 0], None, 58));
-    quiet(&mut pairs, [&mut a, &mut late]);
-    assert_eq!(told(&due(&mut pairs)), [path("a", "c", 50, 49, Ok(1))]);
-}
-
-#[test]
-fn what_comes_later_to_a_third_agent_is_not_held_against_what_was_told_before() {
-    let mut pairs = pairs();
-    let (mut a, mut r) = known(&mut pairs);
-    let mut late = Agent::new("c", 3);
-    late.scan(&mut pairs, Vec::new());
-    a.scan(&mut pairs, leaving([10, 0], Some(19), 19));
-    r.scan(&mut pairs, arriving([10, 0], Some(19), 19));
-    quiet(&mut pairs, [&mut a, &mut r]);
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 10, Ok(0))]);
-    // The same packets, which took a while to arrive.
-    late.scan(&mut pairs, arriving([10, 0], Some(20), 20));
-    late.scan(&mut pairs, Vec::new());
-    a.scan(&mut pairs, leaving([5, 0], None, 39));
-    late.scan(&mut pairs, arriving([5, 0], None, 39));
-    quiet(&mut pairs, [&mut a, &mut late]);
-    let expected = [path("a", "c", 5, 15, Err(Doubt::Late))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
-fn what_left_a_little_later_than_a_flow_was_forgotten_may_be_a_part_of_it() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    b.scan(&mut pairs, arriving([10, 0], Some(19), 19));
-    assert_eq!(due_at(&mut pairs, Instant::now() + WAIT), []);
-    assert_eq!(pairs.status().flows, 0);
-    a.scan(&mut pairs, leaving([10, 0], Some(20), 20));
-    a.scan(&mut pairs, leaving([7, 0], None, 29));
-    b.scan(&mut pairs, arriving([7, 0], None, 29));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 17, 7, Err(Doubt::NoRoom))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
 fn interfaces_that_are_gone_make_room_for_others() {
     let mut pairs = pairs();
     pairs.agents.interfaces = Room::new(8);
@@ -694,125 +381,6 @@ fn interfaces_that_are_gone_make_room_for_others() {
         take(&mut pairs, &batch);
         assert_eq!(pairs.agents.interfaces(), expected);
     }
-}
-
-#[test]
-fn of_the_first_scan_that_comes_a_part_may_be_elsewhere() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
-    // The first batch of this scan went to another collector.
-    let mut rest = a.batch(leaving([4, 0], None, 9));
-    rest.batch_index = 1;
-    take(&mut pairs, &rest);
-    b.scan(&mut pairs, arriving([10, 0], Some(3), 9));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 4, 10, Err(Doubt::Began))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
-fn a_part_of_a_scan_is_no_whole_one() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
-    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    b.scan(&mut pairs, Vec::new());
-    // Five more are in the second half of a scan, and lost.
-    let mut part = a.batch(Vec::new());
-    (part.last_of_scan, part.account) = (false, None);
-    take(&mut pairs, &part);
-    assert_eq!(due(&mut pairs), []);
-    a.now -= 10;
-    let mut rest = a.batch(leaving([5, 0], None, 21));
-    rest.batch_index = 1;
-    take(&mut pairs, &rest);
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 15, 10, Ok(5))]);
-}
-
-#[test]
-fn packets_at_two_interfaces_of_a_host_or_at_one_that_came_late_may_be_counted_otherwise() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    let mut bridge = record(Direction::Egress, [10, 0], Some(13), 19);
-    bridge.ifindex = 1;
-    let uplink = record(Direction::Egress, [10, 0], Some(13), 19);
-    a.scan(&mut pairs, vec![uplink, bridge]);
-    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 20, 10, Err(Doubt::Interfaces))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-    let mut later = record(Direction::Egress, [10, 0], Some(32), 39);
-    later.ifindex = 5;
-    let mut batch = a.batch(vec![later]);
-    batch.interfaces.push(interface(5));
-    take(&mut pairs, &batch);
-    b.scan(&mut pairs, arriving([12, 0], Some(32), 39));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 10, 12, Err(Doubt::Interfaces))];
-    assert_eq!(told(&due(&mut pairs)), expected);
-}
-
-#[test]
-fn a_clock_that_is_set_is_noticed_by_the_windows() {
-    for by in [-5, 3600] {
-        let mut pairs = pairs();
-        let (mut a, mut b) = (Agent::new("a", 1), Agent::new("b", 2));
-        (a.now, b.now) = (10_000, 10_000);
-        for _ in 0..3 {
-            quiet(&mut pairs, [&mut a, &mut b]);
-        }
-        b.now = b.now.checked_add_signed(by).unwrap();
-        a.scan(&mut pairs, leaving([10, 0], Some(10_033), 10_039));
-        let (begin, end) = (b.now + 3, b.now + 9);
-        b.scan(&mut pairs, arriving([9, 0], Some(begin), end));
-        for _ in 0..400 {
-            quiet(&mut pairs, [&mut a, &mut b]);
-        }
-        let reports = told(&due(&mut pairs));
-        assert_eq!(reports, [path("a", "b", 10, 9, Err(Doubt::Clock))], "{by}");
-    }
-}
-
-#[test]
-fn what_an_agent_reported_by_a_clock_that_was_ahead_is_not_what_it_has_seen_since() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    for by in [1000, -1000] {
-        b.now = b.now.checked_add_signed(by).unwrap();
-        quiet(&mut pairs, [&mut a, &mut b]);
-    }
-    assert_eq!((a.now, b.now), (30, 30));
-    a.scan(&mut pairs, leaving([10, 0], Some(33), 39));
-    b.scan(&mut pairs, arriving([5, 0], Some(33), 39));
-    a.scan(&mut pairs, Vec::new());
-    assert_eq!(due(&mut pairs), []);
-    b.scan(&mut pairs, arriving([4, 0], None, 41));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 9, Ok(1))]);
-}
-
-#[test]
-fn a_batch_that_tells_of_losses_alone_makes_the_next_window_doubtful() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    b.seq += 1;
-    take(
-        &mut pairs,
-        &FlowBatch {
-            agent: b.batch(Vec::new()).agent,
-            stream_id: 2,
-            stream_seq: b.seq,
-            lost_batches: 1,
-            ..FlowBatch::default()
-        },
-    );
-    (b.seq, b.now) = (b.seq + 1, b.now - 10);
-    b.seq -= 1;
-    b.scan(&mut pairs, arriving([4, 0], Some(13), 19));
-    quiet(&mut pairs, [&mut a, &mut b]);
-    let expected = [path("a", "b", 10, 4, Err(Doubt::Lost))];
-    assert_eq!(told(&due(&mut pairs)), expected);
 }
 
 #[test]
@@ -833,46 +401,6 @@ fn addresses_that_mean_another_host_on_each_link_are_left_out() {
         a.scan(&mut pairs, flow);
     }
     assert_eq!(pairs.status().flows, 0);
-}
-
-#[test]
-fn at_the_end_what_was_not_told_is_reported_without_a_loss() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    b.scan(&mut pairs, arriving([9, 0], Some(13), 19));
-    let expected = [path("a", "b", 10, 9, Err(Doubt::Stopped))];
-    pairs.stop();
-    assert_eq!(told(&pairs.end(usize::MAX)), expected);
-    assert_eq!(pairs.status().paths[0].inexact, 1);
-}
-
-#[test]
-fn an_agent_that_was_killed_does_not_hold_up_those_after_it() {
-    let mut pairs = pairs();
-    let (mut a, mut b) = known(&mut pairs);
-    a.scan(&mut pairs, leaving([10, 0], Some(13), 19));
-    b.scan(&mut pairs, arriving([10, 0], Some(13), 19));
-    // It restarts, as another agent.
-    let mut again = Agent::new("b", 5);
-    again.now = b.now;
-    let next = |agent: &mut Agent, pairs: &mut Pairs, records| {
-        let mut batch = agent.batch(records);
-        batch.agent.as_mut().unwrap().instance_id = "b 2".to_owned();
-        take(pairs, &batch);
-    };
-    for _ in 0..3 {
-        a.scan(&mut pairs, Vec::new());
-        next(&mut again, &mut pairs, Vec::new());
-    }
-    let now = Instant::now() + WAIT;
-    let expected = [path("a", "b", 10, 10, Err(Doubt::Silent))];
-    assert_eq!(told(&due_at(&mut pairs, now)), expected);
-    a.scan(&mut pairs, leaving([10, 0], None, 59));
-    next(&mut again, &mut pairs, arriving([8, 0], None, 59));
-    a.scan(&mut pairs, Vec::new());
-    next(&mut again, &mut pairs, Vec::new());
-    assert_eq!(told(&due(&mut pairs)), [path("a", "b", 10, 8, Ok(2))]);
 }
 
 #[test]
