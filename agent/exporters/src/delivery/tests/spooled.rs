@@ -1,0 +1,168 @@
+//! Delivery with a spool.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// Far more than has room in memory.
+#[tokio::test]
+async fn what_no_collector_took_survives_the_agent_in_order() {
+    const BATCHES: u64 = 3000;
+    const LONG: usize = 2 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let spooling = || {
+        let folder = folder.path().join("spool");
+        Some(Spooling {
+            folder,
+            most_bytes: 1 << 30,
+        })
+    };
+    let nobody = host("127.0.0.1:1".parse().unwrap());
+    let mut sent = 0;
+    for run in 0..3 {
+        let output = Output::spooled(roomy_hub(), vec![nobody.clone()], spooling());
+        for scan_id in 1..BATCHES {
+            output.hub.publish(&batch(scan_id, 2));
+        }
+        output.hub.publish(&long(BATCHES, 2, LONG));
+        sent += 2 * BATCHES;
+        output
+            .wait_until("all is on disk", |status| {
+                // The others do not take as much together.
+                let least = (run + 1) * LONG as u64;
+                status.spool.is_some_and(|spool| spool.bytes > least)
+            })
+            .await;
+        assert_eq!(output.fates(), [0, 0, sent], "run {run}");
+        if run == 0 {
+            // As if the agent was killed.
+            output.task.abort();
+            let _ = output.task.await;
+        } else {
+            output.hub.close();
+            output.deadline.send_replace(Some(Instant::now()));
+            let tally = Arc::clone(&output.tally);
+            output.task.await.unwrap();
+            let status = tally.status();
+            assert_eq!(status.lost.unwrap().records, 0);
+            // They are the next one's.
+            assert_eq!(status.queued.unwrap().records, 0);
+        }
+    }
+    let store = Store::with(&[Script {
+        stores: 1000,
+        acknowledges: 500,
+        ..WELL
+    }]);
+    let (collector, _task) = listen(&store);
+    let output = Output::spooled(roomy_hub(), vec![collector], spooling());
+    output.hub.publish(&batch(1, 1));
+    output.wait_until_sent(sent + 1).await;
+    output.end().await;
+    assert_eq!(store.sum(), sum_of_records(sent + 1));
+    let batches = store.batches.lock().unwrap();
+    let streams: BTreeSet<_> = batches.keys().map(|(stream, _)| stream).collect();
+    assert_eq!((streams.len(), batches.len() as u64), (1, 3 * BATCHES + 1));
+    assert!(batches.values().all(|batch| batch.lost_records == 0));
+}
+
+#[tokio::test]
+async fn a_spool_that_is_full_loses_the_oldest_and_says_so() {
+    const BATCHES: u64 = 400;
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("spool");
+    let spooling = Some(Spooling {
+        folder,
+        most_bytes: 16 << 20,
+    });
+    let store = Store::default();
+    let (free, address) = free_port();
+    let output = Output::spooled(roomy_hub(), vec![address], spooling);
+    for scan_id in 1..=BATCHES {
+        output.hub.publish(&long(scan_id, 1, 256 << 10));
+        tokio::task::yield_now().await;
+    }
+    let fate = |sum: Option<RecordSum>| sum.unwrap().records;
+    output
+        .wait_until("some are lost", |status| fate(status.lost) > BATCHES / 4)
+        .await;
+    let (_, _task) = listen_on(&store, free);
+    output
+        .wait_until("all have their fate", |status| {
+            fate(status.sent) + fate(status.lost) == BATCHES
+        })
+        .await;
+    let lost = output.fates()[1];
+    output.hub.publish(&batch(BATCHES + 1, 1));
+    output.wait_until_sent(BATCHES - lost + 1).await;
+    output.end().await;
+    assert_eq!(store.sum(), sum_of_records(BATCHES - lost + 1));
+    let newest = store.batches.lock().unwrap().values().last().cloned();
+    let newest = newest.unwrap();
+    let told = (newest.lost_batches, newest.lost_records);
+    assert_eq!(told, (lost, lost));
+    let of_lost = sum_of_records(lost);
+    let told = (newest.lost_packets, newest.lost_bytes);
+    assert_eq!(told, (of_lost.packets, of_lost.bytes));
+}
+
+#[tokio::test]
+async fn a_batch_that_no_collector_takes_is_refused_told_and_in_the_way_of_no_other() {
+    for has_spool in [false, true] {
+        let store = Store {
+            invalid_scan: Some(2),
+            ..Store::default()
+        };
+        let (hosts, _tasks): (Vec<_>, Vec<_>) =
+            [(); 2].map(|()| listen(&store)).into_iter().unzip();
+        let folder = tempfile::tempdir().unwrap();
+        let spooling = has_spool.then(|| Spooling {
+            folder: folder.path().to_owned(),
+            most_bytes: 32 << 20,
+        });
+        let hub = roomy_hub();
+        let output = Output::spooled(hub.clone(), hosts, spooling);
+        for scan_id in 1..=4 {
+            hub.publish(&batch(scan_id, scan_id as u32));
+        }
+        output.wait_until_sent(1 + 3 + 4).await;
+        hub.publish(&batch(5, 5));
+        output.wait_until_sent(1 + 3 + 4 + 5).await;
+        let status = output.tally.status();
+        assert_eq!(status.refused.unwrap().records, 2);
+        assert_eq!(output.fates()[1..], [0, 0]);
+        // Whoever adds up what is stored knows of it.
+        assert_eq!(store.lost().last(), Some(&2));
+        output.end().await;
+    }
+}
+
+/// One collector alone may have a wrong clock.
+#[tokio::test]
+async fn a_batch_that_one_collector_refuses_waits_for_another_that_is_away() {
+    let refusing = Store {
+        invalid_scan: Some(2),
+        ..Store::default()
+    };
+    let (first, _task) = listen(&refusing);
+    let (socket, second) = free_port();
+    let hub = roomy_hub();
+    let output = Output::spooled(hub.clone(), vec![first, second], None);
+    for scan_id in 1..=3 {
+        hub.publish(&batch(scan_id, scan_id as u32));
+    }
+    // As often as both of them would have to refuse it, and once more.
+    let calls = async {
+        while refusing.calls().len() <= TRIES * 2 + 1 {
+            sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let patience = Duration::from_mins(2);
+    timeout(patience, calls).await.expect("calls");
+    let taking = Store::default();
+    let (_, _task) = listen_on(&taking, socket);
+    output.wait_until_sent(1 + 2 + 3).await;
+    assert_eq!(output.tally.status().refused.unwrap().records, 0);
+    assert!(taking.calls().iter().any(|call| call.contains(&2)));
+    output.end().await;
+}
