@@ -5,6 +5,7 @@ mod by_cgroup;
 mod dropped;
 mod entry;
 mod errors;
+mod events;
 mod failed;
 mod find;
 mod handshake;
@@ -16,6 +17,7 @@ mod outers;
 mod remembered;
 mod reports;
 mod round_trip;
+mod scan_end;
 mod segments;
 mod senders;
 mod sides;
@@ -24,22 +26,13 @@ mod slab;
 mod tests;
 mod waiting;
 
-use std::{
-    collections::BTreeSet, hash::BuildHasher as _, mem, ops::Range, sync::Arc, time::Duration,
-};
+use std::{hash::BuildHasher as _, ops::Range, sync::Arc, time::Duration};
 
-use agent_common::{
-    Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders, tcp::EndedConnection,
-};
+use agent_common::{Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 use proto::{EndReason, record::Record};
-
-use crate::quoted::IcmpError;
-use sys::{
-    clock::{self, ScanClock},
-    process_memory,
-};
+use sys::clock::{self, ScanClock};
 
 use self::{
     by_cgroup::ByCgroup,
@@ -58,7 +51,7 @@ use self::{
     slab::Slab,
     waiting::Waiting,
 };
-use crate::names::Hosts;
+use crate::{names::Hosts, quoted::IcmpError};
 pub use by_cgroup::Exchanged;
 pub use failed::Failed;
 
@@ -87,12 +80,6 @@ impl Lifetimes {
         }
     }
 }
-
-/// How often to release memory, in scans.
-const SHRINKS_EVERY: u32 = 16;
-
-/// Chunks that are worth returning to the system: a few megabytes.
-const MANY_CHUNKS: usize = 16;
 
 /// Call `update` with each part of a drained page, between `begin_scan` and `end_scan`.
 pub struct Replica {
@@ -263,92 +250,9 @@ impl Replica {
         self.update_with(keys, counters, &[], sink);
     }
 
-    /// Notes what TCP knew of a connection when it ended. Call this before `update` takes in the page.
-    pub fn note_end(&mut self, ended: &EndedConnection) {
-        self.senders.note_end(ended);
-    }
-
-    /// Notes an ICMP error that quotes a packet of this flow, seen at this time since boot. Call this before `update`
-    /// takes in the page.
-    pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
-        self.errors.come(key, direction, error, seen_ns);
-    }
-
-    /// Notes that the kernel dropped packets of this flow after they were counted. Call this before `update` takes in
-    /// the page.
-    pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
-        self.dropped.come(key, packets);
-    }
-
-    /// Dropped packets that were matched to a flow, and those that were not.
-    pub fn dropped(&self) -> [u64; 2] {
-        self.dropped.totals()
-    }
-
-    /// Matches the drops of flows that this scan did not bring, and drops at a mirror port.
-    fn settle_dropped(&mut self) {
-        let mut dropped = mem::take(&mut self.dropped);
-        dropped.settle(|key| {
-            let slot = match self.find(key) {
-                Found::Flow(slot) => slot,
-                // At a mirror port both directions arrive. A flow whose packets only leave is not dropped on arrival.
-                Found::OtherSide(slot) => {
-                    let only = self.slab[slot].only_direction()?;
-                    (only != key.side()).then_some(slot)?
-                }
-                Found::Nothing { .. } => return None,
-            };
-            Some((slot, self.slab[slot].total.map(|total| total.packets)))
-        });
-        self.dropped = dropped;
-    }
-
-    /// How many ICMP errors matched no flow.
-    pub fn unmatched_errors(&self) -> u64 {
-        self.errors.unmatched()
-    }
-
     /// Counts of the failed flows that have ended since the start.
     pub fn failed(&self) -> Failed {
         self.failed
-    }
-
-    /// Matches the errors of flows that this scan did not bring, and errors at a mirror port, where the error and the
-    /// packet it quotes are seen on the same side.
-    fn settle_errors(&mut self) {
-        let mut errors = mem::take(&mut self.errors);
-        errors.settle(|key| {
-            let (slot, only) = match self.find(key) {
-                Found::Flow(slot) => (slot, None),
-                Found::OtherSide(slot) => (slot, Some(self.slab[slot].only_direction()?)),
-                Found::Nothing { .. } => return None,
-            };
-            let began_ns = self.slab[slot].began_ns(self.clock);
-            Some(errors::Place {
-                slot,
-                began_ns,
-                only,
-            })
-        });
-        self.errors = errors;
-    }
-
-    /// Matches the ended connections that are left to flows that this scan did not bring.
-    fn settle_ends(&mut self) {
-        let mut senders = mem::take(&mut self.senders);
-        let mut gone = Vec::new();
-        senders.settle_ends(
-            |key| match self.find(key) {
-                Found::Flow(slot) => Some(slot),
-                Found::OtherSide(_) | Found::Nothing { .. } => None,
-            },
-            |slot, direction| gone.push((slot, direction)),
-        );
-        self.senders = senders;
-        for (slot, direction) in gone {
-            self.slab[slot].note_socket_is_gone(direction);
-            self.note_age(slot);
-        }
     }
 
     /// Like [`update`](Self::update), with the senders of each flow. `senders` is empty if they are not tracked.
@@ -498,129 +402,6 @@ impl Replica {
         } else if let Some(due_ns) = self.reports.due_ns(slot) {
             self.slab.note_due(slot, due_ns);
         }
-    }
-
-    /// Ends closed flows whose linger is over, flows that were quiet for too long, and all flows of interfaces that
-    /// have left.
-    pub fn end_scan(&mut self, left: &BTreeSet<InterfaceId>, sink: &mut impl FnMut(&Record)) {
-        self.settle_ends();
-        self.settle_errors();
-        self.settle_dropped();
-        self.tell_all(sink);
-        if !left.is_empty() {
-            self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
-            self.in_sight.forget(left);
-        }
-        let mut from = 0;
-        while let Some(slots) = self.slab.take_due(from, self.clock.boot_ns) {
-            from = slots.end;
-            for slot in slots {
-                self.look_at(slot, sink);
-            }
-        }
-        self.reports.set_over(false);
-        self.shrink();
-    }
-
-    /// Emits the records that were put off until the end of the scan.
-    fn tell_all(&mut self, sink: &mut impl FnMut(&Record)) {
-        while let Some(slot) = self.untold.pop() {
-            self.tell(slot, sink);
-        }
-    }
-
-    /// Ends the flows whose keys match. All of them must have been reported.
-    fn end_those(&mut self, which: impl Fn(&FlowKey) -> bool, sink: &mut impl FnMut(&Record)) {
-        let mut from = 0;
-        while let Some(slot) = self.slab.first_from(from) {
-            from = slot + 1;
-            if which(&self.slab[slot].key) {
-                self.end_by_force(slot, sink);
-            }
-        }
-    }
-
-    /// Ends the flow in this slot or reports its waiting counts, if either is due. Otherwise notes when the next is
-    /// due.
-    fn look_at(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
-        if self.slab.get(slot).is_none() {
-            return;
-        }
-        if let Some(reason) = self.reason_to_end(slot) {
-            self.end(slot, reason, sink);
-            self.settle_outers();
-            return;
-        }
-        if let Some(due) = self.reports.due(slot, self.clock.boot_ns) {
-            sink(&self.record(slot, self.clock, due, None));
-        }
-        let end_ns = self.slab[slot].end_ns(self.lifetimes);
-        let report_ns = self.reports.due_ns(slot).unwrap_or(u64::MAX);
-        self.slab.note_due(slot, end_ns.min(report_ns));
-    }
-
-    /// Releases the memory of ended flows. Not with each scan, since the next one may bring as many flows.
-    fn shrink(&mut self) {
-        if !self.scan.is_multiple_of(SHRINKS_EVERY) {
-            return;
-        }
-        self.order.shrink();
-        self.untold.shrink_to_fit();
-        let chunks = self.slab.shrink();
-        if chunks == 0 {
-            return;
-        }
-        self.reports.shrink(self.slab.end());
-        self.senders.shrink(self.slab.end());
-        self.names.shrink(self.slab.end());
-        self.errors.shrink(self.slab.end());
-        self.dropped.shrink(self.slab.end());
-        if self.index.capacity() / 4 > self.index.len() {
-            self.index.shrink_to(2 * self.index.len(), |&slot| {
-                hash_of(&self.seed, &self.slab[slot].key)
-            });
-        }
-        if chunks >= MANY_CHUNKS {
-            // The C library would keep the freed memory.
-            process_memory::give_back();
-        }
-    }
-
-    /// Why the flow ends with this scan, or `None` if it goes on.
-    fn reason_to_end(&self, slot: u32) -> Option<EndReason> {
-        let entry = &self.slab[slot];
-        // If the machine slept meanwhile, the time of the last packet is uncertain.
-        if self.clock.slept_ns != 0 && entry.scan == self.scan {
-            return None;
-        }
-        if self.clock.boot_ns < entry.end_ns(self.lifetimes) {
-            return None;
-        }
-        match entry.state {
-            State::Living => Some(EndReason::IdleTimeout),
-            State::Closing => Some(EndReason::EndOfFlow),
-            State::Free => None,
-        }
-    }
-
-    /// Ends every flow, including those that linger. Call this when the agent stops.
-    pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
-        self.settle_ends();
-        self.settle_errors();
-        self.settle_dropped();
-        self.tell_all(sink);
-        self.end_those(|_| true, sink);
-    }
-
-    /// Ends a flow that might have gone on.
-    fn end_by_force(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
-        let reason = match self.slab[slot].state {
-            State::Free => return,
-            State::Living => EndReason::ForcedEnd,
-            State::Closing => EndReason::EndOfFlow,
-        };
-        self.end(slot, reason, sink);
-        self.settle_outers();
     }
 
     /// Emits a record for each living flow in these slots. Its delta is the sum of all deltas emitted before. Returns

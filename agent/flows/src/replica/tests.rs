@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use agent_common::{
     Counts, Direction, Outer, TcpInfo,
     flow::{Classes, FlowBits, tcp_flags::*},

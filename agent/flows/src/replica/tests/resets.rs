@@ -1,6 +1,6 @@
 //! What an RST does to a flow whose connection may ignore it.
 
-use agent_common::TcpInfo;
+use agent_common::{TcpInfo, tcp::EndedConnection};
 use proto::Failure;
 
 use super::*;

@@ -1,0 +1,92 @@
+//! What the kernel reports about flows beside their counters: ends of TCP sockets, ICMP errors and drops.
+
+use std::mem;
+
+use agent_common::{FlowKey, tcp::EndedConnection};
+
+use super::{IcmpError, Replica, errors, find::Found};
+
+impl Replica {
+    /// Notes what TCP knew of a connection when it ended. Call this before `update` takes in the page.
+    pub fn note_end(&mut self, ended: &EndedConnection) {
+        self.senders.note_end(ended);
+    }
+
+    /// Notes an ICMP error that quotes a packet of this flow, seen at this time since boot. Call this before `update`
+    /// takes in the page.
+    pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
+        self.errors.come(key, direction, error, seen_ns);
+    }
+
+    /// Notes that the kernel dropped packets of this flow after they were counted. Call this before `update` takes in
+    /// the page.
+    pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
+        self.dropped.come(key, packets);
+    }
+
+    /// Dropped packets that were matched to a flow, and those that were not.
+    pub fn dropped(&self) -> [u64; 2] {
+        self.dropped.totals()
+    }
+
+    /// How many ICMP errors matched no flow.
+    pub fn unmatched_errors(&self) -> u64 {
+        self.errors.unmatched()
+    }
+
+    /// Matches the ended connections that are left to flows that this scan did not bring.
+    pub(super) fn settle_ends(&mut self) {
+        let mut senders = mem::take(&mut self.senders);
+        let mut gone = Vec::new();
+        senders.settle_ends(
+            |key| match self.find(key) {
+                Found::Flow(slot) => Some(slot),
+                Found::OtherSide(_) | Found::Nothing { .. } => None,
+            },
+            |slot, direction| gone.push((slot, direction)),
+        );
+        self.senders = senders;
+        for (slot, direction) in gone {
+            self.slab[slot].note_socket_is_gone(direction);
+            self.note_age(slot);
+        }
+    }
+
+    /// Matches the errors of flows that this scan did not bring, and errors at a mirror port, where the error and the
+    /// packet it quotes are seen on the same side.
+    pub(super) fn settle_errors(&mut self) {
+        let mut errors = mem::take(&mut self.errors);
+        errors.settle(|key| {
+            let (slot, only) = match self.find(key) {
+                Found::Flow(slot) => (slot, None),
+                Found::OtherSide(slot) => (slot, Some(self.slab[slot].only_direction()?)),
+                Found::Nothing { .. } => return None,
+            };
+            let began_ns = self.slab[slot].began_ns(self.clock);
+            Some(errors::Place {
+                slot,
+                began_ns,
+                only,
+            })
+        });
+        self.errors = errors;
+    }
+
+    /// Matches the drops of flows that this scan did not bring, and drops at a mirror port.
+    pub(super) fn settle_dropped(&mut self) {
+        let mut dropped = mem::take(&mut self.dropped);
+        dropped.settle(|key| {
+            let slot = match self.find(key) {
+                Found::Flow(slot) => slot,
+                // At a mirror port both directions arrive. A flow whose packets only leave is not dropped on arrival.
+                Found::OtherSide(slot) => {
+                    let only = self.slab[slot].only_direction()?;
+                    (only != key.side()).then_some(slot)?
+                }
+                Found::Nothing { .. } => return None,
+            };
+            Some((slot, self.slab[slot].total.map(|total| total.packets)))
+        });
+        self.dropped = dropped;
+    }
+}
