@@ -221,12 +221,7 @@ impl Incoming {
 
     /// The losses that it reports since its stream began.
     pub(super) fn lost(&self) -> (u64, RecordSum) {
-        let sum = RecordSum {
-            records: self.batch.lost_records,
-            packets: self.batch.lost_packets,
-            bytes: self.batch.lost_bytes,
-        };
-        (self.batch.lost_batches, sum)
+        (self.batch.lost_batches, self.batch.lost())
     }
 
     /// The fields that all consumers share.

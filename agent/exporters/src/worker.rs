@@ -204,14 +204,8 @@ impl Worker {
         let (flows, left_out) = self.sieve.take(&mut batch);
         let sum = tally::sum(&flows);
         // The batch reports what was left out, as it does over gRPC.
-        let left_out = self.tally.wants(sum, left_out);
-        batch.left_out_records = left_out.records;
-        batch.left_out_packets = left_out.packets;
-        batch.left_out_bytes = left_out.bytes;
-        let lost = self.tally.lost_behind_the_queue();
-        batch.lost_records += lost.records;
-        batch.lost_packets += lost.packets;
-        batch.lost_bytes += lost.bytes;
+        batch.set_left_out(self.tally.wants(sum, left_out));
+        batch.add_lost(self.tally.lost_behind_the_queue());
         let mut rest = &flows[..];
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {

@@ -66,13 +66,6 @@ impl Encoder for Parquet {
         let head = FlowBatch {
             agent: batch.agent.clone(),
             stream_seq: batch.stream_seq,
-            lost_batches: batch.lost_batches,
-            lost_records: batch.lost_records,
-            lost_packets: batch.lost_packets,
-            lost_bytes: batch.lost_bytes,
-            left_out_records: batch.left_out_records,
-            left_out_packets: batch.left_out_packets,
-            left_out_bytes: batch.left_out_bytes,
             scan_id: batch.scan_id,
             batch_index: batch.batch_index,
             last_of_scan: batch.last_of_scan,
@@ -88,7 +81,7 @@ impl Encoder for Parquet {
             cgroups: mentions.cgroups(&batch.cgroups).cloned().collect(),
             processes: mentions.processes(&batch.processes).cloned().collect(),
             hosts: mentions.hosts(&batch.hosts).cloned().collect(),
-            ..FlowBatch::default()
+            ..batch.losses()
         };
         let bytes = pieces::piece(|body| {
             head.encode(body).expect("a vector takes every length");

@@ -13,7 +13,7 @@ use std::{
     io::{self, Write},
 };
 
-use proto::{Account, Endpoint, FlowBatch, FlowRecord};
+use proto::{Account, Endpoint, FlowBatch, FlowRecord, RecordSum};
 
 use super::{LostSoFar, flow_key::FlowKey, harmless::harmless, human, names::Names};
 
@@ -276,11 +276,16 @@ impl<W: Write> TableWriter<W> {
             ..self.scan.traffic
         };
         if self.source == Source::List {
-            more += batch.left_out_records;
+            let RecordSum {
+                records,
+                packets,
+                bytes,
+            } = batch.left_out();
+            more += records;
             total.add(Traffic {
-                flows: batch.left_out_records,
-                packets: batch.left_out_packets,
-                bytes: batch.left_out_bytes,
+                flows: records,
+                packets,
+                bytes,
             });
         }
         lines.extend(layout::lines(&rows, width));

@@ -194,11 +194,7 @@ impl OutgoingBatch {
     ) -> Self {
         let prefix = FlowBatch {
             stream_seq,
-            lost_batches: lost.batches,
-            lost_records: lost.records,
-            lost_packets: lost.packets,
-            lost_bytes: lost.bytes,
-            ..FlowBatch::default()
+            ..FlowBatch::of_lost(lost.batches, lost.into())
         };
         Self {
             stream_seq,

@@ -19,6 +19,7 @@ pub mod community_id;
 pub mod dns_codes;
 pub mod known_interfaces;
 pub mod limits;
+mod losses;
 pub mod mentions;
 pub mod protocols;
 pub mod record;

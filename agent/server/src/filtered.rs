@@ -22,13 +22,7 @@ const INTERFACES_TAG: u32 = 14;
 
 /// Encodes the counts of removed records as fields of a batch.
 pub(super) fn told(left_out: Volume) -> Vec<u8> {
-    let told = FlowBatch {
-        left_out_records: left_out.records,
-        left_out_packets: left_out.packets,
-        left_out_bytes: left_out.bytes,
-        ..FlowBatch::default()
-    };
-    told.encode_to_vec()
+    FlowBatch::of_left_out(left_out.into()).encode_to_vec()
 }
 
 /// Reads the field if it is an interface. Interfaces precede the records of a batch.

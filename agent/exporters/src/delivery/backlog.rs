@@ -175,11 +175,7 @@ impl Backlog {
         let parts = batch.with(&FlowBatch {
             stream_id: self.stream_id,
             stream_seq: stream_seq.unwrap_or_default(),
-            lost_batches: lost.batches,
-            lost_records: lost.records,
-            lost_packets: lost.packets,
-            lost_bytes: lost.bytes,
-            ..FlowBatch::default()
+            ..FlowBatch::of_lost(lost.batches, lost.into())
         });
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let unix_ns = now.map_or(0, |now| now.as_nanos() as u64);

@@ -77,13 +77,8 @@ struct Point {
 impl Telling {
     /// `lost` is the state from the last metrics sent.
     pub fn new(accounts: Arc<Accounts>, lost: Losses, batch: &proto::FlowBatch) -> Self {
-        let sum = RecordSum {
-            records: batch.lost_records,
-            packets: batch.lost_packets,
-            bytes: batch.lost_bytes,
-        };
         Self {
-            lost: lost.until(&accounts, sum),
+            lost: lost.until(&accounts, batch.lost()),
             accounts,
             place: (batch.scan_id, batch.batch_index),
             hooks: 0,

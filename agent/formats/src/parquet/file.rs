@@ -13,7 +13,7 @@ use parquet::{
         writer::{SerializedFileWriter, SerializedPageWriter, TrackedWrite},
     },
 };
-use proto::{FlowBatch, known_interfaces::KnownInterfaces};
+use proto::{FlowBatch, RecordSum, known_interfaces::KnownInterfaces};
 use serde_json::{Value, json};
 
 use super::{
@@ -287,14 +287,7 @@ impl Told {
         }
         self.last = FlowBatch {
             agent: batch.agent.clone(),
-            lost_batches: batch.lost_batches,
-            lost_records: batch.lost_records,
-            lost_packets: batch.lost_packets,
-            lost_bytes: batch.lost_bytes,
-            left_out_records: batch.left_out_records,
-            left_out_packets: batch.left_out_packets,
-            left_out_bytes: batch.left_out_bytes,
-            ..FlowBatch::default()
+            ..batch.losses()
         };
         Ok(())
     }
@@ -310,32 +303,39 @@ impl Told {
             "instance_id": agent.instance_id,
             "version": agent.version,
         });
-        let left_out = json!({
-            "records": batch.left_out_records,
-            "packets": batch.left_out_packets,
-            "bytes": batch.left_out_bytes,
-        });
+        let RecordSum {
+            records,
+            packets,
+            bytes,
+        } = batch.left_out();
+        let left_out = json!({"records": records, "packets": packets, "bytes": bytes});
         [agent, Lost::by(batch).json(), left_out]
     }
 }
 
-/// Total losses of a stream: batches, records, packets, bytes.
+/// Total losses of a stream.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct Lost([u64; 4]);
+struct Lost {
+    batches: u64,
+    sum: RecordSum,
+}
 
 impl Lost {
     /// The losses that a batch reports.
     fn by(batch: &FlowBatch) -> Self {
-        Self([
-            batch.lost_batches,
-            batch.lost_records,
-            batch.lost_packets,
-            batch.lost_bytes,
-        ])
+        Self {
+            batches: batch.lost_batches,
+            sum: batch.lost(),
+        }
     }
 
     fn json(self) -> Value {
-        let Self([batches, records, packets, bytes]) = self;
+        let Self { batches, sum } = self;
+        let RecordSum {
+            records,
+            packets,
+            bytes,
+        } = sum;
         json!({"batches": batches, "records": records, "packets": packets, "bytes": bytes})
     }
 }
