@@ -10,12 +10,49 @@ use prost_types::{
 pub const RECORD: &str = "FlowRecord";
 pub const ENDPOINT: &str = "Endpoint";
 const INTERFACE: &str = "Interface";
-/// The messages of a batch that an endpoint refers to: the endpoint's field, the message, the message's field with the
-/// same value, and the owner of the columns.
-const REFERENCES: [(&str, &str, &str, &str); 3] = [
-    ("cgroup_id", "Cgroup", "id", "cgroup"),
-    ("process_key", "Process", "key", "process"),
-    ("host_id", "HostName", "id", "host"),
+/// The address of an endpoint, the only one that every record has.
+const ADDRESS: &str = "addr";
+
+/// A message of a batch that an endpoint refers to. A batch may lack it.
+struct Reference {
+    /// The endpoint's field with the key.
+    field: &'static str,
+    message: &'static str,
+    /// The message's field with the same value.
+    key: &'static str,
+    /// The owner of the message's columns.
+    owner: &'static str,
+    /// The message's field that the key contains, so that it is known without the message.
+    in_key: Option<&'static str>,
+    /// The endpoint's field that says something about the message, and nothing without it.
+    about: Option<&'static str>,
+}
+
+const REFERENCES: [Reference; 3] = [
+    Reference {
+        field: "cgroup_id",
+        message: "Cgroup",
+        key: "id",
+        owner: "cgroup",
+        in_key: None,
+        about: None,
+    },
+    Reference {
+        field: "process_key",
+        message: "Process",
+        key: "key",
+        owner: "process",
+        in_key: Some("pid"),
+        about: None,
+    },
+    Reference {
+        field: "host_id",
+        message: "HostName",
+        key: "id",
+        owner: "host",
+        in_key: None,
+        about: Some("host_source"),
+    },
 ];
 
 /// The path of `message_type` in a file and of `field` in a message, for source locations.
@@ -80,11 +117,23 @@ pub enum Owner {
     End(usize, &'static str),
 }
 
+/// How to get the value of a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// From the owner's field.
+    Field,
+    /// From the key of the owner: `RowEnd` has a function of the field's name.
+    Key,
+    /// From the owner's field, if the batch has the message of this other owner.
+    With(&'static str),
+}
+
 /// A fact about a flow in the outputs that show facts side by side.
 #[derive(Clone, Debug)]
 pub struct Column {
     pub field: Field,
     pub owner: Owner,
+    pub source: Source,
     pub name: String,
     pub otlp: Vec<String>,
     /// The number of its element of the enterprise in the settings.
@@ -106,16 +155,16 @@ impl Catalogue {
         let endpoint = fields(ENDPOINT)?;
         let interface = fields(INTERFACE)?;
         let mut references = Vec::new();
-        for (reference, message, key, owner) in REFERENCES {
-            let enrich = endpoint.iter().find(|field| field.name == reference);
+        for reference in &REFERENCES {
+            let enrich = endpoint.iter().find(|field| field.name == reference.field);
             let enrich = &enrich.context("an endpoint lacks a reference")?.enrich;
-            let mut of_message = fields(message)?;
-            of_message.retain(|field| field.name != key);
+            let mut of_message = fields(reference.message)?;
+            of_message.retain(|field| field.name != reference.key);
             for field in &mut of_message {
                 field.enrich.clone_from(enrich);
                 field.is_left_out = true;
             }
-            references.push((reference, owner, of_message));
+            references.push((reference, of_message));
         }
 
         let mut columns = Vec::new();
@@ -129,11 +178,17 @@ impl Catalogue {
                 (Kind::Message(_), "dst") => {}
                 (Kind::Message(_), _) => {
                     for field in &endpoint {
-                        columns.extend(ends(field, "end")?);
-                        let referred = references.iter().filter(|one| one.0 == field.name);
-                        for (_, owner, fields) in referred {
+                        columns.extend(ends(field, "end", source_of(field))?);
+                        let referred = references.iter().filter(|(one, _)| one.field == field.name);
+                        for (reference, fields) in referred {
                             for field in fields {
-                                columns.extend(ends(field, owner)?);
+                                let is_in_key = reference.in_key == Some(field.name.as_str());
+                                let source = if is_in_key {
+                                    Source::Key
+                                } else {
+                                    Source::Field
+                                };
+                                columns.extend(ends(field, reference.owner, source)?);
                             }
                         }
                     }
@@ -159,8 +214,18 @@ impl Catalogue {
     }
 }
 
-fn ends(field: &Field, owner: &'static str) -> Result<[Column; 2]> {
-    let [src, dst] = [0, 1].map(|end| Column::new(field, Owner::End(end, owner)));
+/// The source of a column with this field of an endpoint.
+fn source_of(field: &Field) -> Source {
+    let mut references = REFERENCES.iter();
+    let about = references.find(|one| one.about == Some(field.name.as_str()));
+    about.map_or(Source::Field, |reference| Source::With(reference.owner))
+}
+
+fn ends(field: &Field, owner: &'static str, source: Source) -> Result<[Column; 2]> {
+    let [src, dst] = [0, 1].map(|end| {
+        let column = Column::new(field, Owner::End(end, owner))?;
+        anyhow::Ok(Column { source, ..column })
+    });
     Ok([src?, dst?])
 }
 
@@ -214,10 +279,19 @@ impl Column {
         Ok(Self {
             field: field.clone(),
             owner,
+            source: Source::Field,
             name,
             otlp,
             element,
         })
+    }
+
+    /// Whether every row has a value.
+    pub fn is_required(&self) -> bool {
+        match self.field.kind {
+            Kind::Address => self.field.name == ADDRESS,
+            _ => self.owner == Owner::Record && !self.field.is_optional,
+        }
     }
 
     /// The bits of a number in a file.

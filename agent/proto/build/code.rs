@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::catalogue::{Catalogue, Column, Field, Kind, Owner};
+use crate::catalogue::{Catalogue, Column, Field, Kind, Owner, Source};
 
 /// Types that read records, without the code that fills them: see `src/batch/reader.rs`.
 pub fn reader(catalogue: &Catalogue) -> String {
@@ -359,11 +359,11 @@ pub fn columns(catalogue: &Catalogue) -> String {
             Kind::Number => format!(
                 "Values::Number {{ bits: {}, is_required: {}, of: column_{number} }}",
                 column.bits(),
-                is_required(column)
+                column.is_required()
             ),
             Kind::Address => format!(
                 "Values::Address {{ is_required: {}, of: column_{number} }}",
-                field.name == "addr"
+                column.is_required()
             ),
             _ => format!("Values::{kind}(column_{number})"),
         };
@@ -404,10 +404,6 @@ pub fn columns(catalogue: &Catalogue) -> String {
     out
 }
 
-fn is_required(column: &Column) -> bool {
-    column.owner == Owner::Record && !column.field.is_optional
-}
-
 /// The variant of `Values`, and the type and value of a column's function.
 fn of_column(column: &Column) -> (&'static str, &'static str, String) {
     let Field {
@@ -416,18 +412,19 @@ fn of_column(column: &Column) -> (&'static str, &'static str, String) {
         is_optional,
         ..
     } = &column.field;
-    let owner = match column.owner {
-        Owner::Record => "row.record".to_owned(),
-        Owner::Interface => "row.interface".to_owned(),
-        Owner::End(end, owner) => format!("row.ends[{end}].{owner}"),
+    let (end, owner) = match column.owner {
+        Owner::Record => (String::new(), "row.record".to_owned()),
+        Owner::Interface => (String::new(), "row.interface".to_owned()),
+        Owner::End(end, owner) => {
+            let end = format!("row.ends[{end}]");
+            (end.clone(), format!("{end}.{owner}"))
+        }
     };
     let is_sure = matches!(column.owner, Owner::Record | Owner::End(_, "end"));
     let value = format!("{owner}.{name}");
     match kind {
-        // The key of a process has its number, even if the batch lacks the process.
-        Kind::Number if name == "pid" => {
-            let end = owner.trim_end_matches(".process");
-            ("Number", "Option<u32>", format!("{end}.pid()"))
+        Kind::Number if column.source == Source::Key => {
+            ("Number", "Option<u32>", format!("{end}.{name}()"))
         }
         Kind::Number if !is_sure && *is_optional => {
             ("Number", "Option<u32>", format!("{owner}?.{name}"))
@@ -452,24 +449,17 @@ fn of_column(column: &Column) -> (&'static str, &'static str, String) {
             "Option<&'a str>",
             format!("Some(crate::{kind}::try_from({value}?).unwrap_or_default().name())"),
         ),
-        // Nothing is said of a name that the batch lacks.
-        Kind::Enum(kind) if name == "host_source" => {
-            let end = owner.trim_end_matches(".end");
-            let name = format!("crate::{kind}::try_from({value}).unwrap_or_default().name()");
-            (
-                "Text",
-                "Option<&'a str>",
-                format!("{end}.host.map(|_| {name})"),
-            )
+        Kind::Enum(kind) => {
+            let known = format!("crate::{kind}::try_from({value}).unwrap_or_default()");
+            let text = match column.source {
+                Source::With(other) => format!("{end}.{other}.map(|_| {known}.name())"),
+                Source::Field | Source::Key => format!(
+                    "Some({known})\n        .filter(|one| *one != crate::{kind}::Unspecified)\n        \
+                     .map(crate::{kind}::name)"
+                ),
+            };
+            ("Text", "Option<&'a str>", text)
         }
-        Kind::Enum(kind) => (
-            "Text",
-            "Option<&'a str>",
-            format!(
-                "Some(crate::{kind}::try_from({value}).unwrap_or_default())\n        .filter(|one| *one != \
-                 crate::{kind}::Unspecified)\n        .map(crate::{kind}::name)"
-            ),
-        ),
         Kind::Message(_) => unreachable!("a message is no column"),
     }
 }

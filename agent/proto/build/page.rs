@@ -73,7 +73,7 @@ pub fn sql(catalogue: &Catalogue) -> String {
             Kind::Counter | Kind::Id => "UInt64".to_owned(),
             Kind::Flag => "Bool".to_owned(),
             Kind::Time => "DateTime64(9, 'UTC') CODEC(Delta, ZSTD)".to_owned(),
-            Kind::Address if column.field.name == "addr" => "IPv6".to_owned(),
+            Kind::Address if column.is_required() => "IPv6".to_owned(),
             Kind::Address => "Nullable(IPv6)".to_owned(),
             Kind::Digest => "String".to_owned(),
             Kind::Numbers => "Array(UInt16)".to_owned(),

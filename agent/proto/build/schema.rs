@@ -54,7 +54,7 @@ fn may_be_null(column: &Column) -> bool {
     match column.field.kind {
         Kind::Counter | Kind::Flag | Kind::Time | Kind::Numbers => false,
         Kind::Number => !is_endpoint || column.field.is_optional,
-        Kind::Address => column.field.name != "addr",
+        Kind::Address => !column.is_required(),
         Kind::Id | Kind::Digest | Kind::Text | Kind::Enum(_) | Kind::Message(_) => true,
     }
 }
