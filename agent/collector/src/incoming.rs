@@ -19,15 +19,13 @@ use proto::{
         fields::{AGENT, RECORDS, each_field},
         validity,
     },
-    limits,
+    limits::{self, MAX_BATCH_BYTES},
 };
 use sys::clock;
 use tls::identity::{Grant, Identity, Role};
 
 use super::streams::{Key, unix_now};
 
-/// gRPC's default limit. Batches of agents have about 256 KiB.
-pub const MOST_BATCH_BYTES: usize = 4 << 20;
 /// A record may have two bytes on the wire, and takes hundreds in memory. Batches of agents have a few thousand
 /// records.
 const MOST_RECORDS: usize = 1 << 14;
@@ -79,8 +77,8 @@ impl Incoming {
         };
         // The next collector would refuse a larger batch.
         ensure!(
-            raw.len() <= MOST_BATCH_BYTES,
-            "a batch has at most {MOST_BATCH_BYTES} bytes with its sender's identity, and this one has {}",
+            raw.len() <= MAX_BATCH_BYTES,
+            "a batch has at most {MAX_BATCH_BYTES} bytes with its sender's identity, and this one has {}",
             raw.len()
         );
         batch.agent.get_or_insert_default().identity = sender.to_string();
@@ -408,10 +406,10 @@ mod tests {
             raw.extend(padding);
             raw
         };
-        let half = padded(MOST_BATCH_BYTES / 2);
+        let half = padded(MAX_BATCH_BYTES / 2);
         let added = read(half.clone()).unwrap().raw.len() - half.len();
-        let largest = MOST_BATCH_BYTES - added;
-        assert_eq!(read(padded(largest)).unwrap().raw.len(), MOST_BATCH_BYTES);
+        let largest = MAX_BATCH_BYTES - added;
+        assert_eq!(read(padded(largest)).unwrap().raw.len(), MAX_BATCH_BYTES);
         assert!(read(padded(largest + 1)).is_err());
     }
 

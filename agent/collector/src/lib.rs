@@ -50,7 +50,6 @@ mod streams;
 mod writer;
 
 use export::CallPlaces;
-pub use incoming::MOST_BATCH_BYTES;
 use messages::Messages;
 
 use claims::Claims;

@@ -8,9 +8,8 @@ use std::io::Read as _;
 use bytes::{Buf as _, Bytes};
 use flate2::read::GzDecoder;
 use http_body_util::BodyExt as _;
+use proto::limits::MAX_BATCH_BYTES;
 use tonic::{Code, Status, body::Body};
-
-use super::MOST_BATCH_BYTES;
 
 const HEADER_BYTES: usize = 5;
 
@@ -79,9 +78,9 @@ impl Messages {
             }
         };
         let len_bytes = len_bytes as usize;
-        if len_bytes > MOST_BATCH_BYTES {
+        if len_bytes > MAX_BATCH_BYTES {
             return Err(Status::out_of_range(format!(
-                "a batch has at most {MOST_BATCH_BYTES} bytes, and this one has {len_bytes}"
+                "a batch has at most {MAX_BATCH_BYTES} bytes, and this one has {len_bytes}"
             )));
         }
         Ok(Header { is_gzip, len_bytes })
@@ -118,12 +117,12 @@ impl Message {
         }
         let mut batch = Vec::new();
         GzDecoder::new(&self.bytes[..])
-            .take(MOST_BATCH_BYTES as u64 + 1)
+            .take(MAX_BATCH_BYTES as u64 + 1)
             .read_to_end(&mut batch)
             .map_err(|error| Status::internal(format!("decompress a batch: {error}")))?;
-        if batch.len() > MOST_BATCH_BYTES {
+        if batch.len() > MAX_BATCH_BYTES {
             return Err(Status::resource_exhausted(format!(
-                "a batch has at most {MOST_BATCH_BYTES} bytes when it is decompressed"
+                "a batch has at most {MAX_BATCH_BYTES} bytes when it is decompressed"
             )));
         }
         Ok(batch.into())
@@ -191,8 +190,8 @@ mod tests {
 
     #[tokio::test]
     async fn messages_that_are_cut_off_too_long_or_compressed_otherwise_are_refused() {
-        let too_long = [&[0], &(MOST_BATCH_BYTES as u32 + 1).to_be_bytes()[..]].concat();
-        let expands = gzip(&vec![0; MOST_BATCH_BYTES + 1]);
+        let too_long = [&[0], &(MAX_BATCH_BYTES as u32 + 1).to_be_bytes()[..]].concat();
+        let expands = gzip(&vec![0; MAX_BATCH_BYTES + 1]);
         for (bytes, code) in [
             (framed(0, b"long")[..6].to_vec(), Code::Internal),
             (vec![0, 0], Code::Internal),
@@ -211,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_batch_may_have_all_the_bytes_it_may() {
-        let largest = vec![0; MOST_BATCH_BYTES];
+        let largest = vec![0; MAX_BATCH_BYTES];
         for (flag, message) in [(0, largest.clone()), (1, gzip(&largest))] {
             let mut messages = call(&framed(flag, &message), 1 << 14);
             assert_eq!(next(&mut messages).await.unwrap().unwrap(), largest);

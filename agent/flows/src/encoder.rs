@@ -28,7 +28,7 @@ use crate::names::Names;
 /// The encoder closes a batch before its records exceed this size. The scan's own fields and the names of cgroups and
 /// processes come on top: at most 33 bytes per interface, about 300 bytes per cgroup (at most 1.6 KB, see
 /// [`MAX_CGROUP_PATH_BYTES`](proto::limits::MAX_CGROUP_PATH_BYTES)), and at most 80 bytes per process, two processes per
-/// record. This stays far below gRPC's default limit of 4 MiB.
+/// record. This stays far below [`MAX_BATCH_BYTES`](proto::limits::MAX_BATCH_BYTES).
 const BATCH_LEN_BYTES: usize = 256 << 10;
 /// The encoder also closes a batch once its records name this many cgroups. The last record may add one more.
 const MOST_CGROUPS: usize = 500;

@@ -2,12 +2,9 @@
 
 use std::{collections::HashMap, net::IpAddr};
 
-use proto::{FlowBatch, FlowRecord, NameSource};
+use proto::{FlowBatch, FlowRecord, NameSource, known_interfaces::MAX_GONE};
 
 use super::{cells, harmless::harmless, human};
-
-/// At least so many removed interfaces are kept, for their flows that end later.
-const MAX_GONE: usize = 4096;
 
 #[derive(Clone, Default)]
 pub struct Names {

@@ -59,8 +59,6 @@ const REFERENCES: [Reference; 3] = [
 const MESSAGES: i32 = 4;
 const FIELDS: i32 = 2;
 
-/// The highest value of a counter without a limit of its own. Files and databases store 63 bits.
-const MOST: u64 = i64::MAX as u64;
 const DAY_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,6 +141,8 @@ pub struct Column {
 pub struct Catalogue {
     pub record: Vec<Field>,
     pub endpoint: Vec<Field>,
+    /// The fields of the messages that an endpoint refers to.
+    pub referred: Vec<Field>,
     pub columns: Vec<Column>,
     /// Each enum of a record, with the names of its values.
     pub enums: Vec<(String, Vec<String>)>,
@@ -205,9 +205,11 @@ impl Catalogue {
         }
         enums.sort();
         enums.dedup();
+        let referred = references.into_iter().flat_map(|(_, fields)| fields);
         Ok(Self {
             record,
             endpoint,
+            referred: referred.collect(),
             columns,
             enums,
         })
@@ -365,11 +367,7 @@ impl Field {
             is_left_out = true;
             *json = name.to_owned();
         }
-        let limit = match (&notes.limit, &kind) {
-            (Some(limit), _) => Some(number(limit)?),
-            (None, Kind::Counter) => Some(MOST),
-            (None, _) => None,
-        };
+        let limit = notes.limit.as_deref().map(number).transpose()?;
         Ok(Self {
             number: field.number().try_into()?,
             kind,

@@ -263,8 +263,25 @@ fn put(field: &Field) -> String {
     format!("        self.{put};\n")
 }
 
-/// Checks that every number is within its limit.
+/// The limits of fields as constants: see `src/limits.rs`.
 pub fn limits(catalogue: &Catalogue) -> String {
+    let all = [&catalogue.record, &catalogue.endpoint, &catalogue.referred];
+    let limited = all
+        .into_iter()
+        .flatten()
+        .filter_map(|field| Some((&field.name, field.limit?)));
+    let constants = limited.map(|(name, limit)| {
+        format!(
+            "/// The highest `{name}`.\npub const MAX_{}: u64 = {};\n",
+            name.to_uppercase(),
+            separated(limit)
+        )
+    });
+    constants.collect()
+}
+
+/// Checks that every number is within its limit: see `src/batch/validity.rs`.
+pub fn checks(catalogue: &Catalogue) -> String {
     let mut out = String::new();
     for (message, fields) in messages(catalogue) {
         let function = if message == crate::catalogue::RECORD {
@@ -278,10 +295,12 @@ pub fn limits(catalogue: &Catalogue) -> String {
         )
         .expect("a string grows");
         for field in fields {
-            let (Some(limit), name) = (field.limit, &field.name) else {
-                continue;
+            let name = &field.name;
+            let limit = match (field.limit, &field.kind) {
+                (Some(_), _) => format!("limits::MAX_{}", name.to_uppercase()),
+                (None, Kind::Counter) => "limits::MAX_COUNTER".to_owned(),
+                (None, _) => continue,
             };
-            let limit = separated(limit);
             let line = match field.kind {
                 Kind::Number if field.is_optional => {
                     format!(

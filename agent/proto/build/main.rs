@@ -88,6 +88,7 @@ fn main() -> Result<()> {
         ("writer.rs", code::writer(&catalogue)),
         ("no_end.rs", code::no_end(&catalogue)),
         ("limits.rs", code::limits(&catalogue)),
+        ("checks.rs", code::checks(&catalogue)),
         ("columns.rs", code::columns(&catalogue)),
         ("fields.md", page::table(&catalogue)),
         ("flows.sql", page::sql(&catalogue)),

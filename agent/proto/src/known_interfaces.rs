@@ -6,7 +6,7 @@ use crate::{FlowBatch, FlowRecord, Interface};
 
 /// At least this many interfaces that are gone are kept. Their flows end soon, so no interface is kept for
 /// good.
-const MAX_GONE: usize = 4096;
+pub const MAX_GONE: usize = 4096;
 
 /// By network namespace (inode number) and interface index.
 #[derive(Default)]

@@ -1,4 +1,13 @@
-//! The longest names and lists that an agent puts into a batch, and that a collector accepts.
+//! The highest numbers and the longest names and lists that an agent puts into a batch, and that a collector accepts. The
+//! limits of a record's numbers come from `flow.proto`.
+
+include!(concat!(env!("OUT_DIR"), "/limits.rs"));
+
+/// The highest value of a counter that has no limit of its own. Files and databases store 63 bits.
+pub const MAX_COUNTER: u64 = i64::MAX as u64;
+
+/// The longest encoded batch: gRPC's default limit. Batches of agents have about 256 KiB.
+pub const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// The longest cgroup path that is kept. The owner of a cgroup can nest directories in it without limit.
 pub const MAX_CGROUP_PATH_BYTES: usize = 1024;

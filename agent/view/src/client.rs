@@ -10,7 +10,7 @@ use proto::{
     GetSettingsRequest, GetStatusRequest, ListFlowsRequest, ObserveRequest, ScanNowRequest,
     SetFiltersRequest, SettingsInForce, flow_agent_client::FlowAgentClient,
     flow_collector_control_client::FlowCollectorControlClient,
-    flow_control_client::FlowControlClient,
+    flow_control_client::FlowControlClient, limits,
 };
 use rules::bounds::MAX_MESSAGE_BYTES;
 use thiserror::Error;
@@ -535,8 +535,8 @@ pub enum Reconnected {
     ToACollector,
 }
 
-/// A batch that a collector takes has at most 4 MiB; its stream adds a few numbers to it.
-const MOST_BATCH_BYTES: usize = 5 << 20;
+/// The stream adds a few numbers to a batch.
+const MOST_BATCH_BYTES: usize = limits::MAX_BATCH_BYTES + (1 << 20);
 
 /// A stream of batches.
 pub struct Observer {

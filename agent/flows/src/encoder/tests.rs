@@ -4,13 +4,11 @@ mod records;
 use agent_common::{Counts, Encapsulation, FlowKey, L4Kind, Outer, Pair, Reason, TcpInfo};
 use proto::{
     EndReason, Failure, NameSource,
+    limits::MAX_BATCH_BYTES,
     record::{Address, EndFields, Fields, VlanIds},
 };
 
 use super::*;
-
-/// gRPC's default limit.
-const MESSAGE_LIMIT_BYTES: usize = 4 << 20;
 
 fn identity() -> Arc<Identity> {
     Arc::new(Identity {
@@ -192,7 +190,7 @@ fn many_long_records_make_batches_under_the_limit_and_lose_none() {
     assert!(batches.len() > 2);
     let mut decoded = 0;
     for (index, batch) in batches.iter().enumerate() {
-        assert!(batch.body.len() < MESSAGE_LIMIT_BYTES);
+        assert!(batch.body.len() < MAX_BATCH_BYTES);
         let message = decode(batch);
         assert_eq!(message.records.len(), batch.records as usize);
         assert_eq!(

@@ -18,26 +18,15 @@ const DAY_NS: u64 = 24 * 3600 * SECOND_NS;
 const MOST_AGE_NS: u64 = 400 * DAY_NS;
 /// A clock may be set to the wrong time zone.
 const MOST_AHEAD_NS: u64 = DAY_NS;
-/// The longest window (a host may sleep during one), the longest report interval, and the longest
-/// `delta_duration_ns`.
-const LONGEST_NS: u64 = 400 * DAY_NS;
+/// The longest window (a host may sleep during one), and the longest report interval.
+const LONGEST_NS: u64 = limits::MAX_DELTA_DURATION_NS;
 /// A batch that another collector has checked may have waited in a topic for as long again.
 const MOST_AGE_IN_A_TOPIC_NS: u64 = 2 * MOST_AGE_NS;
 /// No flow and no host lasts longer than ten years.
 const OLDEST_FLOW_NS: u64 = 3650 * DAY_NS;
-/// The most that a flow can count between two records, as in `flow.proto`: 400 Gbit/s for an hour and a half. The sum
-/// of some ten thousand such values fits into 63 bits.
-pub const MOST_DELTA: u64 = 1 << 48;
-/// The highest value of a cumulative counter. Files and databases store 63 bits.
-const MOST_TOTAL: u64 = i64::MAX as u64;
 
 /// The parser reads no more tags in front of a packet.
 const MOST_VLANS: usize = 8;
-/// `PID_MAX_LIMIT` (linux/threads.h).
-const MOST_PID: u32 = 1 << 22;
-const MOST_PORT: u32 = u16::MAX as u32;
-/// The kernel's interface indices are positive `int`s.
-const MOST_IFINDEX: u32 = i32::MAX as u32;
 const IPV4_BYTES: usize = 4;
 const IPV6_BYTES: usize = 16;
 const COMMUNITY_ID_BYTES: usize = 20;
@@ -50,7 +39,7 @@ pub struct Invalid {
     why: String,
 }
 
-include!(concat!(env!("OUT_DIR"), "/limits.rs"));
+include!(concat!(env!("OUT_DIR"), "/checks.rs"));
 
 /// The message of a batch that has the field, with its index if the message is repeated.
 #[derive(Clone, Copy)]
@@ -93,8 +82,8 @@ impl Place<'_> {
     }
 
     #[inline]
-    fn number(self, name: &str, value: Option<u32>, most: u32) -> Result<(), Invalid> {
-        self.at_most(name, value.unwrap_or_default().into(), most.into())
+    fn number(self, name: &str, value: Option<u32>, most: u64) -> Result<(), Invalid> {
+        self.at_most(name, value.unwrap_or_default().into(), most)
     }
 
     #[inline]
@@ -174,9 +163,13 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
         ("table_capacity", batch.table_capacity),
         ("tracked_flows", batch.tracked_flows.unwrap_or_default()),
     ] {
-        place.at_most(name, value, MOST_TOTAL)?;
+        place.at_most(name, value, limits::MAX_COUNTER)?;
     }
-    place.number("sample_rate", Some(batch.sample_rate), sample::MOST_RATE)?;
+    place.number(
+        "sample_rate",
+        Some(batch.sample_rate),
+        sample::MOST_RATE.into(),
+    )?;
     let mut sums = [0_u64; 3];
     for (record, number) in batch.records.iter().zip(0..) {
         let place = Place {
@@ -197,7 +190,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
             number: None,
             end: "",
         };
-        all.at_most(name, sum, MOST_TOTAL)?;
+        all.at_most(name, sum, limits::MAX_COUNTER)?;
     }
     if let Some(account) = &batch.account {
         check_account(account)?;
@@ -208,7 +201,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
             number: Some(number),
             end: "",
         };
-        place.number("ifindex", Some(interface.ifindex), MOST_IFINDEX)?;
+        place.number("ifindex", Some(interface.ifindex), limits::MAX_IFINDEX)?;
     }
     for (process, number) in batch.processes.iter().zip(0..) {
         let place = Place {
@@ -216,7 +209,7 @@ pub fn check(batch: &FlowBatch, origin: Origin, now_unix_ns: u64) -> Result<(), 
             number: Some(number),
             end: "",
         };
-        place.number("pid", Some(process.pid), MOST_PID)?;
+        place.number("pid", Some(process.pid), limits::MAX_PID)?;
     }
     for (exchange, number) in batch.dns_exchanges.iter().zip(0..) {
         let place = Place {
@@ -320,7 +313,11 @@ fn check_account(account: &Account) -> Result<(), Invalid> {
         number: None,
         end: "",
     };
-    place.number("sample_rate", Some(account.sample_rate), sample::MOST_RATE)?;
+    place.number(
+        "sample_rate",
+        Some(account.sample_rate),
+        sample::MOST_RATE.into(),
+    )?;
     let counts = [
         ("seen", &account.seen),
         ("flows", &account.flows),
@@ -346,8 +343,8 @@ fn check_account(account: &Account) -> Result<(), Invalid> {
 
 /// Checks a count. The limit leaves room for sums of several counts.
 fn check_count(name: &str, count: &Count, place: Place<'_>) -> Result<(), Invalid> {
-    place.at_most(name, count.packets, MOST_TOTAL >> 8)?;
-    place.at_most(name, count.bytes, MOST_TOTAL >> 8)
+    place.at_most(name, count.packets, limits::MAX_COUNTER >> 8)?;
+    place.at_most(name, count.bytes, limits::MAX_COUNTER >> 8)
 }
 
 fn check_exchange(exchange: &DnsExchange, place: Place<'_>, now: Now) -> Result<(), Invalid> {
@@ -361,8 +358,8 @@ fn check_exchange(exchange: &DnsExchange, place: Place<'_>, now: Now) -> Result<
     for address in exchange.addrs.iter().take(limits::MAX_DNS_ANSWERS) {
         place.len("addrs", address.len(), &[IPV4_BYTES, IPV6_BYTES])?;
     }
-    place.number("ifindex", Some(exchange.ifindex), MOST_IFINDEX)?;
-    place.number("client_port", Some(exchange.client_port), MOST_PORT)?;
+    place.number("ifindex", Some(exchange.ifindex), limits::MAX_IFINDEX)?;
+    place.number("client_port", Some(exchange.client_port), limits::MAX_PORT)?;
     place.number("record_type", Some(exchange.record_type), u16::MAX.into())?;
     // With the bits of EDNS (RFC 6891, 6.1.3).
     place.number("code", exchange.code, 4095)?;

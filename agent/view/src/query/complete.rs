@@ -12,7 +12,7 @@ use parquet::{
         statistics::Statistics,
     },
 };
-use proto::batch::validity::MOST_DELTA;
+use proto::limits::MAX_DELTA_BYTES;
 use rules::Facts;
 use serde_json::Value;
 
@@ -302,7 +302,7 @@ impl Rows {
         let (packets, bytes) = (both(&self.packets), both(&self.bytes));
         let mut deltas = packets.into_iter().chain(bytes);
         ensure!(
-            deltas.all(|delta| delta <= MOST_DELTA),
+            deltas.all(|delta| delta <= MAX_DELTA_BYTES),
             "no flow has so much in one record"
         );
         let port = |value: Option<i32>| value.map(u16::try_from).transpose();

@@ -25,7 +25,7 @@ use formats::{
 use prost::Message as _;
 use proto::{
     AgentIdentity, Cgroup, Direction, EndReason, Endpoint, FlowBatch, FlowRecord, HostName,
-    Interface, Process, batch::validity::MOST_DELTA,
+    Interface, Process, limits::MAX_DELTA_BYTES,
 };
 use sys::local_time::{Step, Zone};
 

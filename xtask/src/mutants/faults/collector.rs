@@ -291,8 +291,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a message may be as long as it says",
         file: "agent/collector/src/messages.rs",
-        from: "if len_bytes > MOST_BATCH_BYTES {",
-        to: "if len_bytes > 2 * MOST_BATCH_BYTES {",
+        from: "if len_bytes > MAX_BATCH_BYTES {",
+        to: "if len_bytes > 2 * MAX_BATCH_BYTES {",
         target: unit(
             "collector",
             "messages::tests::messages_that_are_cut_off_too_long_or_compressed_otherwise_are_refused",
@@ -301,8 +301,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a message may expand without a bound",
         file: "agent/collector/src/messages.rs",
-        from: ".take(MOST_BATCH_BYTES as u64 + 1)",
-        to: ".take(MOST_BATCH_BYTES as u64)",
+        from: ".take(MAX_BATCH_BYTES as u64 + 1)",
+        to: ".take(MAX_BATCH_BYTES as u64)",
         target: unit(
             "collector",
             "messages::tests::messages_that_are_cut_off_too_long_or_compressed_otherwise_are_refused",

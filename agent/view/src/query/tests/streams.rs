@@ -176,7 +176,7 @@ fn records_that_no_agent_sends_are_left_out_and_counted() {
 fn sums_without_room_say_so_and_leave_all_other_groups_as_they_are() {
     let forged = (0..70_000).map(|_| FlowRecord {
         src: Some(Endpoint {
-            delta_bytes: MOST_DELTA,
+            delta_bytes: MAX_DELTA_BYTES,
             ..record(1, 443, 1).src().clone()
         }),
         ..record(1, 443, 1)
