@@ -67,7 +67,7 @@ mod wakes;
 pub use asked::BETWEEN_SCANS;
 use printing::Printing;
 use publish::{NetlinkReadings, Publisher};
-use scanning::{ReliefLog, Scanning};
+use scanning::{Scanning, ThrottleLog};
 use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is enabled.
@@ -376,7 +376,7 @@ impl Agent {
             hub: hub.clone(),
             times: config.times(),
             outputs: outputs.clone(),
-            relief_log: ReliefLog::default(),
+            throttle_log: ThrottleLog::default(),
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),

@@ -199,7 +199,7 @@ impl Call {
             mut outcomes,
             _place,
         } = self;
-        let wanted = reader.intake.asks;
+        let wanted = reader.intake.throttle;
         let mut stopping = reader.intake.stopping.clone();
         // Dropped as soon as reading ends, with everything it holds of the call. The outcomes channel closes once the
         // writer has no batch of this call.

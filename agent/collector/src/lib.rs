@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use exporters::{Prepared, Relief};
+use exporters::{Prepared, Throttle};
 use futures_util::future::join_all;
 use hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
 use proto::{CollectorStatus, PairsStatus};
@@ -87,8 +87,8 @@ pub struct Config {
     /// Tokens for TCP callers, who must show one of them. `None` if they need none.
     pub tokens: Option<Known>,
     pub agents: AgentLimits,
-    /// The load relief that agents are asked for.
-    pub asks: Relief,
+    /// What agents are asked for.
+    pub throttle: Throttle,
     /// The stores. Each of them gets every batch.
     pub stores: Vec<Prepared>,
     /// Where metrics are served. `None` serves none.
@@ -172,7 +172,7 @@ impl Collector {
             of_addresses: Counted::default(),
             of_credentials: Counted::default(),
             limits: config.agents,
-            asks: config.asks,
+            throttle: config.throttle,
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
@@ -246,8 +246,8 @@ struct Intake {
     of_addresses: Counted<Source>,
     of_credentials: Counted<Identity>,
     limits: AgentLimits,
-    /// The load relief that agents are asked for.
-    asks: Relief,
+    /// What agents are asked for.
+    throttle: Throttle,
     /// Its sender is dropped when the collector stops.
     stopping: watch::Receiver<()>,
     started_boot_ns: u64,
@@ -280,8 +280,8 @@ impl Intake {
                 let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);
                 pairs.clone()
             }),
-            report_interval_ns: clock::nanos(self.asks.report_interval),
-            sample_rate: self.asks.sample_rate,
+            report_interval_ns: clock::nanos(self.throttle.report_interval),
+            sample_rate: self.throttle.sample_rate,
             ..CollectorStatus::default()
         }
     }

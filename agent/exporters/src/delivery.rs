@@ -27,9 +27,9 @@ use tonic::codegen::http::HeaderValue;
 use super::{
     backoff::Backoff,
     ending::Ending,
-    relief::{AskedByOne, Relief},
     tally::Tally,
     telling::Telling,
+    throttle::{OutputThrottle, Throttle},
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
 
@@ -93,7 +93,7 @@ struct Sender {
     has_progressed: bool,
     backoff: Backoff,
     /// What the collector asks the agent for.
-    asked: AskedByOne,
+    throttle: OutputThrottle,
     ending: Ending,
     telling: Telling,
     tally: Arc<Tally>,
@@ -103,8 +103,8 @@ struct Sender {
 pub(super) struct Collectors {
     pub endpoints: Vec<Endpoint>,
     pub spooling: Option<Spooling>,
-    /// The most that the agent grants a collector that asks for relief.
-    pub most_asked: Relief,
+    /// The strongest throttle that the agent grants a collector.
+    pub max_throttle: Throttle,
     pub token: Option<TokenFile>,
 }
 
@@ -113,7 +113,7 @@ impl Delivery {
     pub(super) fn new(
         name: &str,
         collectors: Collectors,
-        (tls, asked): (Option<InForce>, AskedByOne),
+        (tls, throttle): (Option<InForce>, OutputThrottle),
         subscription: Subscription,
         tally: Arc<Tally>,
         ending: Ending,
@@ -135,7 +135,7 @@ impl Delivery {
             called_invalid: (0, Vec::new()),
             has_progressed: false,
             backoff: Backoff::default(),
-            asked,
+            throttle,
             ending: ending.clone(),
             telling: Telling::of(name, &tally),
             tally,
@@ -506,11 +506,11 @@ impl Sender {
             "the collector acknowledges batch {last_seq}, and {} was the last one",
             self.handed_seq
         );
-        let asked = self.asked.set(Relief {
+        let granted = self.throttle.set(Throttle {
             report_interval: Duration::from_nanos(report_interval_ns),
             sample_rate,
         });
-        self.tally.is_asked(asked);
+        self.tally.is_asked(granted);
         let Some((arrived, done)) = self.backlog.acknowledge(last_seq.min(sent_seq)) else {
             return Ok(false);
         };

@@ -28,22 +28,22 @@ mod ending;
 pub mod files;
 pub mod kafka;
 mod password;
-mod relief;
 pub mod settings;
 mod spell;
 mod tally;
 mod telling;
+mod throttle;
 mod transport;
 mod wanted;
 mod worker;
 
 use delivery::Delivery;
 use ending::Ending;
-use relief::AskedByAll;
-pub use relief::Relief;
 use settings::Parts;
 pub use settings::{Output, Prepared};
 use tally::Tally;
+use throttle::AllThrottles;
+pub use throttle::Throttle;
 use worker::Worker;
 
 /// How long outputs may take to end before the log says that they do.
@@ -56,7 +56,7 @@ pub struct Outputs {
     hub: Hub,
     /// The addresses where the agent listens.
     listeners: Arc<str>,
-    asked: AskedByAll,
+    throttles: AllThrottles,
     all: Arc<Mutex<All>>,
 }
 
@@ -91,7 +91,7 @@ impl Outputs {
         let started = Self {
             hub: hub.clone(),
             listeners: listeners.join(" ").into(),
-            asked: AskedByAll::default(),
+            throttles: AllThrottles::default(),
             all: Arc::default(),
         };
         started.replace(outputs);
@@ -190,11 +190,11 @@ impl Outputs {
                 tokio::spawn(worker.run())
             }
             Parts::Batches(collectors) => {
-                let asked = self.asked.of_output(collectors.most_asked);
+                let throttle = self.throttles.add_output(collectors.max_throttle);
                 let delivery = Delivery::new(
                     &name,
                     collectors,
-                    (files, asked),
+                    (files, throttle),
                     subscription,
                     fates,
                     ending,
@@ -224,9 +224,9 @@ impl Outputs {
         statuses.collect()
     }
 
-    /// The relief that collectors ask for, over all outputs.
-    pub fn asked(&self) -> Relief {
-        self.asked.most()
+    /// The strongest throttle that collectors ask for, over all outputs.
+    pub fn throttle(&self) -> Throttle {
+        self.throttles.strongest()
     }
 
     /// Totals of outputs that the settings no longer name.

@@ -14,7 +14,7 @@ use hub::{Backlog, OutgoingBatch};
 use proto::{FlowRecord, OutputSpoolStatus, OutputStatus, RecordSum};
 use sys::clock;
 
-use super::{Relief, transport::Receipts};
+use super::{Throttle, transport::Receipts};
 
 /// Counters and state of one output.
 pub(super) struct Tally {
@@ -138,7 +138,7 @@ impl Tally {
     }
 
     /// Sets what the collector asks for.
-    pub(super) fn is_asked(&self, asked: Relief) {
+    pub(super) fn is_asked(&self, asked: Throttle) {
         let interval_ns = clock::nanos(asked.report_interval);
         self.asked_report_interval_ns.store(interval_ns, Relaxed);
         self.asked_sample_rate.store(asked.sample_rate, Relaxed);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use agent_common::Reason;
 use anyhow::{Context as _, Result};
-use exporters::{Outputs, Relief};
+use exporters::{Outputs, Throttle};
 use hub::Hub;
 use kernel::attach::Reports;
 use server::asks::{Ask, SnapshotBytes};
@@ -40,7 +40,7 @@ pub(super) struct Scanning {
     pub times: Times,
     /// Collectors behind these may ask for fewer reports or a lower sample rate.
     pub outputs: Outputs,
-    pub relief_log: ReliefLog,
+    pub throttle_log: ThrottleLog,
     pub wakes: Wakes,
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
@@ -64,9 +64,9 @@ impl Made {
 
 /// Logs when collectors start or stop asking for other values than the settings have.
 #[derive(Default)]
-pub(super) struct ReliefLog {
+pub(super) struct ThrottleLog {
     /// What was last logged, beyond the settings.
-    told: Relief,
+    told: Throttle,
     intervals: LogLimit,
     rates: LogLimit,
 }
@@ -76,8 +76,8 @@ fn changes(log: &mut LogLimit, is_change: bool) -> Option<u64> {
     if is_change { log.event() } else { log.rest() }
 }
 
-impl ReliefLog {
-    fn tell(&mut self, own: Relief, in_force: Relief) {
+impl ThrottleLog {
+    fn log_change(&mut self, own: Throttle, in_force: Throttle) {
         let beyond = in_force.beyond(own);
         let before = std::mem::replace(&mut self.told, beyond);
         if let Some(changes) = changes(
@@ -182,7 +182,7 @@ impl Scanning {
                 Some(request) = self.requests.recv() => {
                     let made;
                     (scanner, made) = self.make(request, scanner).await?;
-                    times = self.relieve(&mut scanner);
+                    times = self.apply_throttle(&mut scanner);
                     publish_status(&scanner, times, late.count, false);
                     if let Some(made) = made {
                         made.tell();
@@ -244,7 +244,7 @@ impl Scanning {
                 self.refuse_changes().await;
             } else {
                 // At a scan and not sooner, however often collectors change what they ask for.
-                times = self.relieve(&mut scanner);
+                times = self.apply_throttle(&mut scanner);
             }
             let started = Instant::now();
             let outcome;
@@ -324,19 +324,19 @@ impl Scanning {
 
     /// Applies the report interval and the sample rate of the settings or of a collector, whichever mean fewer records.
     /// Returns the times in force.
-    fn relieve(&mut self, scanner: &mut Scanner) -> Times {
-        let own = Relief {
+    fn apply_throttle(&mut self, scanner: &mut Scanner) -> Times {
+        let own = Throttle {
             report_interval: self.times.report_interval,
             sample_rate: scanner.sample_rates().own,
         };
-        let in_force = own.max(self.outputs.asked());
-        let Relief {
+        let in_force = own.max(self.outputs.throttle());
+        let Throttle {
             report_interval,
             sample_rate,
         } = in_force;
         scanner.report_every(report_interval, report_interval != own.report_interval);
         scanner.sample(sample_rate);
-        self.relief_log.tell(own, in_force);
+        self.throttle_log.log_change(own, in_force);
         Times {
             report_interval,
             ..self.times

@@ -10,7 +10,7 @@ use collector::{
     store::Store,
 };
 use exporters::{
-    Prepared, Relief,
+    Prepared, Throttle,
     settings::{Wish, Wishes},
 };
 use server::{
@@ -177,7 +177,7 @@ impl Args {
                 most_per_address: self.max_agents_per_address.unwrap_or(self.max_agents),
                 records_per_second: self.max_agent_records,
             },
-            asks: Relief {
+            throttle: Throttle {
                 report_interval: self.report_interval,
                 sample_rate: sample::rate(self.sample),
             },

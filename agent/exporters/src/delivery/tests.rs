@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::{relief::AskedByAll, settings::HostPort};
+use crate::{settings::HostPort, throttle::AllThrottles};
 
 use collector::{Script, Store, WELL, free_port, host, listen, listen_on};
 
@@ -73,7 +73,7 @@ fn sum_of_records(records: u64) -> Pair {
 struct Output {
     hub: Hub,
     tally: Arc<Tally>,
-    all_asked: AskedByAll,
+    throttles: AllThrottles,
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
 }
@@ -91,19 +91,19 @@ impl Output {
         let collectors = Collectors {
             endpoints: collectors.into_iter().map(endpoint).collect(),
             spooling: None,
-            most_asked: Relief {
+            max_throttle: Throttle {
                 report_interval: Duration::from_mins(5),
                 sample_rate: 50,
             },
             token: None,
         };
-        let asked = AskedByAll::default();
-        let all_asked = asked.clone();
-        let asked = asked.of_output(collectors.most_asked);
+        let all = AllThrottles::default();
+        let throttles = all.clone();
+        let throttle = all.add_output(collectors.max_throttle);
         let mut delivery = Delivery::new(
             "collector",
             collectors,
-            (None, asked),
+            (None, throttle),
             subscription,
             Arc::clone(&tally),
             Ending::new(until),
@@ -112,7 +112,7 @@ impl Output {
         Self {
             hub,
             tally,
-            all_asked,
+            throttles,
             deadline,
             task: tokio::spawn(delivery.run()),
         }
@@ -223,7 +223,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     let asked = |output: &Output| {
         let told = output.tally.status().asked_report_interval_ns;
-        let most = output.all_asked.most();
+        let most = output.throttles.strongest();
         assert_eq!(most.report_interval.as_nanos(), told.into());
         let rate = output.tally.status().asked_sample_rate;
         // See the script.
@@ -240,9 +240,9 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
         output.wait_until_sent(scan_id).await;
         assert_eq!(asked(&output), minutes, "{scan_id}");
     }
-    let all_asked = output.all_asked.clone();
+    let throttles = output.throttles.clone();
     output.end().await;
-    assert_eq!(all_asked.most(), Relief::default());
+    assert_eq!(throttles.strongest(), Throttle::default());
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     delivery::{Collectors, Spooling},
-    relief::Relief,
+    throttle::Throttle,
     transport::Endpoint,
 };
 
@@ -30,7 +30,7 @@ pub(super) struct Target {
     all: Vec<HostPort>,
     way: Way,
     spooling: Option<Spooling>,
-    most_asked: Relief,
+    max_throttle: Throttle,
     token: Option<TokenFile>,
 }
 
@@ -54,14 +54,14 @@ impl Target {
         Collectors {
             endpoints: self.all.iter().map(endpoint).collect(),
             spooling: self.spooling.clone(),
-            most_asked: self.most_asked,
+            max_throttle: self.max_throttle,
             token: self.token.clone(),
         }
     }
 
     /// Whether the collectors may ask the agent to report less often.
     pub fn may_ask(&self) -> bool {
-        !self.most_asked.report_interval.is_zero()
+        !self.max_throttle.report_interval.is_zero()
     }
 
     pub fn read(table: &Table, address: &str) -> Result<Self, Refused> {
@@ -79,7 +79,7 @@ impl Target {
             all,
             way,
             spooling,
-            most_asked: Relief {
+            max_throttle: Throttle {
                 report_interval: max_report_interval.unwrap_or(MAX_REPORT_INTERVAL),
                 sample_rate: max_sample_rate_of(table)?,
             },

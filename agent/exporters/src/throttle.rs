@@ -1,5 +1,5 @@
-//! Relief that collectors ask the agent for, so that they have less to do. All outputs get the same records. If several
-//! collectors ask, the longest interval and the sparsest sampling apply.
+//! How collectors throttle the agent: they ask for fewer reports, or for a sample of the flows. All outputs get the same
+//! records. If several collectors ask, the longest interval and the sparsest sampling apply.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use agent_common::sample;
 
 /// What a collector asks for. Zero asks for nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Relief {
+pub struct Throttle {
     /// The least time between two reports of a continuing flow.
     pub report_interval: Duration,
     /// Count one in this many flows.
@@ -20,17 +20,17 @@ pub struct Relief {
 
 /// What all outputs' collectors ask for. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct AskedByAll(Arc<Mutex<BTreeMap<u64, Relief>>>);
+pub(super) struct AllThrottles(Arc<Mutex<BTreeMap<u64, Throttle>>>);
 
 /// What the collector of one output asks for, withdrawn on drop.
-pub(super) struct AskedByOne {
-    all: AskedByAll,
+pub(super) struct OutputThrottle {
+    all: AllThrottles,
     id: u64,
     /// The most that the output's settings allow.
-    most: Relief,
+    most: Throttle,
 }
 
-impl Relief {
+impl Throttle {
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -58,40 +58,43 @@ impl Relief {
     }
 }
 
-impl AskedByAll {
-    pub fn of_output(&self, most: Relief) -> AskedByOne {
+impl AllThrottles {
+    /// Adds an output, whose collector is granted `most` at most.
+    pub fn add_output(&self, most: Throttle) -> OutputThrottle {
         let mut all = self.all();
         let id = all.last_key_value().map_or(0, |(id, _)| id + 1);
-        all.insert(id, Relief::default());
+        all.insert(id, Throttle::default());
         drop(all);
-        AskedByOne {
+        OutputThrottle {
             all: self.clone(),
             id,
             most,
         }
     }
 
-    pub fn most(&self) -> Relief {
+    pub fn strongest(&self) -> Throttle {
         let all = self.all();
-        all.values().copied().fold(Relief::default(), Relief::max)
+        all.values()
+            .copied()
+            .fold(Throttle::default(), Throttle::max)
     }
 
-    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Relief>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<u64, Throttle>> {
         // No operation under the lock can fail halfway.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl AskedByOne {
-    /// Sets what the collector asks for. Returns the part that the settings allow.
-    pub fn set(&self, asked: Relief) -> Relief {
+impl OutputThrottle {
+    /// Sets what the collector asks for. Returns what the settings grant of it.
+    pub fn set(&self, asked: Throttle) -> Throttle {
         let asked = asked.within(self.most);
         self.all.all().insert(self.id, asked);
         asked
     }
 }
 
-impl Drop for AskedByOne {
+impl Drop for OutputThrottle {
     fn drop(&mut self) {
         self.all.all().remove(&self.id);
     }
@@ -101,8 +104,8 @@ impl Drop for AskedByOne {
 mod tests {
     use super::*;
 
-    fn asked(minutes: u64, sample_rate: u32) -> Relief {
-        Relief {
+    fn asked(minutes: u64, sample_rate: u32) -> Throttle {
+        Throttle {
             report_interval: Duration::from_mins(minutes),
             sample_rate,
         }
@@ -111,32 +114,32 @@ mod tests {
     #[test]
     fn what_asks_for_the_least_counts_within_what_the_output_allows_and_as_long_as_the_output_is_there()
      {
-        let all = AskedByAll::default();
-        let first = all.of_output(asked(5, 100));
-        assert_eq!(all.most(), Relief::default());
+        let all = AllThrottles::default();
+        let first = all.add_output(asked(5, 100));
+        assert_eq!(all.strongest(), Throttle::default());
         assert_eq!(first.set(asked(1, 10)), asked(1, 10));
-        assert_eq!(all.most(), asked(1, 10));
+        assert_eq!(all.strongest(), asked(1, 10));
 
-        let second = all.of_output(asked(3, 5));
-        let endless = Relief {
+        let second = all.add_output(asked(3, 5));
+        let endless = Throttle {
             report_interval: Duration::MAX,
             sample_rate: u32::MAX,
         };
         assert_eq!(second.set(endless), asked(3, 5));
-        assert_eq!(all.most(), asked(3, 10));
-        let deaf = all.of_output(asked(0, 0));
-        let almost_deaf = all.of_output(asked(0, 1));
+        assert_eq!(all.strongest(), asked(3, 10));
+        let deaf = all.add_output(asked(0, 0));
+        let almost_deaf = all.add_output(asked(0, 1));
         for deaf in [&deaf, &almost_deaf] {
-            assert_eq!(deaf.set(asked(10, 1000)), Relief::default());
+            assert_eq!(deaf.set(asked(10, 1000)), Throttle::default());
         }
-        assert_eq!(all.most(), asked(3, 10));
+        assert_eq!(all.strongest(), asked(3, 10));
         drop(second);
-        assert_eq!(all.most(), asked(1, 10));
-        let third = all.of_output(asked(5, 100));
+        assert_eq!(all.strongest(), asked(1, 10));
+        let third = all.add_output(asked(5, 100));
         third.set(asked(2, 3));
         first.set(asked(0, 1));
-        assert_eq!(all.most(), asked(2, 3));
+        assert_eq!(all.strongest(), asked(2, 3));
         drop((first, third, deaf, almost_deaf));
-        assert_eq!(all.most(), Relief::default());
+        assert_eq!(all.strongest(), Throttle::default());
     }
 }
