@@ -27,8 +27,8 @@ use tonic::codegen::http::HeaderValue;
 use super::{
     backoff::Backoff,
     ending::Ending,
+    output_log::OutputLog,
     tally::Tally,
-    telling::Telling,
     throttle::{OutputThrottle, Throttle},
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
@@ -95,7 +95,7 @@ struct Sender {
     /// What the collector asks the agent for.
     throttle: OutputThrottle,
     ending: Ending,
-    telling: Telling,
+    log: OutputLog,
     tally: Arc<Tally>,
 }
 
@@ -137,7 +137,7 @@ impl Delivery {
             backoff: Backoff::default(),
             throttle,
             ending: ending.clone(),
-            telling: Telling::of(name, &tally),
+            log: OutputLog::new(name, &tally),
             tally,
         };
         Self {
@@ -174,7 +174,7 @@ impl Sender {
     /// Opens the spool. An output that is shutting down may still hold its lock.
     async fn begin(&mut self) {
         if self.token.is_some() && self.collectors.iter().any(Endpoint::is_read_on_the_way) {
-            self.telling.token_is_plain();
+            self.log.plain_token();
         }
         let Some(Spooling { folder, most_bytes }) = self.spooling.clone() else {
             return;
@@ -193,7 +193,7 @@ impl Sender {
                     let fault = format!("{error:#}; it is tried again");
                     self.tally.spools(0, 0, &fault);
                     if waited == IN_USE_IS_TOLD {
-                        self.telling.spool_fails(&fault);
+                        self.log.spool_failed(&fault);
                     }
                     sleep(IN_USE_PAUSE).await;
                     waited += IN_USE_PAUSE;
@@ -204,11 +204,11 @@ impl Sender {
         match opened {
             Ok((spool, beginning)) => {
                 for fault in &beginning.faults {
-                    self.telling.spool_is_damaged(fault);
+                    self.log.spool_damaged(fault);
                 }
                 self.tally.finds(beginning.waits);
                 self.tally.finds(RecordSum::from(beginning.lost));
-                self.telling.spool_has(beginning.waits);
+                self.log.spool_found(beginning.waits);
                 // A collector may have received all batches of the spool.
                 self.handed_seq = beginning.last.seq;
                 self.told_lost = without(spool.stand().lost, beginning.lost);
@@ -217,7 +217,7 @@ impl Sender {
             }
             Err(error) => {
                 let fault = format!("{error:#}; batches wait in memory alone");
-                self.telling.spool_fails(&fault);
+                self.log.spool_failed(&fault);
                 self.tally.spools(0, 0, &fault);
             }
         }
@@ -231,7 +231,7 @@ impl Sender {
             let Err(failure) = self.call().await else {
                 continue;
             };
-            self.telling
+            self.log
                 .failed(&self.address(), &failure, RecordSum::default());
             self.judge(&failure).await;
             if self.has_progressed {
@@ -279,7 +279,7 @@ impl Sender {
         }
         if let Some((flows, done)) = self.backlog.give_up(seq) {
             self.tally.refuses_known(flows, why);
-            self.telling.gives_up(seq, why, flows);
+            self.log.refused_batch(seq, why, flows);
             self.backlog.forget(done).await;
             self.look();
         }
@@ -457,14 +457,14 @@ impl Sender {
         self.told_lost = stand.lost;
         if lost != RecordSum::default() {
             self.loses(lost);
-            self.telling.spool_loses(lost);
+            self.log.spool_lost(lost);
         }
         let fault = self.backlog.fault();
         if self.backlog.has_spool() || fault.is_some() {
             let fault = fault.unwrap_or_default();
             let oldest = self.backlog.oldest_unix_ns();
             self.tally.spools(stand.bytes, oldest, fault);
-            self.telling.spool_is(fault);
+            self.log.spool_state(fault);
         }
     }
 
@@ -521,7 +521,7 @@ impl Sender {
         self.backlog.forget(done).await;
         self.has_progressed = true;
         if self.backlog.is_empty() {
-            self.telling.works(&self.address());
+            self.log.recovered(&self.address());
         }
         Ok(true)
     }
@@ -555,7 +555,7 @@ impl Sender {
             }
             self.tally.loses_doubted();
         }
-        self.telling.ended(&self.address());
+        self.log.ended(&self.address());
     }
 
     async fn leave(&mut self) {
@@ -582,7 +582,7 @@ impl Sender {
         }
         self.loses(RecordSum::from(only_in_memory));
         let waits = self.tally.status().queued.unwrap_or_default();
-        self.telling.spool_keeps(waits);
+        self.log.spool_left(waits);
         self.tally.hands_on();
     }
 

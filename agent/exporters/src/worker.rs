@@ -15,15 +15,15 @@ use tokio::{
 use super::{
     backoff::Backoff,
     ending::{Ending, Over},
+    log_once::LogOnce,
+    output_log::OutputLog,
     settings::Output,
-    spell::Spell,
     tally::{self, Tally},
-    telling::Telling,
     transport::{Failure, Transport},
     wanted::Sieve,
 };
 
-/// See [`Spell`].
+/// See [`LogOnce`].
 const ONCE: &str = "this is not told again while it goes on";
 /// How often to poll for acknowledgements while there is nothing to send.
 const RECEIPTS: Duration = Duration::from_millis(100);
@@ -41,22 +41,22 @@ pub(super) struct Worker {
     backoff: Backoff,
     /// Pause before the next message, after the receiver refused one.
     pause: Option<Duration>,
-    told: Told,
-    telling: Telling,
+    complaints: Complaints,
+    log: OutputLog,
     tally: Arc<Tally>,
     ending: Ending,
 }
 
-/// Which repeated complaints of the receiver are already logged.
+/// Complaints of the receiver, each of which is logged once.
 #[derive(Default)]
-struct Told {
+struct Complaints {
     /// It refuses some flows of messages that it accepts.
-    refuses_some: Spell,
+    refuses_some: LogOnce,
     /// It refuses messages without flows.
-    refuses_rest: Spell,
+    refuses_rest: LogOnce,
     /// It accepts flows, or messages without flows, but sends a warning.
-    warns: Spell,
-    warns_of_rest: Spell,
+    warns: LogOnce,
+    warns_of_rest: LogOnce,
 }
 
 /// The outcome of one message.
@@ -85,8 +85,8 @@ impl Worker {
             tls,
             backoff: Backoff::default(),
             pause: None,
-            told: Told::default(),
-            telling: Telling::of(name, &tally),
+            complaints: Complaints::default(),
+            log: OutputLog::new(name, &tally),
             tally,
             ending,
         }
@@ -345,15 +345,15 @@ impl Worker {
 
     /// Logs a receiver's warning about an accepted message once.
     fn warns(&mut self, sum: RecordSum, warning: &str) {
-        let (spell, what) = if sum.records == 0 {
+        let (complaint, what) = if sum.records == 0 {
             (
-                &mut self.told.warns_of_rest,
+                &mut self.complaints.warns_of_rest,
                 "what goes out beside the flows",
             )
         } else {
-            (&mut self.told.warns, "flows")
+            (&mut self.complaints.warns, "flows")
         };
-        if spell.begins() {
+        if complaint.event() {
             tracing::warn!(
                 output = self.name,
                 "{} takes {what}, and says: {warning}; {ONCE}",
@@ -374,7 +374,7 @@ impl Worker {
     /// Continues after a refused message without flows, and logs it once.
     fn refused_beside(&mut self, why: &str) {
         self.encoder.sent();
-        if self.told.refuses_rest.begins() {
+        if self.complaints.refuses_rest.event() {
             tracing::warn!(
                 output = self.name,
                 "{} refuses what goes out beside the flows, as the account: {why}; {ONCE}",
@@ -387,7 +387,7 @@ impl Worker {
     /// between.
     fn refuses_some(&mut self, flows: RecordSum, why: &str) {
         self.tally.refuses_some(flows, why);
-        if self.told.refuses_some.begins() {
+        if self.complaints.refuses_some.event() {
             self.tell_refused(flows, &format!("{why}; {REFUSED}; {ONCE}"));
         }
     }
@@ -414,14 +414,13 @@ impl Worker {
     fn failed(&mut self, failure: &Failure) {
         self.encoder.restart();
         let lost = self.settle();
-        self.telling
-            .failed(&self.transport.address(), failure, lost);
+        self.log.failed(&self.transport.address(), failure, lost);
     }
 
     /// Logs recovery once.
     fn worked(&mut self) {
         self.backoff.reset();
-        self.telling.works(&self.transport.address());
+        self.log.recovered(&self.transport.address());
     }
 
     /// Counts what is left at shutdown as lost, and logs it.
@@ -436,6 +435,6 @@ impl Worker {
         }
         self.transport.abandon();
         self.settle();
-        self.telling.ended(&self.transport.address());
+        self.log.ended(&self.transport.address());
     }
 }

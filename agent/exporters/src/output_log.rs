@@ -5,24 +5,24 @@ use std::sync::Arc;
 use proto::RecordSum;
 use sys::log_limit::LogLimit;
 
-use super::{spell::Spell, tally::Tally, transport::Failure};
+use super::{log_once::LogOnce, tally::Tally, transport::Failure};
 
-pub(super) struct Telling {
+pub(super) struct OutputLog {
     output: String,
     tally: Arc<Tally>,
     /// The spool fault logged last.
-    told_spool: String,
-    spool_losses: Spell,
+    spool_fault: String,
+    spool_losses: LogOnce,
     given_up: LogLimit,
 }
 
-impl Telling {
-    pub(super) fn of(output: &str, tally: &Arc<Tally>) -> Self {
+impl OutputLog {
+    pub(super) fn new(output: &str, tally: &Arc<Tally>) -> Self {
         Self {
             output: output.to_owned(),
             tally: Arc::clone(tally),
-            told_spool: String::new(),
-            spool_losses: Spell::default(),
+            spool_fault: String::new(),
+            spool_losses: LogOnce::default(),
             given_up: LogLimit::default(),
         }
     }
@@ -42,7 +42,7 @@ impl Telling {
     }
 
     /// Logs a batch that was given up because every collector rejects it.
-    pub(super) fn gives_up(&mut self, seq: u64, why: &str, flows: RecordSum) {
+    pub(super) fn refused_batch(&mut self, seq: u64, why: &str, flows: RecordSum) {
         if let Some(times) = self.given_up.event() {
             tracing::warn!(
                 output = self.output,
@@ -56,7 +56,7 @@ impl Telling {
         }
     }
 
-    pub(super) fn works(&self, address: &str) {
+    pub(super) fn recovered(&self, address: &str) {
         if self.tally.succeeded() {
             let lost = self.lost();
             tracing::info!(
@@ -69,7 +69,7 @@ impl Telling {
         }
     }
 
-    pub(super) fn token_is_plain(&self) {
+    pub(super) fn plain_token(&self) {
         tracing::warn!(
             output = self.output,
             "the token is sent as it is, and without TLS everyone on the way can read it: say https://",
@@ -77,12 +77,12 @@ impl Telling {
     }
 
     /// Logs what an earlier run left in the spool.
-    pub(super) fn spool_has(&self, waits: RecordSum) {
+    pub(super) fn spool_found(&self, waits: RecordSum) {
         self.in_the_spool(waits, "since before the start, and go first");
     }
 
     /// Logs what is left in the spool for the next start.
-    pub(super) fn spool_keeps(&self, waits: RecordSum) {
+    pub(super) fn spool_left(&self, waits: RecordSum) {
         self.in_the_spool(waits, "for the next start");
     }
 
@@ -98,7 +98,7 @@ impl Telling {
         }
     }
 
-    pub(super) fn spool_is_damaged(&self, fault: &str) {
+    pub(super) fn spool_damaged(&self, fault: &str) {
         tracing::warn!(
             output = self.output,
             fault,
@@ -107,19 +107,19 @@ impl Telling {
     }
 
     /// Logs a spool fault once until the spool recovers.
-    pub(super) fn spool_is(&mut self, fault: &str) {
-        if fault == self.told_spool {
+    pub(super) fn spool_state(&mut self, fault: &str) {
+        if fault == self.spool_fault {
             return;
         }
         if fault.is_empty() {
             tracing::info!(output = self.output, "the spool is written again");
-        } else if self.told_spool.is_empty() {
-            self.spool_fails(fault);
+        } else if self.spool_fault.is_empty() {
+            self.spool_failed(fault);
         }
-        fault.clone_into(&mut self.told_spool);
+        fault.clone_into(&mut self.spool_fault);
     }
 
-    pub(super) fn spool_fails(&self, fault: &str) {
+    pub(super) fn spool_failed(&self, fault: &str) {
         tracing::warn!(
             output = self.output,
             fault,
@@ -127,8 +127,8 @@ impl Telling {
         );
     }
 
-    pub(super) fn spool_loses(&mut self, lost: RecordSum) {
-        if self.spool_losses.begins() {
+    pub(super) fn spool_lost(&mut self, lost: RecordSum) {
+        if self.spool_losses.event() {
             tracing::warn!(
                 output = self.output,
                 lost_records = lost.records,
