@@ -26,9 +26,9 @@ use tonic::codegen::http::HeaderValue;
 
 use super::{
     backoff::Backoff,
+    counters::Counters,
     ending::Ending,
     output_log::OutputLog,
-    tally::Tally,
     throttle::{OutputThrottle, Throttle},
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
@@ -96,7 +96,7 @@ struct Sender {
     throttle: OutputThrottle,
     ending: Ending,
     log: OutputLog,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
 }
 
 /// The collectors and how to reach them.
@@ -115,7 +115,7 @@ impl Delivery {
         collectors: Collectors,
         (tls, throttle): (Option<InForce>, OutputThrottle),
         subscription: Subscription,
-        tally: Arc<Tally>,
+        counters: Arc<Counters>,
         ending: Ending,
     ) -> Self {
         let sender = Sender {
@@ -137,8 +137,8 @@ impl Delivery {
             backoff: Backoff::default(),
             throttle,
             ending: ending.clone(),
-            log: OutputLog::new(name, &tally),
-            tally,
+            log: OutputLog::new(name, &counters),
+            counters,
         };
         Self {
             sender,
@@ -191,7 +191,7 @@ impl Sender {
             match opened.expect("opening does not panic") {
                 Err(error) if error.is::<InUse>() => {
                     let fault = format!("{error:#}; it is tried again");
-                    self.tally.spools(0, 0, &fault);
+                    self.counters.set_spool(0, 0, &fault);
                     if waited == IN_USE_IS_TOLD {
                         self.log.spool_failed(&fault);
                     }
@@ -206,8 +206,8 @@ impl Sender {
                 for fault in &beginning.faults {
                     self.log.spool_damaged(fault);
                 }
-                self.tally.finds(beginning.waits);
-                self.tally.finds(RecordSum::from(beginning.lost));
+                self.counters.found_on_disk(beginning.waits);
+                self.counters.found_on_disk(RecordSum::from(beginning.lost));
                 self.log.spool_found(beginning.waits);
                 // A collector may have received all batches of the spool.
                 self.handed_seq = beginning.last.seq;
@@ -218,7 +218,7 @@ impl Sender {
             Err(error) => {
                 let fault = format!("{error:#}; batches wait in memory alone");
                 self.log.spool_failed(&fault);
-                self.tally.spools(0, 0, &fault);
+                self.counters.set_spool(0, 0, &fault);
             }
         }
     }
@@ -278,7 +278,7 @@ impl Sender {
             return;
         }
         if let Some((flows, done)) = self.backlog.give_up(seq) {
-            self.tally.refuses_known(flows, why);
+            self.counters.refuse_handed_over(flows, why);
             self.log.refused_batch(seq, why, flows);
             self.backlog.forget(done).await;
             self.look();
@@ -419,10 +419,11 @@ impl Sender {
         if self.taken.is_some() {
             return;
         }
-        let (subscription, tally) = (&mut self.subscription, &self.tally);
-        match poll_fn(|context| tally.takes(|| subscription.poll_next(context))).await {
+        let (subscription, counters) = (&mut self.subscription, &self.counters);
+        match poll_fn(|context| counters.take_from_queue(|| subscription.poll_next(context))).await
+        {
             Some(batch) => {
-                self.tally.doubts(RecordSum::from(batch.volume()));
+                self.counters.handed_over(RecordSum::from(batch.volume()));
                 self.taken = Some(batch);
             }
             None => self.is_drained = true,
@@ -463,13 +464,13 @@ impl Sender {
         if self.backlog.has_spool() || fault.is_some() {
             let fault = fault.unwrap_or_default();
             let oldest = self.backlog.oldest_unix_ns();
-            self.tally.spools(stand.bytes, oldest, fault);
+            self.counters.set_spool(stand.bytes, oldest, fault);
             self.log.spool_state(fault);
         }
     }
 
     fn loses(&self, lost: RecordSum) {
-        self.tally.learns(Receipts {
+        self.counters.receipts(Receipts {
             arrived: RecordSum::default(),
             lost,
         });
@@ -510,11 +511,11 @@ impl Sender {
             report_interval: Duration::from_nanos(report_interval_ns),
             sample_rate,
         });
-        self.tally.is_asked(granted);
+        self.counters.set_throttle(granted);
         let Some((arrived, done)) = self.backlog.acknowledge(last_seq.min(sent_seq)) else {
             return Ok(false);
         };
-        self.tally.learns(Receipts {
+        self.counters.receipts(Receipts {
             arrived,
             lost: RecordSum::default(),
         });
@@ -553,7 +554,7 @@ impl Sender {
             if !has_left && self.is_done() && !self.backlog.hangs() {
                 return;
             }
-            self.tally.loses_doubted();
+            self.counters.lose_unacknowledged();
         }
         self.log.ended(&self.address());
     }
@@ -577,13 +578,13 @@ impl Sender {
         self.look();
         if left != Ok(true) {
             // It is unknown what the disk holds.
-            self.tally.loses_doubted();
+            self.counters.lose_unacknowledged();
             return;
         }
         self.loses(RecordSum::from(only_in_memory));
-        let waits = self.tally.status().queued.unwrap_or_default();
+        let waits = self.counters.status().queued.unwrap_or_default();
         self.log.spool_left(waits);
-        self.tally.hands_on();
+        self.counters.leave_on_disk();
     }
 
     /// Takes the next batch if there is one. `unconstrained`, because tokio's cooperative budget would otherwise make a

@@ -22,6 +22,7 @@ use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 mod backoff;
 pub mod clickhouse;
+mod counters;
 pub mod delivery;
 mod domain;
 mod ending;
@@ -31,17 +32,16 @@ mod log_once;
 mod output_log;
 mod password;
 pub mod settings;
-mod tally;
 mod throttle;
 mod transport;
 mod wanted;
 mod worker;
 
+use counters::Counters;
 use delivery::Delivery;
 use ending::Ending;
 use settings::Parts;
 pub use settings::{Output, Prepared};
-use tally::Tally;
 use throttle::AllThrottles;
 pub use throttle::Throttle;
 use worker::Worker;
@@ -72,7 +72,7 @@ struct All {
 struct Running {
     output: Output,
     name: String,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     tls: Option<InForce>,
     /// When to stop sending, once the output is to end.
     deadline: watch::Sender<Option<Instant>>,
@@ -170,7 +170,7 @@ impl Outputs {
         prepared.tell_of_secret(&name);
         let Prepared { output, tls, .. } = prepared;
         let subscription = self.hub.subscribe_output(&name, &output.address());
-        let tally = Arc::new(Tally::new(subscription.backlog()));
+        let counters = Arc::new(Counters::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
         let ending = Ending::new(until);
         tracing::info!(
@@ -182,7 +182,7 @@ impl Outputs {
         let tls = tls.map(|read| InForce::new(read.named(&name)));
         let place = format!("{} {name}", self.listeners);
         let parts = output.parts(&self.hub, &place, tls.clone());
-        let (files, fates) = (tls.clone(), Arc::clone(&tally));
+        let (files, fates) = (tls.clone(), Arc::clone(&counters));
         let task = match parts {
             Parts::Messages(encoder, transport) => {
                 let parts = (encoder, transport);
@@ -205,7 +205,7 @@ impl Outputs {
         Running {
             output,
             name,
-            tally,
+            counters,
             tls,
             deadline,
             task,
@@ -219,7 +219,7 @@ impl Outputs {
             kind: one.output.kind().name().to_owned(),
             address: one.output.address(),
             tls: one.tls.as_ref().map(tls_status),
-            ..one.tally.status()
+            ..one.counters.status()
         });
         statuses.collect()
     }
@@ -235,7 +235,7 @@ impl Outputs {
         all.forget_finished();
         let mut departed = all.departed;
         for leaving in &all.leaving {
-            departed += leaving.tally.status();
+            departed += leaving.counters.status();
         }
         departed
     }
@@ -290,14 +290,14 @@ impl All {
     fn forget_finished(&mut self) {
         let finished = |output: &mut Running| output.task.is_finished();
         for output in self.leaving.extract_if(.., finished) {
-            self.departed += output.tally.status();
+            self.departed += output.counters.status();
         }
     }
 }
 
 impl Running {
     fn tell_of_wait(&self, at_most: Duration) {
-        let status = self.tally.status();
+        let status = self.counters.status();
         let queued_records = status.queued.unwrap_or_default().records;
         if status.failing {
             tracing::warn!(
@@ -320,7 +320,7 @@ impl Running {
     }
 
     fn end_within(&self, time: Duration) {
-        self.tally.closes();
+        self.counters.close_queue();
         self.deadline.send_replace(Some(Instant::now() + time));
     }
 }

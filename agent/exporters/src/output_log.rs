@@ -5,11 +5,11 @@ use std::sync::Arc;
 use proto::RecordSum;
 use sys::log_limit::LogLimit;
 
-use super::{log_once::LogOnce, tally::Tally, transport::Failure};
+use super::{counters::Counters, log_once::LogOnce, transport::Failure};
 
 pub(super) struct OutputLog {
     output: String,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     /// The spool fault logged last.
     spool_fault: String,
     spool_losses: LogOnce,
@@ -17,10 +17,10 @@ pub(super) struct OutputLog {
 }
 
 impl OutputLog {
-    pub(super) fn new(output: &str, tally: &Arc<Tally>) -> Self {
+    pub(super) fn new(output: &str, counters: &Arc<Counters>) -> Self {
         Self {
             output: output.to_owned(),
-            tally: Arc::clone(tally),
+            counters: Arc::clone(counters),
             spool_fault: String::new(),
             spool_losses: LogOnce::default(),
             given_up: LogLimit::default(),
@@ -30,7 +30,7 @@ impl OutputLog {
     /// `lost` is what was sent before and lost with this failure.
     pub(super) fn failed(&self, address: &str, failure: &Failure, lost: RecordSum) {
         let error = failure.to_string();
-        if self.tally.failed(&error) {
+        if self.counters.failed(&error) {
             tracing::warn!(
                 output = self.output,
                 lost_records = lost.records,
@@ -57,7 +57,7 @@ impl OutputLog {
     }
 
     pub(super) fn recovered(&self, address: &str) {
-        if self.tally.succeeded() {
+        if self.counters.succeeded() {
             let lost = self.lost();
             tracing::info!(
                 output = self.output,
@@ -154,6 +154,6 @@ impl OutputLog {
     }
 
     fn lost(&self) -> RecordSum {
-        self.tally.status().lost.unwrap_or_default()
+        self.counters.status().lost.unwrap_or_default()
     }
 }

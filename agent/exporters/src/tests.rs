@@ -194,9 +194,9 @@ async fn last_piece(has_begun: bool) {
     let Prepared { output, .. } = output(&format!("jsonl={}", lines.display()));
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
     let subscription = hub.subscribe_output("file", &output.address());
-    let tally = Arc::new(Tally::new(subscription.backlog()));
+    let counters = Arc::new(Counters::new(subscription.backlog()));
     let (deadline, until) = watch::channel(None);
-    let mine = Arc::clone(&tally);
+    let mine = Arc::clone(&counters);
     let Parts::Messages(encoder, transport) = output.parts(&hub, "", None) else {
         panic!("a file is one")
     };
@@ -212,7 +212,7 @@ async fn last_piece(has_begun: bool) {
     );
     let mut run = pin!(worker.run());
     hub.publish(&in_the_middle());
-    while tally.status().sent != Some(ONE) {
+    while counters.status().sent != Some(ONE) {
         assert!(poll!(&mut run).is_pending());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -235,7 +235,7 @@ async fn last_piece(has_begun: bool) {
     let (mut two, none) = (ONE, RecordSum::default());
     two += ONE;
     let [sent, lost] = if has_begun { [two, none] } else { [ONE, ONE] };
-    let status = tally.status();
+    let status = counters.status();
     assert_eq!(
         [status.sent, status.lost, status.queued],
         [sent, lost, none].map(Some)

@@ -8,7 +8,7 @@ use proto::{
 };
 use rules::{Facts, Known, Rule, fault::Fault, passes};
 
-use super::tally;
+use super::counters;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
@@ -80,7 +80,7 @@ impl Sieve {
             if !self.is_wanted(facts, known, total_bytes) {
                 if has_ended {
                     record.report_total();
-                    left_out += tally::sum([&*record]);
+                    left_out += counters::sum([&*record]);
                 }
                 return false;
             }

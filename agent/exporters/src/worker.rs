@@ -14,11 +14,11 @@ use tokio::{
 
 use super::{
     backoff::Backoff,
+    counters::{self, Counters},
     ending::{Ending, Over},
     log_once::LogOnce,
     output_log::OutputLog,
     settings::Output,
-    tally::{self, Tally},
     transport::{Failure, Transport},
     wanted::Sieve,
 };
@@ -43,7 +43,7 @@ pub(super) struct Worker {
     pause: Option<Duration>,
     complaints: Complaints,
     log: OutputLog,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     ending: Ending,
 }
 
@@ -73,7 +73,7 @@ impl Worker {
         (encoder, transport): (Box<dyn Encoder>, Transport),
         tls: Option<InForce>,
         subscription: Subscription,
-        tally: Arc<Tally>,
+        counters: Arc<Counters>,
         ending: Ending,
     ) -> Self {
         Self {
@@ -86,8 +86,8 @@ impl Worker {
             backoff: Backoff::default(),
             pause: None,
             complaints: Complaints::default(),
-            log: OutputLog::new(name, &tally),
-            tally,
+            log: OutputLog::new(name, &counters),
+            counters,
             ending,
         }
     }
@@ -107,7 +107,7 @@ impl Worker {
                 Ok(batch) => batch,
                 Err(error) => {
                     tracing::error!(output = self.name, %error, "cannot read our own batch: please report this");
-                    self.tally.loses();
+                    self.counters.lose_in_hand();
                     continue;
                 }
             };
@@ -129,7 +129,10 @@ impl Worker {
 
     async fn next(&mut self) -> Option<OutgoingBatch> {
         loop {
-            let next = poll_fn(|context| self.tally.takes(|| self.subscription.poll_next(context)));
+            let next = poll_fn(|context| {
+                self.counters
+                    .take_from_queue(|| self.subscription.poll_next(context))
+            });
             tokio::select! {
                 biased;
                 batch = next => return batch,
@@ -142,7 +145,7 @@ impl Worker {
     fn settle(&mut self) -> RecordSum {
         let receipts = self.transport.receipts();
         let lost = receipts.lost;
-        self.tally.learns(receipts);
+        self.counters.receipts(receipts);
         lost
     }
 
@@ -152,12 +155,12 @@ impl Worker {
             Ok(()) => {
                 self.settle();
                 if self.transport.is_blind() && !self.transport.is_underway() {
-                    self.tally.trusts();
+                    self.counters.assume_sent();
                 }
             }
             Err(failure) => {
                 if matches!(failure, Failure::LastRefused { .. }) {
-                    self.tally.refuses_doubted();
+                    self.counters.refuse_unacknowledged();
                 }
                 self.failed(&failure);
             }
@@ -178,7 +181,7 @@ impl Worker {
     /// Counts the last receipts at shutdown.
     fn settle_at_end(&mut self) {
         let lost = self.settle();
-        self.tally.trusts();
+        self.counters.assume_sent();
         if lost != RecordSum::default() {
             tracing::warn!(
                 output = self.name,
@@ -202,15 +205,15 @@ impl Worker {
     /// Sends the flows of a batch that the settings want.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
         let (flows, left_out) = self.sieve.take(&mut batch);
-        let sum = tally::sum(&flows);
+        let sum = counters::sum(&flows);
         // The batch reports what was left out, as it does over gRPC.
-        batch.set_left_out(self.tally.wants(sum, left_out));
-        batch.add_lost(self.tally.lost_behind_the_queue());
+        batch.set_left_out(self.counters.leave_out_unselected(sum, left_out));
+        batch.add_lost(self.counters.lost_behind_the_queue());
         let mut rest = &flows[..];
         let mut more = batch.last_of_scan || batch.scan_id == 0;
         while !rest.is_empty() || more {
             let Ok(done) = self.hand_over(&batch, rest).await else {
-                self.tally.loses();
+                self.counters.lose_in_hand();
                 return Err(Over);
             };
             rest = &rest[done.flows..];
@@ -226,7 +229,7 @@ impl Worker {
         }
         loop {
             let message = self.encoder.message(batch, flows);
-            let mut sum = tally::sum(&flows[..message.flows]);
+            let mut sum = counters::sum(&flows[..message.flows]);
             let skipped = RecordSum {
                 records: message.skipped as u64,
                 ..RecordSum::default()
@@ -237,15 +240,15 @@ impl Worker {
                 more: message.more,
             };
             if message.bytes.is_empty() {
-                self.tally.leaves_out(sum);
-                self.tally.leaves_out(skipped);
+                self.counters.leave_out(sum);
+                self.counters.leave_out(skipped);
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
             let Ok(sent) = self.ending.before(sending).await else {
-                self.tally.leaves_out(skipped);
+                self.counters.leave_out(skipped);
                 match timeout(LAST_WRITE, self.transport.has_taken()).await {
-                    Ok(Ok(true)) => self.tally.sends(sum),
+                    Ok(Ok(true)) => self.counters.sent(sum),
                     Ok(Ok(false)) => {}
                     Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
                     Err(_) => self.tell_unfinished("a write has not ended in time"),
@@ -255,7 +258,7 @@ impl Worker {
             let answered = sent.and_then(|answer| Ok(self.encoder.answered(&answer)?));
             let failure = match answered {
                 Ok(answer) => {
-                    self.tally.leaves_out(skipped);
+                    self.counters.leave_out(skipped);
                     self.taken(sum, &answer);
                     return Ok(done);
                 }
@@ -273,7 +276,7 @@ impl Worker {
                     None
                 }
                 Failure::LastRefused { .. } => {
-                    self.tally.refuses_doubted();
+                    self.counters.refuse_unacknowledged();
                     None
                 }
                 Failure::Refused {
@@ -281,7 +284,7 @@ impl Worker {
                     is_unknown,
                     ..
                 } => {
-                    self.tally.leaves_out(skipped);
+                    self.counters.leave_out(skipped);
                     if is_unknown && let Some(without) = self.encoder.unknown() {
                         self.does_without(without, why);
                     } else if sum.records == 0 {
@@ -308,18 +311,18 @@ impl Worker {
     /// their average share of the message.
     fn taken(&mut self, sum: RecordSum, answer: &Answer) {
         self.encoder.sent();
-        let refused = tally::share(sum, answer.refused);
+        let refused = counters::share(sum, answer.refused);
         if self.transport.is_blind() {
             // No error came back for the message before this one.
-            self.tally.trusts();
+            self.counters.assume_sent();
         }
         if self.transport.took(sum) {
-            self.tally.doubts(sum);
+            self.counters.handed_over(sum);
             self.settle();
         } else {
             let mut sent = sum;
             sent -= refused;
-            self.tally.sends(sent);
+            self.counters.sent(sent);
         }
         if let Some(warning) = &answer.warning {
             self.warns(sum, warning);
@@ -327,7 +330,7 @@ impl Worker {
         if refused.records != 0 {
             self.backoff.reset();
             self.refuses_some(refused, &answer.why);
-        } else if sum.records != 0 || !self.tally.is_refusing() {
+        } else if sum.records != 0 || !self.counters.is_refusing() {
             self.worked();
         }
     }
@@ -386,7 +389,7 @@ impl Worker {
     /// Counts the refused flows of an accepted message, and logs it once. Messages accepted as a whole may come in
     /// between.
     fn refuses_some(&mut self, flows: RecordSum, why: &str) {
-        self.tally.refuses_some(flows, why);
+        self.counters.refuse_some(flows, why);
         if self.complaints.refuses_some.event() {
             self.tell_refused(flows, &format!("{why}; {REFUSED}; {ONCE}"));
         }
@@ -394,7 +397,7 @@ impl Worker {
 
     /// Counts refused flows, and logs it once.
     fn refuses(&self, flows: RecordSum, why: &str) {
-        if self.tally.refuses(flows, why) {
+        if self.counters.refuse(flows, why) {
             self.tell_refused(flows, &format!("{why}; {REFUSED}"));
         }
     }
@@ -429,9 +432,10 @@ impl Worker {
         while let Some(Some(batch)) = unconstrained(self.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
                 let (flows, left_out) = self.sieve.take(&mut batch);
-                self.tally.wants(tally::sum(&flows), left_out);
+                self.counters
+                    .leave_out_unselected(counters::sum(&flows), left_out);
             }
-            self.tally.loses();
+            self.counters.lose_in_hand();
         }
         self.transport.abandon();
         self.settle();

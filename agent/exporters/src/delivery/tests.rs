@@ -72,7 +72,7 @@ fn sum_of_records(records: u64) -> Pair {
 
 struct Output {
     hub: Hub,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
     throttles: AllThrottles,
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
@@ -85,7 +85,7 @@ impl Output {
 
     fn start_with(hub: Hub, collectors: Vec<HostPort>, prepare: impl FnOnce(&mut Sender)) -> Self {
         let subscription = hub.subscribe_output("collector", "test");
-        let tally = Arc::new(Tally::new(subscription.backlog()));
+        let counters = Arc::new(Counters::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
         let endpoint = |to| crate::transport::Endpoint::new(to, None);
         let collectors = Collectors {
@@ -105,13 +105,13 @@ impl Output {
             collectors,
             (None, throttle),
             subscription,
-            Arc::clone(&tally),
+            Arc::clone(&counters),
             Ending::new(until),
         );
         prepare(&mut delivery.sender);
         Self {
             hub,
-            tally,
+            counters,
             throttles,
             deadline,
             task: tokio::spawn(delivery.run()),
@@ -120,7 +120,7 @@ impl Output {
 
     /// The records that were sent, lost and are queued.
     fn fates(&self) -> [u64; 3] {
-        let status = self.tally.status();
+        let status = self.counters.status();
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
     }
 
@@ -130,12 +130,12 @@ impl Output {
 
     async fn wait_until(&self, what: &str, is_so: impl Fn(OutputStatus) -> bool) {
         let waiting = timeout(Duration::from_mins(1), async {
-            while !is_so(self.tally.status()) {
+            while !is_so(self.counters.status()) {
                 sleep(Duration::from_millis(5)).await;
             }
         });
         let waited = waiting.await;
-        waited.unwrap_or_else(|_| panic!("{what}: {:?}", self.tally.status()));
+        waited.unwrap_or_else(|_| panic!("{what}: {:?}", self.counters.status()));
     }
 
     async fn wait_until_failing(&self) {
@@ -150,11 +150,11 @@ impl Output {
     }
 
     /// Ends when all is acknowledged.
-    async fn end(self) -> Arc<Tally> {
+    async fn end(self) -> Arc<Counters> {
         self.hub.close();
         let ended = timeout(Duration::from_mins(1), self.task).await;
         ended.expect("all is acknowledged").unwrap();
-        self.tally
+        self.counters
     }
 }
 
@@ -181,8 +181,8 @@ async fn every_batch_is_stored_once_however_often_calls_break() {
         output.hub.publish(&batch(scan_id, some));
         records += u64::from(some);
     }
-    let tally = output.end().await;
-    let status = tally.status();
+    let counters = output.end().await;
+    let status = counters.status();
     assert_eq!(status.sent.unwrap().records, records);
     assert_eq!(status.lost.unwrap(), RecordSum::default());
     assert_eq!(status.queued.unwrap(), RecordSum::default());
@@ -222,10 +222,10 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
     let (collector, _task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     let asked = |output: &Output| {
-        let told = output.tally.status().asked_report_interval_ns;
+        let told = output.counters.status().asked_report_interval_ns;
         let most = output.throttles.strongest();
         assert_eq!(most.report_interval.as_nanos(), told.into());
-        let rate = output.tally.status().asked_sample_rate;
+        let rate = output.counters.status().asked_sample_rate;
         // See the script.
         assert_eq!(
             (most.sample_rate, u64::from(rate)),
@@ -260,10 +260,10 @@ async fn another_collector_stands_in_for_one_that_breaks_off() {
     let output = Output::start(roomy_hub(), collectors, PATIENCE);
     output.hub.publish(&batch(1, 1));
     output.wait_until_sent(1).await;
-    assert_eq!(output.tally.status().failures, 1);
+    assert_eq!(output.counters.status().failures, 1);
     output.hub.publish(&batch(2, 1));
     output.wait_until_sent(2).await;
-    let status = output.tally.status();
+    let status = output.counters.status();
     assert!(!status.failing && status.failures == 2, "{status:?}");
     output.end().await;
     assert_eq!(first.calls(), [[1], [2]]);
@@ -282,8 +282,8 @@ async fn a_call_that_ends_when_nothing_is_left_is_no_failure() {
         // The end of the call comes right behind.
         sleep(Duration::from_millis(50)).await;
     }
-    let tally = output.end().await;
-    assert_eq!(tally.status().failures, 0);
+    let counters = output.end().await;
+    assert_eq!(counters.status().failures, 0);
     assert_eq!(store.calls(), [[1], [2], [3]]);
 }
 
@@ -319,7 +319,7 @@ async fn what_was_never_sent_cannot_be_acknowledged() {
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
     output.hub.publish(&batch(1, 1));
     output.wait_until_sent(1).await;
-    let status = output.tally.status();
+    let status = output.counters.status();
     let told = "the collector acknowledges batch 2, and 1 was the last one";
     assert!(status.last_error.contains(told), "{status:?}");
     assert_eq!(store.calls(), [[1], [1]]);
@@ -366,7 +366,7 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
     let output = Output::start(roomy_hub(), vec![collector], patience);
     output.hub.publish(&batch(1, 1));
     output.wait_until_sent(1).await;
-    let status = output.tally.status();
+    let status = output.counters.status();
     assert!(
         status.last_error.contains("no acknowledgement within 2s"),
         "{status:?}"
@@ -377,7 +377,7 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
     output.hub.publish(&batch(2, 1));
     output.wait_until_sent(2).await;
     assert_eq!(store.calls(), [vec![1], vec![1, 2]]);
-    assert_eq!(output.tally.status().failures, 1);
+    assert_eq!(output.counters.status().failures, 1);
 }
 
 /// What the queue lost while nobody took anything is told with the next batch, and at the end.
@@ -392,8 +392,8 @@ async fn a_batch_says_what_was_lost_before_it() {
         output.hub.publish(&batch(scan_id, 1));
     }
     assert_eq!(output.fates()[1], 3);
-    let tally = output.end().await;
-    assert_eq!(tally.status().sent.unwrap().records, 2);
+    let counters = output.end().await;
+    assert_eq!(counters.status().sent.unwrap().records, 2);
     assert_eq!(store.calls(), [[1, 2]]);
     assert_eq!(store.lost(), [3, 3]);
 }
@@ -420,8 +420,8 @@ async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
     .expect("the batch arrives");
     output.hub.publish(&batch(2, 1));
     assert_eq!(output.fates(), [0, 1, 1]);
-    let tally = output.end().await;
-    assert_eq!(tally.status().sent.unwrap().records, 1);
+    let counters = output.end().await;
+    assert_eq!(counters.status().sent.unwrap().records, 1);
     // The first call had both, too.
     assert_eq!(store.calls(), [[1, 2], [1, 2]]);
     assert_eq!(store.lost(), [0, 1]);

@@ -23,7 +23,7 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
     output.deadline.send_replace(Some(Instant::now()));
     let fates = {
         output.task.await.unwrap();
-        let status = output.tally.status();
+        let status = output.counters.status();
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
     };
     assert_eq!(fates, [5, 9 * 7, 0]);
@@ -47,9 +47,9 @@ async fn what_nobody_took_from_the_queue_before_the_end_is_lost_to_the_record() 
         .deadline
         .send_replace(Some(Instant::now() - Duration::from_secs(1)));
     output.hub.close();
-    let tally = Arc::clone(&output.tally);
+    let counters = Arc::clone(&output.counters);
     output.task.await.unwrap();
-    let status = tally.status();
+    let status = counters.status();
     let fates = [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records);
     assert_eq!(fates, [0, 5 + 9 * 7, 0]);
 }
@@ -68,9 +68,9 @@ async fn the_end_cuts_a_pause_short() {
     output.hub.close();
     let soon = Instant::now() + Duration::from_secs(10);
     output.deadline.send_replace(Some(soon));
-    let tally = Arc::clone(&output.tally);
+    let counters = Arc::clone(&output.counters);
     output.task.await.unwrap();
-    assert_eq!(tally.status().sent.unwrap().records, 5);
+    assert_eq!(counters.status().sent.unwrap().records, 5);
     assert_eq!(store.calls(), [[1]]);
 }
 
@@ -88,8 +88,8 @@ async fn the_end_does_not_cut_a_pause_that_a_collector_asked_for() {
     output.hub.close();
     let soon = Instant::now() + Duration::from_millis(300);
     output.deadline.send_replace(Some(soon));
-    let tally = Arc::clone(&output.tally);
+    let counters = Arc::clone(&output.counters);
     output.task.await.unwrap();
-    assert_eq!(tally.status().lost.unwrap().records, 5);
+    assert_eq!(counters.status().lost.unwrap().records, 5);
     assert_eq!(store.calls(), [[0; 0]]);
 }

@@ -41,9 +41,9 @@ async fn what_no_collector_took_survives_the_agent_in_order() {
         } else {
             output.hub.close();
             output.deadline.send_replace(Some(Instant::now()));
-            let tally = Arc::clone(&output.tally);
+            let counters = Arc::clone(&output.counters);
             output.task.await.unwrap();
-            let status = tally.status();
+            let status = counters.status();
             assert_eq!(status.lost.unwrap().records, 0);
             // They are the next one's.
             assert_eq!(status.queued.unwrap().records, 0);
@@ -128,7 +128,7 @@ async fn a_batch_that_no_collector_takes_is_refused_told_and_in_the_way_of_no_ot
         output.wait_until_sent(1 + 3 + 4).await;
         hub.publish(&batch(5, 5));
         output.wait_until_sent(1 + 3 + 4 + 5).await;
-        let status = output.tally.status();
+        let status = output.counters.status();
         assert_eq!(status.refused.unwrap().records, 2);
         assert_eq!(output.fates()[1..], [0, 0]);
         // Whoever adds up what is stored knows of it.
@@ -162,7 +162,7 @@ async fn a_batch_that_one_collector_refuses_waits_for_another_that_is_away() {
     let taking = Store::default();
     let (_, _task) = listen_on(&taking, socket);
     output.wait_until_sent(1 + 2 + 3).await;
-    assert_eq!(output.tally.status().refused.unwrap().records, 0);
+    assert_eq!(output.counters.status().refused.unwrap().records, 0);
     assert!(taking.calls().iter().any(|call| call.contains(&2)));
     output.end().await;
 }

@@ -17,7 +17,7 @@ use sys::clock;
 use super::{Throttle, transport::Receipts};
 
 /// Counters and state of one output.
-pub(super) struct Tally {
+pub(super) struct Counters {
     backlog: Backlog,
     fates: Mutex<Fates>,
     health: Mutex<Health>,
@@ -32,7 +32,7 @@ struct Fates {
     /// Taken from the queue, not sent yet.
     in_hand: RecordSum,
     /// Handed over, but not acknowledged.
-    doubted: RecordSum,
+    unacknowledged: RecordSum,
     sent: RecordSum,
     refused: RecordSum,
     lost: RecordSum,
@@ -60,7 +60,7 @@ enum State {
     Refusing,
 }
 
-impl Tally {
+impl Counters {
     pub(super) fn new(backlog: Backlog) -> Self {
         Self {
             backlog,
@@ -73,12 +73,12 @@ impl Tally {
     }
 
     /// Closes the queue: nothing is added to it.
-    pub(super) fn closes(&self) {
+    pub(super) fn close_queue(&self) {
         self.backlog.leave();
     }
 
     /// Takes a batch from the queue by calling `poll`, and counts it as in hand.
-    pub(super) fn takes(
+    pub(super) fn take_from_queue(
         &self,
         poll: impl FnOnce() -> Poll<Option<OutgoingBatch>>,
     ) -> Poll<Option<OutgoingBatch>> {
@@ -90,46 +90,50 @@ impl Tally {
         polled
     }
 
-    /// Splits the batch in hand into wanted and left-out flows. Returns the total ever left out.
-    pub(super) fn wants(&self, wanted: RecordSum, left_out: RecordSum) -> RecordSum {
+    /// Splits the batch in hand into selected and left-out flows. Returns the total ever left out.
+    pub(super) fn leave_out_unselected(
+        &self,
+        selected: RecordSum,
+        left_out: RecordSum,
+    ) -> RecordSum {
         let mut fates = self.fates();
-        fates.in_hand = wanted;
+        fates.in_hand = selected;
         fates.left_out += left_out;
         fates.left_out
     }
 
-    pub(super) fn sends(&self, flows: RecordSum) {
+    pub(super) fn sent(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.sent += flows;
     }
 
     /// Leaves out flows that the format has no message for.
-    pub(super) fn leaves_out(&self, flows: RecordSum) {
+    pub(super) fn leave_out(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.left_out += flows;
     }
 
     /// Counts flows as handed over, until their outcome is known.
-    pub(super) fn doubts(&self, flows: RecordSum) {
+    pub(super) fn handed_over(&self, flows: RecordSum) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
-        fates.doubted += flows;
+        fates.unacknowledged += flows;
     }
 
     /// Counts flows found on disk, until their outcome is known.
-    pub(super) fn finds(&self, flows: RecordSum) {
-        self.fates().doubted += flows;
+    pub(super) fn found_on_disk(&self, flows: RecordSum) {
+        self.fates().unacknowledged += flows;
     }
 
     /// Leaves what is on disk to the next start.
-    pub(super) fn hands_on(&self) {
-        self.fates().doubted = RecordSum::default();
+    pub(super) fn leave_on_disk(&self) {
+        self.fates().unacknowledged = RecordSum::default();
     }
 
     /// Sets the state of the spool.
-    pub(super) fn spools(&self, bytes: u64, oldest_unix_ns: u64, error: &str) {
+    pub(super) fn set_spool(&self, bytes: u64, oldest_unix_ns: u64, error: &str) {
         *self.spool() = Some(OutputSpoolStatus {
             bytes,
             oldest_unix_ns,
@@ -138,40 +142,40 @@ impl Tally {
     }
 
     /// Sets what the collector asks for.
-    pub(super) fn is_asked(&self, asked: Throttle) {
+    pub(super) fn set_throttle(&self, asked: Throttle) {
         let interval_ns = clock::nanos(asked.report_interval);
         self.asked_report_interval_ns.store(interval_ns, Relaxed);
         self.asked_sample_rate.store(asked.sample_rate, Relaxed);
     }
 
     /// Counts receipts of flows that were handed over.
-    pub(super) fn learns(&self, Receipts { arrived, lost }: Receipts) {
+    pub(super) fn receipts(&self, Receipts { arrived, lost }: Receipts) {
         let mut fates = self.fates();
         fates.sent += arrived;
         fates.lost += lost;
         for known in [arrived, lost] {
             // A batch already counted as lost may become readable after all.
-            let doubted = &mut fates.doubted;
-            doubted.records = doubted.records.saturating_sub(known.records);
-            doubted.packets = doubted.packets.saturating_sub(known.packets);
-            doubted.bytes = doubted.bytes.saturating_sub(known.bytes);
+            let unacknowledged = &mut fates.unacknowledged;
+            unacknowledged.records = unacknowledged.records.saturating_sub(known.records);
+            unacknowledged.packets = unacknowledged.packets.saturating_sub(known.packets);
+            unacknowledged.bytes = unacknowledged.bytes.saturating_sub(known.bytes);
         }
     }
 
     /// Counts everything handed over as sent.
-    pub(super) fn trusts(&self) {
+    pub(super) fn assume_sent(&self) {
         let fates = &mut *self.fates();
-        fates.sent += take(&mut fates.doubted);
+        fates.sent += take(&mut fates.unacknowledged);
     }
 
-    pub(super) fn loses_doubted(&self) {
+    pub(super) fn lose_unacknowledged(&self) {
         let fates = &mut *self.fates();
-        fates.lost += take(&mut fates.doubted);
+        fates.lost += take(&mut fates.unacknowledged);
     }
 
-    pub(super) fn refuses_doubted(&self) {
+    pub(super) fn refuse_unacknowledged(&self) {
         let fates = &mut *self.fates();
-        fates.refused += take(&mut fates.doubted);
+        fates.refused += take(&mut fates.unacknowledged);
     }
 
     /// Lost in this output, in addition to what the queue lost.
@@ -180,7 +184,7 @@ impl Tally {
     }
 
     /// Counts the batch in hand as lost.
-    pub(super) fn loses(&self) {
+    pub(super) fn lose_in_hand(&self) {
         let fates = &mut *self.fates();
         fates.lost += take(&mut fates.in_hand);
     }
@@ -193,14 +197,14 @@ impl Tally {
     }
 
     /// Records that the receiver refused these flows. Returns whether to log it: once until the next success.
-    pub(super) fn refuses(&self, flows: RecordSum, error: &str) -> bool {
-        self.refuses_some(flows, error);
+    pub(super) fn refuse(&self, flows: RecordSum, error: &str) -> bool {
+        self.refuse_some(flows, error);
         !std::mem::replace(&mut self.health().told_refused, true)
     }
 
     /// Records that no receiver takes these flows, which were handed over before.
-    pub(super) fn refuses_known(&self, flows: RecordSum, error: &str) {
-        self.learns(Receipts {
+    pub(super) fn refuse_handed_over(&self, flows: RecordSum, error: &str) {
+        self.receipts(Receipts {
             arrived: RecordSum::default(),
             lost: flows,
         });
@@ -212,7 +216,7 @@ impl Tally {
     }
 
     /// Records that the receiver accepted a message but refused these flows of it.
-    pub(super) fn refuses_some(&self, flows: RecordSum, error: &str) {
+    pub(super) fn refuse_some(&self, flows: RecordSum, error: &str) {
         let mut fates = self.fates();
         fates.in_hand -= flows;
         fates.refused += flows;
@@ -243,7 +247,7 @@ impl Tally {
         let backlog = self.backlog.fate();
         let mut queued = RecordSum::from(backlog.queued);
         queued += fates.in_hand;
-        queued += fates.doubted;
+        queued += fates.unacknowledged;
         let mut lost = RecordSum::from(backlog.lost);
         lost += fates.lost;
         let (sent, refused, left_out) = (fates.sent, fates.refused, fates.left_out);
@@ -332,31 +336,31 @@ mod tests {
     }
 
     #[test]
-    fn what_was_doubted_has_one_fate_in_the_end() {
+    fn what_was_handed_over_has_one_fate_in_the_end() {
         let hub = Hub::new(1, u64::MAX);
         let subscription = hub.subscribe("an output", "this process");
-        let tally = || {
-            let tally = Tally::new(subscription.backlog());
-            tally.wants(flows(7), flows(2));
-            tally.doubts(flows(4));
-            tally
+        let counters = || {
+            let counters = Counters::new(subscription.backlog());
+            counters.leave_out_unselected(flows(7), flows(2));
+            counters.handed_over(flows(4));
+            counters
         };
-        let fates = |tally: &Tally| {
-            let status = tally.status();
+        let fates = |counters: &Counters| {
+            let status = counters.status();
             let fates = [status.queued, status.sent, status.refused, status.lost];
             fates.map(|fate| fate.unwrap().records)
         };
-        assert_eq!(fates(&tally()), [7, 0, 0, 0]);
-        let refused = tally();
-        refused.refuses_doubted();
+        assert_eq!(fates(&counters()), [7, 0, 0, 0]);
+        let refused = counters();
+        refused.refuse_unacknowledged();
         assert_eq!(fates(&refused), [3, 0, 4, 0]);
-        refused.refuses_doubted();
+        refused.refuse_unacknowledged();
         assert_eq!(fates(&refused), [3, 0, 4, 0], "they are refused once");
-        let trusted = tally();
-        trusted.trusts();
+        let trusted = counters();
+        trusted.assume_sent();
         assert_eq!(fates(&trusted), [3, 4, 0, 0]);
-        let learned = tally();
-        learned.learns(Receipts {
+        let learned = counters();
+        learned.receipts(Receipts {
             arrived: flows(3),
             lost: flows(1),
         });
