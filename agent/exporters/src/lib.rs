@@ -1,7 +1,7 @@
 //! Outputs: send the flows of every batch to receivers that do not subscribe over our gRPC.
 //!
 //! Each output is a task with its own queue at the hub, so neither a scan nor another output waits for it. Flows pass
-//! through [`wanted`], which drops what the settings leave out, an [`Encoder`](formats::encoder::Encoder), which makes
+//! through [`selection`], which drops what the settings leave out, an [`Encoder`](formats::encoder::Encoder), which makes
 //! messages of the output's format, and a [`transport`], which sends them. [`worker`] drives these, retries failures, and
 //! counts what happens to each flow. For collectors that speak our own interface, [`delivery`] replaces all of this and
 //! sends the batches unchanged.
@@ -31,10 +31,10 @@ pub mod kafka;
 mod log_once;
 mod output_log;
 mod password;
+mod selection;
 pub mod settings;
 mod throttle;
 mod transport;
-mod wanted;
 mod worker;
 
 use counters::Counters;

@@ -22,8 +22,8 @@ use super::{
     delivery::Collectors,
     files::{Compression, Rotated, Rotation, parquet, whole},
     kafka::Kafka,
+    selection::Selection,
     transport::Transport,
-    wanted::Wanted,
 };
 
 mod clickhouse;
@@ -131,7 +131,7 @@ pub struct Output {
     /// The name in logs, status and metrics; by default the kind.
     name: Option<String>,
     target: Target,
-    pub(super) wanted: Wanted,
+    pub(super) selection: Selection,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -400,7 +400,7 @@ impl Output {
 
     /// Whether it leaves some flows out.
     pub fn leaves_out(&self) -> bool {
-        self.wanted != Wanted::default()
+        self.selection != Selection::default()
     }
 
     fn read(table: &Table) -> Result<Self, Refused> {
@@ -451,7 +451,7 @@ impl Output {
         Ok(Self {
             name: table.text("name")?,
             target,
-            wanted: Wanted {
+            selection: Selection {
                 filter: table.filter()?,
                 only_ended: table.boolean("only_ended")?.unwrap_or_default(),
                 min_bytes: table.integer("min_bytes")?.unwrap_or_default(),

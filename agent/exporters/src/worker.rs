@@ -18,9 +18,9 @@ use super::{
     ending::{Ending, Over},
     log_once::LogOnce,
     output_log::OutputLog,
+    selection::Selector,
     settings::Output,
     transport::{Failure, Transport},
-    wanted::Sieve,
 };
 
 /// See [`LogOnce`].
@@ -34,7 +34,7 @@ const REFUSED: &str = "what it refuses is counted and not sent again";
 pub(super) struct Worker {
     name: String,
     subscription: Subscription,
-    sieve: Sieve,
+    selector: Selector,
     encoder: Box<dyn Encoder>,
     transport: Transport,
     tls: Option<InForce>,
@@ -79,7 +79,7 @@ impl Worker {
         Self {
             name: name.to_owned(),
             subscription,
-            sieve: Sieve::new(output.wanted.clone()),
+            selector: Selector::new(output.selection.clone()),
             encoder,
             transport,
             tls,
@@ -202,9 +202,9 @@ impl Worker {
         );
     }
 
-    /// Sends the flows of a batch that the settings want.
+    /// Sends the flows of a batch that the settings select.
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
-        let (flows, left_out) = self.sieve.take(&mut batch);
+        let (flows, left_out) = self.selector.select(&mut batch);
         let sum = counters::sum(&flows);
         // The batch reports what was left out, as it does over gRPC.
         batch.set_left_out(self.counters.leave_out_unselected(sum, left_out));
@@ -431,7 +431,7 @@ impl Worker {
         // `unconstrained`, because tokio's cooperative budget would otherwise make a long queue look empty.
         while let Some(Some(batch)) = unconstrained(self.next()).now_or_never() {
             if let Ok(mut batch) = batch.decode() {
-                let (flows, left_out) = self.sieve.take(&mut batch);
+                let (flows, left_out) = self.selector.select(&mut batch);
                 self.counters
                     .leave_out_unselected(counters::sum(&flows), left_out);
             }

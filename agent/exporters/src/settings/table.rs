@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{Kind, Refused, ipfix};
 use crate::{
     files::{Compression, Rotation},
-    wanted::Filter,
+    selection::Filter,
 };
 
 /// A key of an output's table.

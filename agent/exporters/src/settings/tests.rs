@@ -26,7 +26,7 @@ fn a_text_has_one_wish_or_several() {
         (output.kind(), output.address()),
         (Kind::Jsonl, "/a=b".to_owned())
     );
-    assert_eq!(output.wanted, Wanted::default());
+    assert_eq!(output.selection, Selection::default());
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_table_sets_what_its_kind_has() {
             path: "/a".into(),
             rotation,
         },
-        wanted: Wanted {
+        selection: Selection {
             filter: "include port 443; exclude all".parse().unwrap(),
             only_ended: true,
             min_bytes: 5,

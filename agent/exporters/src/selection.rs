@@ -1,5 +1,5 @@
-//! Which flows an output wants. A flow may become wanted only after some reports, for example by its bytes. Then its
-//! next record reports the totals, so that the sums of a wanted flow are complete.
+//! Which flows an output sends. A flow may be selected only after some reports, for example by its bytes. Then its next
+//! record reports the totals, so that the sums of a selected flow are complete.
 
 use std::{collections::HashMap, str::FromStr};
 
@@ -11,7 +11,7 @@ use rules::{Facts, Known, Rule, fault::Fault, passes};
 use super::counters;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Selection {
     pub filter: Filter,
     /// One record per flow, when it has ended.
     pub only_ended: bool,
@@ -44,31 +44,31 @@ impl PartialEq for Filter {
 
 impl Eq for Filter {}
 
-/// Removes unwanted records from batches.
-pub(super) struct Sieve {
-    wanted: Wanted,
+/// Takes the selected records out of batches.
+pub(super) struct Selector {
+    selection: Selection,
     interfaces: KnownInterfaces,
 }
 
-impl Sieve {
-    pub(super) fn new(wanted: Wanted) -> Self {
+impl Selector {
+    pub(super) fn new(selection: Selection) -> Self {
         Self {
-            wanted,
+            selection,
             interfaces: KnownInterfaces::default(),
         }
     }
 
-    /// Moves the wanted records out of the batch. Also returns the totals of unwanted flows that ended.
-    pub(super) fn take(&mut self, batch: &mut FlowBatch) -> (Vec<FlowRecord>, RecordSum) {
+    /// Moves the selected records out of the batch. Also returns the totals of other flows that ended.
+    pub(super) fn select(&mut self, batch: &mut FlowBatch) -> (Vec<FlowRecord>, RecordSum) {
         let mut records = std::mem::take(&mut batch.records);
         let mut left_out = RecordSum::default();
-        if self.wanted == Wanted::default() {
+        if self.selection == Selection::default() {
             return (records, left_out);
         }
-        if !self.wanted.filter.rules.is_empty() {
+        if !self.selection.filter.rules.is_empty() {
             self.interfaces.note_all(batch);
         }
-        let hosts = Hosts::of(batch, &self.wanted.filter);
+        let hosts = Hosts::of(batch, &self.selection.filter);
         records.retain_mut(|record| {
             let has_ended = record.end_reason.is_some();
             let total_bytes = record.total().bytes;
@@ -77,14 +77,14 @@ impl Sieve {
                 interface: self.interfaces.name(record),
                 hosts: hosts.of_ends(record),
             };
-            if !self.is_wanted(facts, known, total_bytes) {
+            if !self.is_selected(facts, known, total_bytes) {
                 if has_ended {
                     record.report_total();
                     left_out += counters::sum([&*record]);
                 }
                 return false;
             }
-            if self.wanted.only_ended && !has_ended {
+            if self.selection.only_ended && !has_ended {
                 return false;
             }
             let mut before = facts;
@@ -94,8 +94,8 @@ impl Sieve {
             if record.dst().total_packets == record.dst().delta_packets {
                 before.sent[1] = None;
             }
-            let was_wanted = self.is_wanted(before, known, total_bytes - record.delta().bytes);
-            if self.wanted.only_ended || !was_wanted {
+            let was_selected = self.is_selected(before, known, total_bytes - record.delta().bytes);
+            if self.selection.only_ended || !was_selected {
                 record.report_total();
             }
             true
@@ -104,9 +104,10 @@ impl Sieve {
         (records, left_out)
     }
 
-    /// Whether a flow with these facts and this many bytes is wanted.
-    fn is_wanted(&self, facts: Facts, known: Known<'_>, total_bytes: u64) -> bool {
-        total_bytes >= self.wanted.min_bytes && passes(&self.wanted.filter.rules, facts, known)
+    /// Whether a flow with these facts and this many bytes is selected.
+    fn is_selected(&self, facts: Facts, known: Known<'_>, total_bytes: u64) -> bool {
+        total_bytes >= self.selection.min_bytes
+            && passes(&self.selection.filter.rules, facts, known)
     }
 }
 
@@ -158,15 +159,15 @@ mod tests {
     }
 
     /// Forward packets of each kept record, and the total of those left out.
-    fn kept(wanted: &Wanted, records: &[FlowRecord]) -> (Vec<u64>, u64) {
-        let mut sieve = Sieve::new(wanted.clone());
+    fn kept(wanted: &Selection, records: &[FlowRecord]) -> (Vec<u64>, u64) {
+        let mut selector = Selector::new(wanted.clone());
         let (mut kept, mut left_out) = (Vec::new(), 0);
         for record in records {
             let mut batch = FlowBatch {
                 records: vec![record.clone()],
                 ..FlowBatch::default()
             };
-            let (records, out) = sieve.take(&mut batch);
+            let (records, out) = selector.select(&mut batch);
             left_out += out.packets;
             kept.extend(records.iter().map(|record| record.src().delta_packets));
         }
@@ -183,37 +184,37 @@ mod tests {
     }
 
     #[test]
-    fn without_a_wish_everything_is_wanted_as_it_is() {
-        assert_eq!(kept(&Wanted::default(), &flow()), (vec![2, 3, 1, 0], 0));
+    fn without_a_wish_everything_is_selected_as_it_is() {
+        assert_eq!(kept(&Selection::default(), &flow()), (vec![2, 3, 1, 0], 0));
     }
 
     #[test]
     fn an_ended_flow_alone_has_all_its_packets() {
-        let wanted = Wanted {
+        let wanted = Selection {
             only_ended: true,
-            ..Wanted::default()
+            ..Selection::default()
         };
         assert_eq!(kept(&wanted, &flow()), (vec![6], 0));
     }
 
     #[test]
     fn a_flow_that_grows_beyond_the_least_bytes_comes_with_what_it_had_before() {
-        let wanted = |min_bytes| Wanted {
+        let wanted = |min_bytes| Selection {
             min_bytes,
-            ..Wanted::default()
+            ..Selection::default()
         };
         // Both directions together have 400, 1,000 and 1,200 bytes.
         assert_eq!(kept(&wanted(400), &flow()), (vec![2, 3, 1, 0], 0));
         assert_eq!(kept(&wanted(401), &flow()), (vec![5, 1, 0], 0));
         assert_eq!(kept(&wanted(1_200), &flow()), (vec![6, 0], 0));
         assert_eq!(kept(&wanted(1_201), &flow()), (vec![], 12));
-        let both = Wanted {
+        let both = Selection {
             only_ended: true,
             filter: Filter::default(),
             min_bytes: 1_200,
         };
         assert_eq!(kept(&both, &flow()), (vec![6], 0));
-        let both = Wanted {
+        let both = Selection {
             only_ended: true,
             filter: Filter::default(),
             min_bytes: 1_201,
@@ -248,9 +249,9 @@ mod tests {
             ..half(3, 1, 4, false)
         };
         let flow = [half(2, 2, 0, false), answered, half(3, 0, 4, true)];
-        let rules = |text: &str| Wanted {
+        let rules = |text: &str| Selection {
             filter: text.parse().unwrap(),
-            ..Wanted::default()
+            ..Selection::default()
         };
         for (text, expected) in [
             ("include net 10.0.0.0/8", (vec![2, 1, 0], 0)),
@@ -282,11 +283,11 @@ mod tests {
         for record in &mut batch.records {
             record.src_mut().set_direction(proto::Direction::Ingress);
         }
-        let mut sieve = Sieve::new(Wanted {
+        let mut selector = Selector::new(Selection {
             filter: "host *.example".parse().unwrap(),
-            ..Wanted::default()
+            ..Selection::default()
         });
-        let kept = sieve.take(&mut batch).0;
+        let kept = selector.select(&mut batch).0;
         assert_eq!(kept.len(), 1);
         assert_eq!(kept[0].dst().host_id, Some(7));
     }
@@ -294,9 +295,9 @@ mod tests {
     #[test]
     fn rules_know_the_name_of_an_interface_that_is_gone() {
         let filter = "include on eth0; exclude all".parse().unwrap();
-        let mut sieve = Sieve::new(Wanted {
+        let mut selector = Selector::new(Selection {
             filter,
-            ..Wanted::default()
+            ..Selection::default()
         });
         let flow = FlowRecord {
             ifindex: 2,
@@ -313,7 +314,7 @@ mod tests {
                 interfaces,
                 ..FlowBatch::default()
             };
-            assert_eq!(sieve.take(&mut batch).0.len(), 1);
+            assert_eq!(selector.select(&mut batch).0.len(), 1);
         }
     }
 }
