@@ -27,8 +27,8 @@ use tonic::codegen::http::HeaderValue;
 use super::{
     backoff::Backoff,
     counters::Counters,
-    ending::Ending,
     output_log::OutputLog,
+    shutdown::Shutdown,
     throttle::{OutputThrottle, Throttle},
     transport::{Answers, Endpoint, Failure, Receipts, StreamingCall},
 };
@@ -62,7 +62,7 @@ const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
 pub(super) struct Delivery {
     sender: Sender,
     tls: Option<InForce>,
-    ending: Ending,
+    shutdown: Shutdown,
 }
 
 struct Sender {
@@ -94,7 +94,7 @@ struct Sender {
     backoff: Backoff,
     /// What the collector asks the agent for.
     throttle: OutputThrottle,
-    ending: Ending,
+    shutdown: Shutdown,
     log: OutputLog,
     counters: Arc<Counters>,
 }
@@ -116,7 +116,7 @@ impl Delivery {
         (tls, throttle): (Option<InForce>, OutputThrottle),
         subscription: Subscription,
         counters: Arc<Counters>,
-        ending: Ending,
+        shutdown: Shutdown,
     ) -> Self {
         let sender = Sender {
             subscription,
@@ -136,24 +136,24 @@ impl Delivery {
             has_progressed: false,
             backoff: Backoff::default(),
             throttle,
-            ending: ending.clone(),
+            shutdown: shutdown.clone(),
             log: OutputLog::new(name, &counters),
             counters,
         };
         Self {
             sender,
             tls,
-            ending,
+            shutdown,
         }
     }
 
     /// Returns when everything is acknowledged and the queue is closed, or at the deadline.
     pub(super) async fn run(self) {
         let files = followed(self.tls);
-        let (mut sender, mut ending) = (self.sender, self.ending);
+        let (mut sender, mut shutdown) = (self.sender, self.shutdown);
         let work = async {
-            let _ = ending.before(sender.begin()).await;
-            let _ = ending.before(sender.deliver()).await;
+            let _ = shutdown.before_deadline(sender.begin()).await;
+            let _ = shutdown.before_deadline(sender.deliver()).await;
             sender.finish().await;
         };
         tokio::select! {
@@ -293,9 +293,9 @@ impl Sender {
             self.meanwhile(sleep(pause)).await;
             return;
         }
-        let mut ending = self.ending.clone();
-        let paused = self.meanwhile(ending.pause(pause)).await;
-        self.ending = ending;
+        let mut shutdown = self.shutdown.clone();
+        let paused = self.meanwhile(shutdown.pause(pause)).await;
+        self.shutdown = shutdown;
         if let Ok(true) = paused {
             self.backoff.reset();
         }

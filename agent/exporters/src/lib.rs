@@ -25,7 +25,6 @@ pub mod clickhouse;
 mod counters;
 pub mod delivery;
 mod domain;
-mod ending;
 pub mod files;
 pub mod kafka;
 mod log_once;
@@ -33,15 +32,16 @@ mod output_log;
 mod password;
 mod selection;
 pub mod settings;
+mod shutdown;
 mod throttle;
 mod transport;
 mod worker;
 
 use counters::Counters;
 use delivery::Delivery;
-use ending::Ending;
 use settings::Parts;
 pub use settings::{Output, Prepared};
+use shutdown::Shutdown;
 use throttle::AllThrottles;
 pub use throttle::Throttle;
 use worker::Worker;
@@ -172,7 +172,7 @@ impl Outputs {
         let subscription = self.hub.subscribe_output(&name, &output.address());
         let counters = Arc::new(Counters::new(subscription.backlog()));
         let (deadline, until) = watch::channel(None);
-        let ending = Ending::new(until);
+        let shutdown = Shutdown::new(until);
         tracing::info!(
             output = name,
             kind = output.kind().name(),
@@ -186,7 +186,8 @@ impl Outputs {
         let task = match parts {
             Parts::Messages(encoder, transport) => {
                 let parts = (encoder, transport);
-                let worker = Worker::new(&name, &output, parts, files, subscription, fates, ending);
+                let worker =
+                    Worker::new(&name, &output, parts, files, subscription, fates, shutdown);
                 tokio::spawn(worker.run())
             }
             Parts::Batches(collectors) => {
@@ -197,7 +198,7 @@ impl Outputs {
                     (files, throttle),
                     subscription,
                     fates,
-                    ending,
+                    shutdown,
                 );
                 tokio::spawn(delivery.run())
             }

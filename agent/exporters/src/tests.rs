@@ -208,7 +208,7 @@ async fn last_piece(has_begun: bool) {
         None,
         subscription,
         mine,
-        Ending::new(until),
+        Shutdown::new(until),
     );
     let mut run = pin!(worker.run());
     hub.publish(&in_the_middle());

@@ -15,11 +15,11 @@ use tokio::{
 use super::{
     backoff::Backoff,
     counters::{self, Counters},
-    ending::{Ending, Over},
     log_once::LogOnce,
     output_log::OutputLog,
     selection::Selector,
     settings::Output,
+    shutdown::{DeadlinePassed, Shutdown},
     transport::{Failure, Transport},
 };
 
@@ -44,7 +44,7 @@ pub(super) struct Worker {
     complaints: Complaints,
     log: OutputLog,
     counters: Arc<Counters>,
-    ending: Ending,
+    shutdown: Shutdown,
 }
 
 /// Complaints of the receiver, each of which is logged once.
@@ -74,7 +74,7 @@ impl Worker {
         tls: Option<InForce>,
         subscription: Subscription,
         counters: Arc<Counters>,
-        ending: Ending,
+        shutdown: Shutdown,
     ) -> Self {
         Self {
             name: name.to_owned(),
@@ -88,7 +88,7 @@ impl Worker {
             complaints: Complaints::default(),
             log: OutputLog::new(name, &counters),
             counters,
-            ending,
+            shutdown,
         }
     }
 
@@ -117,13 +117,13 @@ impl Worker {
             }
         }
         self.learn_last().await;
-        let closed = self.ending.before(self.transport.close()).await;
+        let closed = self.shutdown.before_deadline(self.transport.close()).await;
         self.transport.abandon();
         self.settle_at_end();
         match closed {
             Ok(Ok(())) => {}
             Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
-            Err(Over) => self.tell_unfinished("there was no time"),
+            Err(DeadlinePassed) => self.tell_unfinished("there was no time"),
         }
     }
 
@@ -170,7 +170,7 @@ impl Worker {
     /// Waits for ICMP errors about the last message if the protocol has no acknowledgements.
     async fn learn_last(&mut self) {
         while self.transport.is_blind() && self.transport.is_underway() {
-            let waited = self.ending.before(sleep(RECEIPTS)).await;
+            let waited = self.shutdown.before_deadline(sleep(RECEIPTS)).await;
             self.notice();
             if waited.is_err() {
                 return;
@@ -203,7 +203,7 @@ impl Worker {
     }
 
     /// Sends the flows of a batch that the settings select.
-    async fn send(&mut self, mut batch: FlowBatch) -> Result<(), Over> {
+    async fn send(&mut self, mut batch: FlowBatch) -> Result<(), DeadlinePassed> {
         let (flows, left_out) = self.selector.select(&mut batch);
         let sum = counters::sum(&flows);
         // The batch reports what was left out, as it does over gRPC.
@@ -214,7 +214,7 @@ impl Worker {
         while !rest.is_empty() || more {
             let Ok(done) = self.hand_over(&batch, rest).await else {
                 self.counters.lose_in_hand();
-                return Err(Over);
+                return Err(DeadlinePassed);
             };
             rest = &rest[done.flows..];
             more = done.more;
@@ -223,9 +223,13 @@ impl Worker {
     }
 
     /// Sends one message with the first flows, and retries until it is sent or refused.
-    async fn hand_over(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Result<Done, Over> {
+    async fn hand_over(
+        &mut self,
+        batch: &FlowBatch,
+        flows: &[FlowRecord],
+    ) -> Result<Done, DeadlinePassed> {
         if let Some(pause) = self.pause.take() {
-            self.ending.before(sleep(pause)).await?;
+            self.shutdown.before_deadline(sleep(pause)).await?;
         }
         loop {
             let message = self.encoder.message(batch, flows);
@@ -245,7 +249,7 @@ impl Worker {
                 return Ok(done);
             }
             let sending = self.transport.send(&message);
-            let Ok(sent) = self.ending.before(sending).await else {
+            let Ok(sent) = self.shutdown.before_deadline(sending).await else {
                 self.counters.leave_out(skipped);
                 match timeout(LAST_WRITE, self.transport.has_taken()).await {
                     Ok(Ok(true)) => self.counters.sent(sum),
@@ -253,7 +257,7 @@ impl Worker {
                     Ok(Err(failure)) => self.tell_unfinished(&failure.to_string()),
                     Err(_) => self.tell_unfinished("a write has not ended in time"),
                 }
-                return Err(Over);
+                return Err(DeadlinePassed);
             };
             let answered = sent.and_then(|answer| Ok(self.encoder.answered(&answer)?));
             let failure = match answered {
@@ -300,8 +304,8 @@ impl Worker {
             let wait = self.backoff.next(after);
             if after.is_some() {
                 // The receiver asked for this pause.
-                self.ending.before(sleep(wait)).await?;
-            } else if self.ending.pause(wait).await? {
+                self.shutdown.before_deadline(sleep(wait)).await?;
+            } else if self.shutdown.pause(wait).await? {
                 self.backoff.reset();
             }
         }

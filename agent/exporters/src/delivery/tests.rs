@@ -106,7 +106,7 @@ impl Output {
             (None, throttle),
             subscription,
             Arc::clone(&counters),
-            Ending::new(until),
+            Shutdown::new(until),
         );
         prepare(&mut delivery.sender);
         Self {

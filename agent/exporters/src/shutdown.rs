@@ -8,7 +8,7 @@ use tokio::{
 };
 
 #[derive(Clone)]
-pub(super) struct Ending {
+pub(super) struct Shutdown {
     /// The deadline, set once the output is to end.
     deadline: watch::Receiver<Option<Instant>>,
     /// A pause was skipped since then.
@@ -17,9 +17,9 @@ pub(super) struct Ending {
 
 /// The deadline has passed.
 #[derive(Debug)]
-pub(super) struct Over;
+pub(super) struct DeadlinePassed;
 
-impl Ending {
+impl Shutdown {
     pub(super) fn new(deadline: watch::Receiver<Option<Instant>>) -> Self {
         Self {
             deadline,
@@ -28,22 +28,25 @@ impl Ending {
     }
 
     /// The work's result, unless the deadline passes first.
-    pub(super) async fn before<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Over> {
+    pub(super) async fn before_deadline<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, DeadlinePassed> {
         let over = async {
             sleep_until(self.deadline().await).await;
         };
         tokio::select! {
             biased;
-            () = over => Err(Over),
+            () = over => Err(DeadlinePassed),
             done = work => Ok(done),
         }
     }
 
     /// Waits before a retry. When shutdown starts, one pause is cut short or skipped, since there may be no time for a
     /// later try. Returns whether this was that pause.
-    pub(super) async fn pause(&mut self, time: Duration) -> Result<bool, Over> {
+    pub(super) async fn pause(&mut self, time: Duration) -> Result<bool, DeadlinePassed> {
         if self.has_hurried {
-            return self.before(sleep(time)).await.map(|()| false);
+            return self.before_deadline(sleep(time)).await.map(|()| false);
         }
         tokio::select! {
             biased;
@@ -78,18 +81,18 @@ mod tests {
     async fn one_pause_is_cut_short_at_the_end() {
         for is_before in [false, true] {
             let (deadline, until) = watch::channel(None);
-            let mut ending = Ending::new(until);
-            assert!(matches!(ending.pause(Duration::ZERO).await, Ok(false)));
+            let mut shutdown = Shutdown::new(until);
+            assert!(matches!(shutdown.pause(Duration::ZERO).await, Ok(false)));
             let soon = Instant::now() + Duration::from_millis(100);
             let end = async { deadline.send_replace(Some(soon)) };
             let cut = if is_before {
                 end.await;
-                ending.pause(LONG).await
+                shutdown.pause(LONG).await
             } else {
-                tokio::join!(ending.pause(LONG), end).0
+                tokio::join!(shutdown.pause(LONG), end).0
             };
             assert!(matches!(cut, Ok(true)));
-            assert!(matches!(ending.pause(LONG).await, Err(Over)));
+            assert!(matches!(shutdown.pause(LONG).await, Err(DeadlinePassed)));
             assert!(Instant::now() >= soon);
         }
     }
