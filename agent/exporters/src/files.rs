@@ -32,9 +32,9 @@ use rustix::{
 use sys::own_file;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
-mod kept;
 mod names;
 pub mod parquet;
+mod retention;
 pub mod shared;
 pub mod whole;
 

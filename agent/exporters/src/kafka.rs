@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{files::Compression, password::PasswordFile, settings::HostPort};
 
+mod abort;
 mod cluster;
 mod connection;
-mod cut;
 mod failures;
 mod group;
 mod partitioner;

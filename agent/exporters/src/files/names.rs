@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use super::{Compression, Rotation, kept};
+use super::{Compression, Rotation, retention};
 
 /// The suffix of a file that is being compressed or waits for it.
 const PART: &str = ".part";
@@ -337,13 +337,13 @@ impl Names {
     /// Removes complete files until the limits are met.
     pub(super) fn remove_the_oldest(&self, rotation: &Rotation) -> Result<()> {
         let complete = self.files()?.into_iter().filter(|file| !file.is_part);
-        let files = complete.map(|file| kept::File {
+        let files = complete.map(|file| retention::File {
             order: file.complete.order,
             owner: file.complete.owner,
             bytes: fs::metadata(&file.path).map_or(0, |metadata| metadata.len()),
             path: file.path,
         });
-        kept::too_many(files.collect(), rotation)
+        retention::files_to_remove(files.collect(), rotation)
             .iter()
             .try_for_each(|path| remove(path))
     }

@@ -15,7 +15,7 @@ use tokio::{io::BufStream, runtime::Handle, sync::Semaphore, task::spawn_blockin
 
 use super::{
     Fault, Login, Mechanism,
-    cut::{Cut, Cuttable},
+    abort::{AbortHandle, Abortable},
 };
 use crate::transport::{Endpoint, Stream};
 
@@ -32,9 +32,9 @@ static LOGINS: Semaphore = Semaphore::const_new(4);
 
 /// A connection to a broker. Dropping it aborts all pending requests.
 pub(super) struct Connection {
-    messenger: Messenger<BufStream<Cuttable<Box<dyn Stream>>>>,
+    messenger: Messenger<BufStream<Abortable<Box<dyn Stream>>>>,
     address: String,
-    cut: Cut,
+    abort: AbortHandle,
 }
 
 impl Connection {
@@ -61,12 +61,12 @@ impl Connection {
     }
 
     fn over(stream: Box<dyn Stream>, address: String) -> Self {
-        let (stream, cut) = Cuttable::new(stream);
+        let (stream, abort) = Abortable::new(stream);
         let stream = BufStream::new(stream);
         Self {
             messenger: Messenger::new(stream, MOST_ANSWER_BYTES, CLIENT_ID.into()),
             address,
-            cut,
+            abort,
         }
     }
 
@@ -153,7 +153,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // The messenger would keep writing a request that nobody waits for, although it is sent again elsewhere.
-        self.cut.now();
+        self.abort.abort();
     }
 }
 

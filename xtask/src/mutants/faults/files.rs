@@ -121,22 +121,22 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "the oldest file goes, whoever floods",
-        file: "agent/exporters/src/files/kept.rs",
+        file: "agent/exporters/src/files/retention.rs",
         from: "if of_owners > rotation.total_bytes / 2 {",
         to: "if of_owners > rotation.total_bytes {",
         target: unit(
             "exporters",
-            "files::kept::tests::senders_with_files_of_their_own_leave_half_to_all_others",
+            "files::retention::tests::senders_with_files_of_their_own_leave_half_to_all_others",
         ),
     },
     Fault {
         name: "a sender that floods has as many files as it likes",
-        file: "agent/exporters/src/files/kept.rs",
+        file: "agent/exporters/src/files/retention.rs",
         from: "while some.files.len() > most {",
         to: "while some.files.len() > most && most == 0 {",
         target: unit(
             "exporters",
-            "files::kept::tests::files_of_a_sender_count_for_themselves",
+            "files::retention::tests::files_of_a_sender_count_for_themselves",
         ),
     },
 ];

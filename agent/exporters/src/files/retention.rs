@@ -50,7 +50,7 @@ impl Files {
 }
 
 /// The paths of the files to remove.
-pub(super) fn too_many(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf> {
+pub(super) fn files_to_remove(mut files: Vec<File>, rotation: &Rotation) -> Vec<PathBuf> {
     files.sort_by(|one, other| (&one.order, &one.owner).cmp(&(&other.order, &other.owner)));
     let most = rotation.files as usize;
     let (mut all, mut own) = (Files::default(), BTreeMap::<_, Files>::new());
@@ -111,7 +111,7 @@ mod tests {
             bytes: 10,
             path: place.to_string().into(),
         });
-        let removed = too_many(all.collect(), &rotation);
+        let removed = files_to_remove(all.collect(), &rotation);
         let is_left = |place: usize| !removed.contains(&place.to_string().into());
         let left = files.chars().enumerate();
         left.filter_map(|(place, char)| is_left(place).then_some(char))

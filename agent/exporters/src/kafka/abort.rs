@@ -16,49 +16,49 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 #[derive(Default)]
 struct Shared {
-    is_cut: AtomicBool,
+    is_aborted: AtomicBool,
     reader: AtomicWaker,
     writer: AtomicWaker,
 }
 
-pub(super) struct Cuttable<S> {
+pub(super) struct Abortable<S> {
     stream: S,
     shared: Arc<Shared>,
 }
 
 /// Aborts a stream.
-pub(super) struct Cut(Arc<Shared>);
+pub(super) struct AbortHandle(Arc<Shared>);
 
-impl Cut {
+impl AbortHandle {
     /// Fails all further reads and writes, including pending ones.
-    pub fn now(&self) {
-        self.0.is_cut.store(true, Ordering::SeqCst);
+    pub fn abort(&self) {
+        self.0.is_aborted.store(true, Ordering::SeqCst);
         self.0.reader.wake();
         self.0.writer.wake();
     }
 }
 
-impl<S> Cuttable<S> {
-    pub fn new(stream: S) -> (Self, Cut) {
+impl<S> Abortable<S> {
+    pub fn new(stream: S) -> (Self, AbortHandle) {
         let shared = Arc::<Shared>::default();
-        let cut = Cut(Arc::clone(&shared));
-        (Self { stream, shared }, cut)
+        let abort = AbortHandle(Arc::clone(&shared));
+        (Self { stream, shared }, abort)
     }
 }
 
 impl Shared {
-    /// Fails if the stream was cut. Otherwise registers the task to be woken by a cut.
+    /// Fails if the stream was aborted. Otherwise registers the task to be woken by an abort.
     fn check(&self, waker: &AtomicWaker, context: &Context<'_>) -> io::Result<()> {
-        // Register first, so that a cut in between is not missed.
+        // Register first, so that an abort in between is not missed.
         waker.register(context.waker());
-        if self.is_cut.load(Ordering::SeqCst) {
+        if self.is_aborted.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Cuttable<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Abortable<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -69,7 +69,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Cuttable<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Cuttable<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Abortable<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
