@@ -19,7 +19,7 @@ use std::{
 use agent_common::{Counts, FlowKey, HookAccount, L4Kind, Reason, protocol::UDP};
 use exporters::{
     Outputs,
-    settings::{Wish, Wishes},
+    settings::{OutputArg, OutputArgs},
 };
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
@@ -45,8 +45,8 @@ async fn main() {
         .create(true)
         .open(ledger)
         .unwrap();
-    let Wishes(wishes) = output.parse().unwrap();
-    let [Wish::Output(output)] = &wishes[..] else {
+    let OutputArgs(args) = output.parse().unwrap();
+    let [OutputArg::Output(output)] = &args[..] else {
         panic!("one output");
     };
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);

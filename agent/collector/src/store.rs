@@ -353,13 +353,13 @@ fn named(output: &Output) -> (&'static str, String) {
 mod tests {
     use std::io::Write as _;
 
-    use exporters::settings::{Wish, Wishes};
+    use exporters::settings::{OutputArg, OutputArgs};
 
     use super::*;
 
     fn prepared(setting: &str) -> Prepared {
-        let Wishes(wishes) = setting.parse().unwrap();
-        let Wish::Output(output) = &wishes[0] else {
+        let OutputArgs(args) = setting.parse().unwrap();
+        let OutputArg::Output(output) = &args[0] else {
             panic!("no output");
         };
         output.clone().prepare().unwrap()

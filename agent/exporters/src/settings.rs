@@ -115,7 +115,7 @@ impl Kind {
 
 /// One value of `--output`: nothing, a format on stdout, or an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum OutputArg {
     Nothing,
     Stdout(Format),
     Output(Output),
@@ -123,7 +123,7 @@ pub enum Wish {
 
 /// The values of one argument, one environment variable, or one entry in a settings file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes(pub Vec<Wish>);
+pub struct OutputArgs(pub Vec<OutputArg>);
 
 /// The destination, the format, and which flows to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -511,7 +511,7 @@ pub(super) fn free_name(output: &Output, is_free: impl Fn(&str) -> bool) -> Stri
 }
 
 /// Parses one value: `none`, `table`, `json`, `KIND=ADDRESS`, several of these separated by commas, or a table in JSON.
-impl FromStr for Wishes {
+impl FromStr for OutputArgs {
     type Err = Refused;
 
     fn from_str(text: &str) -> Result<Self, Refused> {
@@ -519,20 +519,20 @@ impl FromStr for Wishes {
             let table: Map<String, Value> = serde_json::from_str(text)
                 .map_err(|error| Refused::whole(format!("expected a table in JSON: {error}")))?;
             let output = Output::read(&Table(table))?;
-            return Ok(Self(vec![Wish::Output(output)]));
+            return Ok(Self(vec![OutputArg::Output(output)]));
         }
         text.split(',')
-            .map(wish)
+            .map(output_arg)
             .collect::<Result<_, _>>()
             .map(Self)
     }
 }
 
-fn wish(text: &str) -> Result<Wish, Refused> {
+fn output_arg(text: &str) -> Result<OutputArg, Refused> {
     match text {
-        "none" => return Ok(Wish::Nothing),
-        "table" => return Ok(Wish::Stdout(Format::Table)),
-        "json" => return Ok(Wish::Stdout(Format::Json)),
+        "none" => return Ok(OutputArg::Nothing),
+        "table" => return Ok(OutputArg::Stdout(Format::Table)),
+        "json" => return Ok(OutputArg::Stdout(Format::Json)),
         _ => {}
     }
     let Some((kind, address)) = text.split_once('=') else {
@@ -545,7 +545,7 @@ fn wish(text: &str) -> Result<Wish, Refused> {
     };
     let table = [("kind", kind), ("address", address)];
     let table = table.map(|(key, value)| (key.to_owned(), Value::from(value)));
-    Output::read(&Table(table.into_iter().collect())).map(Wish::Output)
+    Output::read(&Table(table.into_iter().collect())).map(OutputArg::Output)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use futures_util::poll;
 use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES};
 use prost::Message as _;
 use proto::{EndReason, Endpoint, FlowBatch, FlowRecord, RecordSum, batch::Batch};
-use settings::{Wish, Wishes};
+use settings::{OutputArg, OutputArgs};
 use tokio::{net::UdpSocket, task::spawn_blocking};
 
 use super::*;
@@ -19,9 +19,9 @@ use super::*;
 const NOWHERE: &str = "jsonl=/proc/none/flows.jsonl";
 
 fn output(text: &str) -> Prepared {
-    let Wishes(wishes) = text.parse().unwrap();
-    let [Wish::Output(output)] = &wishes[..] else {
-        panic!("{text}: {wishes:?}");
+    let OutputArgs(args) = text.parse().unwrap();
+    let [OutputArg::Output(output)] = &args[..] else {
+        panic!("{text}: {args:?}");
     };
     output.clone().prepare().unwrap()
 }

@@ -11,7 +11,7 @@ use collector::{
 };
 use exporters::{
     Prepared, Throttle,
-    settings::{Wish, Wishes},
+    settings::{OutputArg, OutputArgs},
 };
 use server::{
     DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr, metrics::MetricsAddress,
@@ -55,12 +55,12 @@ pub struct Args {
     /// clickhouse=http://HOST:PORT/DATABASE/TABLE (https:// with TLS); repeatable. A table says more, as '{"kind": "jsonl",
     /// "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not take is not acknowledged.
     #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
-    pub output: Vec<Wishes>,
+    pub output: Vec<OutputArgs>,
 
     /// Compares agents, and reports here what was lost on the way between two of them: jsonl=PATH. A flow is compared when it
     /// has been quiet, so the two have to send to the same collector.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_PAIRS", help_heading = STORES)]
-    pub pairs: Option<Wishes>,
+    pub pairs: Option<OutputArgs>,
 
     /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ and than packets are
     /// on their way.
@@ -188,8 +188,8 @@ impl Args {
         })
     }
 
-    fn compared(&self, output: &Wishes) -> Result<(Prepared, PairSettings)> {
-        let [Wish::Output(output)] = &output.0[..] else {
+    fn compared(&self, output: &OutputArgs) -> Result<(Prepared, PairSettings)> {
+        let [OutputArg::Output(output)] = &output.0[..] else {
             bail!("--pairs takes one jsonl=PATH");
         };
         let output = output.clone().prepare()?;

@@ -25,7 +25,7 @@ use benches::live::result::Figure;
 use clap::Parser;
 use exporters::{
     Outputs,
-    settings::{Wish, Wishes},
+    settings::{OutputArg, OutputArgs},
 };
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use hub::{DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
@@ -180,8 +180,8 @@ struct Agents<'a> {
 impl<'a> Agents<'a> {
     fn start(arguments: &'a Arguments, output: &str) -> Result<Self> {
         let agent = |number| {
-            let Wishes(wishes) = output.parse()?;
-            let [Wish::Output(output)] = &wishes[..] else {
+            let OutputArgs(args) = output.parse()?;
+            let [OutputArg::Output(output)] = &args[..] else {
                 bail!("{output} is one output");
             };
             let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);

@@ -151,7 +151,7 @@ impl PairFile {
 mod tests {
     use std::{fs, time::Duration};
 
-    use exporters::settings::{Wish, Wishes};
+    use exporters::settings::{OutputArg, OutputArgs};
 
     use super::{super::tests::with_a_line, *};
 
@@ -163,8 +163,8 @@ mod tests {
             r#"{{"kind": "jsonl", "address": "{}", "rotate_bytes": 1, "compression": "none"}}"#,
             path.display()
         );
-        let Wishes(wishes) = setting.parse().unwrap();
-        let Wish::Output(output) = &wishes[0] else {
+        let OutputArgs(args) = setting.parse().unwrap();
+        let OutputArg::Output(output) = &args[0] else {
             panic!("no output");
         };
         let settings = PairSettings {

@@ -1,6 +1,6 @@
 use std::{fs, path::Path};
 
-use exporters::settings::{Wish, Wishes};
+use exporters::settings::{OutputArg, OutputArgs};
 use formats::LostSoFar;
 use hub::DEFAULT_QUEUED_BYTES;
 use prost::Message as _;
@@ -33,8 +33,8 @@ fn writer<const N: usize>(folders: [&Path; N]) -> (Writer, Streams) {
 /// A writer into stores with these settings.
 fn writer_to<const N: usize>(settings: [String; N]) -> (Writer, Streams) {
     let store = |setting: String| {
-        let Wishes(wishes) = setting.parse().unwrap();
-        let Wish::Output(output) = &wishes[0] else {
+        let OutputArgs(args) = setting.parse().unwrap();
+        let OutputArg::Output(output) = &args[0] else {
             panic!("no output");
         };
         let mut store = Store::of(&output.clone().prepare().unwrap()).unwrap();

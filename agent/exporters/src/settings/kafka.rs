@@ -114,13 +114,13 @@ fn login(table: &Table) -> Result<Option<Login>, Refused> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Compression, Output, Wish, tests::read},
+        super::{Compression, Output, OutputArg, tests::read},
         *,
     };
 
     fn output(text: &str) -> Result<Output, String> {
         match read(text)?.pop() {
-            Some(Wish::Output(output)) => Ok(output),
+            Some(OutputArg::Output(output)) => Ok(output),
             other => panic!("{other:?}"),
         }
     }

@@ -3,9 +3,9 @@ use std::time::Duration;
 use super::*;
 use crate::delivery::Spooling;
 
-pub(super) fn read(text: &str) -> Result<Vec<Wish>, String> {
-    let read: Result<Wishes, _> = text.parse();
-    read.map(|wishes| wishes.0).map_err(|refused| {
+pub(super) fn read(text: &str) -> Result<Vec<OutputArg>, String> {
+    let read: Result<OutputArgs, _> = text.parse();
+    read.map(|args| args.0).map_err(|refused| {
         let key = refused.key.clone().unwrap_or_default();
         format!("{key}: {refused}")
     })
@@ -15,9 +15,9 @@ pub(super) fn read(text: &str) -> Result<Vec<Wish>, String> {
 fn a_text_has_one_wish_or_several() {
     let read = read("table,jsonl=/a=b,none").unwrap();
     let [
-        Wish::Stdout(Format::Table),
-        Wish::Output(output),
-        Wish::Nothing,
+        OutputArg::Stdout(Format::Table),
+        OutputArg::Output(output),
+        OutputArg::Nothing,
     ] = &read[..]
     else {
         panic!("{read:?}");
@@ -35,7 +35,7 @@ fn a_table_sets_what_its_kind_has() {
         "rotate_after": "1h 30m", "rotate_bytes": 7, "keep_files": 2, "keep_bytes": 9,
         "compression": "gzip", "name": "archive", "filter": "include port 443; exclude all"}"#;
     let read = read(table).unwrap();
-    let [Wish::Output(output)] = &read[..] else {
+    let [OutputArg::Output(output)] = &read[..] else {
         panic!("{read:?}")
     };
     let rotation = Rotation {
@@ -68,7 +68,7 @@ fn ipfix_goes_to_a_host_or_into_a_file() {
         "/a/flows.ipfix",
     ] {
         let read = read(&format!("ipfix={address}")).unwrap();
-        let [Wish::Output(output)] = &read[..] else {
+        let [OutputArg::Output(output)] = &read[..] else {
             panic!("{read:?}")
         };
         assert_eq!(
@@ -94,7 +94,7 @@ fn otlp_has_the_protocol_that_its_address_suggests() {
         ("http://a:80/otlp", "http://a:80/otlp"),
     ] {
         let read = read(&format!("otlp={address}")).unwrap();
-        let [Wish::Output(output)] = &read[..] else {
+        let [OutputArg::Output(output)] = &read[..] else {
             panic!("{read:?}")
         };
         assert_eq!(
@@ -127,7 +127,7 @@ fn collectors_stand_in_for_each_other() {
         (table, "http://a:1,b:2,[::1]:3"),
     ] {
         let read = read(text).unwrap();
-        let [Wish::Output(output)] = &read[..] else {
+        let [OutputArg::Output(output)] = &read[..] else {
             panic!("{read:?}")
         };
         assert_eq!(
@@ -142,7 +142,7 @@ fn a_collector_has_a_spool_of_a_gibibyte_unless_it_says_otherwise() {
     let spooling = |more: &str| {
         let table = format!(r#"{{"kind": "collector", "address": "http://a:1"{more}}}"#);
         let read = read(&table).unwrap();
-        let [Wish::Output(output)] = &read[..] else {
+        let [OutputArg::Output(output)] = &read[..] else {
             panic!("{read:?}")
         };
         let Target::Collector(target) = &output.target else {
@@ -167,7 +167,7 @@ fn a_collector_has_a_spool_of_a_gibibyte_unless_it_says_otherwise() {
 fn parquet_goes_into_a_folder() {
     let table = r#"{"kind": "parquet", "address": "/a", "compression": "none"}"#;
     let read = read(table).unwrap();
-    let [Wish::Output(output)] = &read[..] else {
+    let [OutputArg::Output(output)] = &read[..] else {
         panic!("{read:?}")
     };
     assert_eq!(output.kind(), Kind::Parquet);
@@ -474,7 +474,7 @@ fn assert_refused(text: &str, error: &str) {
 fn outputs_of_one_kind_have_numbers() {
     let output = |text: &str| {
         let mut read = read(text).unwrap();
-        let Some(Wish::Output(output)) = read.pop() else {
+        let Some(OutputArg::Output(output)) = read.pop() else {
             panic!("{text}")
         };
         output

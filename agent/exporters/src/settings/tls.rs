@@ -105,10 +105,10 @@ fn files(table: &Table) -> Result<ClientFiles, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Wish, Wishes};
+    use super::super::{OutputArg, OutputArgs};
 
     fn refusal(table: &str) -> Option<String> {
-        let read: Result<Wishes, _> = table.parse();
+        let read: Result<OutputArgs, _> = table.parse();
         let refused = read.err()?;
         Some(format!(
             "{}: {refused}",
@@ -182,8 +182,8 @@ mod tests {
     #[test]
     fn an_address_keeps_its_scheme_and_two_with_other_files_are_not_the_same() {
         let output = |text: &str| {
-            let Wishes(mut wishes) = text.parse().unwrap();
-            let Some(Wish::Output(output)) = wishes.pop() else {
+            let OutputArgs(mut args) = text.parse().unwrap();
+            let Some(OutputArg::Output(output)) = args.pop() else {
                 panic!("{text}")
             };
             output

@@ -6,7 +6,7 @@ use agent_common::sample;
 use anyhow::Result;
 use clap::ArgAction;
 use enrich::{Enrichment, dns};
-use exporters::settings::Wishes;
+use exporters::settings::OutputArgs;
 use flows::replica::ReplicaSettings;
 use kernel::{
     attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
@@ -258,7 +258,7 @@ pub struct Args {
     /// otlp=http://HOST:PORT, pbflow=http://HOST:PORT, collector=http://HOST:PORT (these also by https://), jsonl=PATH
     /// or parquet=FOLDER; repeatable. In a file of settings a table says more of an output, such as which flows it gets.
     #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
-    pub output: Vec<Wishes>,
+    pub output: Vec<OutputArgs>,
 
     /// Stop after counting for this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]

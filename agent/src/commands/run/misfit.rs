@@ -6,7 +6,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use anyhow::Result;
 use exporters::{
     Output, Prepared,
-    settings::{Wish, Wishes},
+    settings::{OutputArg, OutputArgs},
 };
 use formats::Format;
 use kernel::{
@@ -242,12 +242,12 @@ pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
 }
 
 /// The format of flows on stdout. Fails if two are given: mixed, they could not be read.
-pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
-    let mut forms = wishes.iter().flat_map(|wishes| &wishes.0);
+pub(super) fn stdout(args: &[OutputArgs]) -> Result<Option<Format>, Misfit> {
+    let mut forms = args.iter().flat_map(|args| &args.0);
     let mut form = None;
-    let is_twice = forms.any(|wish| match wish {
-        Wish::Stdout(another) => form.replace(*another).is_some(),
-        Wish::Nothing | Wish::Output(_) => false,
+    let is_twice = forms.any(|arg| match arg {
+        OutputArg::Stdout(another) => form.replace(*another).is_some(),
+        OutputArg::Nothing | OutputArg::Output(_) => false,
     });
     let message = "--output has two forms for stdout, which takes one: remove table or json";
     refuse(is_twice, message, &["output"])?;
@@ -255,8 +255,8 @@ pub(super) fn stdout(wishes: &[Wishes]) -> Result<Option<Format>, Misfit> {
 }
 
 /// The outputs, with their TLS files loaded. Fails if two have the same destination, or if a file cannot be used.
-pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
-    let outputs = named(wishes)?;
+pub(super) fn outputs(args: &[OutputArgs]) -> Result<Vec<Prepared>, Misfit> {
+    let outputs = named(args)?;
     let alone = |output: &&Output| output.is_for_a_collector_alone();
     if let Some(output) = outputs.iter().find(alone) {
         let (kind, address) = (output.kind().name(), output.address());
@@ -270,22 +270,24 @@ pub(super) fn outputs(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
 }
 
 /// The outputs of a collector. Fails if one of them cannot confirm that it stored the flows, or if two are the same.
-pub(in crate::commands) fn stores(wishes: &[Wishes]) -> Result<Vec<Prepared>, Misfit> {
-    let mut all = wishes.iter().flat_map(|wishes| &wishes.0);
+pub(in crate::commands) fn stores(args: &[OutputArgs]) -> Result<Vec<Prepared>, Misfit> {
+    let mut all = args.iter().flat_map(|args| &args.0);
     refuse(
-        !all.all(|wish| matches!(wish, Wish::Output(_))),
+        !all.all(|arg| matches!(arg, OutputArg::Output(_))),
         "a collector stores flows: say --output jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC or \
          clickhouse=http://HOST:PORT/DATABASE/TABLE, and see them with \
          `flow-agent watch`",
         &["output"],
     )?;
-    named(wishes)?.into_iter().map(prepared).collect()
+    named(args)?.into_iter().map(prepared).collect()
 }
 
-fn named(wishes: &[Wishes]) -> Result<Vec<Output>, Misfit> {
+fn named(args: &[OutputArgs]) -> Result<Vec<Output>, Misfit> {
     let mut outputs: Vec<Output> = Vec::new();
-    for wish in wishes.iter().flat_map(|wishes| &wishes.0) {
-        let Wish::Output(output) = wish else { continue };
+    for arg in args.iter().flat_map(|args| &args.0) {
+        let OutputArg::Output(output) = arg else {
+            continue;
+        };
         let (kind, address) = (output.kind(), output.address());
         let is_same = |other: &Output| (other.kind(), other.address()) == (kind, address.clone());
         refuse(
@@ -431,8 +433,8 @@ mod tests {
     #[test]
     fn what_a_collector_alone_can_store_in_is_no_output_of_an_agent() {
         for store in ["kafka=tcp://a:1/t", "clickhouse=http://a:1/d/t"] {
-            let wishes = args(&format!("--output table --output {store}")).output;
-            let refused = outputs(&wishes).unwrap_err();
+            let args = args(&format!("--output table --output {store}")).output;
+            let refused = outputs(&args).unwrap_err();
             assert!(refused.message.contains("flow-agent collect"), "{refused}");
             assert_eq!(refused.settings, ["output"]);
         }

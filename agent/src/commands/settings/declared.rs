@@ -6,7 +6,7 @@ use clap::{
     Arg, ArgAction, Command,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use exporters::settings::{Refused, Wishes};
+use exporters::settings::{OutputArgs, Refused};
 use rules::{fault::Fault, similar};
 use serde_json::Value;
 
@@ -117,7 +117,7 @@ impl<'a> Declared<'a> {
 
     /// Whether a table may replace a text. The option takes it as JSON text.
     pub fn takes_tables(&self) -> bool {
-        self.arg.get_value_parser().type_id() == TypeId::of::<Wishes>()
+        self.arg.get_value_parser().type_id() == TypeId::of::<OutputArgs>()
     }
 
     pub fn kind(&self) -> Kind {

@@ -6,7 +6,7 @@
 use std::{any::TypeId, path::PathBuf, sync::LazyLock, time::Duration};
 
 use clap::builder::ValueParser;
-use exporters::settings::Wishes;
+use exporters::settings::OutputArgs;
 use kernel::netns::Netns;
 use rules::{PacketRules, pattern::Patterns};
 use server::{ListenAddr, metrics::MetricsAddress};
@@ -73,7 +73,7 @@ pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
         (TypeId::of::<PacketRules>(), &FILTER),
         (TypeId::of::<LogFilter>(), LOG),
         (TypeId::of::<PathBuf>(), PATH),
-        (TypeId::of::<Wishes>(), OUTPUT),
+        (TypeId::of::<OutputArgs>(), OUTPUT),
     ];
     let parsed = parser.type_id();
     let mut known = known.into_iter();

@@ -19,7 +19,7 @@ use view::{
     client::{ClientError, Event, Observer, Reconnected, Target},
     top::{
         fleet::Fleet,
-        screen::{Filter, Screen, Wish},
+        screen::{Action, Filter, Screen},
     },
 };
 
@@ -115,9 +115,9 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
             event = terminal.event(), if !is_partial => {
                 let event = event?;
                 match screen.event(&event) {
-                    Wish::Nothing => {}
-                    Wish::Quit => return Ok(()),
-                    Wish::Observe(filter) => match begin_with(filter, target, &mut screen, &mut terminal).await? {
+                    Action::Nothing => {}
+                    Action::Quit => return Ok(()),
+                    Action::Observe(filter) => match begin_with(filter, target, &mut screen, &mut terminal).await? {
                         Begun::Anew(observer) => watching = Watching::of(*observer),
                         Begun::No => {}
                         Begun::Quit => return Ok(()),

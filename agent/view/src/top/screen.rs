@@ -20,7 +20,7 @@ use super::{
 
 /// A request to the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum Action {
     Nothing,
     Quit,
     /// Start a new stream with this filter.
@@ -164,35 +164,35 @@ impl Screen {
             || key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL)
     }
 
-    pub fn event(&mut self, event: &Event) -> Wish {
+    pub fn event(&mut self, event: &Event) -> Action {
         match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => self.key(*key),
             Event::Mouse(mouse) => {
                 self.mouse(*mouse);
-                Wish::Nothing
+                Action::Nothing
             }
             Event::Paste(pasted) => {
                 if let Mode::Filter { prompt, fault } = &mut self.mode {
                     prompt.paste(pasted);
                     *fault = None;
                 }
-                Wish::Nothing
+                Action::Nothing
             }
             Event::Key(_) | Event::FocusGained | Event::FocusLost | Event::Resize(..) => {
-                Wish::Nothing
+                Action::Nothing
             }
         }
     }
 
     #[expect(clippy::wildcard_enum_match_arm, reason = "all other keys do nothing")]
-    fn key(&mut self, key: KeyEvent) -> Wish {
+    fn key(&mut self, key: KeyEvent) -> Action {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         if is_control && key.code == KeyCode::Char('c') {
-            return Wish::Quit;
+            return Action::Quit;
         }
         match self.mode {
             Mode::Filter { .. } => return self.key_of_filter(key),
-            Mode::Table | Mode::Help | Mode::Detail if is_control => return Wish::Nothing,
+            Mode::Table | Mode::Help | Mode::Detail if is_control => return Action::Nothing,
             Mode::Help | Mode::Detail => {
                 let closes = matches!(
                     key.code,
@@ -200,13 +200,13 @@ impl Screen {
                 );
                 if closes {
                     self.mode = Mode::Table;
-                    return Wish::Nothing;
+                    return Action::Nothing;
                 }
             }
             Mode::Table => {}
         }
         match key.code {
-            KeyCode::Char('q') => return Wish::Quit,
+            KeyCode::Char('q') => return Action::Quit,
             KeyCode::Esc => self.chosen = None,
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.mode = Mode::Help,
             KeyCode::Char(' ' | 'p') => self.pause(),
@@ -237,16 +237,16 @@ impl Screen {
             KeyCode::End | KeyCode::Char('G') => self.go(|_, _| usize::MAX),
             _ => {}
         }
-        Wish::Nothing
+        Action::Nothing
     }
 
     #[expect(
         clippy::wildcard_enum_match_arm,
         reason = "the prompt has all other keys"
     )]
-    fn key_of_filter(&mut self, key: KeyEvent) -> Wish {
+    fn key_of_filter(&mut self, key: KeyEvent) -> Action {
         let Mode::Filter { prompt, fault } = &mut self.mode else {
-            return Wish::Nothing;
+            return Action::Nothing;
         };
         match key.code {
             KeyCode::Esc => self.mode = Mode::Table,
@@ -254,7 +254,7 @@ impl Screen {
                 Ok(filter) => {
                     self.mode = Mode::Table;
                     if filter.rules != self.filter.rules {
-                        return Wish::Observe(filter);
+                        return Action::Observe(filter);
                     }
                     self.filter = filter;
                 }
@@ -265,7 +265,7 @@ impl Screen {
                 *fault = None;
             }
         }
-        Wish::Nothing
+        Action::Nothing
     }
 
     /// The agent has accepted this filter, and a new stream begins.

@@ -19,7 +19,7 @@ use super::{
     picture::{MOST_FLOWS, Picture, Traffic, rounded},
     prompt::Prompt,
     rows::{FLOW_TITLES, Id, Of, rows, sparkline},
-    screen::{Filter, Mode, Screen, Wish},
+    screen::{Action, Filter, Mode, Screen},
     *,
 };
 
@@ -365,18 +365,18 @@ fn shown(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
         .collect()
 }
 
-fn press(screen: &mut Screen, code: KeyCode) -> Wish {
+fn press(screen: &mut Screen, code: KeyCode) -> Action {
     screen.event(&Event::Key(KeyEvent::new(code, KeyModifiers::NONE)))
 }
 
-fn press_control(screen: &mut Screen, letter: char) -> Wish {
+fn press_control(screen: &mut Screen, letter: char) -> Action {
     let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::CONTROL);
     screen.event(&Event::Key(key))
 }
 
 fn type_in(screen: &mut Screen, text: &str) {
     for letter in text.chars() {
-        assert_eq!(press(screen, KeyCode::Char(letter)), Wish::Nothing);
+        assert_eq!(press(screen, KeyCode::Char(letter)), Action::Nothing);
     }
 }
 
@@ -562,11 +562,11 @@ fn keys_sort_choose_and_open() {
         lines.iter().any(|line| line.starts_with(sent)),
         "{lines:#?}"
     );
-    assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Nothing);
+    assert_eq!(press(&mut screen, KeyCode::Char('q')), Action::Nothing);
     assert_eq!(screen.mode, Mode::Table);
-    assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
-    assert_eq!(press_control(&mut screen, 'u'), Wish::Nothing);
-    assert_eq!(press_control(&mut screen, 'c'), Wish::Quit);
+    assert_eq!(press(&mut screen, KeyCode::Char('q')), Action::Quit);
+    assert_eq!(press_control(&mut screen, 'u'), Action::Nothing);
+    assert_eq!(press_control(&mut screen, 'c'), Action::Quit);
 }
 
 #[test]
@@ -675,7 +675,7 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     let mut screen = screen();
     press(&mut screen, KeyCode::Char('/'));
     type_in(&mut screen, "prot 1");
-    assert_eq!(press(&mut screen, KeyCode::Enter), Wish::Nothing);
+    assert_eq!(press(&mut screen, KeyCode::Enter), Action::Nothing);
     let Mode::Filter {
         fault: Some(fault), ..
     } = &screen.mode
@@ -689,7 +689,7 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     press_control(&mut screen, 'w');
     press_control(&mut screen, 'w');
     type_in(&mut screen, "port 443 proto 6");
-    let Wish::Observe(asked) = press(&mut screen, KeyCode::Enter) else {
+    let Action::Observe(asked) = press(&mut screen, KeyCode::Enter) else {
         panic!("{:?}", screen.mode)
     };
     let filter = Filter {
@@ -724,7 +724,7 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
     press_control(&mut screen, 'u');
     assert_eq!(
         press(&mut screen, KeyCode::Enter),
-        Wish::Observe(Filter::default())
+        Action::Observe(Filter::default())
     );
 }
 
@@ -742,7 +742,7 @@ fn a_filter_of_the_command_line_is_edited_as_it_was_typed() {
     let prompt = "filter: port https; exclude 10.0.0.1 ";
     assert!(lines[23].starts_with(prompt), "{}", lines[23]);
     // The same once more is no change.
-    assert_eq!(press(&mut screen, KeyCode::Enter), Wish::Nothing);
+    assert_eq!(press(&mut screen, KeyCode::Enter), Action::Nothing);
 }
 
 #[test]
