@@ -297,7 +297,7 @@ impl Scanner {
                 }
             );
         }
-        self.hub.tell_accounts(|| self.accounts(window_end_unix_ns));
+        self.hub.set_accounts(|| self.accounts(window_end_unix_ns));
         self.end(is_final, encode, occupancy, &left_ids);
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;

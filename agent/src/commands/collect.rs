@@ -20,7 +20,7 @@ use tls::token::Known;
 
 use super::{
     number,
-    run::{self, Listening, RefusedSettings, misfit},
+    run::{self, Listening, RefusedSettings, conflicts},
     time,
 };
 
@@ -154,7 +154,7 @@ impl Args {
         };
         listening.refuse_contradictions()?;
         let tls = listening.tls()?;
-        let stores = misfit::stores(&self.output)?;
+        let stores = conflicts::stores(&self.output)?;
         for output in &stores {
             Store::refuse_others(output)?;
         }

@@ -10,12 +10,12 @@ use super::settings::{Layers, Settings};
 use crate::{agent::Agent, log_filter::LogControl, service_manager::ServiceManager};
 
 mod args;
-pub(super) mod misfit;
+pub(super) mod conflicts;
 mod reload;
 
 pub use args::{Args, Object};
-pub(super) use misfit::Listening;
-pub use misfit::Misfit;
+pub(super) use conflicts::Listening;
+pub use conflicts::SettingsConflict;
 pub use reload::TAKEN_OVER;
 use reload::{Reload, Running};
 

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::{
     hyphens,
-    run::{Args, Misfit},
+    run::{Args, SettingsConflict},
 };
 use crate::agent::Config;
 
@@ -89,16 +89,16 @@ impl Settings {
     /// The agent's configuration. Fails if no agent can start with these settings on any machine.
     pub fn config(&self) -> Result<Config> {
         let made = self.args.clone().config();
-        made.map_err(|error| match error.downcast::<Misfit>() {
-            Ok(misfit) => anyhow!("{misfit}{}", self.sources(&misfit)),
+        made.map_err(|error| match error.downcast::<SettingsConflict>() {
+            Ok(conflict) => anyhow!("{conflict}{}", self.sources(&conflict)),
             Err(error) => error,
         })
     }
 
     /// The sources of the values that do not fit, unless all are from the command line.
-    fn sources(&self, misfit: &Misfit) -> String {
+    fn sources(&self, conflict: &SettingsConflict) -> String {
         let named = self.values.iter();
-        let named = named.filter(|setting| misfit.settings.contains(&&*setting.name));
+        let named = named.filter(|setting| conflict.settings.contains(&&*setting.name));
         let is_elsewhere =
             |setting: &&Setting| !matches!(setting.source, Source::CommandLine | Source::Default);
         if !named.clone().any(|setting| is_elsewhere(&setting)) {

@@ -21,7 +21,7 @@ use server::{
 
 use super::{
     super::{number, time},
-    misfit,
+    conflicts,
 };
 use crate::{agent::Config, log_filter::LogFilter};
 
@@ -328,14 +328,14 @@ fn interval(text: &str) -> Result<Duration, String> {
 impl Args {
     /// Builds the agent's configuration. Fails if no agent can start with these options on any machine.
     pub fn config(self) -> Result<Config> {
-        misfit::refuse_contradictions(&self)?;
-        misfit::refuse_excluded_names(&self)?;
-        misfit::refuse_too_many_names(&self)?;
+        conflicts::refuse_contradictions(&self)?;
+        conflicts::refuse_excluded_names(&self)?;
+        conflicts::refuse_too_many_names(&self)?;
         Ok(Config {
             object: self.object.0,
-            rules: misfit::rules(&self)?,
-            tls: misfit::tls(&self)?,
-            selection: misfit::selection(&self),
+            rules: conflicts::rules(&self)?,
+            tls: conflicts::tls(&self)?,
+            selection: conflicts::selection(&self),
             netns: self.netns,
             max_interfaces: self.max_interfaces,
             attach: AttachSettings {
@@ -372,8 +372,8 @@ impl Args {
             insecure_listen: self.insecure_listen,
             listen: self.listen,
             metrics: self.metrics.0,
-            stdout: misfit::stdout(&self.output)?,
-            outputs: misfit::outputs(&self.output)?,
+            stdout: conflicts::stdout(&self.output)?,
+            outputs: conflicts::outputs(&self.output)?,
             duration: self.duration,
             bpf_log_level: self.bpf_log_level as u8,
         })

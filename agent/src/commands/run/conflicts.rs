@@ -30,7 +30,7 @@ use super::{Args, args::DEFAULT_MIN_FLOWS};
 /// Why settings are refused. `settings` has the names, as in a file, of the ones to look at.
 #[derive(Debug, Error)]
 #[error("{message}")]
-pub struct Misfit {
+pub struct SettingsConflict {
     message: String,
     pub settings: &'static [&'static str],
 }
@@ -39,10 +39,10 @@ fn refuse(
     is_one: bool,
     message: impl Into<String>,
     settings: &'static [&'static str],
-) -> Result<(), Misfit> {
+) -> Result<(), SettingsConflict> {
     if is_one {
         let message = message.into();
-        return Err(Misfit { message, settings });
+        return Err(SettingsConflict { message, settings });
     }
     Ok(())
 }
@@ -58,7 +58,7 @@ pub(super) fn selection(args: &Args) -> Selection {
 }
 
 /// Fails if an option would have no effect because of another one, so that nobody relies on it.
-pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
+pub(super) fn refuse_contradictions(args: &Args) -> Result<(), SettingsConflict> {
     let is_xdp = args.ingress_hook == IngressHook::Xdp;
     refuse(
         is_xdp && args.direction == Directions::Egress,
@@ -110,7 +110,7 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), Misfit> {
 }
 
 /// TLS for TCP listeners, if it is configured.
-pub(super) fn tls(args: &Args) -> Result<Option<ServerTls>, Misfit> {
+pub(super) fn tls(args: &Args) -> Result<Option<ServerTls>, SettingsConflict> {
     listening(args).tls()
 }
 
@@ -136,7 +136,7 @@ pub(in crate::commands) struct Listening<'a> {
 impl Listening<'_> {
     /// Fails if an address is given twice, if its TLS settings are incomplete, or if other hosts could read flows
     /// although nobody allowed that.
-    pub(in crate::commands) fn refuse_contradictions(&self) -> Result<(), Misfit> {
+    pub(in crate::commands) fn refuse_contradictions(&self) -> Result<(), SettingsConflict> {
         let Self {
             addresses,
             certificate,
@@ -171,7 +171,7 @@ impl Listening<'_> {
             return Ok(());
         }
         for address in addresses {
-            address.refuse_open().map_err(|error| Misfit {
+            address.refuse_open().map_err(|error| SettingsConflict {
                 message: error.to_string(),
                 settings: &["listen"],
             })?;
@@ -180,7 +180,7 @@ impl Listening<'_> {
     }
 
     /// TLS for TCP listeners, if it is configured.
-    pub(in crate::commands) fn tls(&self) -> Result<Option<ServerTls>, Misfit> {
+    pub(in crate::commands) fn tls(&self) -> Result<Option<ServerTls>, SettingsConflict> {
         let (Some(certificate), Some(key)) = (self.certificate, self.key) else {
             return Ok(None);
         };
@@ -189,7 +189,7 @@ impl Listening<'_> {
             key: key.clone(),
             client_ca: self.client_ca.cloned(),
         };
-        let read = files.read().map_err(|fault| Misfit {
+        let read = files.read().map_err(|fault| SettingsConflict {
             settings: match fault.of {
                 Use::Certificate => &["tls_certificate"],
                 Use::Key => &["tls_key"],
@@ -202,7 +202,7 @@ impl Listening<'_> {
 }
 
 /// Fails if interfaces are both named and left out. The matches of patterns are known only at the start.
-pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), Misfit> {
+pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), SettingsConflict> {
     const SETTINGS: &[&str] = &["interface", "exclude_interface"];
     let selection = selection(args);
     let named = |patterns: &[Pattern], name: &str| {
@@ -229,7 +229,7 @@ pub(super) fn refuse_excluded_names(args: &Args) -> Result<(), Misfit> {
 }
 
 /// Fails if more interfaces are named than may be watched. How many match a pattern is known only at the start.
-pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
+pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), SettingsConflict> {
     let selection = selection(args);
     let (count, most) = (selection.exact_names().len(), args.max_interfaces);
     refuse(
@@ -242,7 +242,7 @@ pub(super) fn refuse_too_many_names(args: &Args) -> Result<(), Misfit> {
 }
 
 /// The format of flows on stdout. Fails if two are given: mixed, they could not be read.
-pub(super) fn stdout(args: &[OutputArgs]) -> Result<Option<Format>, Misfit> {
+pub(super) fn stdout(args: &[OutputArgs]) -> Result<Option<Format>, SettingsConflict> {
     let mut forms = args.iter().flat_map(|args| &args.0);
     let mut form = None;
     let is_twice = forms.any(|arg| match arg {
@@ -255,7 +255,7 @@ pub(super) fn stdout(args: &[OutputArgs]) -> Result<Option<Format>, Misfit> {
 }
 
 /// The outputs, with their TLS files loaded. Fails if two have the same destination, or if a file cannot be used.
-pub(super) fn outputs(args: &[OutputArgs]) -> Result<Vec<Prepared>, Misfit> {
+pub(super) fn outputs(args: &[OutputArgs]) -> Result<Vec<Prepared>, SettingsConflict> {
     let outputs = named(args)?;
     let alone = |output: &&Output| output.is_for_a_collector_alone();
     if let Some(output) = outputs.iter().find(alone) {
@@ -270,7 +270,7 @@ pub(super) fn outputs(args: &[OutputArgs]) -> Result<Vec<Prepared>, Misfit> {
 }
 
 /// The outputs of a collector. Fails if one of them cannot confirm that it stored the flows, or if two are the same.
-pub(in crate::commands) fn stores(args: &[OutputArgs]) -> Result<Vec<Prepared>, Misfit> {
+pub(in crate::commands) fn stores(args: &[OutputArgs]) -> Result<Vec<Prepared>, SettingsConflict> {
     let mut all = args.iter().flat_map(|args| &args.0);
     refuse(
         !all.all(|arg| matches!(arg, OutputArg::Output(_))),
@@ -282,7 +282,7 @@ pub(in crate::commands) fn stores(args: &[OutputArgs]) -> Result<Vec<Prepared>, 
     named(args)?.into_iter().map(prepared).collect()
 }
 
-fn named(args: &[OutputArgs]) -> Result<Vec<Output>, Misfit> {
+fn named(args: &[OutputArgs]) -> Result<Vec<Output>, SettingsConflict> {
     let mut outputs: Vec<Output> = Vec::new();
     for arg in args.iter().flat_map(|args| &args.0) {
         let OutputArg::Output(output) = arg else {
@@ -303,7 +303,7 @@ fn named(args: &[OutputArgs]) -> Result<Vec<Output>, Misfit> {
     Ok(outputs)
 }
 
-fn prepared(output: Output) -> Result<Prepared, Misfit> {
+fn prepared(output: Output) -> Result<Prepared, SettingsConflict> {
     let (kind, address) = (output.kind().name(), output.address());
     output.prepare().map_err(|fault| {
         let setting = match fault.of {
@@ -311,7 +311,7 @@ fn prepared(output: Output) -> Result<Prepared, Misfit> {
             Use::Key => "tls_client_key",
             Use::Ca => "tls_ca",
         };
-        Misfit {
+        SettingsConflict {
             message: format!("{setting} of --output {kind}={address}: {fault}"),
             settings: &["output"],
         }
@@ -320,14 +320,14 @@ fn prepared(output: Output) -> Result<Prepared, Misfit> {
 
 /// The rules from options and file. Fails on a fault in a rule, or if the rules do not fit into a set.
 pub(super) fn rules(args: &Args) -> Result<Vec<Rule>> {
-    let misfit = |message, settings| Misfit { message, settings };
+    let conflict = |message, settings| SettingsConflict { message, settings };
     let read = rules::read(&args.filter, args.filter_file.as_deref());
     let rules = read.map_err(|error| {
         // A fault reports its own place.
         if error.is::<Fault>() {
             return error;
         }
-        misfit(format!("{error:#}"), &["filter_file"]).into()
+        conflict(format!("{error:#}"), &["filter_file"]).into()
     })?;
     Compiled::check(&rules).map_err(|error| {
         let settings: &[_] = match (args.filter.is_empty(), &args.filter_file) {
@@ -335,7 +335,7 @@ pub(super) fn rules(args: &Args) -> Result<Vec<Rule>> {
             (true, Some(_)) => &["filter_file"],
             (false, Some(_)) => &["filter", "filter_file"],
         };
-        misfit(error.to_string(), settings)
+        conflict(error.to_string(), settings)
     })?;
     Ok(rules)
 }
