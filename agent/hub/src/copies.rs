@@ -11,9 +11,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{
     Hub,
-    held::{Held, SharedHeld},
+    held_bytes::{HeldBytes, SharedHeldBytes},
 };
-use crate::kept::keeping;
+use crate::guarded_bytes::with_guard;
 
 /// A share: room for a batch of some 260 KiB, filtered and compressed.
 pub const COPIES_BYTES: u64 = 640 << 10;
@@ -26,13 +26,13 @@ pub struct CopyRoom {
 
 struct Share {
     hub: Hub,
-    _reserved: Held,
+    _reserved: HeldBytes,
     /// Room to leave free for others when a copy needs more than the share.
     left_bytes: u64,
 }
 
 impl CopyRoom {
-    pub(super) fn new(hub: Hub, reserved: Held, left_bytes: u64) -> Self {
+    pub(super) fn new(hub: Hub, reserved: HeldBytes, left_bytes: u64) -> Self {
         Self {
             share: Arc::new(Share {
                 hub,
@@ -57,14 +57,14 @@ impl CopyRoom {
 /// The right to make copies of one batch. The next turn begins when this one and all its copies are dropped.
 pub struct Turn {
     share: Arc<Share>,
-    more: Option<Held>,
+    more: Option<HeldBytes>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Turn {
     /// Reserves room for copies of `bytes` bytes. `None` if that is more than a share and the bound has no room for the
     /// rest.
-    pub fn of(mut self, bytes: u64) -> Option<Arc<Self>> {
+    pub fn reserve(mut self, bytes: u64) -> Option<Arc<Self>> {
         if bytes > COPIES_BYTES {
             let Share {
                 hub, left_bytes, ..
@@ -76,8 +76,8 @@ impl Turn {
 
     /// A copy, which takes its room until the transport drops it. If several consumers have the same copy, `held`
     /// counts its bytes only once.
-    pub fn hold(self: &Arc<Self>, bytes: Bytes, held: &SharedHeld) -> Bytes {
-        let held = held.of(bytes.len() as u64, &self.share.hub.copied_bytes);
-        keeping(bytes, (held, Arc::clone(self)))
+    pub fn hold(self: &Arc<Self>, bytes: Bytes, held: &SharedHeldBytes) -> Bytes {
+        let held = held.get_or_count(bytes.len() as u64, &self.share.hub.copied_bytes);
+        with_guard(bytes, (held, Arc::clone(self)))
     }
 }

@@ -22,8 +22,8 @@ use tracing::info;
 
 mod consumer;
 mod copies;
-mod held;
-pub mod kept;
+pub mod guarded_bytes;
+mod held_bytes;
 mod pace;
 mod queue;
 mod subscription;
@@ -31,8 +31,8 @@ mod subscription;
 use consumer::Consumer;
 pub use consumer::{Fate, Volume};
 pub use copies::{COPIES_BYTES, CopyRoom, Turn};
-use held::Held;
-pub use held::SharedHeld;
+use held_bytes::HeldBytes;
+pub use held_bytes::SharedHeldBytes;
 use pace::{Logs, Pace};
 use queue::{Queue, Queued};
 pub use subscription::{Backlog, BatchId, OutgoingBatch, Subscription};
@@ -117,7 +117,7 @@ impl Hub {
     }
 
     /// Sets the accounts of a scan, if anybody reads them. Call it before the scan's last batch is published.
-    pub fn tell_accounts(&self, accounts: impl FnOnce() -> Accounts) {
+    pub fn set_accounts(&self, accounts: impl FnOnce() -> Accounts) {
         if self.accounts.receiver_count() > 0 {
             self.accounts.send_replace(Arc::new(accounts()));
         }
@@ -167,7 +167,7 @@ impl Hub {
         let queued = has_room.then(|| Queued {
             number: registry.published,
             batch: batch.clone(),
-            held: Arc::new(Held::new(bytes, &self.held_bytes)),
+            held: Arc::new(HeldBytes::new(bytes, &self.held_bytes)),
         });
         for entry in &mut registry.entries {
             let queue = &entry.consumer.queue;
@@ -179,7 +179,7 @@ impl Hub {
                 false
             };
             let Entry { consumer, pace } = entry;
-            pace.tell(consumer, batch.scan_id, took_all, &mut registry.logs);
+            pace.log_change(consumer, batch.scan_id, took_all, &mut registry.logs);
         }
     }
 
@@ -200,13 +200,13 @@ impl Hub {
 
     /// Takes `bytes` of room from the batches. At most half of the bound can be reserved, and `left` bytes of that stay
     /// free.
-    fn reserve(&self, bytes: u64, left: u64) -> Option<Held> {
+    fn reserve(&self, bytes: u64, left: u64) -> Option<HeldBytes> {
         let registry = self.registry();
         let reserved_bytes = self.reserved_bytes.load(Relaxed);
         if reserved_bytes + bytes + left > self.queued_bytes / 2 {
             return None;
         }
-        let reserved = Held::new(bytes, &self.reserved_bytes);
+        let reserved = HeldBytes::new(bytes, &self.reserved_bytes);
         while !self.has_room(0) {
             if !registry.lose_oldest() {
                 return None;

@@ -25,7 +25,7 @@ pub(super) struct Pace {
 impl Pace {
     /// Logs once that the consumer falls behind, and once that it has emptied its queue since. Call it for each
     /// published batch.
-    pub(super) fn tell(
+    pub(super) fn log_change(
         &mut self,
         consumer: &Consumer,
         scan_id: u64,

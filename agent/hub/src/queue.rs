@@ -12,7 +12,7 @@ use tokio::task::coop;
 
 use super::{
     consumer::{Fate, Volume},
-    held::Held,
+    held_bytes::HeldBytes,
 };
 
 #[derive(Clone)]
@@ -20,7 +20,7 @@ pub(super) struct Queued {
     /// Counts the hub's batches, so the oldest batch across queues has the lowest number.
     pub(super) number: u64,
     pub(super) batch: Batch,
-    pub(super) held: Arc<Held>,
+    pub(super) held: Arc<HeldBytes>,
 }
 
 #[derive(Default)]

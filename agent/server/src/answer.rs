@@ -14,7 +14,9 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _, stream};
 use http_body::Frame;
 use http_body_util::StreamBody;
-use hub::{CopyRoom, Hub, OutgoingBatch, SharedHeld, Subscription, Turn, kept::keeping};
+use hub::{
+    CopyRoom, Hub, OutgoingBatch, SharedHeldBytes, Subscription, Turn, guarded_bytes::with_guard,
+};
 use proto::ObserveRequest;
 use tokio::task::spawn_blocking;
 use tonic::{
@@ -46,7 +48,7 @@ pub fn one<T: Send + Sync + 'static>(parts: Vec<Bytes>, kept: T) -> Response<Bod
     frames.extend(parts);
     // Tied to the last part, since the transport sends them in order.
     if let Some(last) = frames.pop() {
-        frames.push(keeping(last, kept));
+        frames.push(with_guard(last, kept));
     }
     response(stream::iter(frames))
 }
@@ -154,7 +156,7 @@ impl Own {
         let (mut id, volume) = (batch.id(), batch.volume());
         let [prefix, mut body] = batch.into_parts();
         let copies = u64::from(self.filter.is_some()) + u64::from(self.encoding.is_some());
-        let Some(turn) = turn.of(copies * body.len() as u64) else {
+        let Some(turn) = turn.reserve(copies * body.len() as u64) else {
             subscription.note_lost(volume);
             let len = body.len();
             return Err(Status::resource_exhausted(format!(
@@ -176,7 +178,7 @@ impl Own {
             self.filter = Some(filter);
             let (filtered, left_out) = filtered.map_err(|error| failed(&error))?;
             subscription.note_left_out(left_out);
-            body = turn.hold(filtered, &SharedHeld::default());
+            body = turn.hold(filtered, &SharedHeldBytes::default());
             id = None;
         }
         if let Some(encoding) = self.encoding
@@ -547,8 +549,8 @@ mod tests {
         else {
             panic!("it has room");
         };
-        let turn = last.room.turn().await.of(3).unwrap();
-        let copy = turn.hold(Bytes::from_static(b"abc"), &SharedHeld::default());
+        let turn = last.room.turn().await.reserve(3).unwrap();
+        let copy = turn.hold(Bytes::from_static(b"abc"), &SharedHeldBytes::default());
         drop((turn, last));
         assert!(asked("exclude all", &root).is_err());
         drop(copy);
@@ -605,7 +607,7 @@ mod tests {
         let hub = Hub::new(10, DEFAULT_QUEUED_BYTES);
         let mut consumer = hub.subscribe("", "test");
         let (held, mut dropped) = tokio::sync::oneshot::channel::<()>();
-        let body = keeping(Bytes::from_static(b"a"), held);
+        let body = with_guard(Bytes::from_static(b"a"), held);
         let first = Batch { body, ..batch("a") };
         consumer.begin_with(vec![first], Duration::from_hours(1));
         drop(consumer);

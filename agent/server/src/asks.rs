@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use hub::{Hub, Subscription, kept::keeping};
+use hub::{Hub, Subscription, guarded_bytes::with_guard};
 use proto::batch::Batch;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
@@ -59,7 +59,7 @@ impl SnapshotBytes {
     /// The same bytes, counted until their last slice is dropped.
     pub fn hold(&self, bytes: Bytes) -> Result<Bytes, AskError> {
         let place = self.take(bytes.len() as u64)?;
-        Ok(keeping(bytes, place))
+        Ok(with_guard(bytes, place))
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use flate2::{Compression, Crc, write::DeflateEncoder};
-use hub::{BatchId, SharedHeld};
+use hub::{BatchId, SharedHeldBytes};
 use tokio::{
     sync::{OnceCell, Semaphore},
     task::spawn_blocking,
@@ -71,7 +71,7 @@ pub struct Compressed {
     /// The checksum of the uncompressed body.
     crc: Crc,
     /// Counts the bytes once, however many consumers hold them.
-    pub held: SharedHeld,
+    pub held: SharedHeldBytes,
 }
 
 impl Compressed {
@@ -92,7 +92,7 @@ impl Compressed {
             encoding,
             bytes: bytes.into(),
             crc,
-            held: SharedHeld::default(),
+            held: SharedHeldBytes::default(),
         })
     }
 
@@ -132,11 +132,11 @@ impl Compressed {
     }
 }
 
-type Kept = (Encoding, BatchId, Arc<OnceCell<Arc<Compressed>>>);
+type GuardedBytes = (Encoding, BatchId, Arc<OnceCell<Arc<Compressed>>>);
 
 /// Compresses bodies for all streams, and caches the latest for other consumers.
 pub struct Compressor {
-    kept: Mutex<VecDeque<Kept>>,
+    kept: Mutex<VecDeque<GuardedBytes>>,
     turns: Semaphore,
 }
 

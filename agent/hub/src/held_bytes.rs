@@ -7,15 +7,15 @@ use std::sync::{
 
 use bytes::Bytes;
 
-use crate::kept::keeping;
+use crate::guarded_bytes::with_guard;
 
 /// A batch's share of the agent's total. The queues and the transport hold it together.
-pub(super) struct Held {
+pub(super) struct HeldBytes {
     bytes: u64,
     total: Arc<AtomicU64>,
 }
 
-impl Held {
+impl HeldBytes {
     pub(super) fn new(bytes: u64, total: &Arc<AtomicU64>) -> Self {
         total.fetch_add(bytes, Relaxed);
         Self {
@@ -27,11 +27,11 @@ impl Held {
     /// The batch's bytes, which count until their last slice is dropped. The transport keeps them until its peer has
     /// taken them.
     pub(super) fn attach(self: Arc<Self>, body: Bytes) -> Bytes {
-        keeping(body, self)
+        with_guard(body, self)
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.total.fetch_sub(self.bytes, Relaxed);
     }
@@ -39,13 +39,14 @@ impl Drop for Held {
 
 /// Counts another encoding of a batch once, until every consumer that needs it has taken it.
 #[derive(Default)]
-pub struct SharedHeld(Mutex<Weak<Held>>);
+pub struct SharedHeldBytes(Mutex<Weak<HeldBytes>>);
 
-impl SharedHeld {
-    pub(super) fn of(&self, bytes: u64, total: &Arc<AtomicU64>) -> Arc<Held> {
+impl SharedHeldBytes {
+    /// The share of this encoding. The first call counts it.
+    pub(super) fn get_or_count(&self, bytes: u64, total: &Arc<AtomicU64>) -> Arc<HeldBytes> {
         let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         shared.upgrade().unwrap_or_else(|| {
-            let held = Arc::new(Held::new(bytes, total));
+            let held = Arc::new(HeldBytes::new(bytes, total));
             *shared = Arc::downgrade(&held);
             held
         })
