@@ -1,10 +1,10 @@
 //! What ICMP errors say of the packets that they quote.
 //!
-//! The programs hand over each error ([`kernel::icmp_errors`]). [`quoted`] finds the flow that it is about. The check of
+//! The programs hand over each error ([`kernel::icmp_errors`]). [`icmp_error`] finds the flow that it is about. The check of
 //! [`dns`](crate::dns) covers these programs: to load them once more would take the kernel another second.
 
 use anyhow::Context as _;
-use flows::quoted::{self, Quoted};
+use flows::icmp_error::{self, QuotedPacket};
 use kernel::icmp_errors::RING_LEN_BYTES;
 
 use crate::kind::{
@@ -36,12 +36,12 @@ impl Kind for Icmp {
 
     fn drain(&mut self, _: u32, kernel: &mut Kernel, replica: &mut Replica) -> Result<()> {
         let taken = kernel.icmp_errors.take(|message| {
-            if quoted::is_about_length(message) {
+            if icmp_error::is_fragmentation_needed(message) {
                 return;
             }
-            match quoted::read(message) {
+            match icmp_error::quoted_packet(message) {
                 Some(quoted) => {
-                    let Quoted {
+                    let QuotedPacket {
                         key,
                         direction,
                         error,

@@ -51,7 +51,7 @@ use self::{
     slab::Slab,
     waiting::Waiting,
 };
-use crate::{names::Hosts, quoted::IcmpError};
+use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
 pub use failed::Failed;
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use agent_common::FlowKey;
 
 use super::senders::BySlot;
-use crate::quoted::IcmpError;
+use crate::icmp_error::IcmpError;
 
 /// Errors that may wait for their flows. They wait for two scans, and a scan brings about 3,700 at most.
 const MOST: usize = 8192;

@@ -26,20 +26,20 @@ pub struct IcmpError {
 
 /// The flow of a quoted packet, the packet's direction in it, and the ICMP error that quotes it.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Quoted {
+pub struct QuotedPacket {
     pub key: FlowKey,
     pub direction: u8,
     pub error: IcmpError,
 }
 
-/// Whether the error only reports that a packet is too long.
-pub fn is_about_length(message: &IcmpMessage) -> bool {
+/// Whether the error only reports that a packet is too long to be sent without fragmentation.
+pub fn is_fragmentation_needed(message: &IcmpMessage) -> bool {
     let [_, code] = message.key.port_a.to_be_bytes();
     message.key.protocol == protocol::ICMP && code == FRAGMENTATION_NEEDED
 }
 
-/// Returns `None` if the quoted packet cannot be parsed.
-pub fn read(message: &IcmpMessage) -> Option<Quoted> {
+/// The packet that an ICMP error quotes. `None` if it cannot be parsed.
+pub fn quoted_packet(message: &IcmpMessage) -> Option<QuotedPacket> {
     let kept = message.packet.get(..message.kept_bytes as usize)?;
     let icmp = match kept.first()? >> 4 {
         4 => usize::from(kept[0] & 0xf) * 4,
@@ -66,7 +66,7 @@ pub fn read(message: &IcmpMessage) -> Option<Quoted> {
         ..packet.key
     };
     let [icmp_type, code] = message.key.port_a.to_be_bytes();
-    Some(Quoted {
+    Some(QuotedPacket {
         key: key.with_side(packet.direction ^ 1 ^ of_error),
         direction: packet.direction,
         error: IcmpError { icmp_type, code },
@@ -130,7 +130,7 @@ mod tests {
     fn eight_bytes_of_what_is_quoted_name_the_flow() {
         for protocol in [TCP, protocol::UDP] {
             let ports = [0x9c, 0x40, 0, 80, 0, 20, 0, 0];
-            let quoted = read(&error(protocol, &ports, 1)).unwrap();
+            let quoted = quoted_packet(&error(protocol, &ports, 1)).unwrap();
             let key = quoted.key;
             assert_eq!(&key.addr_a[..4], [10, 0, 0, 1]);
             assert_eq!(&key.addr_b[..4], [192, 0, 2, 1]);
@@ -150,16 +150,16 @@ mod tests {
     #[test]
     fn a_packet_that_is_too_long_is_not_unreachable_and_what_is_too_short_is_nobodys() {
         let ports = [0x9c, 0x40, 0, 80, 0, 20, 0, 0];
-        assert!(is_about_length(&error(TCP, &ports, 4)));
+        assert!(is_fragmentation_needed(&error(TCP, &ports, 4)));
         let whole = error(TCP, &ports, 1);
-        assert!(!is_about_length(&whole));
+        assert!(!is_fragmentation_needed(&whole));
         for kept_bytes in (0..48).chain([u32::MAX]) {
             let short = IcmpMessage {
                 kept_bytes,
                 ..whole
             };
             assert_eq!(
-                read(&short).map(|quoted| quoted.key.port_a),
+                quoted_packet(&short).map(|quoted| quoted.key.port_a),
                 None,
                 "{kept_bytes}"
             );
@@ -172,7 +172,7 @@ mod tests {
         let mut bytes = vec![0x60, 0, 0, 0, 0, 56, 58, 64];
         bytes.extend(addresses);
         bytes.extend([1, 4, 0, 0, 0, 0, 0, 0]);
-        let quoted = bytes.len();
+        let quoted_at = bytes.len();
         // Hop-by-hop options before UDP.
         bytes.extend([0x60, 0, 0, 0, 0, 16, 0, 64]);
         bytes.extend([0xfd; 16]);
@@ -184,12 +184,12 @@ mod tests {
         message.key.port_a = u16::from_be_bytes([1, 4]);
         message.packet[..bytes.len()].copy_from_slice(&bytes);
         message.kept_bytes = bytes.len() as u32;
-        let read_all = read(&message).unwrap();
-        assert_eq!((read_all.key.port_a, read_all.key.port_b), (53, 40_000));
-        assert_eq!(read_all.error.code, 4);
+        let quoted = quoted_packet(&message).unwrap();
+        assert_eq!((quoted.key.port_a, quoted.key.port_b), (53, 40_000));
+        assert_eq!(quoted.error.code, 4);
         // The quoted bytes end before the ports.
-        message.kept_bytes = quoted as u32 + 48;
-        assert_eq!(read(&message), None);
+        message.kept_bytes = quoted_at as u32 + 48;
+        assert_eq!(quoted_packet(&message), None);
     }
 
     proptest::proptest! {
@@ -198,7 +198,7 @@ mod tests {
             let mut message = error(TCP, &[0; 8], 1);
             message.packet.copy_from_slice(&bytes);
             message.kept_bytes = kept;
-            let _ = read(&message);
+            let _ = quoted_packet(&message);
         }
     }
 }
