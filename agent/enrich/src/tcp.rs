@@ -81,7 +81,7 @@ impl Kind for Tcp {
         let ended = &scanned.kernel.ended;
         // If ends are not reported at all, none is lost.
         let untold = if ended.are_told() {
-            scanned.replica.untold_ends()
+            scanned.replica.sockets_without_end()
         } else {
             0
         };

@@ -109,7 +109,7 @@ pub struct Replica {
     in_sight: InSight,
     /// The filter rules may leave out one direction of a flow.
     rules_divide_flows: bool,
-    untold_ends: u64,
+    sockets_without_end: u64,
 }
 
 impl Replica {
@@ -144,7 +144,7 @@ impl Replica {
             remembered: Remembered::default(),
             in_sight: InSight::default(),
             rules_divide_flows: false,
-            untold_ends: 0,
+            sockets_without_end: 0,
         }
     }
 
@@ -217,8 +217,8 @@ impl Replica {
     }
 
     /// How many flows had a socket whose end the kernel programs cannot report.
-    pub fn untold_ends(&self) -> u64 {
-        self.untold_ends
+    pub fn sockets_without_end(&self) -> u64 {
+        self.sockets_without_end
     }
 
     pub fn begin_scan(&mut self, clock: ScanClock) {
@@ -271,7 +271,7 @@ impl Replica {
             for ((key, counters), guess) in keys.iter().zip(counters).zip(guesses) {
                 if let Some(senders) = senders.next() {
                     self.senders
-                        .come_with(key, *senders, counters.first_seen_ns);
+                        .set_pending_of(key, *senders, counters.first_seen_ns);
                 }
                 // Entries before this one may have ended its flow, or created it.
                 let found = match guess {
@@ -283,7 +283,7 @@ impl Replica {
                 self.order.push(slot);
             }
         }
-        self.senders.take_coming();
+        self.senders.take_pending();
         self.settle_outers();
     }
 
@@ -319,24 +319,24 @@ impl Replica {
     fn add(&mut self, slot: u32, counters: &FlowCounters, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.is_followed_by(counters, self.scan) {
-            let coming = self.senders.take_coming();
-            self.senders.follow(slot, &coming);
+            let pending = self.senders.take_pending();
+            self.senders.follow(slot, &pending);
             self.tell_end(slot, EndReason::EndOfFlow, sink);
             let mut next = self.slab[slot].next(counters, self.clock, self.scan);
-            self.untold_ends += u64::from(next.note_sockets(coming.sockets()));
-            next.give_opener(coming.opener());
+            self.sockets_without_end += u64::from(next.note_sockets(pending.sockets()));
+            next.give_opener(pending.opener());
             self.slab[slot] = next;
-            self.senders.begin(slot, coming);
+            self.senders.begin(slot, pending);
             self.begin(slot, sink);
             return;
         }
-        if let Some(opener) = self.senders.coming_opener()
+        if let Some(opener) = self.senders.pending_opener()
             && self.give_by_socket(slot, opener, counters, sink)
         {
             return;
         }
         let entry = &mut self.slab[slot];
-        self.untold_ends += u64::from(entry.note_sockets(self.senders.coming_sockets()));
+        self.sockets_without_end += u64::from(entry.note_sockets(self.senders.pending_sockets()));
         let syns_before = [0, 1].map(|direction| entry.handshake.has_any_syn(direction));
         let delta = entry.add(counters, self.clock, self.scan);
         let is_told = entry.is_told;
@@ -471,15 +471,15 @@ impl Replica {
 
     /// Returns the slot of the flow.
     fn insert(&mut self, hash: u64, mut entry: Entry, sink: &mut impl FnMut(&Record)) -> u32 {
-        // Making room may add a waiting half of another flow, which replaces the coming senders.
-        let coming = self.senders.take_coming();
-        self.untold_ends += u64::from(entry.note_sockets(coming.sockets()));
-        entry.give_opener(coming.opener());
+        // Making room may add a waiting half of another flow, which replaces the pending senders.
+        let pending = self.senders.take_pending();
+        self.sockets_without_end += u64::from(entry.note_sockets(pending.sockets()));
+        entry.give_opener(pending.opener());
         while self.len() >= self.max_flows {
             self.make_room(sink);
         }
         let slot = self.slab.insert(entry);
-        self.senders.begin(slot, coming);
+        self.senders.begin(slot, pending);
         self.index.insert_unique(hash, slot, |&other| {
             hash_of(&self.seed, &self.slab[other].key)
         });
@@ -540,8 +540,8 @@ impl Replica {
             };
             self.report(slot, unreported, sink);
         }
-        if let Some((half, coming)) = self.take_waiting(slot) {
-            self.senders.come(coming);
+        if let Some((half, pending)) = self.take_waiting(slot) {
+            self.senders.set_pending(pending);
             self.add(slot, &half, sink);
         }
     }

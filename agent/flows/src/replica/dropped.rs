@@ -27,7 +27,7 @@ struct Waiting {
 
 impl Dropped {
     /// Adds drops of a flow that this scan or the next one brings, or that is already known.
-    pub fn come(&mut self, key: &FlowKey, packets: u64) {
+    pub fn add_waiting(&mut self, key: &FlowKey, packets: u64) {
         self.waiting.entry(*key).or_default().packets += packets;
     }
 
@@ -121,7 +121,7 @@ mod tests {
     }
 
     fn scan(dropped: &mut Dropped, packets: u64, flow: Option<(u32, [u64; 2])>) {
-        dropped.come(&key(), packets);
+        dropped.add_waiting(&key(), packets);
         dropped.settle(|_| flow);
     }
 
@@ -133,7 +133,7 @@ mod tests {
         }
         assert_eq!(dropped.totals(), [0, 40]);
         // The flow begins with this scan.
-        dropped.come(&key(), 3);
+        dropped.add_waiting(&key(), 3);
         dropped.begin(0, &key(), [100, 0]);
         assert_eq!(dropped.totals(), [3, 50]);
         assert_eq!(dropped.of(0, 0), [3, 0]);
@@ -147,13 +147,13 @@ mod tests {
         let mut dropped = Dropped::default();
         dropped.begin(4, &key(), [0, 0]);
         scan(&mut dropped, 5, None);
-        dropped.come(&key(), 2);
+        dropped.add_waiting(&key(), 2);
         dropped.note(4, &key(), [10, 0]);
         scan(&mut dropped, 1, Some((4, [10, 0])));
         assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 0], [8, 0]));
         // The opposite side is the other direction.
         let answer = key().with_side(1);
-        dropped.come(&answer, 1);
+        dropped.add_waiting(&answer, 1);
         dropped.settle(|_| Some((4, [10, 1])));
         assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 1], [9, 0]));
         // Another flow follows in the slot.
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn no_more_of_a_flow_are_dropped_than_it_has() {
         let mut dropped = Dropped::default();
-        dropped.come(&key(), 5);
+        dropped.add_waiting(&key(), 5);
         dropped.begin(0, &key(), [3, 9]);
         assert_eq!((dropped.of(0, 0), dropped.totals()), ([3, 0], [3, 2]));
         scan(&mut dropped, 5, Some((0, [4, 9])));

@@ -44,7 +44,7 @@ pub struct Place {
 
 impl Errors {
     /// Adds an error for a flow that this scan or the next one brings, or that is already known.
-    pub fn come(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
+    pub fn add_waiting(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
         if self.waiting.len() == MOST && !self.waiting.contains_key(key) {
             self.unmatched += 1;
             return;

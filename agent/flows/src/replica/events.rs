@@ -15,13 +15,13 @@ impl Replica {
     /// Notes an ICMP error that quotes a packet of this flow, seen at this time since boot. Call this before `update`
     /// takes in the page.
     pub fn note_error(&mut self, key: &FlowKey, direction: u8, error: IcmpError, seen_ns: u64) {
-        self.errors.come(key, direction, error, seen_ns);
+        self.errors.add_waiting(key, direction, error, seen_ns);
     }
 
     /// Notes that the kernel dropped packets of this flow after they were counted. Call this before `update` takes in
     /// the page.
     pub fn note_dropped(&mut self, key: &FlowKey, packets: u64) {
-        self.dropped.come(key, packets);
+        self.dropped.add_waiting(key, packets);
     }
 
     /// Dropped packets that were matched to a flow, and those that were not.

@@ -19,9 +19,9 @@ pub struct KnownSenders {
     round_trips: BySlot<[RoundTrip; 2]>,
     /// TCP has reported a connection at least once. Until then no TCP state is kept.
     has_tcp: bool,
-    /// The data that came with the entry being taken in. Valid only if `comes`.
-    coming: Coming,
-    comes: bool,
+    /// The data that came with the entry being taken in. Valid only if `has_pending`.
+    pending: PendingSenders,
+    has_pending: bool,
     ends: Ends,
 }
 
@@ -43,16 +43,16 @@ impl Names {
         }
     }
 
-    fn take_in(&mut self, coming: &Self) {
-        for (known, &coming) in self.cgroup_ids.iter_mut().zip(&coming.cgroup_ids) {
-            if coming != 0 {
-                let now = coming & SHARED_NOW;
-                let [one, other] = [*known, coming].map(|id| id & !SHARED_NOW);
+    fn merge(&mut self, newer: &Self) {
+        for (known, &newer) in self.cgroup_ids.iter_mut().zip(&newer.cgroup_ids) {
+            if newer != 0 {
+                let now = newer & SHARED_NOW;
+                let [one, other] = [*known, newer].map(|id| id & !SHARED_NOW);
                 *known = latest(one, other, Senders::ROOT) | now;
             }
         }
-        for (known, &coming) in self.process_keys.iter_mut().zip(&coming.process_keys) {
-            *known = latest(*known, coming, 0);
+        for (known, &newer) in self.process_keys.iter_mut().zip(&newer.process_keys) {
+            *known = latest(*known, newer, 0);
         }
     }
 
@@ -71,9 +71,9 @@ fn with_now(cgroup_id: u64) -> u64 {
 }
 
 /// The sender that was seen last, marked if there were others.
-fn latest(known: u64, coming: u64, other: u64) -> u64 {
-    let both = Senders::after(known, coming, other);
-    let [shared, last] = [both & Senders::SHARED, coming & !Senders::SHARED];
+fn latest(known: u64, newer: u64, other: u64) -> u64 {
+    let both = Senders::after(known, newer, other);
+    let [shared, last] = [both & Senders::SHARED, newer & !Senders::SHARED];
     if last == 0 || last == other {
         both
     } else {
@@ -102,7 +102,7 @@ impl Connection {
 
 /// The data that comes with the counters of a flow or of half a flow.
 #[derive(Clone, Copy, Default, PartialEq)]
-pub struct Coming {
+pub struct PendingSenders {
     senders: Senders,
     /// When the flow began on its page, since boot.
     first_ns: u64,
@@ -123,7 +123,7 @@ pub struct Sockets {
     pub is_one_without_end: bool,
 }
 
-impl Coming {
+impl PendingSenders {
     /// The sockets of this host that sent these packets.
     pub fn sockets(&self) -> Sockets {
         Sockets {
@@ -159,16 +159,16 @@ impl Coming {
 
 impl KnownSenders {
     /// Sets the data for the next call of `begin` or `note`.
-    pub fn come(&mut self, coming: Coming) {
-        self.comes = coming != Coming::default();
-        self.coming = coming;
+    pub fn set_pending(&mut self, pending: PendingSenders) {
+        self.has_pending = pending != PendingSenders::default();
+        self.pending = pending;
     }
 
     /// Sets the senders for the flow with this key, and adds the end of its connection if one was noted.
-    pub fn come_with(&mut self, key: &FlowKey, mut senders: Senders, first_ns: u64) {
+    pub fn set_pending_of(&mut self, key: &FlowKey, mut senders: Senders, first_ns: u64) {
         self.has_tcp |= senders.tcp.iter().any(TcpInfo::is_known);
-        self.comes = true;
-        self.coming = Coming {
+        self.has_pending = true;
+        self.pending = PendingSenders {
             are_without_end: senders.tcp.each_mut().map(TcpInfo::take_without_end),
             roles: senders.tcp.each_mut().map(TcpInfo::take_role),
             senders,
@@ -177,40 +177,40 @@ impl KnownSenders {
         };
     }
 
-    /// The sockets of this host that sent the coming packets.
+    /// The sockets of this host that sent the pending packets.
     #[inline]
-    pub fn coming_sockets(&self) -> Sockets {
-        if !self.comes {
+    pub fn pending_sockets(&self) -> Sockets {
+        if !self.has_pending {
             return Sockets::default();
         }
-        self.coming.sockets()
+        self.pending.sockets()
     }
 
-    /// The end that opened the connection whose counters come, if a socket shows it.
+    /// The end that opened the connection of the pending packets, if a socket shows it.
     #[inline]
-    pub fn coming_opener(&self) -> Option<u8> {
-        if self.comes {
-            self.coming.opener()
+    pub fn pending_opener(&self) -> Option<u8> {
+        if self.has_pending {
+            self.pending.opener()
         } else {
             None
         }
     }
 
-    /// Takes back the data of the last `come`, if no flow has used it.
-    pub fn take_coming(&mut self) -> Coming {
-        if !self.comes {
-            return Coming::default();
+    /// Takes back the data that was set last, if no flow has used it.
+    pub fn take_pending(&mut self) -> PendingSenders {
+        if !self.has_pending {
+            return PendingSenders::default();
         }
-        self.comes = false;
-        std::mem::take(&mut self.coming)
+        self.has_pending = false;
+        std::mem::take(&mut self.pending)
     }
 
-    /// Another connection follows in this slot. The connection before takes in the coming end, as far as it was noted
+    /// Another connection follows in this slot. The connection before gets the pending end, as far as it was noted
     /// before the other one began.
-    pub fn follow(&mut self, slot: u32, coming: &Coming) {
-        if let Some(mut end) = coming.end {
+    pub fn follow(&mut self, slot: u32, pending: &PendingSenders) {
+        if let Some(mut end) = pending.end {
             for side in [0, 1] {
-                if end.asked_ns[side] >= coming.first_ns {
+                if end.asked_ns[side] >= pending.first_ns {
                     end.tcp[side] = TcpInfo::default();
                 }
             }
@@ -225,22 +225,22 @@ impl KnownSenders {
     }
 
     /// A flow begins in this slot.
-    pub fn begin(&mut self, slot: u32, coming: Coming) {
-        self.names.begin(slot, Names::of(&coming.senders));
+    pub fn begin(&mut self, slot: u32, pending: PendingSenders) {
+        self.names.begin(slot, Names::of(&pending.senders));
         if self.has_tcp {
             let connection = Connection {
-                first_ns: coming.first_ns,
-                tcp: coming.senders.tcp,
+                first_ns: pending.first_ns,
+                tcp: pending.senders.tcp,
             };
             self.connections.begin(slot, connection);
-            self.end(slot, coming.end);
+            self.end(slot, pending.end);
         }
         let mut round_trips = <[RoundTrip; 2]>::default();
-        note(&mut round_trips, coming.senders.round_trips);
+        note(&mut round_trips, pending.senders.round_trips);
         self.round_trips.begin(slot, round_trips);
     }
 
-    /// Adds the coming data to the flow in this slot.
+    /// Adds the pending data to the flow in this slot.
     pub fn note(&mut self, slot: u32) {
         self.note_after(slot, [false; 2]);
     }
@@ -248,36 +248,36 @@ impl KnownSenders {
     /// Like [`note`](Self::note). `syns_before` says by direction whether a SYN was seen before. Then a repeated SYN
     /// gives no sample, since the answer may be to the first one.
     pub fn note_after(&mut self, slot: u32, syns_before: [bool; 2]) {
-        if !self.comes {
+        if !self.has_pending {
             return;
         }
-        let mut coming = self.take_coming();
-        for (sample, had_syn) in coming.senders.round_trips.iter_mut().zip(syns_before) {
+        let mut pending = self.take_pending();
+        for (sample, had_syn) in pending.senders.round_trips.iter_mut().zip(syns_before) {
             if had_syn && sample.handshake_us().is_some() {
                 *sample = Sample::NONE;
             }
         }
-        if coming.senders != Senders::default() {
-            self.take_in(slot, &coming.senders);
+        if pending.senders != Senders::default() {
+            self.merge(slot, &pending.senders);
         }
-        self.end(slot, coming.end);
+        self.end(slot, pending.end);
     }
 
-    fn take_in(&mut self, slot: u32, coming: &Senders) {
-        let names = Names::of(coming);
+    fn merge(&mut self, slot: u32, newer: &Senders) {
+        let names = Names::of(newer);
         if names != Names::default() {
-            self.names.at(slot).take_in(&names);
+            self.names.at(slot).merge(&names);
         }
-        if coming.tcp.iter().any(TcpInfo::is_known) {
+        if newer.tcp.iter().any(TcpInfo::is_known) {
             let known = self.connections.at(slot);
-            for (known, coming) in known.tcp.iter_mut().zip(coming.tcp) {
-                if coming.is_known() {
-                    *known = coming;
+            for (known, newer) in known.tcp.iter_mut().zip(newer.tcp) {
+                if newer.is_known() {
+                    *known = newer;
                 }
             }
         }
-        if coming.round_trips != [Sample::NONE; 2] {
-            note(self.round_trips.at(slot), coming.round_trips);
+        if newer.round_trips != [Sample::NONE; 2] {
+            note(self.round_trips.at(slot), newer.round_trips);
         }
     }
 
@@ -361,9 +361,9 @@ impl KnownSenders {
     }
 }
 
-fn note(known: &mut [RoundTrip; 2], coming: [Sample; 2]) {
-    for (known, coming) in known.iter_mut().zip(coming) {
-        known.note(coming);
+fn note(known: &mut [RoundTrip; 2], newer: [Sample; 2]) {
+    for (known, newer) in known.iter_mut().zip(newer) {
+        known.note(newer);
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
     Replica,
     entry::{Entry, Sides},
     find::hash_of,
-    senders::Coming,
+    senders::PendingSenders,
     waiting::{self, merged, only_direction},
 };
 
@@ -38,8 +38,9 @@ impl Replica {
             return;
         }
         if !entry.is_told {
-            self.untold_ends += u64::from(entry.note_sockets(self.senders.coming_sockets()));
-            entry.give_opener(self.senders.coming_opener());
+            self.sockets_without_end +=
+                u64::from(entry.note_sockets(self.senders.pending_sockets()));
+            entry.give_opener(self.senders.pending_opener());
             entry.join(counters, self.clock);
             self.senders.note(known);
             self.note_age(known);
@@ -70,20 +71,20 @@ impl Replica {
         }
         match self.take_waiting(slot) {
             Some((half, of_half)) if only_direction(half.packets) == Some(direction) => {
-                let coming = self.senders.take_coming();
-                self.senders.come(of_half);
+                let pending = self.senders.take_pending();
+                self.senders.set_pending(of_half);
                 self.add(slot, &half, sink);
-                self.senders.come(coming);
+                self.senders.set_pending(pending);
                 self.add(slot, counters, sink);
             }
-            Some((half, mut coming)) => {
-                coming.unite(&self.senders.take_coming());
-                self.senders.come(coming);
+            Some((half, mut pending)) => {
+                pending.unite(&self.senders.take_pending());
+                self.senders.set_pending(pending);
                 self.add(slot, &merged(&half, counters), sink);
             }
             None => {
-                let coming = self.senders.take_coming();
-                self.slab[slot].waiting = self.waiting.put(counters, coming);
+                let pending = self.senders.take_pending();
+                self.slab[slot].waiting = self.waiting.put(counters, pending);
                 self.untold.push(slot);
             }
         }
@@ -109,8 +110,8 @@ impl Replica {
             let first = self.entry(key, counters).apart(known);
             self.replace(slot, EndReason::ForcedEnd, first, sink);
         }
-        if let Some((half, coming)) = half {
-            self.senders.come(coming);
+        if let Some((half, pending)) = half {
+            self.senders.set_pending(pending);
             let direction = only_direction(half.packets).unwrap_or(initiator);
             let key = key.with_side(direction ^ hook);
             self.update_flow(self.find(&key), &key, &half, sink);
@@ -125,14 +126,14 @@ impl Replica {
         next: Entry,
         sink: &mut impl FnMut(&Record),
     ) {
-        let coming = self.senders.take_coming();
+        let pending = self.senders.take_pending();
         self.tell_end(slot, reason, sink);
         let hash = self.remove(slot);
-        self.senders.come(coming);
+        self.senders.set_pending(pending);
         self.insert(hash, next, sink);
     }
 
-    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<(FlowCounters, Coming)> {
+    pub(super) fn take_waiting(&mut self, slot: u32) -> Option<(FlowCounters, PendingSenders)> {
         let number = std::mem::replace(&mut self.slab[slot].waiting, waiting::NONE);
         (number != waiting::NONE).then(|| self.waiting.take(number))
     }

@@ -2,7 +2,7 @@
 
 use agent_common::FlowCounters;
 
-use super::senders::{BySlot, Coming};
+use super::senders::{BySlot, PendingSenders};
 
 /// Stands for no waiting half.
 pub const NONE: u32 = u32::MAX;
@@ -12,13 +12,13 @@ pub const NONE: u32 = u32::MAX;
 pub struct Waiting {
     halves: Vec<FlowCounters>,
     /// The senders that came with each half.
-    coming: BySlot<Coming>,
+    senders: BySlot<PendingSenders>,
     free: Vec<u32>,
 }
 
 impl Waiting {
     /// Keeps a half and returns the number with which to take it back.
-    pub fn put(&mut self, half: &FlowCounters, coming: Coming) -> u32 {
+    pub fn put(&mut self, half: &FlowCounters, senders: PendingSenders) -> u32 {
         let number = if let Some(number) = self.free.pop() {
             self.halves[number as usize] = *half;
             number
@@ -26,13 +26,13 @@ impl Waiting {
             self.halves.push(*half);
             (self.halves.len() - 1) as u32
         };
-        self.coming.begin(number, coming);
+        self.senders.begin(number, senders);
         number
     }
 
-    pub fn take(&mut self, number: u32) -> (FlowCounters, Coming) {
+    pub fn take(&mut self, number: u32) -> (FlowCounters, PendingSenders) {
         self.free.push(number);
-        (self.halves[number as usize], self.coming.of(number))
+        (self.halves[number as usize], self.senders.of(number))
     }
 }
 

@@ -137,7 +137,7 @@ fn the_next_connection_with_the_same_ports_waits_for_its_socket_too() {
 #[test]
 fn a_flow_waits_for_no_socket_whose_end_nobody_tells() {
     let (mut replica, info) = reset_with(TcpInfo::without_end);
-    assert_eq!(replica.untold_ends(), 1);
+    assert_eq!(replica.sockets_without_end(), 1);
     let ended = scan(&mut replica, 8, &[]);
     assert_eq!(reasons(&ended), [Some(EndReason::EndOfFlow)]);
     assert_eq!(ended[0].failure, Some(Failure::Reset));
@@ -159,7 +159,7 @@ fn a_socket_whose_end_nobody_tells_counts_once_however_often_it_is_asked() {
             replica.update_with(&[key(number)], &[both], &[senders], &mut |_| {});
             replica.end_scan(&BTreeSet::new(), &mut |_| {});
         }
-        assert_eq!(replica.untold_ends(), u64::from(number));
+        assert_eq!(replica.sockets_without_end(), u64::from(number));
     }
 }
 

@@ -3,7 +3,7 @@
 use agent_common::{Sample, Senders, TcpInfo, round_trip::Segment, tcp::EndedConnection};
 
 use super::*;
-use crate::replica::senders::Coming;
+use crate::replica::senders::PendingSenders;
 
 /// Takes in flows with their senders.
 fn scan_sent(
@@ -133,17 +133,17 @@ fn the_senders_of_both_halves_of_a_mirror_port_are_known() {
 #[test]
 fn memory_for_senders_is_taken_and_given_back_with_the_flows() {
     let mut known = KnownSenders::default();
-    known.begin(1000, Coming::default());
+    known.begin(1000, PendingSenders::default());
     assert_eq!(known.room(), 0, "nobody is known");
     let senders = Senders {
         cgroup_ids: [1, 2],
         ..Senders::default()
     };
-    known.come_with(&key(1), senders, 0);
-    let coming = known.take_coming();
-    known.begin(1000, coming);
+    known.set_pending_of(&key(1), senders, 0);
+    let pending = known.take_pending();
+    known.begin(1000, pending);
     assert_eq!(known.room(), 1001);
-    known.begin(1000, Coming::default());
+    known.begin(1000, PendingSenders::default());
     assert_eq!(known.cgroup_ids(1000), [0; 2]);
     known.shrink(10);
     assert_eq!(known.room(), 10);
