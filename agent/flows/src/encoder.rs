@@ -192,7 +192,7 @@ impl BatchEncoder {
             snapshot,
             ..FlowBatch::default()
         };
-        self.open.begun.in_snapshot = snapshot;
+        self.open.new_ends.in_snapshot = snapshot;
         self.open.head = head.encode_to_vec();
         self.open.scan_id = header.scan_id;
         self.open.start(0);
@@ -209,7 +209,7 @@ impl BatchEncoder {
         if cgroups != [0; 2] {
             self.open.cgroups.add(cgroups);
             if record.delta() == record.total() {
-                self.open.begun.add(cgroups);
+                self.open.new_ends.add(cgroups);
             }
         }
         let processes = ends.map(|end| end.process_key.unwrap_or_default());
@@ -287,7 +287,7 @@ impl Named {
 
 /// Counts, per cgroup, the ends of flows that begin in this batch.
 #[derive(Default)]
-struct Begun {
+struct NewFlowEnds {
     ends: HashMap<u64, u64, RandomState>,
     last: [u64; 2],
     /// Flows with the ids in `last` that are not yet added to `ends`.
@@ -296,7 +296,7 @@ struct Begun {
     in_snapshot: bool,
 }
 
-impl Begun {
+impl NewFlowEnds {
     fn add(&mut self, both: [u64; 2]) {
         if self.last != both {
             self.settle();
@@ -342,7 +342,7 @@ struct OpenBatch {
     delta: Pair,
     /// The cgroups that its records name.
     cgroups: Named,
-    begun: Begun,
+    new_ends: NewFlowEnds,
     /// Of all batches so far.
     nameless_ends: u64,
     processes: Named,
@@ -355,7 +355,7 @@ impl OpenBatch {
         self.records = 0;
         self.delta = Pair::default();
         self.cgroups.clear();
-        self.begun.clear();
+        self.new_ends.clear();
         self.processes.clear();
         self.hosts.clear();
         self.body.clear();
@@ -385,11 +385,11 @@ impl OpenBatch {
     fn append_names(&mut self, known: &Names) {
         let body = &mut self.body;
         let ids = self.cgroups.take();
-        self.begun.settle();
+        self.new_ends.settle();
         if let Some(known) = &known.cgroups {
             known.lookup(&ids, &mut |cgroup| {
                 if !is_named(cgroup) {
-                    self.nameless_ends += self.begun.ends_of(cgroup.id);
+                    self.nameless_ends += self.new_ends.ends_of(cgroup.id);
                 }
                 message::encode(CGROUPS, cgroup, body);
             });

@@ -118,9 +118,9 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
                     Action::Nothing => {}
                     Action::Quit => return Ok(()),
                     Action::Observe(filter) => match begin_with(filter, target, &mut screen, &mut terminal).await? {
-                        Begun::Anew(observer) => watching = Watching::of(*observer),
-                        Begun::No => {}
-                        Begun::Quit => return Ok(()),
+                        StreamChange::Replaced(observer) => watching = Watching::of(*observer),
+                        StreamChange::Kept => {}
+                        StreamChange::Quit => return Ok(()),
                     },
                 }
                 !Screen::ignores(&event)
@@ -129,9 +129,10 @@ pub async fn live(args: &Args, target: &Target) -> Result<()> {
     }
 }
 
-enum Begun {
-    Anew(Box<Observer>),
-    No,
+/// What became of the stream when the user chose another filter.
+enum StreamChange {
+    Replaced(Box<Observer>),
+    Kept,
     Quit,
 }
 
@@ -141,7 +142,7 @@ async fn begin_with(
     target: &Target,
     screen: &mut Screen,
     terminal: &mut Terminal,
-) -> Result<Begun> {
+) -> Result<StreamChange> {
     let trouble = std::mem::replace(&mut screen.trouble, "waiting for the agent".to_owned());
     terminal.draw(screen)?;
     let mut connecting = pin!(observe(target, filter.rules.clone()));
@@ -149,7 +150,7 @@ async fn begin_with(
         tokio::select! {
             connected = &mut connecting => break connected,
             event = terminal.event() => if Screen::quits(&event?) {
-                return Ok(Begun::Quit);
+                return Ok(StreamChange::Quit);
             },
         }
     };
@@ -157,12 +158,12 @@ async fn begin_with(
         Ok((observer, _)) => {
             screen.begin_with(filter);
             screen.trouble.clear();
-            Ok(Begun::Anew(Box::new(observer)))
+            Ok(StreamChange::Replaced(Box::new(observer)))
         }
         Err(error) => {
             screen.refuse(filter, &error.to_string());
             screen.trouble = trouble;
-            Ok(Begun::No)
+            Ok(StreamChange::Kept)
         }
     }
 }

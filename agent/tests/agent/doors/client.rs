@@ -113,9 +113,13 @@ impl Client {
     }
 
     /// Makes a call and waits until its answer begins.
-    pub async fn begin(&mut self, path: &str, message: &impl Message) -> Result<Begun, h2::Error> {
+    pub async fn begin(
+        &mut self,
+        path: &str,
+        message: &impl Message,
+    ) -> Result<OpenStream, h2::Error> {
         let call = self.send(path, message).await?;
-        Ok(Begun(call.response.await?))
+        Ok(OpenStream(call.response.await?))
     }
 
     /// Makes a call and waits for its end.
@@ -130,9 +134,9 @@ impl Client {
 }
 
 /// An answer that has begun, and of which nothing has been read.
-pub struct Begun(pub Response<RecvStream>);
+pub struct OpenStream(pub Response<RecvStream>);
 
-impl Begun {
+impl OpenStream {
     /// The refusal, if the call was refused before there was an answer.
     pub fn refusal(&self) -> Option<Outcome> {
         let headers = self.0.headers();

@@ -9,7 +9,7 @@ use tonic::Code;
 use view::client::{Event, Observer, Target};
 
 use super::{
-    client::{Begun, Client, GET_STATUS, NOBODY, OBSERVE, ROOT, connect_as, open_to_all},
+    client::{Client, GET_STATUS, NOBODY, OBSERVE, OpenStream, ROOT, connect_as, open_to_all},
     memory::{MIB, Memory, reset_peak},
     patience,
 };
@@ -84,7 +84,7 @@ async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
     );
     let before = Memory::of(agent.pid());
     reset_peak(agent.pid());
-    let mut unread: Vec<(Client, Vec<Begun>)> = Vec::new();
+    let mut unread: Vec<(Client, Vec<OpenStream>)> = Vec::new();
     for _ in 0..CONNECTIONS {
         let stream = connect_as(&agent.address(), ROOT).unwrap();
         // A batch that begins within the window goes to the transport as a whole.
@@ -156,7 +156,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
 
     let before = Memory::of(agent.pid());
     reset_peak(agent.pid());
-    let mut unread: Vec<(Client, Vec<Begun>)> = Vec::new();
+    let mut unread: Vec<(Client, Vec<OpenStream>)> = Vec::new();
     let mut refused = Vec::new();
     for _ in 0..ASKING / 100 {
         let mut client = client(100).await.unwrap();
@@ -260,7 +260,7 @@ async fn consumers_requests_and_answers_beyond_a_bound_are_refused_by_its_name()
     let address = agent.address();
     open_to_all(&address);
     let client = |uid, window_bytes| Client::new(connect_as(&address, uid).unwrap(), window_bytes);
-    let refused = |begun: &Begun, setting: &str| {
+    let refused = |begun: &OpenStream, setting: &str| {
         let refusal = begun.refusal().expect("a refusal");
         assert_eq!(refusal.code, Code::ResourceExhausted, "{refusal:?}");
         assert!(refusal.message.contains(setting), "{refusal:?}");

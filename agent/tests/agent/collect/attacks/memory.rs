@@ -11,7 +11,7 @@ use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 
 use super::*;
-use crate::doors::client::{Begun, Call, framed, outcome};
+use crate::doors::client::{Call, OpenStream, framed, outcome};
 
 const STATUS: &str = "/flow.v1.FlowCollectorControl/GetCollectorStatus";
 const EXPORT: &str = "/flow.v1.FlowCollector/Export";
@@ -22,7 +22,7 @@ const MOST_CALLS: usize = 16;
 
 /// How a call ended.
 async fn end(call: Call) -> Code {
-    let begun = Begun(call.response.await.unwrap());
+    let begun = OpenStream(call.response.await.unwrap());
     match begun.refusal() {
         Some(refusal) => refusal.code,
         None => outcome(begun.0).await.unwrap().code,
@@ -247,8 +247,8 @@ fn streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others() {
                     call.body.send_data(half, false).unwrap();
                     let Call { body, response } = call;
                     let begun = tokio::time::timeout(Duration::from_secs(15), response).await;
-                    let begun = begun.ok().map(|begun| Begun(begun.unwrap()));
-                    let refusal = begun.as_ref().and_then(Begun::refusal);
+                    let begun = begun.ok().map(|begun| OpenStream(begun.unwrap()));
+                    let refusal = begun.as_ref().and_then(OpenStream::refusal);
                     (refusal.map(|it| it.code), Some(body), begun)
                 }
             });
@@ -292,7 +292,7 @@ fn whoever_watches_the_health_leaves_room_for_those_who_observe() {
             async move { client.begin(WATCH, &HealthCheckRequest::default()).await }
         });
         let watches = join_all(watches).await;
-        let refused = watches.iter().flatten().filter_map(Begun::refusal);
+        let refused = watches.iter().flatten().filter_map(OpenStream::refusal);
         assert_eq!(refused.count(), CALLS - MOST);
         let mut client = confined.client(OTHER, address(0), 65_535).await;
         let begun = client.begin(WATCH, &HealthCheckRequest::default()).await;
