@@ -105,9 +105,9 @@ pub struct Ipfix {
     lengths: Lengths,
     buffer: BytesMut,
     /// What the receiver knows.
-    told: Told,
+    receiver: ReceiverState,
     /// What it will know after the last message.
-    telling: Told,
+    next_receiver: ReceiverState,
     batch: BatchFacts,
     refreshed: Option<Instant>,
     /// Counts records too long for a message with their annotations.
@@ -116,9 +116,9 @@ pub struct Ipfix {
     export_time_s: fn() -> u32,
 }
 
-/// What the receiver was told.
+/// What was announced and sent to the receiver.
 #[derive(Clone, Copy, Default)]
-struct Told {
+struct ReceiverState {
     /// Data records sent on this connection: about flows and interfaces, and about the process.
     sequences: [u32; 2],
     messages: u64,
@@ -135,7 +135,7 @@ struct Told {
     account: Option<(u64, u32)>,
 }
 
-impl Told {
+impl ReceiverState {
     /// Forgets templates and options, as a receiver may.
     fn forget(&mut self) {
         self.templates = [0; 2];
@@ -177,8 +177,8 @@ impl Ipfix {
             claim: Box::new(claim),
             domains: None,
             buffer: BytesMut::new(),
-            told: Told::default(),
-            telling: Told::default(),
+            receiver: ReceiverState::default(),
+            next_receiver: ReceiverState::default(),
             batch: BatchFacts::default(),
             refreshed: None,
             too_long: LogLimit::default(),
@@ -196,7 +196,7 @@ impl Ipfix {
             return;
         }
         self.refreshed = Some(Instant::now());
-        self.told.forget();
+        self.receiver.forget();
     }
 
     /// The account and the losses, at the end of a scan or for a batch without a scan. `None` if already sent or not
@@ -206,20 +206,20 @@ impl Ipfix {
     fn account(&mut self, batch: &FlowBatch, domain: u32, most_bytes: usize) -> Option<Message> {
         let place = Some((batch.scan_id, batch.batch_index));
         let closes = batch.last_of_scan || batch.scan_id == 0;
-        if !closes || self.told.account == place {
+        if !closes || self.receiver.account == place {
             return None;
         }
-        let mut telling = self.told;
+        let mut state = self.receiver;
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
-        let (messages, flows) = (telling.messages, telling.flow_records);
+        let (messages, flows) = (state.messages, state.flow_records);
         let exporting = Exporting::of(batch, self.process_id, messages, flows);
-        tell(About::Exporting(exporting), &mut telling, &mut writer);
+        write_options(About::Exporting(exporting), &mut state, &mut writer);
         if let Some(metering) = Metering::of(batch, domain) {
-            tell(About::Metering(metering), &mut telling, &mut writer);
+            write_options(About::Metering(metering), &mut state, &mut writer);
         }
-        telling.account = place;
+        state.account = place;
         let records = writer.close();
-        let bytes = self.finish(records, telling, Domain::Process);
+        let bytes = self.finish(records, state, Domain::Process);
         Some(Message::new(bytes, 0))
     }
 
@@ -227,16 +227,16 @@ impl Ipfix {
     ///
     /// They go in messages of their own for nfcapd: it reports no sequence gap as long as no flow came before them.
     fn options(&mut self, rate: u32, domain: u32, most_bytes: usize) -> Option<Message> {
-        let mut telling = self.told;
+        let mut state = self.receiver;
         let facts = &self.batch;
-        let unknown = &facts.interfaces[telling.interfaces..];
-        if telling.sampling == Some(rate) && unknown.is_empty() {
+        let unknown = &facts.interfaces[state.interfaces..];
+        if state.sampling == Some(rate) && unknown.is_empty() {
             return None;
         }
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
-        if telling.sampling != Some(rate) {
-            tell(About::Sampling { domain, rate }, &mut telling, &mut writer);
-            telling.sampling = Some(rate);
+        if state.sampling != Some(rate) {
+            write_options(About::Sampling { domain, rate }, &mut state, &mut writer);
+            state.sampling = Some(rate);
         }
         for interface in unknown {
             let about = if facts.has_netns {
@@ -244,13 +244,13 @@ impl Ipfix {
             } else {
                 About::Interface(interface)
             };
-            if !tell(about, &mut telling, &mut writer) {
+            if !write_options(about, &mut state, &mut writer) {
                 break;
             }
-            telling.interfaces += 1;
+            state.interfaces += 1;
         }
         let records = writer.close();
-        let bytes = self.finish(records, telling, Domain::Flows);
+        let bytes = self.finish(records, state, Domain::Flows);
         Some(Message {
             is_preface: true,
             ..Message::new(bytes, 0)
@@ -258,10 +258,10 @@ impl Ipfix {
     }
 
     /// Completes a message and sets what the receiver will know after it.
-    fn finish(&mut self, records: u32, mut telling: Told, domain: Domain) -> Bytes {
+    fn finish(&mut self, records: u32, mut state: ReceiverState, domain: Domain) -> Bytes {
         let header = Header {
             export_time_s: (self.export_time_s)(),
-            sequence: self.told.sequences[domain as usize],
+            sequence: self.receiver.sequences[domain as usize],
             domain: match (domain, &self.domains) {
                 (_, None) => 0,
                 (Domain::Flows, Some(domains)) => domains.flows,
@@ -269,10 +269,10 @@ impl Ipfix {
             },
         };
         let bytes = message::finish(&mut self.buffer, &header);
-        let sequence = &mut telling.sequences[domain as usize];
+        let sequence = &mut state.sequences[domain as usize];
         *sequence = sequence.wrapping_add(records);
-        telling.messages += u64::from(bytes.is_some());
-        self.telling = telling;
+        state.messages += u64::from(bytes.is_some());
+        self.next_receiver = state;
         bytes.unwrap_or_default()
     }
 }
@@ -294,12 +294,12 @@ impl Encoder for Ipfix {
             return account;
         }
         if self.batch.update(batch) {
-            self.told.interfaces = 0;
+            self.receiver.interfaces = 0;
         }
         if let Some(options) = self.options(batch.sample_rate.max(1), domain, most_bytes) {
             return options;
         }
-        let mut telling = self.told;
+        let mut state = self.receiver;
         let facts = &self.batch;
         let mut writer = Writer::new(&mut self.buffer, most_bytes);
         let settings = &self.settings;
@@ -322,10 +322,10 @@ impl Encoder for Ipfix {
                 Some(row) => {
                     let len = len + enriched::len_bytes(row, settings.is_biflow);
                     let whole = (flow.with(row), shape.enriched(), len);
-                    if write(whole, settings, &mut telling, &mut writer) {
+                    if write(whole, settings, &mut state, &mut writer) {
                         true
                     } else if !writer.is_empty()
-                        || announce(whole, settings, &mut telling, &mut writer)
+                        || announce(whole, settings, &mut state, &mut writer)
                     {
                         // Try again in the next message.
                         false
@@ -338,10 +338,10 @@ impl Encoder for Ipfix {
                                  message_bytes, or leave uniflow out"
                             );
                         }
-                        write(plain, settings, &mut telling, &mut writer)
+                        write(plain, settings, &mut state, &mut writer)
                     }
                 }
-                None => write(plain, settings, &mut telling, &mut writer),
+                None => write(plain, settings, &mut state, &mut writer),
             };
             if !is_written {
                 break;
@@ -351,18 +351,18 @@ impl Encoder for Ipfix {
         let records = writer.close();
         Message {
             skipped,
-            ..Message::new(self.finish(records, telling, Domain::Flows), taken)
+            ..Message::new(self.finish(records, state, Domain::Flows), taken)
         }
     }
 
     fn sent(&mut self) {
-        self.told = self.telling;
+        self.receiver = self.next_receiver;
     }
 
     fn restart(&mut self) {
-        self.told.forget();
+        self.receiver.forget();
         if self.settings.sequence_by_connection {
-            self.told.sequences = [0; 2];
+            self.receiver.sequences = [0; 2];
         }
     }
 
@@ -378,23 +378,23 @@ impl Encoder for Ipfix {
 fn write(
     (flow, shape, len_bytes): (Flow, Shape, usize),
     settings: &Settings,
-    telling: &mut Told,
+    state: &mut ReceiverState,
     writer: &mut Writer,
 ) -> bool {
     let form = settings.form();
-    let (template, told, bit) = place(shape, settings, telling);
+    let (template, announced, bit) = place(shape, settings, state);
     let answers = (!form.is_biflow)
         .then(|| flow.answers())
         .filter(Flow::has_packets);
     let has_forward = form.is_biflow || flow.has_packets() || answers.is_none();
     let records = usize::from(has_forward) + usize::from(answers.is_some());
-    let specifiers = (*told & bit == 0).then(|| specifiers(&flow, shape, settings));
+    let specifiers = (*announced & bit == 0).then(|| specifiers(&flow, shape, settings));
     if !writer.has_room(template, records * len_bytes, specifiers.as_ref()) {
         return false;
     }
     if let Some(specifiers) = &specifiers {
         writer.template(template, specifiers);
-        *told |= bit;
+        *announced |= bit;
     }
     if has_forward {
         flow.walk(shape, form, &mut writer.record(template));
@@ -402,7 +402,7 @@ fn write(
     if let Some(answers) = answers {
         answers.walk(shape, form, &mut writer.record(template));
     }
-    telling.flow_records += records as u64;
+    state.flow_records += records as u64;
     true
 }
 
@@ -411,11 +411,11 @@ fn write(
 fn announce(
     (flow, shape, _): (Flow, Shape, usize),
     settings: &Settings,
-    telling: &mut Told,
+    state: &mut ReceiverState,
     writer: &mut Writer,
 ) -> bool {
-    let (template, told, bit) = place(shape, settings, telling);
-    if *told & bit != 0 {
+    let (template, announced, bit) = place(shape, settings, state);
+    if *announced & bit != 0 {
         return false;
     }
     let specifiers = specifiers(&flow, shape, settings);
@@ -423,7 +423,7 @@ fn announce(
         return false;
     }
     writer.template(template, &specifiers);
-    *told |= bit;
+    *announced |= bit;
     true
 }
 
@@ -438,22 +438,22 @@ fn specifiers(flow: &Flow, shape: Shape, settings: &Settings) -> Specifiers {
 fn place<'a>(
     shape: Shape,
     settings: &Settings,
-    telling: &'a mut Told,
+    state: &'a mut ReceiverState,
 ) -> (u16, &'a mut u128, u128) {
-    let told = &mut telling.templates[usize::from(shape.is_enriched())];
+    let announced = &mut state.templates[usize::from(shape.is_enriched())];
     (
         template::number(shape, settings),
-        told,
+        announced,
         1 << shape.plain_number(),
     )
 }
 
 /// Writes an options record. Returns false if it does not fit.
-fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
+fn write_options(about: About, state: &mut ReceiverState, writer: &mut Writer) -> bool {
     let kind = about.kind();
     let mut len = Length::default();
     about.walk(&mut len);
-    let specifiers = (telling.options_templates & kind.bit() == 0).then(|| {
+    let specifiers = (state.options_templates & kind.bit() == 0).then(|| {
         let mut specifiers = Specifiers::default();
         about.walk(&mut specifiers);
         specifiers
@@ -463,7 +463,7 @@ fn tell(about: About, telling: &mut Told, writer: &mut Writer) -> bool {
     }
     if let Some(specifiers) = &specifiers {
         writer.options_template(kind.template(), kind.scopes(), specifiers);
-        telling.options_templates |= kind.bit();
+        state.options_templates |= kind.bit();
     }
     about.walk(&mut writer.record(kind.template()));
     true

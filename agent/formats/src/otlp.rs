@@ -27,7 +27,7 @@ use super::{
     encoder::{Answer, Call, Encoder, Message, Without},
     harmless::one_line,
 };
-use metrics::{Losses, Telling};
+use metrics::{Losses, ScanMetrics};
 
 mod metrics;
 mod record;
@@ -75,8 +75,8 @@ pub struct Otlp {
     interfaces: KnownInterfaces,
     buffer: Vec<u8>,
     /// The scan and batch whose metrics were sent last.
-    told: Option<(u64, u32)>,
-    telling: Option<Telling>,
+    sent_metrics: Option<(u64, u32)>,
+    metrics: Option<ScanMetrics>,
     lost: Losses,
     /// The content of the last message.
     last: About,
@@ -185,8 +185,8 @@ impl Otlp {
             head: Head::default(),
             interfaces: KnownInterfaces::default(),
             buffer: Vec::new(),
-            told: None,
-            telling: None,
+            sent_metrics: None,
+            metrics: None,
             lost: Losses::default(),
             last: About::Flows,
             metrics_not_before: None,
@@ -236,24 +236,24 @@ impl Otlp {
     /// Whether metrics are due: at the end of a scan, or for a batch without a scan.
     fn is_due(&self, batch: &FlowBatch) -> bool {
         let closes = batch.last_of_scan || batch.scan_id == 0;
-        let told = Some((batch.scan_id, batch.batch_index));
+        let this = Some((batch.scan_id, batch.batch_index));
         let is_known = self
             .metrics_not_before
             .is_none_or(|moment| moment <= Instant::now());
-        self.settings.metrics && is_known && closes && self.told != told
+        self.settings.metrics && is_known && closes && self.sent_metrics != this
     }
 
     /// The next part of the account; the last part includes the losses.
     fn metrics(&mut self, batch: &FlowBatch) -> ExportMetricsServiceRequest {
         let identity = self.identity.clone().unwrap_or_default();
         let place = (batch.scan_id, batch.batch_index);
-        self.telling.take_if(|telling| telling.place() != place);
-        let telling = self.telling.get_or_insert_with(|| {
+        self.metrics.take_if(|metrics| metrics.place() != place);
+        let metrics = self.metrics.get_or_insert_with(|| {
             let accounts = (self.accounts)();
-            Telling::new(accounts, self.lost, batch)
+            ScanMetrics::new(accounts, self.lost, batch)
         });
-        self.lost = telling.lost();
-        telling.request(resource(&identity), scope(&identity))
+        self.lost = metrics.lost();
+        metrics.request(resource(&identity), scope(&identity))
     }
 
     fn pack(&mut self, message: &[u8], flows: usize, more: bool) -> Message {
@@ -303,17 +303,17 @@ impl Encoder for Otlp {
         }
         self.last = About::Metrics;
         let request = self.metrics(batch);
-        let more = self.telling.as_ref().is_some_and(Telling::has_more);
+        let more = self.metrics.as_ref().is_some_and(ScanMetrics::has_more);
         self.pack(&request.encode_to_vec(), 0, more)
     }
 
     fn sent(&mut self) {
         if self.last == About::Metrics
-            && let Some(telling) = &mut self.telling
-            && telling.is_told()
+            && let Some(metrics) = &mut self.metrics
+            && metrics.mark_sent()
         {
-            self.told = Some(telling.place());
-            self.telling = None;
+            self.sent_metrics = Some(metrics.place());
+            self.metrics = None;
         }
     }
 
@@ -355,7 +355,7 @@ impl Encoder for Otlp {
         }
         let pause = self.unknown_pause;
         self.metrics_not_before = Some(Instant::now() + pause);
-        self.telling = None;
+        self.metrics = None;
         Some(Without {
             what: "metrics",
             pause,

@@ -27,7 +27,7 @@ use super::{
 const HOOKS_IN_A_REQUEST: usize = 256;
 
 /// The metrics of one scan, and how many of them were sent.
-pub(super) struct Telling {
+pub(super) struct ScanMetrics {
     accounts: Arc<Accounts>,
     lost: Losses,
     /// The scan ID and the batch index.
@@ -74,7 +74,7 @@ struct Point {
     count: Pair,
 }
 
-impl Telling {
+impl ScanMetrics {
     /// `lost` is the state from the last metrics sent.
     pub fn new(accounts: Arc<Accounts>, lost: Losses, batch: &proto::FlowBatch) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Telling {
         self.lost
     }
 
-    /// The next request. Returns the same one until [`Telling::is_told`] is called.
+    /// The next request. Returns the same one until [`ScanMetrics::mark_sent`] is called.
     pub fn request(
         &mut self,
         resource: Resource,
@@ -105,12 +105,12 @@ impl Telling {
         let (mut seen, mut fates) = (Vec::new(), Vec::new());
         for hook in rest.iter().take(HOOKS_IN_A_REQUEST) {
             let since = hook.since_unix_ns;
-            tell(&of_hook(hook), since, &hook.account, &mut seen, &mut fates);
+            add_points(&of_hook(hook), since, &hook.account, &mut seen, &mut fates);
         }
         let since = self.accounts.since_unix_ns;
         if self.is_last {
             let others = &self.accounts.others;
-            tell(&[], since, others, &mut seen, &mut fates);
+            add_points(&[], since, others, &mut seen, &mut fates);
         }
         let mut metrics = Vec::new();
         let seen_by_hooks = "What the programs saw.";
@@ -135,7 +135,7 @@ impl Telling {
     }
 
     /// Marks the last request as sent. Returns whether it was the final one.
-    pub fn is_told(&mut self) -> bool {
+    pub fn mark_sent(&mut self) -> bool {
         self.hooks += HOOKS_IN_A_REQUEST;
         self.is_last
     }
@@ -165,7 +165,7 @@ impl Telling {
     fn departed(&self, since_unix_ns: u64) -> impl Iterator<Item = Metric> {
         let (mut seen, mut fates) = (Vec::new(), Vec::new());
         let departed = &self.accounts.departed;
-        tell(&[], since_unix_ns, departed, &mut seen, &mut fates);
+        add_points(&[], since_unix_ns, departed, &mut seen, &mut fates);
         let description = "What the programs saw at interfaces that have left.";
         let seen = self.both("flow.account.departed.seen", description, seen);
         let description = "What became of what was seen at interfaces that have left.";
@@ -247,7 +247,7 @@ fn number(key: &str, value: u32) -> KeyValue {
 }
 
 /// Adds the points of one account. Fates other than `flows` are omitted while they are zero.
-fn tell(
+fn add_points(
     of: &[KeyValue],
     since_unix_ns: u64,
     account: &HookAccount,

@@ -486,7 +486,7 @@ fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_be
         let latest = Arc::clone(&latest);
         Otlp::new(plain(), move || Arc::clone(&latest.lock().unwrap()))
     };
-    let tell = |scan: u64, until_unix_ns: u64, lost_records: u64| {
+    let closing_batch = |scan: u64, until_unix_ns: u64, lost_records: u64| {
         let window_start_unix_ns = until_unix_ns - SECOND;
         *latest.lock().unwrap() = Arc::new(Accounts {
             window_start_unix_ns,
@@ -501,16 +501,16 @@ fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_be
         }
     };
     let mut encoder = begun();
-    let batch = tell(1, start + SECOND, 4);
+    let batch = closing_batch(1, start + SECOND, 4);
     assert_eq!(lost_records(&mut encoder, &batch), (start, 4));
     // It is set forward, and back to a time at which they had begun.
     for (scan, later) in [(2, 100 * SECOND), (3, 2 * SECOND)] {
-        let batch = tell(scan, start + later, 5);
+        let batch = closing_batch(scan, start + later, 5);
         assert_eq!(lost_records(&mut encoder, &batch), (start, 5));
     }
     let back = start - 100 * SECOND;
     for (scan, later, lost) in [(4, SECOND, 7), (5, 2 * SECOND, 7), (6, 3 * SECOND, 9)] {
-        let batch = tell(scan, back + later, lost);
+        let batch = closing_batch(scan, back + later, lost);
         assert_eq!(
             lost_records(&mut encoder, &batch),
             (back, i64::try_from(lost).unwrap() - 5)
@@ -518,7 +518,7 @@ fn losses_have_the_same_start_until_the_output_is_another_or_the_clock_is_set_be
     }
     // A reload begins the output anew, whose losses are none then.
     let mut reloaded = begun();
-    let batch = tell(7, back + 10 * SECOND, 1);
+    let batch = closing_batch(7, back + 10 * SECOND, 1);
     let expected = (back + 9 * SECOND, 1);
     assert_eq!(lost_records(&mut reloaded, &batch), expected);
 }

@@ -80,7 +80,7 @@ pub(super) fn in_groups_of(
             "what waited to become a Parquet file is damaged, and its end is dropped"
         );
     }
-    if facts.is_told_in_part {
+    if facts.are_streams_omitted {
         tracing::warn!(
             streams = MOST_OTHERS,
             "a Parquet file does not tell the losses of all its streams, since there are more than that which lost something"
@@ -161,14 +161,14 @@ pub(super) struct Facts {
     of: Of,
     unread_bytes: u64,
     /// More streams lost something than the metadata can list.
-    is_told_in_part: bool,
+    are_streams_omitted: bool,
 }
 
 /// The facts of the last piece, or of each stream's last piece.
 enum Of {
-    Agent(Box<Told>),
+    Agent(Box<StreamFacts>),
     Many {
-        told: BTreeMap<Stream, Told>,
+        streams: BTreeMap<Stream, StreamFacts>,
         /// Losses of further streams. Streams without losses are omitted.
         lost_of_others: BTreeMap<Stream, Lost>,
     },
@@ -178,7 +178,7 @@ enum Of {
 type Stream = (String, u64);
 
 #[derive(Default)]
-struct Told {
+struct StreamFacts {
     /// The last batch, without its records.
     last: FlowBatch,
     /// A JSON object on one line.
@@ -190,33 +190,33 @@ impl Facts {
         Self {
             of: Of::Agent(Box::default()),
             unread_bytes: 0,
-            is_told_in_part: false,
+            are_streams_omitted: false,
         }
     }
 
     pub(super) fn of_many() -> Self {
         Self {
             of: Of::Many {
-                told: BTreeMap::new(),
+                streams: BTreeMap::new(),
                 lost_of_others: BTreeMap::new(),
             },
             unread_bytes: 0,
-            is_told_in_part: false,
+            are_streams_omitted: false,
         }
     }
 
     fn note(&mut self, batch: &FlowBatch) -> Result<()> {
         match &mut self.of {
-            Of::Agent(told) => told.note(batch),
+            Of::Agent(stream) => stream.note(batch),
             Of::Many {
-                told,
+                streams,
                 lost_of_others,
             } => {
                 let agent = batch.agent.as_ref();
                 let identity = agent.map_or_else(String::new, |agent| agent.identity.clone());
                 let id = (identity, batch.stream_id);
-                if told.len() < MOST_STREAMS || told.contains_key(&id) {
-                    return told.entry(id).or_default().note(batch);
+                if streams.len() < MOST_STREAMS || streams.contains_key(&id) {
+                    return streams.entry(id).or_default().note(batch);
                 }
                 let lost = Lost::by(batch);
                 if lost == Lost::default() {
@@ -225,7 +225,7 @@ impl Facts {
                 if lost_of_others.len() < MOST_OTHERS || lost_of_others.contains_key(&id) {
                     lost_of_others.insert(id, lost);
                 } else {
-                    self.is_told_in_part = true;
+                    self.are_streams_omitted = true;
                 }
                 Ok(())
             }
@@ -235,20 +235,20 @@ impl Facts {
     fn metadata(self) -> Vec<(&'static str, String)> {
         let mut facts = Vec::new();
         match self.of {
-            Of::Agent(told) => {
-                let [agent, lost, left_out] = told.facts();
+            Of::Agent(stream) => {
+                let [agent, lost, left_out] = stream.facts();
                 facts.push(("agent", agent.to_string()));
                 facts.push(("lost", lost.to_string()));
                 facts.push(("left_out", left_out.to_string()));
-                facts.extend(told.account.map(|account| ("account", account)));
+                facts.extend(stream.account.map(|account| ("account", account)));
             }
             Of::Many {
-                told,
+                streams,
                 lost_of_others,
             } => {
-                let told = told.into_iter().map(|((identity, id), told)| {
-                    let [agent, lost, _] = told.facts();
-                    let account = told.account.as_deref().map(serde_json::from_str::<Value>);
+                let streams = streams.into_iter().map(|((identity, id), stream)| {
+                    let [agent, lost, _] = stream.facts();
+                    let account = stream.account.as_deref().map(serde_json::from_str::<Value>);
                     json!({
                         "identity": identity,
                         "stream_id": StreamId(id).to_string(),
@@ -265,7 +265,7 @@ impl Facts {
                     })
                 });
                 // Turn each into text at once: JSON values take ten times the memory.
-                let streams = told.chain(others).map(|stream| stream.to_string());
+                let streams = streams.chain(others).map(|stream| stream.to_string());
                 let streams = streams.collect::<Vec<_>>().join(",");
                 facts.push(("streams", format!("[{streams}]")));
             }
@@ -277,7 +277,7 @@ impl Facts {
     }
 }
 
-impl Told {
+impl StreamFacts {
     fn note(&mut self, batch: &FlowBatch) -> Result<()> {
         if batch.account.is_some() {
             let mut line = Vec::new();
