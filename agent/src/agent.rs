@@ -42,7 +42,7 @@ use server::{
     rules_in_force::ReplaceError,
 };
 use sys::process_memory;
-use tls::server::{InForce, ServerTls};
+use tls::server::{ReloadableServerTls, ServerTls};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::{JoinHandle, JoinSet, spawn_blocking},
@@ -144,7 +144,7 @@ pub struct Agent {
     hub: Hub,
     outputs: Outputs,
     listeners: Listeners,
-    tls: Option<InForce>,
+    tls: Option<ReloadableServerTls>,
     metrics: Option<(MetricsListener, TimePrograms)>,
     kernel: Kernel,
     selected: Vec<(Namespace, Vec<Link>)>,
@@ -208,7 +208,7 @@ impl Agent {
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;
         // Before anything is attached, so that a port in use leaves no programs behind.
-        let tls = config.tls.clone().map(InForce::new);
+        let tls = config.tls.clone().map(ReloadableServerTls::new);
         let listeners = Listeners::bind(&config.listen, passed).await?;
         let listeners = listeners.with_tls(tls.clone());
         let metrics = match config.metrics {
@@ -294,7 +294,7 @@ impl Agent {
     }
 
     /// Changes the certificate of TCP listeners while the agent runs.
-    pub fn tls(&self) -> Option<InForce> {
+    pub fn tls(&self) -> Option<ReloadableServerTls> {
         self.tls.clone()
     }
 
@@ -581,7 +581,11 @@ fn tell_that_it_counts(
 
 /// Where a person at this machine reaches the agent: best at a Unix socket, where nobody needs a certificate.
 fn connect_to(listeners: &Listeners) -> Option<String> {
-    let all: Vec<_> = listeners.told().iter().map(Listening::status).collect();
+    let all: Vec<_> = listeners
+        .listening()
+        .iter()
+        .map(Listening::status)
+        .collect();
     let is_unix = |one: &&ListenerStatus| one.address.starts_with("unix:");
     let best = all.iter().find(is_unix).or_else(|| all.first())?;
     Some(match best.tls {

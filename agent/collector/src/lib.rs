@@ -30,8 +30,8 @@ use server::{
 use sys::{clock, open_files};
 use tls::{
     identity::Identity,
-    in_force::followed,
-    server::{InForce, ServerTls},
+    reload::watch_files,
+    server::{ReloadableServerTls, ServerTls},
     source::Source,
     token::{self, Known},
 };
@@ -122,7 +122,7 @@ impl Collector {
         }
         open_files::raise_limit()?;
         let listeners = Listeners::bind(&config.listen, PassedSockets::default()).await?;
-        let listeners = listeners.with_tls(config.tls.clone().map(InForce::new));
+        let listeners = listeners.with_tls(config.tls.clone().map(ReloadableServerTls::new));
         let metrics = match config.metrics {
             Some(address) => Some(MetricsListener::bind(address).await?),
             None => None,
@@ -154,7 +154,7 @@ impl Collector {
             stores,
             pairs,
         } = self;
-        let tokens = config.tokens.map(token::InForce::new);
+        let tokens = config.tokens.map(token::ReloadableTokens::new);
         let max_agents = config.agents.most;
         let (queue, entries) = mpsc::channel(QUEUE_BATCHES);
         let (serving, stopping) = watch::channel(());
@@ -176,9 +176,9 @@ impl Collector {
             stopping,
             started_boot_ns: clock::boot_now_ns(),
         });
-        let stores_followed = stores.iter().map(|store| followed(store.tls()));
-        let stores_followed = join_all(stores_followed.collect::<Vec<_>>());
-        let tokens_followed = followed(tokens.clone());
+        let store_files = stores.iter().map(|store| watch_files(store.tls()));
+        let store_files = join_all(store_files.collect::<Vec<_>>());
+        let token_files = watch_files(tokens.clone());
         let writer = Writer::new(stores, intake.streams.clone(), hub.clone(), pairs, entries);
         let leaves_out_ended = writer.leaves_out_ended();
         let mut writer = tokio::spawn(writer.run());
@@ -198,8 +198,8 @@ impl Collector {
         tokio::select! {
             () = stop => {}
             // This future never ends.
-            _ = stores_followed => {}
-            never = tokens_followed => match never {},
+            _ = store_files => {}
+            never = token_files => match never {},
             ended = &mut server => return ended.context("the server task")?,
             ended = &mut writer => {
                 ended.context("the writer task")?;

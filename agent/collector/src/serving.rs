@@ -30,7 +30,7 @@ use server::{
 };
 use tls::{
     identity::{Grant, Role},
-    token::InForce,
+    token::ReloadableTokens,
 };
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -71,7 +71,7 @@ pub(super) struct CollectorServer {
     /// Where metrics are served. `None` serves none.
     pub metrics: Option<MetricsListener>,
     /// Tokens for TCP callers, who must show one of them. `None` if they need none.
-    pub tokens: Option<InForce>,
+    pub tokens: Option<ReloadableTokens>,
 }
 
 impl CollectorServer {
@@ -102,7 +102,7 @@ impl CollectorServer {
             hub: hub.clone(),
             intake,
             doors,
-            listening: listeners.told(),
+            listening: listeners.listening(),
             compressor: Arc::default(),
             admission: Admission {
                 tokens,
@@ -261,7 +261,7 @@ impl CollectorCalls {
                 .admission
                 .tokens
                 .as_ref()
-                .and_then(InForce::fault)
+                .and_then(ReloadableTokens::fault)
                 .unwrap_or_default(),
             ..status
         }

@@ -18,7 +18,7 @@ use formats::{LostSoFar, json::JsonLines, parquet};
 use hub::Volume;
 use proto::{RecordSum, StoreStatus};
 use sys::log_limit::LogLimit;
-use tls::output::InForce;
+use tls::output::ReloadableOutputTls;
 use tokio::time::Instant;
 
 use super::{incoming::Incoming, streams::Facts};
@@ -194,7 +194,7 @@ impl Store {
     }
 
     /// The store's TLS files, if it uses TLS.
-    pub(super) fn tls(&self) -> Option<InForce> {
+    pub(super) fn tls(&self) -> Option<ReloadableOutputTls> {
         match &self.place {
             Place::File(_) => None,
             Place::Topic(kafka) => kafka.tls(),

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use formats::parquet::Table;
 use proto::{FlowBatch, batch};
 use sys::process_memory;
-use tls::output::InForce;
+use tls::output::ReloadableOutputTls;
 use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep},
@@ -73,7 +73,7 @@ pub struct Login {
 
 pub struct ClickHouse {
     settings: Arc<Settings>,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     requests: Requests,
     /// Time limit for a group.
     patience: Duration,
@@ -88,7 +88,7 @@ pub struct ClickHouse {
 type Kept = Result<(), Arc<str>>;
 
 impl ClickHouse {
-    pub fn new(settings: Settings, tls: Option<InForce>) -> Self {
+    pub fn new(settings: Settings, tls: Option<ReloadableOutputTls>) -> Self {
         let endpoint = Endpoint::new(settings.to.clone(), tls.clone());
         Self {
             settings: Arc::new(settings),
@@ -109,7 +109,7 @@ impl ClickHouse {
     }
 
     /// The TLS files in use; `None` without TLS.
-    pub fn tls(&self) -> Option<InForce> {
+    pub fn tls(&self) -> Option<ReloadableOutputTls> {
         self.tls.clone()
     }
 

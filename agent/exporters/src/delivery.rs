@@ -17,7 +17,7 @@ use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription, Volume};
 use prost::Message as _;
 use proto::{ExportAck, FlowBatch, RecordSum};
-use tls::{in_force::followed, output::InForce, token::TokenFile};
+use tls::{output::ReloadableOutputTls, reload::watch_files, token::TokenFile};
 use tokio::{
     task::{coop::unconstrained, spawn_blocking},
     time::{Instant, sleep, sleep_until, timeout},
@@ -61,7 +61,7 @@ const IN_USE_IS_TOLD: Duration = Duration::from_secs(10);
 
 pub(super) struct Delivery {
     sender: Sender,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     shutdown: Shutdown,
 }
 
@@ -113,7 +113,7 @@ impl Delivery {
     pub(super) fn new(
         name: &str,
         collectors: Collectors,
-        (tls, throttle): (Option<InForce>, OutputThrottle),
+        (tls, throttle): (Option<ReloadableOutputTls>, OutputThrottle),
         subscription: Subscription,
         counters: Arc<Counters>,
         shutdown: Shutdown,
@@ -149,7 +149,7 @@ impl Delivery {
 
     /// Returns when everything is acknowledged and the queue is closed, or at the deadline.
     pub(super) async fn run(self) {
-        let files = followed(self.tls);
+        let files = watch_files(self.tls);
         let (mut sender, mut shutdown) = (self.sender, self.shutdown);
         let work = async {
             let _ = shutdown.before_deadline(sender.begin()).await;

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use thiserror::Error;
-use tls::output::InForce;
+use tls::output::ReloadableOutputTls;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::{files::Compression, password::PasswordFile, settings::HostPort};
@@ -105,7 +105,7 @@ impl Fault {
 
 pub struct Kafka {
     settings: Arc<Settings>,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     cluster: Option<Cluster>,
     /// The cluster's quota blocks requests until then.
     rests_until: Option<Instant>,
@@ -121,7 +121,7 @@ enum Unstored {
 }
 
 impl Kafka {
-    pub fn new(settings: Settings, tls: Option<InForce>) -> Self {
+    pub fn new(settings: Settings, tls: Option<ReloadableOutputTls>) -> Self {
         Self {
             settings: Arc::new(settings),
             tls,
@@ -132,7 +132,7 @@ impl Kafka {
     }
 
     /// The TLS files in use; `None` without TLS.
-    pub fn tls(&self) -> Option<InForce> {
+    pub fn tls(&self) -> Option<ReloadableOutputTls> {
         self.tls.clone()
     }
 

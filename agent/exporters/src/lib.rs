@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result};
 use hub::{DEFAULT_DRAIN_TIMEOUT, Hub};
 use proto::{DepartedOutputs, OutputStatus, OutputTlsStatus};
 use sys::clock;
-use tls::output::InForce;
+use tls::output::ReloadableOutputTls;
 use tokio::{sync::watch, task::JoinHandle, time::Instant};
 
 mod backoff;
@@ -73,7 +73,7 @@ struct Running {
     output: Output,
     name: String,
     counters: Arc<Counters>,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     /// When to stop sending, once the output is to end.
     deadline: watch::Sender<Option<Instant>>,
     task: JoinHandle<()>,
@@ -140,8 +140,8 @@ impl Outputs {
             match before.iter().position(is_it) {
                 Some(place) => {
                     let stays = before.swap_remove(place);
-                    if let (Some(in_force), Some(read)) = (&stays.tls, prepared.tls) {
-                        in_force.replace(read.named(&stays.name));
+                    if let (Some(reloadable), Some(read)) = (&stays.tls, prepared.tls) {
+                        reloadable.replace(read.named(&stays.name));
                     }
                     staying.push(stays);
                 }
@@ -179,7 +179,7 @@ impl Outputs {
             address = output.address(),
             "flows go to this output"
         );
-        let tls = tls.map(|read| InForce::new(read.named(&name)));
+        let tls = tls.map(|read| ReloadableOutputTls::new(read.named(&name)));
         let place = format!("{} {name}", self.listeners);
         let parts = output.parts(&self.hub, &place, tls.clone());
         let (files, fates) = (tls.clone(), Arc::clone(&counters));
@@ -272,17 +272,17 @@ impl Outputs {
     }
 }
 
-fn tls_status(tls: &InForce) -> OutputTlsStatus {
-    let told = tls.told();
-    let [not_before, not_after] = match told.validity {
+fn tls_status(tls: &ReloadableOutputTls) -> OutputTlsStatus {
+    let status = tls.status();
+    let [not_before, not_after] = match status.validity {
         Some(validity) => [validity.not_before, validity.not_after].map(clock::nanos),
         None => [0; 2],
     };
     OutputTlsStatus {
-        client_certificate: told.validity.is_some(),
+        client_certificate: status.validity.is_some(),
         not_before_unix_ns: not_before,
         not_after_unix_ns: not_after,
-        reload_error: told.fault.unwrap_or_default(),
+        reload_error: status.fault.unwrap_or_default(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use ::tls::{
-    output::{InForce, OutputTls},
+    output::{OutputTls, ReloadableOutputTls},
     pem::FileFault,
 };
 use formats::{Format, encoder::Encoder, jsonl::Jsonl, parquet::Parquet};
@@ -187,11 +187,11 @@ impl Prepared {
                 Some(Place::Columns(rotated))
             }
             Target::Kafka(target) => {
-                let kafka = Kafka::new(target.settings().clone(), self.tls_in_force());
+                let kafka = Kafka::new(target.settings().clone(), self.reloadable_tls());
                 Some(Place::Topic(kafka))
             }
             Target::ClickHouse(target) => {
-                let tables = ClickHouse::new(target.settings().clone(), self.tls_in_force());
+                let tables = ClickHouse::new(target.settings().clone(), self.reloadable_tls());
                 Some(Place::Tables(tables))
             }
             Target::Collector(_) | Target::Ipfix(_) | Target::Otlp(_) | Target::Pbflow(_) => None,
@@ -199,9 +199,11 @@ impl Prepared {
     }
 
     /// TLS in use for a store, which is named by its kind.
-    fn tls_in_force(&self) -> Option<InForce> {
+    fn reloadable_tls(&self) -> Option<ReloadableOutputTls> {
         let read = self.tls.clone()?;
-        Some(InForce::new(read.named(self.output.kind().name())))
+        Some(ReloadableOutputTls::new(
+            read.named(self.output.kind().name()),
+        ))
     }
 
     /// Warnings about settings that may be intended.
@@ -340,7 +342,7 @@ impl Output {
 
     /// Builds the output's parts. `place` distinguishes this output from others, including those of other agents on
     /// this host.
-    pub(super) fn parts(&self, hub: &Hub, place: &str, tls: Option<InForce>) -> Parts {
+    pub(super) fn parts(&self, hub: &Hub, place: &str, tls: Option<ReloadableOutputTls>) -> Parts {
         let (encoder, transport): (Box<dyn Encoder>, _) = match &self.target {
             Target::Collector(target) => {
                 return Parts::Batches(target.collectors(tls.as_ref()));

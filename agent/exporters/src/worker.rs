@@ -6,7 +6,7 @@ use formats::encoder::{Answer, Encoder, Without};
 use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription};
 use proto::{FlowBatch, FlowRecord, RecordSum};
-use tls::{in_force::followed, output::InForce};
+use tls::{output::ReloadableOutputTls, reload::watch_files};
 use tokio::{
     task::coop::unconstrained,
     time::{sleep, timeout},
@@ -37,7 +37,7 @@ pub(super) struct Worker {
     selector: Selector,
     encoder: Box<dyn Encoder>,
     transport: Transport,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     backoff: Backoff,
     /// Pause before the next message, after the receiver refused one.
     pause: Option<Duration>,
@@ -71,7 +71,7 @@ impl Worker {
         name: &str,
         output: &Output,
         (encoder, transport): (Box<dyn Encoder>, Transport),
-        tls: Option<InForce>,
+        tls: Option<ReloadableOutputTls>,
         subscription: Subscription,
         counters: Arc<Counters>,
         shutdown: Shutdown,
@@ -94,7 +94,7 @@ impl Worker {
 
     /// Returns when everything is sent and the queue is closed, or at the deadline.
     pub(super) async fn run(self) {
-        let files = followed(self.tls.clone());
+        let files = watch_files(self.tls.clone());
         tokio::select! {
             () = self.work() => {}
             never = files => match never {},

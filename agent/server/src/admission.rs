@@ -7,7 +7,7 @@ use std::{fmt, net::Ipv6Addr};
 use tls::{
     identity::{Grant, Identity, Role, Roles},
     token::{
-        InForce,
+        ReloadableTokens,
         known::{Shown, Unknown},
     },
 };
@@ -23,7 +23,7 @@ use super::{
 /// How callers over TCP identify themselves.
 pub struct Admission {
     /// `None` if callers identify themselves by certificate only.
-    pub tokens: Option<InForce>,
+    pub tokens: Option<ReloadableTokens>,
     /// Every caller over TCP has to have a certificate.
     pub asks_for_certificates: bool,
 }

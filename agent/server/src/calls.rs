@@ -15,7 +15,7 @@ use hub::Hub;
 use prost::Message;
 use tls::{
     identity::Grant,
-    in_force::followed,
+    reload::watch_files,
     token::{self, known::Shown},
 };
 use tokio::{
@@ -79,12 +79,12 @@ pub trait Calls: Send + Sync + 'static {
 pub struct Admitted {
     pub grant: Grant,
     /// The source of the grant, if it can be withdrawn.
-    pub tokens: Option<(token::InForce, Shown)>,
+    pub tokens: Option<(token::ReloadableTokens, Shown)>,
 }
 
 /// The token of a call, for work that goes on while nobody reads the answer.
 #[derive(Clone)]
-pub struct Credential(token::InForce, Shown);
+pub struct Credential(token::ReloadableTokens, Shown);
 
 impl Credential {
     /// Returns once the token is withdrawn.
@@ -262,7 +262,7 @@ impl<C: Calls> Serving<C> {
                 log_undelivered(&hub);
                 Ok(())
             }
-            never = followed(tls) => match never {},
+            never = watch_files(tls) => match never {},
         };
         drop(socket_files);
         served

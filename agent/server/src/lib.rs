@@ -113,9 +113,9 @@ impl Server {
         } = self;
         let doors = Arc::new(Doors::new(limits.clone()));
         let max_streams = limits.borrow_and_update().max_streams;
-        let listening = listeners.len();
-        warn_of_files(limits.borrow().files(listening));
-        let told = listeners.told();
+        let count = listeners.len();
+        warn_of_files(limits.borrow().files(count));
+        let listening = listeners.listening();
         let (serving, not_serving) = watch::channel(());
         let live = Arc::new(LiveStatus::new(
             hub.clone(),
@@ -123,7 +123,7 @@ impl Server {
             status.clone(),
             Arc::clone(&doors),
             asks.bytes.clone(),
-            told,
+            listening,
         ));
         let shown = Arc::clone(&live);
         let health = Health::new(counting.clone(), not_serving.clone(), Instant::now());
@@ -149,7 +149,7 @@ impl Server {
         };
         let other_limits = async {
             while limits.changed().await.is_ok() {
-                let files = limits.borrow_and_update().files(listening);
+                let files = limits.borrow_and_update().files(count);
                 warn_of_files(files);
             }
             std::future::pending::<Infallible>().await

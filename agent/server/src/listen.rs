@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use futures_util::{Stream, StreamExt as _, stream};
 use proto::{ListenerStatus, TlsStatus};
 use sys::clock;
-use tls::server::InForce;
+use tls::server::ReloadableServerTls;
 use tokio::net::{TcpListener, UnixListener};
 use tracing::info;
 
@@ -32,13 +32,13 @@ pub struct Listeners {
     all: Vec<Listener>,
     socket_files: Vec<SocketFile>,
     /// TLS for the TCP listeners, if it is configured.
-    tls: Option<InForce>,
+    tls: Option<ReloadableServerTls>,
 }
 
 /// A listener as the status shows it.
 pub struct Listening {
     address: String,
-    tls: Option<InForce>,
+    tls: Option<ReloadableServerTls>,
 }
 
 impl Listening {
@@ -46,12 +46,12 @@ impl Listening {
         ListenerStatus {
             address: self.address.clone(),
             tls: self.tls.as_ref().map(|tls| {
-                let told = tls.told();
+                let status = tls.status();
                 TlsStatus {
-                    client_certificates: told.asks_for_certificates,
-                    not_before_unix_ns: clock::nanos(told.validity.not_before),
-                    not_after_unix_ns: clock::nanos(told.validity.not_after),
-                    reload_error: told.fault.unwrap_or_default(),
+                    client_certificates: status.asks_for_certificates,
+                    not_before_unix_ns: clock::nanos(status.validity.not_before),
+                    not_after_unix_ns: clock::nanos(status.validity.not_after),
+                    reload_error: status.fault.unwrap_or_default(),
                 }
             }),
         }
@@ -111,7 +111,7 @@ impl Listeners {
 
     /// Makes the TCP listeners speak TLS. Clients on Unix sockets are identified by their users.
     #[must_use]
-    pub fn with_tls(self, tls: Option<InForce>) -> Self {
+    pub fn with_tls(self, tls: Option<ReloadableServerTls>) -> Self {
         Self { tls, ..self }
     }
 
@@ -125,7 +125,7 @@ impl Listeners {
     }
 
     /// The listeners as the status shows them.
-    pub fn told(&self) -> Vec<Listening> {
+    pub fn listening(&self) -> Vec<Listening> {
         let tell = |listener: &Listener| Listening {
             address: listener.address(),
             tls: listener.tls(self.tls.as_ref()),
@@ -136,10 +136,10 @@ impl Listeners {
     /// Whether every client over TCP needs a certificate.
     pub fn asks_for_certificates(&self) -> bool {
         let tls = self.tls.as_ref();
-        tls.is_some_and(|tls| tls.told().asks_for_certificates)
+        tls.is_some_and(|tls| tls.status().asks_for_certificates)
     }
 
-    pub fn tls(&self) -> Option<InForce> {
+    pub fn tls(&self) -> Option<ReloadableServerTls> {
         self.tls.clone()
     }
 
@@ -182,7 +182,7 @@ impl Listeners {
 /// A listener and the places of its connections.
 struct Gate {
     listener: Listener,
-    tls: Option<InForce>,
+    tls: Option<ReloadableServerTls>,
     places: Places,
     doors: Arc<Doors>,
     farewells: Farewells,
@@ -263,7 +263,7 @@ impl Listener {
     }
 
     /// The configured TLS, if this listener uses it.
-    fn tls(&self, tls: Option<&InForce>) -> Option<InForce> {
+    fn tls(&self, tls: Option<&ReloadableServerTls>) -> Option<ReloadableServerTls> {
         match self {
             Self::Unix(_) => None,
             Self::Tcp(_) => tls.cloned(),

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body as _, Frame, SizeHint};
-use tls::token::{InForce, known::Shown};
+use tls::token::{ReloadableTokens, known::Shown};
 use tonic::{Status, body::Body, codegen::http::Response};
 
 use super::answer::trailers;
@@ -24,7 +24,11 @@ struct Ended {
 }
 
 /// The same answer, but it ends with `UNAUTHENTICATED` once this token is withdrawn.
-pub fn ended_with(answer: Response<Body>, tokens: InForce, shown: Shown) -> Response<Body> {
+pub fn ended_with(
+    answer: Response<Body>,
+    tokens: ReloadableTokens,
+    shown: Shown,
+) -> Response<Body> {
     answer.map(|body| {
         if body.is_end_stream() {
             return body;

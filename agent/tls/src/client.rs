@@ -29,7 +29,7 @@ use super::{
     pem::{self, FileFault, Identity, Use, Validity},
     provider,
 };
-use crate::in_force::Stamps;
+use crate::reload::Stamps;
 
 /// The files that the settings name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

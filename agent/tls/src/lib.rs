@@ -2,7 +2,7 @@
 //!
 //! [`pem`] reads certificates and keys, and says what is wrong with them. [`server`] is the listeners' side, [`client`] that of commands,
 //! and [`output`] that of outputs. [`token`] reads and checks tokens. [`identity`] is who a caller is and may do, and [`source`] which host
-//! an address stands for. [`in_force`] reads files again when they change.
+//! an address stands for. [`reload`] reads files again when they change.
 //!
 //! May depend on: `sys`.
 
@@ -16,9 +16,9 @@ use rustls::{
 
 pub mod client;
 pub mod identity;
-pub mod in_force;
 pub mod output;
 pub mod pem;
+pub mod reload;
 pub mod server;
 pub mod source;
 pub mod token;

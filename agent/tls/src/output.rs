@@ -8,7 +8,7 @@ use super::{
     client::{ClientFiles, Connector, Shown},
     pem::{self, FileFault, Validity, expired_instead},
 };
-use crate::in_force::{self, FromFiles, Stamps};
+use crate::reload::{FromFiles, Reloadable, Stamps};
 
 /// The contents of the files at one time.
 #[derive(Clone)]
@@ -74,25 +74,25 @@ impl OutputTls {
 }
 
 /// The TLS configuration of an output's connections.
-pub type InForce = in_force::InForce<OutputTls>;
+pub type ReloadableOutputTls = Reloadable<OutputTls>;
 
 /// The status of that configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct Status {
     /// The validity of the client certificate, if there is one.
     pub validity: Option<Validity>,
     pub fault: Option<String>,
 }
 
-impl InForce {
+impl ReloadableOutputTls {
     pub fn connector(&self) -> Connector {
-        self.state().held.connector.clone()
+        self.state().contents.connector.clone()
     }
 
-    pub fn told(&self) -> Told {
+    pub fn status(&self) -> Status {
         let state = self.state();
-        Told {
-            validity: state.held.shown.as_ref().map(|shown| shown.validity),
+        Status {
+            validity: state.contents.shown.as_ref().map(|shown| shown.validity),
             fault: state.fault.clone(),
         }
     }
@@ -109,30 +109,30 @@ impl FromFiles for OutputTls {
         self.files.stamps()
     }
 
-    fn read_again(&self) -> Result<Self, FileFault> {
+    fn reread(&self) -> Result<Self, FileFault> {
         let read = Self::read(self.files.clone(), self.alpn)?;
         Ok(read.named(&self.name))
     }
 
-    fn is_of_the_same_files(&self, other: &Self) -> bool {
+    fn has_same_files(&self, other: &Self) -> bool {
         self.files == other.files
     }
 
-    fn yields_to(&self, before: &Self) -> Option<String> {
+    fn reason_to_keep(&self, before: &Self) -> Option<String> {
         let path = self.files.certificate.as_ref()?;
         let before = before.shown.as_ref().map(|shown| shown.validity);
         expired_instead(path, self.shown.as_ref()?.validity, before)
     }
 
-    fn tell_first(&self) {
+    fn log_first(&self) {
         self.log("it speaks TLS");
     }
 
-    fn tell_again(&self) {
+    fn log_reloaded(&self) {
         self.log("its files of TLS have been read again");
     }
 
-    fn tell_kept(&self, fault: &str) {
+    fn log_kept(&self, fault: &str) {
         error!(
             output = &*self.name,
             "what was read of its files of TLS stays in force: {fault}"

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     identity,
-    in_force::{self, FromFiles, Stamps},
+    reload::{FromFiles, Reloadable, Stamps},
 };
 
 /// The files that the settings name.
@@ -101,26 +101,26 @@ pub fn name_of_client(connection: &ServerConnection) -> Option<identity::Identit
 }
 
 /// The TLS configuration of all TCP listeners.
-pub type InForce = in_force::InForce<ServerTls>;
+pub type ReloadableServerTls = Reloadable<ServerTls>;
 
 /// The status of that configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct Status {
     pub validity: Validity,
     pub asks_for_certificates: bool,
     pub fault: Option<String>,
 }
 
-impl InForce {
+impl ReloadableServerTls {
     pub fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(Arc::clone(&self.state().held.config))
+        TlsAcceptor::from(Arc::clone(&self.state().contents.config))
     }
 
-    pub fn told(&self) -> Told {
+    pub fn status(&self) -> Status {
         let state = self.state();
-        Told {
-            validity: state.held.validity,
-            asks_for_certificates: state.held.files.client_ca.is_some(),
+        Status {
+            validity: state.contents.validity,
+            asks_for_certificates: state.contents.files.client_ca.is_some(),
             fault: state.fault.clone(),
         }
     }
@@ -137,28 +137,28 @@ impl FromFiles for ServerTls {
         self.files.stamps()
     }
 
-    fn read_again(&self) -> Result<Self, FileFault> {
+    fn reread(&self) -> Result<Self, FileFault> {
         self.files.clone().read()
     }
 
-    fn is_of_the_same_files(&self, other: &Self) -> bool {
+    fn has_same_files(&self, other: &Self) -> bool {
         self.files == other.files
     }
 
-    fn yields_to(&self, before: &Self) -> Option<String> {
+    fn reason_to_keep(&self, before: &Self) -> Option<String> {
         let path = &self.files.certificate;
         expired_instead(path, self.validity, Some(before.validity))
     }
 
-    fn tell_first(&self) {
+    fn log_first(&self) {
         self.log("TCP listeners speak TLS");
     }
 
-    fn tell_again(&self) {
+    fn log_reloaded(&self) {
         self.log("the certificate has been read again");
     }
 
-    fn tell_kept(&self, fault: &str) {
+    fn log_kept(&self, fault: &str) {
         warn!(
             not_after = pem::shown(self.validity.end()),
             "the certificate stays as it was: {fault}"

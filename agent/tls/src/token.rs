@@ -18,7 +18,7 @@ use tonic::codegen::http::HeaderValue;
 
 pub mod known;
 
-pub use known::{InForce, Known};
+pub use known::{Known, ReloadableTokens};
 
 const MOST_FILE_BYTES: u64 = 128 << 10;
 /// 64 random bits in hexadecimal digits.

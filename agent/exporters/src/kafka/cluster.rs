@@ -11,7 +11,7 @@ use rskafka::protocol::{
     },
     primitives::{Boolean, Int16, Int32, String_},
 };
-use tls::output::InForce;
+use tls::output::ReloadableOutputTls;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Fault, Settings, connection::Connection};
@@ -29,7 +29,7 @@ const MOST_HOST_BYTES: usize = 253;
 
 pub(super) struct Cluster {
     pub(super) settings: Arc<Settings>,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
     /// The brokers' addresses, as advertised by the cluster.
     pub(super) brokers: BTreeMap<i32, Result<HostPort, Fault>>,
     /// The leader of each partition, if it has one.
@@ -41,7 +41,10 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Asks the brokers of the settings in turn until one knows the topic. A broker that was away for long may not have
     /// heard of it.
-    pub async fn find(settings: Arc<Settings>, tls: Option<InForce>) -> Result<Self, Fault> {
+    pub async fn find(
+        settings: Arc<Settings>,
+        tls: Option<ReloadableOutputTls>,
+    ) -> Result<Self, Fault> {
         let mut cluster = Self {
             settings: Arc::clone(&settings),
             tls,

@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use agent_common::sample;
 use tls::{
     ALPN_H2,
-    output::{InForce, OutputTls},
+    output::{OutputTls, ReloadableOutputTls},
     pem::FileFault,
     token::TokenFile,
 };
@@ -49,7 +49,7 @@ impl Target {
         self.token.as_ref().and_then(TokenFile::warning)
     }
 
-    pub fn collectors(&self, tls: Option<&InForce>) -> Collectors {
+    pub fn collectors(&self, tls: Option<&ReloadableOutputTls>) -> Collectors {
         let endpoint = |to: &HostPort| Endpoint::new(to.clone(), tls.cloned());
         Collectors {
             endpoints: self.all.iter().map(endpoint).collect(),

@@ -9,7 +9,7 @@ use formats::{
 use proto::accounts::Accounts;
 use tls::{
     ALPN_H2, ALPN_HTTP1,
-    output::{InForce, OutputTls},
+    output::{OutputTls, ReloadableOutputTls},
     pem::FileFault,
 };
 use tokio::sync::watch;
@@ -51,7 +51,7 @@ impl Target {
     pub fn parts(
         &self,
         accounts: watch::Receiver<Arc<Accounts>>,
-        tls: Option<InForce>,
+        tls: Option<ReloadableOutputTls>,
     ) -> (Box<dyn Encoder>, Transport) {
         let endpoint = Endpoint::new(self.to.clone(), tls);
         let transport = match self.settings.protocol {

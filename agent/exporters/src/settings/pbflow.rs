@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use formats::{encoder::Encoder, pbflow::Pbflow};
 use tls::{
     ALPN_H2,
-    output::{InForce, OutputTls},
+    output::{OutputTls, ReloadableOutputTls},
     pem::FileFault,
 };
 
@@ -33,7 +33,7 @@ impl Target {
         self.way.read(ALPN_H2)
     }
 
-    pub fn parts(&self, tls: Option<InForce>) -> (Box<dyn Encoder>, Transport) {
+    pub fn parts(&self, tls: Option<ReloadableOutputTls>) -> (Box<dyn Encoder>, Transport) {
         let endpoint = Endpoint::new(self.to.clone(), tls);
         let transport = Transport::Grpc(Grpc::new(endpoint));
         let agent_ip = self.agent_ip;

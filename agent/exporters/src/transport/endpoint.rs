@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
-use tls::{client::ConnectError, output::InForce, stays_here};
+use tls::{client::ConnectError, output::ReloadableOutputTls, stays_here};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::timeout,
@@ -15,7 +15,7 @@ use crate::settings::HostPort;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     pub(super) to: HostPort,
-    tls: Option<InForce>,
+    tls: Option<ReloadableOutputTls>,
 }
 
 /// A TCP or TLS connection.
@@ -24,7 +24,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Endpoint {
-    pub(crate) fn new(to: HostPort, tls: Option<InForce>) -> Self {
+    pub(crate) fn new(to: HostPort, tls: Option<ReloadableOutputTls>) -> Self {
         Self { to, tls }
     }
 
@@ -75,7 +75,7 @@ mod tests {
     use tls::{
         ALPN_H2,
         client::ClientFiles,
-        output::{InForce, OutputTls},
+        output::{OutputTls, ReloadableOutputTls},
     };
     use tokio::net::TcpListener;
 
@@ -103,7 +103,7 @@ mod tests {
             ca: Some(ca.file()),
             ..ClientFiles::default()
         };
-        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        let tls = ReloadableOutputTls::new(OutputTls::read(files, ALPN_H2).unwrap());
         assert!(!Endpoint::new(to("192.0.2.1"), Some(tls)).is_read_on_the_way());
     }
 
@@ -119,7 +119,7 @@ mod tests {
             ca: Some(ca.file()),
             ..ClientFiles::default()
         };
-        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        let tls = ReloadableOutputTls::new(OutputTls::read(files, ALPN_H2).unwrap());
         let endpoint = Endpoint::new(to, Some(tls));
         assert_eq!(endpoint.scheme(), "https");
         let failure = endpoint.connect(Duration::from_millis(50)).await.err();

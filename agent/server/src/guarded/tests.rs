@@ -8,7 +8,7 @@ use rustls::pki_types::ServerName;
 use tls::{
     ALPN_H2,
     client::ClientFiles,
-    server::{InForce, ServerFiles},
+    server::{ReloadableServerTls, ServerFiles},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -85,7 +85,7 @@ async fn over_tls(patience: Duration, doors: &Arc<Doors>) -> (Guarded, TlsStream
         key: issued.key,
         client_ca: None,
     };
-    let acceptor = InForce::new(server.read().unwrap()).acceptor();
+    let acceptor = ReloadableServerTls::new(server.read().unwrap()).acceptor();
     let ours = accepted.unwrap().0;
     let handshake = Handshake::new(
         &acceptor,

@@ -15,7 +15,7 @@ use server::{
 };
 use sha1::{Digest as _, Sha1};
 use sys::background;
-use tls::server::InForce;
+use tls::server::ReloadableServerTls;
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
@@ -86,7 +86,7 @@ pub(super) struct Running {
     pub changes: Changes,
     pub limits: watch::Sender<Limits>,
     pub outputs: Outputs,
-    pub tls: Option<InForce>,
+    pub tls: Option<ReloadableServerTls>,
     /// The namespaces that the agent counts in.
     pub namespaces: Vec<Namespace>,
     /// For the settings in force.
@@ -214,8 +214,8 @@ impl Reload {
             limits.max_connections = config.limits.max_connections;
         });
         outputs.replace(config.outputs);
-        if let (Some(in_force), Some(read)) = (tls, config.tls) {
-            in_force.replace(read);
+        if let (Some(reloadable), Some(read)) = (tls, config.tls) {
+            reloadable.replace(read);
         }
         if read.args.log != self.in_force.args.log {
             self.log.set(&read.args.log)?;

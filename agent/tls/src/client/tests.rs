@@ -9,19 +9,19 @@ use tokio::{
 use super::{
     super::{
         ALPN_H2,
-        server::{InForce, ServerFiles},
+        server::{ReloadableServerTls, ServerFiles},
     },
     *,
 };
 
 /// The server's side, and the clients that it accepts.
-fn server(issued: &Issued, client_ca: Option<&Ca>) -> InForce {
+fn server(issued: &Issued, client_ca: Option<&Ca>) -> ReloadableServerTls {
     let files = ServerFiles {
         certificate: issued.certificate.clone(),
         key: issued.key.clone(),
         client_ca: client_ca.map(Ca::file),
     };
-    InForce::new(files.read().unwrap())
+    ReloadableServerTls::new(files.read().unwrap())
 }
 
 fn trusting(ca: &Ca) -> ClientFiles {
@@ -40,7 +40,11 @@ fn with(files: ClientFiles, issued: &Issued) -> ClientFiles {
 }
 
 /// Connects to a server that echoes a byte. Returns the error of the connection or of the first byte.
-async fn connected(server: &InForce, files: &ClientFiles, host: &str) -> Result<(), String> {
+async fn connected(
+    server: &ReloadableServerTls,
+    files: &ClientFiles,
+    host: &str,
+) -> Result<(), String> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let acceptor = server.acceptor();

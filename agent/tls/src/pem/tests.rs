@@ -3,7 +3,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _};
 use lab::certificates::{Ca, Issued, pem, replace};
 
 use super::{super::provider, *};
-use crate::in_force::Stamps;
+use crate::reload::Stamps;
 
 fn read(issued: &Issued) -> Result<Identity, FileFault> {
     Identity::read(&issued.certificate, &issued.key, &provider())

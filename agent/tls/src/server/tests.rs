@@ -23,7 +23,7 @@ fn files(issued: &Issued) -> ServerFiles {
 }
 
 /// The server certificate that a client sees which trusts the CA.
-async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
+async fn shown(reloadable: &ReloadableServerTls, ca: &Path) -> Vec<u8> {
     let client = ClientFiles {
         ca: Some(ca.to_owned()),
         ..ClientFiles::default()
@@ -31,7 +31,7 @@ async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
     let connector = TlsConnector::from(Arc::new(client.read(&[ALPN_H2]).unwrap()));
     let (ours, theirs) = duplex(1 << 16);
     let name = ServerName::try_from("here").unwrap();
-    let acceptor = in_force.acceptor();
+    let acceptor = reloadable.acceptor();
     let (client, server) = tokio::join!(connector.connect(name, ours), acceptor.accept(theirs));
     let (mut client, mut server) = (client.unwrap(), server.unwrap());
     client.write_all(b"a").await.unwrap();
@@ -41,17 +41,18 @@ async fn shown(in_force: &InForce, ca: &Path) -> Vec<u8> {
 }
 
 /// Checks the files `times` times.
-fn look(in_force: &InForce, times: usize) {
-    let mut last = in_force.judged();
+fn check(reloadable: &ReloadableServerTls, times: usize) {
+    let mut last = reloadable.tried();
     for _ in 0..times {
-        last = in_force.look(&last);
+        last = reloadable.check(&last);
     }
 }
 
 #[tokio::test]
 async fn no_connection_is_resumed_without_a_look_at_the_clients_certificate() {
     let ca = Ca::new().unwrap();
-    let in_force = InForce::new(files(&ca.issue("a", "here").unwrap()).read().unwrap());
+    let reloadable =
+        ReloadableServerTls::new(files(&ca.issue("a", "here").unwrap()).read().unwrap());
     let client = ClientFiles {
         ca: Some(ca.file()),
         ..ClientFiles::default()
@@ -62,7 +63,7 @@ async fn no_connection_is_resumed_without_a_look_at_the_clients_certificate() {
     for _ in 0..3 {
         let (ours, theirs) = duplex(1 << 16);
         let name = ServerName::try_from("here").unwrap();
-        let acceptor = in_force.acceptor();
+        let acceptor = reloadable.acceptor();
         let (client, server) = tokio::join!(connector.connect(name, ours), acceptor.accept(theirs));
         let (mut client, mut server) = (client.unwrap(), server.unwrap());
         // Tickets would come after the handshake, before the first byte.
@@ -78,68 +79,69 @@ async fn no_connection_is_resumed_without_a_look_at_the_clients_certificate() {
 async fn files_that_change_are_shown_and_those_that_cannot_be_used_are_told_and_not() {
     let ca = Ca::new().unwrap();
     let issued = ca.issue("a", "here").unwrap();
-    let in_force = InForce::new(files(&issued).read().unwrap());
-    let first = shown(&in_force, &ca.file()).await;
-    look(&in_force, 3);
-    assert_eq!(shown(&in_force, &ca.file()).await, first);
+    let reloadable = ReloadableServerTls::new(files(&issued).read().unwrap());
+    let first = shown(&reloadable, &ca.file()).await;
+    check(&reloadable, 3);
+    assert_eq!(shown(&reloadable, &ca.file()).await, first);
 
     ca.issue("a", "here").unwrap();
-    look(&in_force, 3);
-    let second = shown(&in_force, &ca.file()).await;
+    check(&reloadable, 3);
+    let second = shown(&reloadable, &ca.file()).await;
     assert_ne!(second, first);
-    assert_eq!(in_force.told().fault, None);
+    assert_eq!(reloadable.status().fault, None);
 
     // The key of another certificate.
     let text = fs::read_to_string(&issued.key).unwrap();
     let other = ca.issue("b", "here").unwrap();
     replace(&issued.key, &fs::read_to_string(&other.key).unwrap()).unwrap();
-    look(&in_force, 3);
-    let fault = in_force.told().fault.unwrap();
+    check(&reloadable, 3);
+    let fault = reloadable.status().fault.unwrap();
     assert!(fault.contains("a.key is not the key of"), "{fault}");
-    assert_eq!(shown(&in_force, &ca.file()).await, second);
+    assert_eq!(shown(&reloadable, &ca.file()).await, second);
 
     replace(&issued.key, &text).unwrap();
-    look(&in_force, 3);
-    assert_eq!(in_force.told().fault, None);
-    assert_eq!(shown(&in_force, &ca.file()).await, second);
+    check(&reloadable, 3);
+    assert_eq!(reloadable.status().fault, None);
+    assert_eq!(shown(&reloadable, &ca.file()).await, second);
 
     // An expired certificate does not replace a valid one.
     let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     ca.issue_for("a", "here", [now - 2 * hour, now - hour])
         .unwrap();
-    look(&in_force, 3);
-    let fault = in_force.told().fault.unwrap();
+    check(&reloadable, 3);
+    let fault = reloadable.status().fault.unwrap();
     assert!(fault.contains("a.pem expired at "), "{fault}");
-    assert_eq!(shown(&in_force, &ca.file()).await, second);
+    assert_eq!(shown(&reloadable, &ca.file()).await, second);
 }
 
 #[tokio::test]
 async fn files_are_read_when_whoever_writes_them_is_done() {
     let ca = Ca::new().unwrap();
     let issued = ca.issue("a", "here").unwrap();
-    let in_force = InForce::new(files(&issued).read().unwrap());
-    let before = shown(&in_force, &ca.file()).await;
-    let mut last = in_force.judged();
+    let reloadable = ReloadableServerTls::new(files(&issued).read().unwrap());
+    let before = shown(&reloadable, &ca.file()).await;
+    let mut last = reloadable.tried();
     for round in 0..4 {
         replace(&issued.key, &round.to_string()).unwrap();
-        last = in_force.look(&last);
-        assert_eq!(in_force.told().fault, None);
-        assert_eq!(shown(&in_force, &ca.file()).await, before);
+        last = reloadable.check(&last);
+        assert_eq!(reloadable.status().fault, None);
+        assert_eq!(shown(&reloadable, &ca.file()).await, before);
     }
     ca.issue("a", "here").unwrap();
-    last = in_force.look(&last);
-    assert_eq!(shown(&in_force, &ca.file()).await, before);
-    in_force.look(&last);
-    assert_ne!(shown(&in_force, &ca.file()).await, before);
+    last = reloadable.check(&last);
+    assert_eq!(shown(&reloadable, &ca.file()).await, before);
+    reloadable.check(&last);
+    assert_ne!(shown(&reloadable, &ca.file()).await, before);
 }
 
 #[test]
 fn a_fault_is_logged_once_and_so_is_its_end() {
     let ca = Ca::new().unwrap();
     let issued = ca.issue("a", "here").unwrap();
-    let mut in_force = None;
-    let log = logged(|| in_force = Some(InForce::new(files(&issued).read().unwrap())));
-    let in_force = in_force.unwrap();
+    let mut reloadable = None;
+    let log =
+        logged(|| reloadable = Some(ReloadableServerTls::new(files(&issued).read().unwrap())));
+    let reloadable = reloadable.unwrap();
     assert!(
         log.contains("TCP listeners speak TLS certificate=/"),
         "{log}"
@@ -148,13 +150,13 @@ fn a_fault_is_logged_once_and_so_is_its_end() {
 
     let text = fs::read_to_string(&issued.key).unwrap();
     fs::remove_file(&issued.key).unwrap();
-    let log = logged(|| look(&in_force, 9));
+    let log = logged(|| check(&reloadable, 9));
     let faults = log.matches("the certificate stays as it was: ").count();
     assert_eq!(faults, 1, "{log}");
     assert!(log.contains("a.key: No such file"), "{log}");
 
     replace(&issued.key, &text).unwrap();
-    let log = logged(|| look(&in_force, 9));
+    let log = logged(|| check(&reloadable, 9));
     let read = log.matches("the certificate has been read again").count();
     assert_eq!(read, 1, "{log}");
 }
@@ -163,13 +165,13 @@ fn a_fault_is_logged_once_and_so_is_its_end() {
 async fn a_reload_of_the_settings_takes_the_files_that_are_named_at_the_start() {
     let ca = Ca::new().unwrap();
     let issued = ca.issue("a", "here").unwrap();
-    let in_force = InForce::new(files(&issued).read().unwrap());
-    let first = shown(&in_force, &ca.file()).await;
+    let reloadable = ReloadableServerTls::new(files(&issued).read().unwrap());
+    let first = shown(&reloadable, &ca.file()).await;
     let other = ca.issue("b", "here").unwrap();
-    in_force.replace(files(&other).read().unwrap());
-    assert_eq!(shown(&in_force, &ca.file()).await, first);
+    reloadable.replace(files(&other).read().unwrap());
+    assert_eq!(shown(&reloadable, &ca.file()).await, first);
     ca.issue("a", "here").unwrap();
-    in_force.replace(files(&issued).read().unwrap());
-    assert_ne!(shown(&in_force, &ca.file()).await, first);
-    assert!(!in_force.told().asks_for_certificates);
+    reloadable.replace(files(&issued).read().unwrap());
+    assert_ne!(shown(&reloadable, &ca.file()).await, first);
+    assert!(!reloadable.status().asks_for_certificates);
 }

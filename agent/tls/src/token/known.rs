@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::{SCHEME, hexadecimal, said};
 use crate::{
     identity::{Grant, Identity, Roles},
-    in_force::{self, FromFiles, Stamps},
+    reload::{FromFiles, Reloadable, Stamps, State},
 };
 
 /// One for each host of a large fleet.
@@ -62,7 +62,7 @@ impl fmt::Debug for Known {
 }
 
 /// The tokens in use.
-pub type InForce = in_force::InForce<Known>;
+pub type ReloadableTokens = Reloadable<Known>;
 
 /// Why a call is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -107,7 +107,7 @@ impl Known {
     }
 }
 
-impl InForce {
+impl ReloadableTokens {
     /// Why the present file is not in use.
     pub fn fault(&self) -> Option<String> {
         self.state().fault.clone()
@@ -122,7 +122,7 @@ impl InForce {
             return Err(Unknown::NotOurs);
         }
         let hash = hash_of(token.trim_start());
-        let grant = self.state().held.find(&hash).cloned();
+        let grant = self.state().contents.find(&hash).cloned();
         let grant = grant.ok_or(Unknown::NotOurs)?;
         Ok(Shown { hash, grant })
     }
@@ -131,7 +131,7 @@ impl InForce {
     pub async fn withdrawn(self, shown: Shown) {
         let mut changes = self.changes();
         let is_withdrawn =
-            |state: &in_force::State<Known>| state.held.find(&shown.hash) != Some(&shown.grant);
+            |state: &State<Known>| state.contents.find(&shown.hash) != Some(&shown.grant);
         // `self` holds the sender, so the channel is not closed.
         let _ = changes.wait_for(is_withdrawn).await;
     }
@@ -148,27 +148,27 @@ impl FromFiles for Known {
         Stamps::of([&self.file])
     }
 
-    fn read_again(&self) -> Result<Self, KnownFault> {
+    fn reread(&self) -> Result<Self, KnownFault> {
         Self::read(self.file.clone())
     }
 
-    fn is_of_the_same_files(&self, other: &Self) -> bool {
+    fn has_same_files(&self, other: &Self) -> bool {
         self.file == other.file
     }
 
-    fn yields_to(&self, _: &Self) -> Option<String> {
+    fn reason_to_keep(&self, _: &Self) -> Option<String> {
         None
     }
 
-    fn tell_first(&self) {
+    fn log_first(&self) {
         self.log("who calls over TCP needs a token");
     }
 
-    fn tell_again(&self) {
+    fn log_reloaded(&self) {
         self.log("the tokens have been read again");
     }
 
-    fn tell_kept(&self, fault: &str) {
+    fn log_kept(&self, fault: &str) {
         warn!("the tokens stay as they were: {fault}");
     }
 }

@@ -126,9 +126,9 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "a token that was taken out of the file stays in force",
-        file: "agent/tls/src/in_force.rs",
-        from: "                    state.held = held;\n",
-        to: "                    drop(held);\n",
+        file: "agent/tls/src/reload.rs",
+        from: "                    state.contents = contents;\n",
+        to: "                    drop(contents);\n",
         target: unit(
             "tls",
             "token::known::tests::tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_not",

@@ -133,8 +133,8 @@ mod tests {
     use tls::{
         ALPN_H2,
         client::ClientFiles,
-        output::{InForce, OutputTls},
-        server::{InForce as ServerInForce, ServerFiles},
+        output::{OutputTls, ReloadableOutputTls},
+        server::{ReloadableServerTls, ServerFiles},
     };
     use tokio::net::TcpListener;
 
@@ -151,7 +151,7 @@ mod tests {
             key: issued.key,
             client_ca: Some(ca.file()),
         };
-        let server = ServerInForce::new(server.read().unwrap());
+        let server = ReloadableServerTls::new(server.read().unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = HostPort {
             host: "localhost".to_owned(),
@@ -166,7 +166,7 @@ mod tests {
             ..ClientFiles::default()
         };
         // The ALPN protocol that the server accepts. Nothing is sent over it.
-        let tls = InForce::new(OutputTls::read(files, ALPN_H2).unwrap());
+        let tls = ReloadableOutputTls::new(OutputTls::read(files, ALPN_H2).unwrap());
         let requests = Requests::new(Endpoint::new(to, Some(tls)), PATIENCE);
         let mut connection = requests.connect().await.unwrap();
         assert!(!refusing.await.unwrap());

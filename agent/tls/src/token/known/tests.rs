@@ -18,8 +18,8 @@ fn line_of(name: &str, roles: &str, token: &str) -> String {
     line(&identity, Roles::read(roles).unwrap(), token)
 }
 
-fn shown(in_force: &InForce, token: &str) -> Result<Grant, Unknown> {
-    let shown = in_force.shown(&headers(&format!("Bearer {token}")));
+fn shown(reloadable: &ReloadableTokens, token: &str) -> Result<Grant, Unknown> {
+    let shown = reloadable.shown(&headers(&format!("Bearer {token}")));
     shown.map(|shown| shown.grant)
 }
 
@@ -33,13 +33,13 @@ fn a_token_is_known_by_its_hash_alone_with_its_name_and_roles() {
     );
     fs::write(&path, format!("# of the web\n  {one}\r\n\n{other}")).unwrap();
     assert!(!fs::read_to_string(&path).unwrap().contains(ONE));
-    let in_force = InForce::new(Known::read(path).unwrap());
+    let reloadable = ReloadableTokens::new(Known::read(path).unwrap());
     for authorization in [format!("Bearer {ONE}"), format!("bearer  {ONE}")] {
-        let grant = in_force.shown(&headers(&authorization)).unwrap().grant;
+        let grant = reloadable.shown(&headers(&authorization)).unwrap().grant;
         assert_eq!(grant.identity, Identity::named("web01").unwrap());
         assert!(grant.roles.has(Role::Send) && !grant.roles.has(Role::Status));
     }
-    let reader = shown(&in_force, OTHER).unwrap();
+    let reader = shown(&reloadable, OTHER).unwrap();
     assert_eq!(reader.identity.to_string(), "ops");
     assert!(!reader.roles.has(Role::Send) && reader.roles.has(Role::Observe));
     let same_len = ONE.replace('0', "1");
@@ -57,10 +57,10 @@ fn a_token_is_known_by_its_hash_alone_with_its_name_and_roles() {
         format!("Bearer {}", one.split(' ').next_back().unwrap().trim()),
         ONE.to_owned(),
     ] {
-        let refused = in_force.shown(&headers(&authorization)).err();
+        let refused = reloadable.shown(&headers(&authorization)).err();
         assert_eq!(refused, Some(Unknown::NotOurs), "{authorization}");
     }
-    let refused = in_force.shown(&HeaderMap::new()).err();
+    let refused = reloadable.shown(&HeaderMap::new()).err();
     assert_eq!(refused, Some(Unknown::NotShown));
 }
 
@@ -70,13 +70,13 @@ fn every_byte_of_a_token_counts() {
     let path = folder.path().join("tokens");
     let lines = [ONE, OTHER].map(|token| line_of("a", "send", token));
     fs::write(&path, lines.concat()).unwrap();
-    let in_force = InForce::new(Known::read(path).unwrap());
+    let reloadable = ReloadableTokens::new(Known::read(path).unwrap());
     for ours in [ONE, OTHER] {
         for place in 0..ours.len() {
             let mut other = ours.as_bytes().to_vec();
             other[place] = if other[place] == b'0' { b'1' } else { b'0' };
             let other = String::from_utf8(other).unwrap();
-            assert_eq!(shown(&in_force, &other), Err(Unknown::NotOurs), "{other}");
+            assert_eq!(shown(&reloadable, &other), Err(Unknown::NotOurs), "{other}");
         }
     }
 }
@@ -126,15 +126,17 @@ fn tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_no
     let path = folder.path().join("tokens");
     let one = line_of("a", "send", ONE);
     fs::write(&path, &one).unwrap();
-    let in_force = InForce::new(Known::read(path.clone()).unwrap());
+    let reloadable = ReloadableTokens::new(Known::read(path.clone()).unwrap());
     let look = || {
-        let mut last = in_force.judged();
+        let mut last = reloadable.tried();
         for _ in 0..2 {
-            last = in_force.look(&last);
+            last = reloadable.check(&last);
         }
     };
-    let held = in_force.shown(&headers(&format!("Bearer {ONE}"))).unwrap();
-    let mut withdrawn = Box::pin(in_force.clone().withdrawn(held));
+    let held = reloadable
+        .shown(&headers(&format!("Bearer {ONE}")))
+        .unwrap();
+    let mut withdrawn = Box::pin(reloadable.clone().withdrawn(held));
     replace(&path, "short\n").unwrap();
     let log = logged(look);
     assert!(
@@ -145,12 +147,12 @@ fn tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_no
     replace(&path, &format!("{one}{}", line_of("a", "send", OTHER))).unwrap();
     let log = logged(look);
     assert!(log.contains("the tokens have been read again"), "{log}");
-    assert!([ONE, OTHER].map(|token| shown(&in_force, token).is_ok()) == [true; 2]);
+    assert!([ONE, OTHER].map(|token| shown(&reloadable, token).is_ok()) == [true; 2]);
     assert!(withdrawn.as_mut().now_or_never().is_none());
     replace(&path, &line_of("a", "send", OTHER)).unwrap();
     look();
-    assert_eq!(shown(&in_force, ONE), Err(Unknown::NotOurs));
-    assert!(shown(&in_force, OTHER).is_ok());
+    assert_eq!(shown(&reloadable, ONE), Err(Unknown::NotOurs));
+    assert!(shown(&reloadable, OTHER).is_ok());
     assert!(withdrawn.now_or_never().is_some());
 }
 
@@ -159,9 +161,11 @@ fn a_token_that_is_good_for_less_is_withdrawn_from_what_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokens");
     fs::write(&path, line_of("a", "send,observe", ONE)).unwrap();
-    let in_force = InForce::new(Known::read(path.clone()).unwrap());
-    let held = in_force.shown(&headers(&format!("Bearer {ONE}"))).unwrap();
+    let reloadable = ReloadableTokens::new(Known::read(path.clone()).unwrap());
+    let held = reloadable
+        .shown(&headers(&format!("Bearer {ONE}")))
+        .unwrap();
     replace(&path, &line_of("a", "send", ONE)).unwrap();
-    in_force.replace(Known::read(path).unwrap());
-    assert!(in_force.withdrawn(held).now_or_never().is_some());
+    reloadable.replace(Known::read(path).unwrap());
+    assert!(reloadable.withdrawn(held).now_or_never().is_some());
 }

@@ -10,7 +10,7 @@ use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 
 /// How often the files are checked. A changed file is read once it is the same in two checks, so that a program that
 /// writes several files can finish.
-const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The contents of a set of files at one time.
 pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
@@ -24,42 +24,42 @@ pub trait FromFiles: Clone + fmt::Debug + Send + Sync + 'static {
     fn stamps_now(&self) -> Stamps;
 
     /// Reads the same files again.
-    fn read_again(&self) -> Result<Self, Self::Fault>;
+    fn reread(&self) -> Result<Self, Self::Fault>;
 
-    fn is_of_the_same_files(&self, other: &Self) -> bool;
+    fn has_same_files(&self, other: &Self) -> bool;
 
     /// Why `before` stays in use although these files could be read.
-    fn yields_to(&self, before: &Self) -> Option<String>;
+    fn reason_to_keep(&self, before: &Self) -> Option<String>;
 
     /// Logs the contents that are in use at the start.
-    fn tell_first(&self);
+    fn log_first(&self);
 
     /// Logs that the files were read again.
-    fn tell_again(&self);
+    fn log_reloaded(&self);
 
     /// Logs that the contents stay in use although the files have changed.
-    fn tell_kept(&self, fault: &str);
+    fn log_kept(&self, fault: &str);
 }
 
 /// The contents in use. Clones share them. Open connections keep the contents they started with.
 #[derive(Debug, Clone)]
-pub struct InForce<T>(watch::Sender<State<T>>);
+pub struct Reloadable<T>(watch::Sender<State<T>>);
 
 #[derive(Debug)]
 pub(crate) struct State<T> {
-    pub(crate) held: T,
+    pub(crate) contents: T,
     /// The stamps of the files at the last attempt to read them.
-    judged: Stamps,
+    tried: Stamps,
     /// Why the present files are not in use.
     pub(crate) fault: Option<String>,
 }
 
-impl<T: FromFiles> InForce<T> {
-    pub fn new(held: T) -> Self {
-        held.tell_first();
+impl<T: FromFiles> Reloadable<T> {
+    pub fn new(contents: T) -> Self {
+        contents.log_first();
         Self(watch::Sender::new(State {
-            judged: held.stamps().clone(),
-            held,
+            tried: contents.stamps().clone(),
+            contents,
             fault: None,
         }))
     }
@@ -75,62 +75,65 @@ impl<T: FromFiles> InForce<T> {
 
     /// Takes over contents that a reload of the settings has read. Does nothing if the settings name other files, which
     /// need a restart.
-    pub fn replace(&self, held: T) {
+    pub fn replace(&self, contents: T) {
         let state = self.state();
-        let is_same = state.held.is_of_the_same_files(&held);
-        let is_judged = state.judged == *held.stamps() && state.fault.is_none();
+        let is_same = state.contents.has_same_files(&contents);
+        let is_tried = state.tried == *contents.stamps() && state.fault.is_none();
         drop(state);
-        if is_same && !is_judged {
-            self.judge(held.stamps().clone(), Ok(held));
+        if is_same && !is_tried {
+            self.apply(contents.stamps().clone(), Ok(contents));
         }
     }
 
     /// Checks the files for ever.
-    pub async fn follow(self) -> Infallible {
-        let mut last = self.judged();
+    pub async fn watch(self) -> Infallible {
+        let mut last = self.tried();
         loop {
-            sleep(LOOK_INTERVAL).await;
+            sleep(CHECK_INTERVAL).await;
             let (this, before) = (self.clone(), last.clone());
             // The join fails only while the process is ending.
-            if let Ok(seen) = spawn_blocking(move || this.look(&before)).await {
+            if let Ok(seen) = spawn_blocking(move || this.check(&before)).await {
                 last = seen;
             }
         }
     }
 
-    pub(crate) fn judged(&self) -> Stamps {
-        self.state().judged.clone()
+    pub(crate) fn tried(&self) -> Stamps {
+        self.state().tried.clone()
     }
 
     /// Reads the files if they have changed since they were read, but not since the `last` check. Returns the present
     /// stamps.
-    pub(crate) fn look(&self, last: &Stamps) -> Stamps {
+    pub(crate) fn check(&self, last: &Stamps) -> Stamps {
         let state = self.state();
-        let (held, judged) = (state.held.clone(), state.judged.clone());
+        let (contents, tried) = (state.contents.clone(), state.tried.clone());
         drop(state);
-        let stamps = held.stamps_now();
-        if stamps == *last && stamps != judged {
-            let read = held.read_again().map_err(|fault| fault.to_string());
-            self.judge(stamps.clone(), read);
+        let stamps = contents.stamps_now();
+        if stamps == *last && stamps != tried {
+            let read = contents.reread().map_err(|fault| fault.to_string());
+            self.apply(stamps.clone(), read);
         }
         stamps
     }
 
     /// Puts the contents in use, or logs why the previous ones stay.
-    fn judge(&self, judged: Stamps, read: Result<T, String>) {
-        let read = read.and_then(|held| match held.yields_to(&self.state().held) {
-            Some(fault) => Err(fault),
-            None => Ok(held),
-        });
+    fn apply(&self, tried: Stamps, read: Result<T, String>) {
+        let read =
+            read.and_then(
+                |contents| match contents.reason_to_keep(&self.state().contents) {
+                    Some(fault) => Err(fault),
+                    None => Ok(contents),
+                },
+            );
         match &read {
-            Ok(held) => held.tell_again(),
-            Err(fault) => self.state().held.tell_kept(fault),
+            Ok(contents) => contents.log_reloaded(),
+            Err(fault) => self.state().contents.log_kept(fault),
         }
         self.0.send_modify(|state| {
-            state.judged = judged;
+            state.tried = tried;
             match read {
-                Ok(held) => {
-                    state.held = held;
+                Ok(contents) => {
+                    state.contents = contents;
                     state.fault = None;
                 }
                 Err(fault) => state.fault = Some(fault),
@@ -140,9 +143,9 @@ impl<T: FromFiles> InForce<T> {
 }
 
 /// Checks the files for ever, if there are any.
-pub async fn followed<T: FromFiles>(in_force: Option<InForce<T>>) -> Infallible {
-    match in_force {
-        Some(in_force) => in_force.follow().await,
+pub async fn watch_files<T: FromFiles>(reloadable: Option<Reloadable<T>>) -> Infallible {
+    match reloadable {
+        Some(reloadable) => reloadable.watch().await,
         None => pending().await,
     }
 }
