@@ -36,10 +36,10 @@ use proto::{AgentStatus, ListenerStatus, SettingsInForce, batch::Identity};
 use rules::Rule;
 use server::{
     Limits, ListenAddr, Listeners, PassedSockets, Server,
+    active_rules::ReplaceError,
     asks::Asks,
     listen::Listening,
     metrics::{self, MetricsListener, TimePrograms},
-    rules_in_force::ReplaceError,
 };
 use sys::process_memory;
 use tls::server::{ReloadableServerTls, ServerTls};

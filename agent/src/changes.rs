@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use kernel::{interfaces::Selection, rule_maps::PlacedRules};
-use server::rules_in_force::Stopping;
+use server::active_rules::Stopping;
 use tokio::sync::{mpsc, oneshot};
 
 /// How often the table is drained, and how long flows are kept.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use kernel::rule_maps::{Networks, RuleMaps};
 use rules::{Rule, link_names::LinkNames};
-use server::rules_in_force::{Author, InForce, ReplaceError, Replaced, Replacing, Rules};
+use server::active_rules::{ActiveRules, Author, ReplaceError, Replaced, Replacing, Rules};
 use sys::background;
 use tokio::sync::{Mutex, oneshot, watch};
 
@@ -26,7 +26,7 @@ pub struct RunningRules {
     /// them.
     maps: Arc<Mutex<Option<RuleMaps>>>,
     changes: Changes,
-    in_force: watch::Sender<Arc<InForce>>,
+    active: watch::Sender<Arc<ActiveRules>>,
 }
 
 impl RunningRules {
@@ -36,7 +36,7 @@ impl RunningRules {
             turn: Arc::default(),
             maps: Arc::new(Mutex::new(Some(maps))),
             changes,
-            in_force: watch::Sender::new(Arc::new(InForce::new(rules, Author::Settings, 1))),
+            active: watch::Sender::new(Arc::new(ActiveRules::new(rules, Author::Settings, 1))),
         }
     }
 
@@ -44,7 +44,7 @@ impl RunningRules {
     pub fn name_interface(&self, slot: u32, names: &LinkNames) -> Result<(), ReplaceError> {
         self.with_maps(|maps| {
             maps.name_interface(slot, names);
-            let rules = &self.in_force().by_interface;
+            let rules = &self.active().by_interface;
             match maps.networks() {
                 Some(networks) if !rules.is_empty() => {
                     self.switch_to(maps, rules, networks).map(drop)
@@ -111,11 +111,11 @@ impl RunningRules {
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
-        let generation = self.in_force().generation + 1;
-        let in_force = Arc::new(InForce::new(rules, author, generation));
-        self.in_force.send_replace(Arc::clone(&in_force));
+        let generation = self.active().generation + 1;
+        let active = Arc::new(ActiveRules::new(rules, author, generation));
+        self.active.send_replace(Arc::clone(&active));
         tracing::info!(rules = rules.len(), generation, "filter rules are in force");
-        Ok(Replaced { in_force, warnings })
+        Ok(Replaced { active, warnings })
     }
 
     /// Returns the warnings once the programs follow the rules.
@@ -136,8 +136,8 @@ impl RunningRules {
 }
 
 impl Rules for RunningRules {
-    fn in_force(&self) -> Arc<InForce> {
-        Arc::clone(&self.in_force.borrow())
+    fn active(&self) -> Arc<ActiveRules> {
+        Arc::clone(&self.active.borrow())
     }
 
     /// Returns once the programs apply the new rules to every packet. Sets are replaced one at a time, in the order of

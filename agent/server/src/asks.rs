@@ -12,7 +12,7 @@ use proto::batch::Batch;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::rules_in_force::Stopping;
+use crate::active_rules::Stopping;
 
 /// The most bytes that unsent snapshots may take, over all clients.
 pub const MAX_SNAPSHOT_BYTES: u64 = 256 << 20;

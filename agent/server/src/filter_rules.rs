@@ -25,7 +25,7 @@ use super::{
     peer::Peer,
     request,
 };
-use crate::rules_in_force::{Author, ReplaceError, Replaced, Rules, Stopping};
+use crate::active_rules::{Author, ReplaceError, Replaced, Rules, Stopping};
 
 pub struct FilterRules {
     running: Arc<dyn Rules>,
@@ -42,12 +42,12 @@ impl FilterRules {
 
     /// Whether the rules in force were set by a client.
     pub(super) fn are_by_client(&self) -> bool {
-        self.running.in_force().author == Author::Client
+        self.running.active().author == Author::Client
     }
 
     /// The rules in force, as an encoded `Filters`.
-    pub(super) fn in_force(&self) -> Bytes {
-        self.running.in_force().message.clone()
+    pub(super) fn active(&self) -> Bytes {
+        self.running.active().message.clone()
     }
 
     /// Replaces the rules with the body's. Returns the parts of an encoded `Filters`.
@@ -78,12 +78,12 @@ impl FilterRules {
 }
 
 /// The parts of an encoded `Filters`. Protobuf merges concatenated messages.
-fn answer(Replaced { in_force, warnings }: Replaced) -> Vec<Bytes> {
+fn answer(Replaced { active, warnings }: Replaced) -> Vec<Bytes> {
     let warnings = Filters {
         warnings,
         ..Filters::default()
     };
-    vec![in_force.message.clone(), warnings.encode_to_vec().into()]
+    vec![active.message.clone(), warnings.encode_to_vec().into()]
 }
 
 /// Anyone who can connect to a Unix socket may see the rules.
@@ -162,7 +162,7 @@ mod tests {
     use proto::SetFiltersRequest;
 
     use super::*;
-    use crate::rules_in_force::FixedRules;
+    use crate::active_rules::FixedRules;
 
     fn read(message: impl Into<Bytes>) -> Result<Vec<String>, String> {
         let rules = rules(message.into()).map_err(|status| status.message().to_owned())?;
@@ -218,7 +218,7 @@ mod tests {
     fn an_answer_has_the_rules_and_what_their_author_may_not_have_meant() {
         let rules = rules(message(&["exclude all"]).into()).unwrap();
         let replaced = Replaced {
-            in_force: FixedRules::new(&rules).in_force(),
+            active: FixedRules::new(&rules).active(),
             warnings: vec!["nothing is counted".to_owned()],
         };
         let told = Filters::decode(&answer(replaced).concat()[..]).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! It serves `flow.v1.FlowAgent` (batches and status) on every listener, and `flow.v1.FlowControl` (filter rules) on Unix sockets, with
 //! reflection and health for gRPC's own tools. A connection comes through [`listen`]; [`calls`] knows who asks, and hands the
-//! request to the [`service`] of the agent. [`limits`] and [`admission`] decide who gets in. [`asks`] and [`rules_in_force`] are what the
+//! request to the [`service`] of the agent. [`limits`] and [`admission`] decide who gets in. [`asks`] and [`active_rules`] are what the
 //! server wants from the agent. [`metrics`] serves Prometheus.
 //!
 //! May depend on: `hub`, `tls`, `rules`, `formats`, `exporters`, `proto`, `sys`. Knows nothing about how a collector stores.
@@ -18,11 +18,12 @@ use tokio::{sync::watch, time::Instant};
 use tracing::warn;
 
 use crate::{
+    active_rules::Rules,
     asks::Asks,
     metrics::{Health, MetricsListener, TimePrograms},
-    rules_in_force::Rules,
 };
 
+pub mod active_rules;
 pub mod address;
 pub mod admission;
 pub mod answer;
@@ -49,7 +50,6 @@ pub mod metrics;
 mod passed;
 pub mod peer;
 pub mod request;
-pub mod rules_in_force;
 pub mod service;
 pub mod silent;
 mod socket_file;

@@ -172,7 +172,7 @@ impl AgentCalls {
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.doors)?;
         let place = place_for::<GetFiltersRequest>(request, caller, &self.doors).await?;
-        Ok(answer::one(vec![self.rules.in_force()], (open, place)))
+        Ok(answer::one(vec![self.rules.active()], (open, place)))
     }
 
     /// Rules are among the settings.

@@ -18,8 +18,7 @@ use proto::{
     record::Record,
 };
 use server::{
-    ListenAddr, ListenError, Listeners, PassedSockets, Server, asks::Asks,
-    rules_in_force::FixedRules,
+    ListenAddr, ListenError, Listeners, PassedSockets, Server, active_rules::FixedRules, asks::Asks,
 };
 use tempfile::TempDir;
 use tokio::{

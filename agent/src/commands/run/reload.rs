@@ -11,7 +11,7 @@ use proto::SettingsInForce;
 use rules::{Rule, fault};
 use server::{
     Limits,
-    rules_in_force::{Author, ReplaceError, Rules as _, Stopping},
+    active_rules::{Author, ReplaceError, Rules as _, Stopping},
 };
 use sha1::{Digest as _, Sha1};
 use sys::background;
@@ -231,7 +231,7 @@ impl Reload {
         if configured == self.configured {
             return Ok(());
         }
-        let before = running.in_force().rules;
+        let before = running.active().rules;
         let is_empty = read.is_empty();
         running.replace(read, Author::Settings).await?;
         self.configured = configured;

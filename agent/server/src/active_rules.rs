@@ -15,7 +15,7 @@ pub struct Stopping;
 
 /// Applies the rules to packets, and can replace them while the agent runs.
 pub trait Rules: Send + Sync {
-    fn in_force(&self) -> Arc<InForce>;
+    fn active(&self) -> Arc<ActiveRules>;
 
     /// Returns when the new rules apply to every packet.
     fn replace(&self, rules: Vec<Rule>, author: Author) -> Replacing<'_>;
@@ -36,7 +36,7 @@ pub enum ReplaceError {
 /// The result of a change.
 #[derive(Debug)]
 pub struct Replaced {
-    pub in_force: Arc<InForce>,
+    pub active: Arc<ActiveRules>,
     /// Rules whose effect may not be intended.
     pub warnings: Vec<String>,
 }
@@ -50,7 +50,7 @@ pub enum Author {
 
 /// The rules that the programs apply to packets.
 #[derive(Debug)]
-pub struct InForce {
+pub struct ActiveRules {
     pub rules: usize,
     pub author: Author,
     /// All rules if one of them names an interface, otherwise none.
@@ -60,7 +60,7 @@ pub struct InForce {
     pub message: Bytes,
 }
 
-impl InForce {
+impl ActiveRules {
     pub fn new(rules: &[Rule], author: Author, generation: u64) -> Self {
         let mut message = BytesMut::new();
         let mut append = |fields: &Filters| {
@@ -95,16 +95,16 @@ impl InForce {
 }
 
 /// Fixed rules, for a server without programs.
-pub struct FixedRules(Arc<InForce>);
+pub struct FixedRules(Arc<ActiveRules>);
 
 impl FixedRules {
     pub fn new(rules: &[Rule]) -> Self {
-        Self(Arc::new(InForce::new(rules, Author::Settings, 1)))
+        Self(Arc::new(ActiveRules::new(rules, Author::Settings, 1)))
     }
 }
 
 impl Rules for FixedRules {
-    fn in_force(&self) -> Arc<InForce> {
+    fn active(&self) -> Arc<ActiveRules> {
         Arc::clone(&self.0)
     }
 
