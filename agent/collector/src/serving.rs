@@ -11,8 +11,8 @@ use prost::Message as _;
 use proto::{CollectorStatus, ExportAck, GetCollectorStatusRequest, ObserveRequest};
 use server::{
     Limits, Listeners,
-    admission::{Admission, must},
     answer::{self, Form},
+    authentication::{Authentication, require_role},
     caller::{Caller, OpenRequest, Unread},
     calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
     encoding::Compressor,
@@ -104,7 +104,7 @@ impl CollectorServer {
             doors,
             listening: listeners.listening(),
             compressor: Arc::default(),
-            admission: Admission {
+            authentication: Authentication {
                 tokens,
                 asks_for_certificates: listeners.asks_for_certificates(),
             },
@@ -149,7 +149,7 @@ struct CollectorCalls {
     listening: Vec<Listening>,
     compressor: Arc<Compressor>,
     standard: StandardServices,
-    admission: Admission,
+    authentication: Authentication,
 }
 
 impl Calls for CollectorCalls {
@@ -161,8 +161,14 @@ impl Calls for CollectorCalls {
         &self.standard
     }
 
-    fn admit(&self, headers: &HeaderMap, caller: &Caller) -> Result<Option<Admitted>, Status> {
-        self.admission.admit(headers, caller, &self.doors).map(Some)
+    fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<Option<Admitted>, Status> {
+        self.authentication
+            .authenticate(headers, caller, &self.doors)
+            .map(Some)
     }
 
     async fn answer(
@@ -173,21 +179,21 @@ impl Calls for CollectorCalls {
     ) -> Result<Response<Body>, Status> {
         let grant = request.extensions().get::<Grant>().cloned();
         let grant = grant.ok_or_else(|| Status::internal("nobody was admitted"))?;
-        let must = |role| must(&grant, role, caller, &self.doors);
+        let require = |role| require_role(&grant, role, caller, &self.doors);
         match request.uri().path() {
             "/flow.v1.FlowCollector/Export" => {
                 // A relay need not have the role to send: it brings batches of others and none of its own.
                 if !grant.roles.has(Role::Relay) {
-                    must(Role::Send)?;
+                    require(Role::Send)?;
                 }
                 self.export(request, caller, grant, open)
             }
             "/flow.v1.FlowCollectorControl/GetCollectorStatus" => {
-                must(Role::Status)?;
+                require(Role::Status)?;
                 self.get_status(request, caller, open).await
             }
             "/flow.v1.FlowAgent/Observe" => {
-                must(Role::Observe)?;
+                require(Role::Observe)?;
                 self.observe(request, caller, open).await
             }
             path => Err(unknown(path)),
@@ -258,7 +264,7 @@ impl CollectorCalls {
             consumers: self.hub.status(),
             server: Some(server_status(&self.hub, &self.doors, &self.listening)),
             tokens_reload_error: self
-                .admission
+                .authentication
                 .tokens
                 .as_ref()
                 .and_then(ReloadableTokens::fault)

@@ -34,7 +34,7 @@ use tonic::{
 
 use super::{
     Listeners,
-    admission::must_read,
+    authentication::require_reader,
     caller::{Caller, OpenRequest, UNREAD_TIMEOUT, Unread},
     drained_or_given_up,
     grpc_only::GrpcOnly,
@@ -61,7 +61,11 @@ pub trait Calls: Send + Sync + 'static {
     fn standard(&self) -> &StandardServices;
 
     /// Decides whether the caller may make any call, including gRPC's own services, and what it may do.
-    fn admit(&self, _headers: &HeaderMap, _caller: &Caller) -> Result<Option<Admitted>, Status> {
+    fn authenticate(
+        &self,
+        _headers: &HeaderMap,
+        _caller: &Caller,
+    ) -> Result<Option<Admitted>, Status> {
         Ok(None)
     }
 
@@ -134,7 +138,7 @@ async fn answer(calls: &impl Calls, mut request: Request<Body>) -> Result<Respon
     let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
     // An error here opens no request, so a connection whose calls are all refused loses its place like one without
     // calls.
-    let admitted = calls.admit(request.headers(), &caller)?;
+    let admitted = calls.authenticate(request.headers(), &caller)?;
     let tokens = admitted.and_then(|admitted| {
         request.extensions_mut().insert(admitted.grant);
         if let Some((tokens, shown)) = &admitted.tokens {
@@ -167,7 +171,7 @@ async fn answer_admitted(
     let (place, unread, share) = if call.is_stream {
         // Such a stream takes a consumer's place, and these are few.
         if let Some(grant) = grant {
-            must_read(grant, caller, doors)?;
+            require_reader(grant, caller, doors)?;
         }
         let share = doors.share(Share::Streams, grant, &caller.peer).await?;
         (Some(doors.consumer(&caller.peer)?), None, share)

@@ -2,7 +2,7 @@
 //!
 //! It serves `flow.v1.FlowAgent` (batches and status) on every listener, and `flow.v1.FlowControl` (filter rules) on Unix sockets, with
 //! reflection and health for gRPC's own tools. A connection comes through [`listen`]; [`calls`] knows who asks, and hands the
-//! request to the [`service`] of the agent. [`limits`] and [`admission`] decide who gets in. [`asks`] and [`active_rules`] are what the
+//! request to the [`service`] of the agent. [`limits`] and [`authentication`] decide who gets in. [`asks`] and [`active_rules`] are what the
 //! server wants from the agent. [`metrics`] serves Prometheus.
 //!
 //! May depend on: `hub`, `tls`, `rules`, `formats`, `exporters`, `proto`, `sys`. Knows nothing about how a collector stores.
@@ -25,9 +25,9 @@ use crate::{
 
 pub mod active_rules;
 pub mod address;
-pub mod admission;
 pub mod answer;
 pub mod asks;
+pub mod authentication;
 mod authority;
 pub mod caller;
 pub mod calls;

@@ -65,7 +65,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "whoever may call reads the status",
         file: "agent/collector/src/serving.rs",
-        from: "must(Role::Status)?;",
+        from: "require(Role::Status)?;",
         to: "",
         target: agent(
             "collect::identities::a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others",
@@ -108,8 +108,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "who may only send takes the place of one who observes",
         file: "agent/server/src/calls.rs",
-        from: "must_read(grant, caller, doors)?;",
-        to: "let _ = (grant, must_read);",
+        from: "require_reader(grant, caller, doors)?;",
+        to: "let _ = (grant, require_reader);",
         target: agent(
             "collect::identities::a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others",
         ),

@@ -21,16 +21,16 @@ use super::{
 };
 
 /// How callers over TCP identify themselves.
-pub struct Admission {
+pub struct Authentication {
     /// `None` if callers identify themselves by certificate only.
     pub tokens: Option<ReloadableTokens>,
     /// Every caller over TCP has to have a certificate.
     pub asks_for_certificates: bool,
 }
 
-impl Admission {
+impl Authentication {
     /// Grants the caller its rights; these may cover nothing but the server's health.
-    pub fn admit(
+    pub fn authenticate(
         &self,
         headers: &HeaderMap,
         caller: &Caller,
@@ -116,7 +116,12 @@ fn without_credential(caller: &Caller) -> Grant {
 }
 
 /// Fails unless the caller has this role.
-pub fn must(grant: &Grant, role: Role, caller: &Caller, doors: &Doors) -> Result<(), Status> {
+pub fn require_role(
+    grant: &Grant,
+    role: Role,
+    caller: &Caller,
+    doors: &Doors,
+) -> Result<(), Status> {
     if grant.roles.has(role) {
         return Ok(());
     }
@@ -126,11 +131,11 @@ pub fn must(grant: &Grant, role: Role, caller: &Caller, doors: &Doors) -> Result
 }
 
 /// Fails if the caller may only send.
-pub fn must_read(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
+pub fn require_reader(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
     if grant.roles.has(Role::Observe) {
         return Ok(());
     }
-    must(grant, Role::Status, caller, doors)
+    require_role(grant, Role::Status, caller, doors)
 }
 
 struct Missing<'a> {
