@@ -16,7 +16,7 @@ use server::{
     caller::{Caller, OpenRequest, Unread},
     calls::{Admitted, Calls, Credential, STREAMS_TO_REFUSE, Serving, place_for},
     encoding::Compressor,
-    limits::{Doors, Refusal, Share},
+    limits::{AdmissionControl, Refusal, Share},
     listen::Listening,
     live_status::server_status,
     metrics::{
@@ -89,7 +89,7 @@ impl CollectorServer {
             metrics,
             tokens,
         } = self;
-        let doors = Arc::new(Doors::new(limits.clone()));
+        let admission = Arc::new(AdmissionControl::new(limits.clone()));
         let (max_streams, files) = {
             let limits = limits.borrow();
             (limits.max_streams, limits.files(listeners.len()))
@@ -101,7 +101,7 @@ impl CollectorServer {
         let calls = Arc::new(CollectorCalls {
             hub: hub.clone(),
             intake,
-            doors,
+            admission,
             listening: listeners.listening(),
             compressor: Arc::default(),
             authentication: Authentication {
@@ -145,7 +145,7 @@ impl CollectorServer {
 struct CollectorCalls {
     hub: Hub,
     intake: Arc<Intake>,
-    doors: Arc<Doors>,
+    admission: Arc<AdmissionControl>,
     listening: Vec<Listening>,
     compressor: Arc<Compressor>,
     standard: StandardServices,
@@ -153,8 +153,8 @@ struct CollectorCalls {
 }
 
 impl Calls for CollectorCalls {
-    fn doors(&self) -> &Arc<Doors> {
-        &self.doors
+    fn admission(&self) -> &Arc<AdmissionControl> {
+        &self.admission
     }
 
     fn standard(&self) -> &StandardServices {
@@ -167,7 +167,7 @@ impl Calls for CollectorCalls {
         caller: &Caller,
     ) -> Result<Option<Admitted>, Status> {
         self.authentication
-            .authenticate(headers, caller, &self.doors)
+            .authenticate(headers, caller, &self.admission)
             .map(Some)
     }
 
@@ -179,7 +179,7 @@ impl Calls for CollectorCalls {
     ) -> Result<Response<Body>, Status> {
         let grant = request.extensions().get::<Grant>().cloned();
         let grant = grant.ok_or_else(|| Status::internal("nobody was admitted"))?;
-        let require = |role| require_role(&grant, role, caller, &self.doors);
+        let require = |role| require_role(&grant, role, caller, &self.admission);
         match request.uri().path() {
             "/flow.v1.FlowCollector/Export" => {
                 // A relay need not have the role to send: it brings batches of others and none of its own.
@@ -217,13 +217,13 @@ impl CollectorCalls {
             .inspect_err(|refused| {
                 if refused.code() == Code::ResourceExhausted {
                     let why = refused.message();
-                    self.doors
+                    self.admission
                         .refuse_because(Refusal::Agent, &caller.peer, &why);
                 }
             })?;
         let (acks, told) = mpsc::channel(UNREAD_ACKS);
         let (ended, end) = oneshot::channel();
-        let (doors, caller) = (Arc::clone(&self.doors), caller.clone());
+        let (admission, caller) = (Arc::clone(&self.admission), caller.clone());
         let credential = head.extensions.get::<Credential>().cloned();
         tokio::spawn(async move {
             // Withdrawing the credential also ends the answer, but only where the answer is read.
@@ -240,7 +240,7 @@ impl CollectorCalls {
             if let Err(status) = &outcome
                 && status.code() == Code::PermissionDenied
             {
-                doors.refuse_because(Refusal::Identity, &caller.peer, &status.message());
+                admission.refuse_because(Refusal::Identity, &caller.peer, &status.message());
             }
             let unread = caller.unread(None, Instant::now() + UNREAD_END);
             // The connection may be gone.
@@ -262,7 +262,7 @@ impl CollectorCalls {
     fn with_server(&self, status: CollectorStatus) -> CollectorStatus {
         CollectorStatus {
             consumers: self.hub.status(),
-            server: Some(server_status(&self.hub, &self.doors, &self.listening)),
+            server: Some(server_status(&self.hub, &self.admission, &self.listening)),
             tokens_reload_error: self
                 .authentication
                 .tokens
@@ -279,7 +279,8 @@ impl CollectorCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        let place = place_for::<GetCollectorStatusRequest>(request, caller, &self.doors).await?;
+        let place =
+            place_for::<GetCollectorStatusRequest>(request, caller, &self.admission).await?;
         let status = self.status().encode_to_vec();
         Ok(answer::one(vec![status.into()], (open, place)))
     }
@@ -292,8 +293,8 @@ impl CollectorCalls {
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let grant = head.extensions.get::<Grant>();
-        let doors = &self.doors;
-        let share = doors.share(Share::Streams, grant, &caller.peer).await?;
+        let admission = &self.admission;
+        let share = admission.share(Share::Streams, grant, &caller.peer).await?;
         let request: ObserveRequest = request::message(&head.headers, body).await?;
         if request.snapshot {
             return Err(Status::failed_precondition(
@@ -301,8 +302,8 @@ impl CollectorCalls {
                  (flow-agent watch --output json)",
             ));
         }
-        let place = self.doors.consumer(&caller.peer)?;
-        let (peer, shared) = (&caller.peer, (&self.hub, &*self.doors));
+        let place = self.admission.consumer(&caller.peer)?;
+        let (peer, shared) = (&caller.peer, (&self.hub, &*self.admission));
         let form = Form::asked(&request, &head.headers, peer, shared, &self.compressor)?;
         let subscription = self
             .hub

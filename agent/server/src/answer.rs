@@ -29,7 +29,7 @@ use tonic::{
 use super::{
     encoding::{Compressor, Encoding},
     filtered::StreamFilter,
-    limits::Doors,
+    limits::AdmissionControl,
     peer::Peer,
 };
 
@@ -103,7 +103,7 @@ impl Form {
         request: &ObserveRequest,
         headers: &HeaderMap,
         peer: &Peer,
-        (hub, doors): (&Hub, &Doors),
+        (hub, admission): (&Hub, &AdmissionControl),
         compressor: &Arc<Compressor>,
     ) -> Result<Self, Status> {
         let filter = StreamFilter::read(&request.filter)?;
@@ -114,7 +114,7 @@ impl Form {
         let others = others + if peer.runs_the_agent() { 0 } else { FOR_ROOT };
         let room = has_own.then(|| hub.room_for_copies(others)).flatten();
         if filter.is_some() && room.is_none() {
-            return Err(doors.no_copies(peer));
+            return Err(admission.no_copies(peer));
         }
         Ok(Self {
             own: room.map(|room| Own {
@@ -508,7 +508,7 @@ mod tests {
     async fn without_room_for_copies_nothing_is_compressed_and_a_filter_is_refused() {
         let shares = FOR_FILTERS + FOR_ROOT + 2;
         let hub = Hub::new(10, 2 * shares * COPIES_BYTES);
-        let doors = Doors::new(super::super::limits::Limits::default().fixed());
+        let admission = AdmissionControl::new(super::super::limits::Limits::default().fixed());
         let asked = |filter: &str, peer: &Peer| {
             let request = ObserveRequest {
                 filter: filter.into(),
@@ -517,7 +517,13 @@ mod tests {
             let mut headers = HeaderMap::new();
             let accepted = HeaderName::from_static("grpc-accept-encoding");
             headers.insert(accepted, HeaderValue::from_static("gzip"));
-            Form::asked(&request, &headers, peer, (&hub, &doors), &Arc::default())
+            Form::asked(
+                &request,
+                &headers,
+                peer,
+                (&hub, &admission),
+                &Arc::default(),
+            )
         };
         let stranger = Peer::Tcp(([127, 0, 0, 1], 1).into());
         let root = Peer::Unix { pid: None, uid: 0 };
@@ -536,7 +542,7 @@ mod tests {
         }
         let refused = asked("exclude all", &stranger).err().unwrap();
         assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-        assert_eq!(doors.status().refused_consumers, 1);
+        assert_eq!(admission.status().refused_consumers, 1);
         for _ in 0..FOR_ROOT {
             forms.push(asked("exclude all", &root).unwrap());
         }

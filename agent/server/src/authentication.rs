@@ -16,7 +16,7 @@ use tonic::{Status, codegen::http::HeaderMap};
 use super::{
     caller::Caller,
     calls::Admitted,
-    limits::{Doors, Refusal},
+    limits::{AdmissionControl, Refusal},
     peer::{Peer, runs_this_process},
 };
 
@@ -34,7 +34,7 @@ impl Authentication {
         &self,
         headers: &HeaderMap,
         caller: &Caller,
-        doors: &Doors,
+        admission: &AdmissionControl,
     ) -> Result<Admitted, Status> {
         let granted = match &caller.peer {
             // The file's mode admits only its owner and group, who may do everything.
@@ -48,7 +48,7 @@ impl Authentication {
             Peer::Tcp(_) => Ok(Admitted::for_good(without_credential(caller))),
             Peer::Unknown => Err(Status::unauthenticated("nobody knows who is asking")),
         };
-        granted.inspect_err(|_| doors.refuse(Refusal::Token, &caller.peer))
+        granted.inspect_err(|_| admission.refuse(Refusal::Token, &caller.peer))
     }
 
     fn by_credential(&self, headers: &HeaderMap, caller: &Caller) -> Result<Admitted, Status> {
@@ -120,22 +120,26 @@ pub fn require_role(
     grant: &Grant,
     role: Role,
     caller: &Caller,
-    doors: &Doors,
+    admission: &AdmissionControl,
 ) -> Result<(), Status> {
     if grant.roles.has(role) {
         return Ok(());
     }
     let missing = Missing { grant, role };
-    doors.refuse_because(Refusal::Role, &caller.peer, &missing);
+    admission.refuse_because(Refusal::Role, &caller.peer, &missing);
     Err(Status::permission_denied(missing.to_string()))
 }
 
 /// Fails if the caller may only send.
-pub fn require_reader(grant: &Grant, caller: &Caller, doors: &Doors) -> Result<(), Status> {
+pub fn require_reader(
+    grant: &Grant,
+    caller: &Caller,
+    admission: &AdmissionControl,
+) -> Result<(), Status> {
     if grant.roles.has(Role::Observe) {
         return Ok(());
     }
-    require_role(grant, Role::Status, caller, doors)
+    require_role(grant, Role::Status, caller, admission)
 }
 
 struct Missing<'a> {

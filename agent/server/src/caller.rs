@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::{
     idle::Idle,
-    limits::{Doors, Place, Refusal, Share, SharePlace},
+    limits::{AdmissionControl, Place, Refusal, Share, SharePlace},
     local_user,
     peer::Peer,
 };
@@ -174,8 +174,8 @@ impl Caller {
     }
 
     /// Opens a request, which counts as open until it is dropped.
-    pub fn open(&self, doors: &Doors) -> Result<OpenRequest, Status> {
-        let most = doors.limits().max_streams;
+    pub fn open(&self, admission: &AdmissionControl) -> Result<OpenRequest, Status> {
+        let most = admission.limits().max_streams;
         let mut activity = self.activity();
         if activity.open < most {
             activity.open += 1;
@@ -184,7 +184,7 @@ impl Caller {
             return Ok(OpenRequest(self.clone()));
         }
         drop(activity);
-        doors.refuse(Refusal::Stream, &self.peer);
+        admission.refuse(Refusal::Stream, &self.peer);
         Err(Status::resource_exhausted(format!(
             "{most} requests are open on this connection, and --max-streams allows no more: use \
              another connection"
@@ -192,15 +192,19 @@ impl Caller {
     }
 
     /// A place for an answer, which the peer has to read within [`UNREAD_TIMEOUT`].
-    pub async fn answer(&self, doors: &Doors) -> Result<Unread, Status> {
-        let place = doors.answer(&self.peer).await?;
+    pub async fn answer(&self, admission: &AdmissionControl) -> Result<Unread, Status> {
+        let place = admission.answer(&self.peer).await?;
         Ok(self.unread(Some(place), Instant::now() + UNREAD_TIMEOUT))
     }
 
     /// Takes a place in the share of the first credential shown on this connection, unless the connection has one.
-    pub async fn belongs_to(&self, grant: &Grant, doors: &Doors) -> Result<(), Status> {
+    pub async fn belongs_to(
+        &self,
+        grant: &Grant,
+        admission: &AdmissionControl,
+    ) -> Result<(), Status> {
         if self.activity().of_credential.is_none() {
-            let place = doors.share(Share::Connections, Some(grant), &self.peer);
+            let place = admission.share(Share::Connections, Some(grant), &self.peer);
             let place = place.await?;
             self.activity().of_credential = place;
         }
@@ -298,17 +302,20 @@ mod tests {
             max_streams: 2,
             ..Limits::default()
         };
-        let doors = Doors::new(limits.fixed());
+        let admission = AdmissionControl::new(limits.fixed());
         let caller = Caller::new(Peer::Unknown);
-        let _open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];
-        let refused = caller.open(&doors).err().unwrap();
+        let _open = [
+            caller.open(&admission).unwrap(),
+            caller.open(&admission).unwrap(),
+        ];
+        let refused = caller.open(&admission).err().unwrap();
         assert!(refused.message().contains("2 requests are open"));
-        assert_eq!(doors.status().refused_streams, 1);
+        assert_eq!(admission.status().refused_streams, 1);
     }
 
     #[test]
     fn a_connection_gives_way_unless_something_is_open_and_the_one_that_never_asked_is_first() {
-        let doors = Doors::new(Limits::default().fixed());
+        let admission = AdmissionControl::new(Limits::default().fixed());
         let idle = Arc::<Idle>::default();
         let places = Places::new(3);
         let [asks, rests, is_silent] = [1, 2, 3].map(|host| {
@@ -316,20 +323,20 @@ mod tests {
             caller.hold(places.take(&caller.peer).unwrap(), &idle);
             caller
         });
-        let open = asks.open(&doors).unwrap();
-        drop(rests.open(&doors).unwrap());
+        let open = asks.open(&admission).unwrap();
+        drop(rests.open(&admission).unwrap());
         let has_given_way = |caller: &Caller| caller.connection.has_given_way.load(Relaxed);
         for (caller, is_next) in [(&is_silent, &rests), (&rests, &asks)] {
-            assert!(idle.make_room(&doors));
+            assert!(idle.make_room(&admission));
             assert!(has_given_way(caller) && !has_given_way(is_next));
             let place = places.take(&Peer::Unknown);
             place.expect("it is free").forget();
         }
-        assert!(!idle.make_room(&doors));
+        assert!(!idle.make_room(&admission));
         drop(open);
         asks.end();
-        assert!(!idle.make_room(&doors), "it is gone");
-        assert_eq!(doors.status().silent_connections, 2);
+        assert!(!idle.make_room(&admission), "it is gone");
+        assert_eq!(admission.status().silent_connections, 2);
     }
 
     #[test]
@@ -345,12 +352,12 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_has_to_be_read_in_time_until_it_is() {
-        let doors = Doors::new(Limits::default().fixed());
+        let admission = AdmissionControl::new(Limits::default().fixed());
         let caller = Caller::new(Peer::Unknown);
         assert_eq!(caller.unread_until(), None);
-        let first = caller.answer(&doors).await.unwrap();
+        let first = caller.answer(&admission).await.unwrap();
         let until = caller.unread_until().unwrap();
-        let second = caller.answer(&doors).await.unwrap();
+        let second = caller.answer(&admission).await.unwrap();
         assert_eq!(caller.unread_until(), Some(until));
         drop(first);
         assert!(caller.unread_until().unwrap() >= until);
@@ -360,10 +367,13 @@ mod tests {
 
     #[test]
     fn a_connection_ends_where_nothing_is_open_and_soonest_before_its_first_request() {
-        let doors = Doors::new(Limits::default().fixed());
+        let admission = AdmissionControl::new(Limits::default().fixed());
         let caller = Caller::new(Peer::Unknown);
         let at_first = caller.ends_at().unwrap();
-        let open = [caller.open(&doors).unwrap(), caller.open(&doors).unwrap()];
+        let open = [
+            caller.open(&admission).unwrap(),
+            caller.open(&admission).unwrap(),
+        ];
         assert_eq!(caller.ends_at(), None);
         let [one, other] = open;
         drop(one);

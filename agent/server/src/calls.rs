@@ -38,7 +38,7 @@ use super::{
     caller::{Caller, OpenRequest, UNREAD_TIMEOUT, Unread},
     drained_or_given_up,
     grpc_only::GrpcOnly,
-    limits::{Doors, Share, SharePlace},
+    limits::{AdmissionControl, Share, SharePlace},
     log_undelivered, request,
     standard::StandardServices,
     withdrawn,
@@ -56,7 +56,7 @@ pub const STREAMS_TO_REFUSE: u32 = 8;
 
 /// The calls that a process answers.
 pub trait Calls: Send + Sync + 'static {
-    fn doors(&self) -> &Arc<Doors>;
+    fn admission(&self) -> &Arc<AdmissionControl>;
 
     fn standard(&self) -> &StandardServices;
 
@@ -159,30 +159,30 @@ async fn answer_admitted(
     request: Request<Body>,
     caller: &Caller,
 ) -> Result<Response<Body>, Status> {
-    let doors = calls.doors();
+    let admission = calls.admission();
     let grant = request.extensions().get::<Grant>();
     if let Some(grant) = grant {
-        caller.belongs_to(grant, doors).await?;
+        caller.belongs_to(grant, admission).await?;
     }
-    let open = caller.open(doors)?;
+    let open = caller.open(admission)?;
     let Some(call) = calls.standard().find(request.uri().path()) else {
         return calls.answer(request, caller, open).await;
     };
     let (place, unread, share) = if call.is_stream {
         // Such a stream takes a consumer's place, and these are few.
         if let Some(grant) = grant {
-            require_reader(grant, caller, doors)?;
+            require_reader(grant, caller, admission)?;
         }
-        let share = doors.share(Share::Streams, grant, &caller.peer).await?;
-        (Some(doors.consumer(&caller.peer)?), None, share)
+        let share = admission.share(Share::Streams, grant, &caller.peer).await?;
+        (Some(admission.consumer(&caller.peer)?), None, share)
     } else {
-        let share = doors.share(Share::HealthAnswers, grant, &caller.peer);
+        let share = admission.share(Share::HealthAnswers, grant, &caller.peer);
         let share = share.await?;
         // The answer has only a few bytes, and the share bounds how many each credential has.
         let unread = if share.is_some() {
             caller.unread(None, Instant::now() + UNREAD_TIMEOUT)
         } else {
-            caller.answer(doors).await?
+            caller.answer(admission).await?
         };
         (None, Some(unread), share)
     };
@@ -195,13 +195,13 @@ async fn answer_admitted(
 pub async fn place_for<M: Message + Default>(
     request: Request<Body>,
     caller: &Caller,
-    doors: &Doors,
+    admission: &AdmissionControl,
 ) -> Result<(Unread, Option<SharePlace>), Status> {
     let (head, body) = request.into_parts();
     let grant = head.extensions.get::<Grant>();
-    let share = doors.share(Share::Answers, grant, &caller.peer).await?;
+    let share = admission.share(Share::Answers, grant, &caller.peer).await?;
     let _: M = request::message(&head.headers, body).await?;
-    Ok((caller.answer(doors).await?, share))
+    Ok((caller.answer(admission).await?, share))
 }
 
 /// The parts and settings of a server.
@@ -231,7 +231,7 @@ impl<C: Calls> Serving<C> {
             streams,
         } = self;
         let tls = listeners.tls();
-        let (socket_files, connections) = listeners.into_connections(calls.doors());
+        let (socket_files, connections) = listeners.into_connections(calls.admission());
         let (stopping, stopped) = oneshot::channel();
         let signal = async {
             shutdown.await;

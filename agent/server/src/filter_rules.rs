@@ -21,7 +21,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tonic::{Status, body::Body, codegen::http::HeaderMap};
 
 use super::{
-    limits::{Doors, Refusal},
+    limits::{AdmissionControl, Refusal},
     peer::Peer,
     request,
 };
@@ -87,22 +87,22 @@ fn answer(Replaced { active, warnings }: Replaced) -> Vec<Bytes> {
 }
 
 /// Anyone who can connect to a Unix socket may see the rules.
-pub(super) fn may_see_rules(peer: &Peer, doors: &Doors) -> Result<(), Status> {
+pub(super) fn may_see_rules(peer: &Peer, admission: &AdmissionControl) -> Result<(), Status> {
     if peer.is_on_a_unix_socket() {
         return Ok(());
     }
-    doors.refuse(Refusal::Caller, peer);
+    admission.refuse(Refusal::Caller, peer);
     Err(Status::permission_denied(
         "filter rules and settings can be seen and changed, and scans asked for, on the agent's Unix socket only: connect to that",
     ))
 }
 
-pub(super) fn may_change_rules(peer: &Peer, doors: &Doors) -> Result<(), Status> {
-    may_see_rules(peer, doors)?;
+pub(super) fn may_change_rules(peer: &Peer, admission: &AdmissionControl) -> Result<(), Status> {
+    may_see_rules(peer, admission)?;
     if peer.runs_the_agent() {
         return Ok(());
     }
-    doors.refuse(Refusal::Caller, peer);
+    admission.refuse(Refusal::Caller, peer);
     Err(Status::permission_denied(
         "only root and the agent's own user may change the filter rules",
     ))
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn rules_are_for_unix_sockets_and_their_change_for_those_who_run_the_agent() {
-        let doors = Doors::new(super::super::limits::Limits::default().fixed());
+        let admission = AdmissionControl::new(super::super::limits::Limits::default().fixed());
         let unix = |uid| Peer::Unix { pid: None, uid };
         let own_uid = rustix::process::geteuid().as_raw();
         let tcp = Peer::Tcp(([127, 0, 0, 1], 1).into());
@@ -244,14 +244,14 @@ mod tests {
             (tcp, false, false),
             (Peer::Unknown, false, false),
         ] {
-            assert_eq!(may_see_rules(&peer, &doors).is_ok(), may_see, "{peer}");
+            assert_eq!(may_see_rules(&peer, &admission).is_ok(), may_see, "{peer}");
             assert_eq!(
-                may_change_rules(&peer, &doors).is_ok(),
+                may_change_rules(&peer, &admission).is_ok(),
                 may_change,
                 "{peer}"
             );
             refused += u64::from(!may_see) + u64::from(!may_change);
-            assert_eq!(doors.status().refused_callers, refused);
+            assert_eq!(admission.status().refused_callers, refused);
         }
     }
 }

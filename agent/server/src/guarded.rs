@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 use super::{
     caller::{Caller, NEXT_LOOK},
     connection::Connection,
-    limits::{Doors, Refusal},
+    limits::{AdmissionControl, Refusal},
 };
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Guarded {
     connection: Connection,
     caller: Caller,
-    doors: Arc<Doors>,
+    admission: Arc<AdmissionControl>,
     phase: Phase,
     /// Wakes the connection's task for the phase's next action.
     look: Pin<Box<Sleep>>,
@@ -50,12 +50,16 @@ enum Phase {
 }
 
 impl Guarded {
-    pub(super) fn new(connection: Connection, caller: Caller, doors: Arc<Doors>) -> Self {
+    pub(super) fn new(
+        connection: Connection,
+        caller: Caller,
+        admission: Arc<AdmissionControl>,
+    ) -> Self {
         let first_look = caller.ends_at().unwrap_or_else(Instant::now);
         Self {
             connection,
             caller,
-            doors,
+            admission,
             phase: Phase::Open,
             look: Box::pin(sleep_until(first_look)),
             patience: PATIENCE,
@@ -84,7 +88,7 @@ impl Guarded {
                 .find(|(at, _)| at.is_some_and(|ends_at| ends_at <= now));
             if let Some((_, refusal)) = over {
                 self.phase = Phase::Ending;
-                self.doors.refuse(*refusal, &self.caller.peer);
+                self.admission.refuse(*refusal, &self.caller.peer);
             } else {
                 let next = ends.iter().filter_map(|(at, _)| *at).min();
                 // An answer may be sent before then.

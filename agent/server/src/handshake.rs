@@ -15,14 +15,14 @@ use tokio::{
 };
 use tokio_rustls::{FallibleAccept, TlsAcceptor, server::TlsStream};
 
-use super::{caller::CertificateName, limits::Doors, peer::Peer};
+use super::{caller::CertificateName, limits::AdmissionControl, peer::Peer};
 
 pub struct Handshake {
     state: State,
     peer: Peer,
     /// Set when the handshake is done.
     name: CertificateName,
-    doors: Arc<Doors>,
+    admission: Arc<AdmissionControl>,
 }
 
 enum State {
@@ -36,13 +36,13 @@ impl Handshake {
         acceptor: &TlsAcceptor,
         stream: TcpStream,
         (peer, name): (Peer, CertificateName),
-        doors: Arc<Doors>,
+        admission: Arc<AdmissionControl>,
     ) -> Self {
         Self {
             state: State::Going(acceptor.accept(stream).into_fallible()),
             peer,
             name,
-            doors,
+            admission,
         }
     }
 
@@ -64,7 +64,7 @@ impl Handshake {
                 Err((error, mut stream)) => {
                     // A port check without TLS is no fault, so only TLS errors are logged.
                     if tls::of_tls(&error).is_some() {
-                        self.doors.handshake_failed(&self.peer, &error);
+                        self.admission.handshake_failed(&self.peer, &error);
                     }
                     // Send what the socket still buffers.
                     let _ = Pin::new(&mut stream).poll_shutdown(context);

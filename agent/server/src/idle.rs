@@ -3,7 +3,7 @@
 
 use super::{
     caller::Caller,
-    limits::{Doors, Refusal},
+    limits::{AdmissionControl, Refusal},
 };
 use crate::silent::Silent;
 
@@ -17,11 +17,11 @@ pub struct Idle {
 
 impl Idle {
     /// Closes one connection, which frees its place. Returns whether there was one.
-    pub(super) fn make_room(&self, doors: &Doors) -> bool {
+    pub(super) fn make_room(&self, admission: &AdmissionControl) -> bool {
         while let Some(caller) = self.silent.pop().or_else(|| self.rested.pop()) {
             // A request may have arrived meanwhile.
             if caller.give_way() {
-                doors.refuse(Refusal::GaveWay, &caller.peer);
+                admission.refuse(Refusal::GaveWay, &caller.peer);
                 return true;
             }
         }

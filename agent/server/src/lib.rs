@@ -64,7 +64,7 @@ pub use peer::Peer;
 
 use calls::Serving;
 use filter_rules::FilterRules;
-use limits::Doors;
+use limits::AdmissionControl;
 use live_status::LiveStatus;
 use service::AgentCalls;
 use standard::StandardServices;
@@ -111,7 +111,7 @@ impl Server {
             metrics,
             counting,
         } = self;
-        let doors = Arc::new(Doors::new(limits.clone()));
+        let admission = Arc::new(AdmissionControl::new(limits.clone()));
         let max_streams = limits.borrow_and_update().max_streams;
         let count = listeners.len();
         warn_of_files(limits.borrow().files(count));
@@ -121,7 +121,7 @@ impl Server {
             hub.clone(),
             outputs,
             status.clone(),
-            Arc::clone(&doors),
+            Arc::clone(&admission),
             asks.bytes.clone(),
             listening,
         ));
@@ -133,7 +133,7 @@ impl Server {
             status: live,
             rules: FilterRules::new(rules),
             settings,
-            doors,
+            admission,
             compressor: Arc::default(),
             standard: StandardServices::new(SERVICES, counting.clone(), not_serving.clone())
                 .await?,

@@ -243,7 +243,7 @@ impl Refusal {
 }
 
 /// The state shared by all listeners.
-pub struct Doors {
+pub struct AdmissionControl {
     limits: watch::Receiver<Limits>,
     consumers: Places,
     answers: Places,
@@ -262,7 +262,7 @@ fn event(log: &Mutex<LogLimit>) -> Option<u64> {
     log.lock().unwrap_or_else(PoisonError::into_inner).event()
 }
 
-impl Doors {
+impl AdmissionControl {
     pub fn new(limits: watch::Receiver<Limits>) -> Self {
         let max_consumers = limits.borrow().max_consumers;
         Self {
@@ -454,7 +454,7 @@ mod tests {
 
     #[test]
     fn the_status_has_the_settings_and_each_refusal_in_its_place() {
-        let doors = Doors::new(LIMITS.fixed());
+        let admission = AdmissionControl::new(LIMITS.fixed());
         let refusals = [
             Refusal::Connection,
             Refusal::Silent,
@@ -473,7 +473,7 @@ mod tests {
         ];
         for (refusal, times) in refusals.into_iter().zip(1..) {
             for _ in 0..times {
-                doors.refuse(refusal, &Peer::Unknown);
+                admission.refuse(refusal, &Peer::Unknown);
             }
         }
         let expected = ServerStatus {
@@ -494,16 +494,16 @@ mod tests {
             unread_connections: 10,
             ..ServerStatus::default()
         };
-        assert_eq!(doors.status(), expected);
-        let _place = doors.consumer(&Peer::Unknown).unwrap();
-        let refused = doors.consumer(&Peer::Unknown).unwrap_err();
+        assert_eq!(admission.status(), expected);
+        let _place = admission.consumer(&Peer::Unknown).unwrap();
+        let refused = admission.consumer(&Peer::Unknown).unwrap_err();
         assert!(refused.message().starts_with("1 consumers observe"));
-        assert_eq!(doors.status().refused_consumers, 16);
+        assert_eq!(admission.status().refused_consumers, 16);
     }
 
     #[test]
     fn the_log_says_what_was_refused_and_which_option_allows_no_more() {
-        let doors = Doors::new(LIMITS.fixed());
+        let admission = AdmissionControl::new(LIMITS.fixed());
         for (refusal, words) in [
             (Refusal::Connection, "--max-connections"),
             (Refusal::Silent, "no request came"),
@@ -518,14 +518,14 @@ mod tests {
             (Refusal::Copies, "consumers with filters"),
             (Refusal::GaveWay, "another one needed its place"),
         ] {
-            let log = logged(|| doors.refuse(refusal, &Peer::Unknown));
+            let log = logged(|| admission.refuse(refusal, &Peer::Unknown));
             assert!(log.contains(words) && log.contains("peer=unknown"), "{log}");
         }
-        let log = logged(|| doors.handshake_failed(&Peer::Unknown, &"no certificate"));
+        let log = logged(|| admission.handshake_failed(&Peer::Unknown, &"no certificate"));
         let line = "a TLS handshake failed peer=unknown times=1 error=no certificate";
         assert!(log.contains(line), "{log}");
         let error = io::Error::other("no file left");
-        let log = logged(|| doors.cannot_accept(&error));
+        let log = logged(|| admission.cannot_accept(&error));
         let line = "cannot accept a connection error=no file left times=1";
         assert!(log.contains(line), "{log}");
     }

@@ -18,7 +18,7 @@ use super::{
     guarded::Guarded,
     handshake::Handshake,
     idle::Idle,
-    limits::{Doors, Places, Refusal},
+    limits::{AdmissionControl, Places, Refusal},
     passed::{PassedSocket, PassedSockets},
     peer::Peer,
     socket_file::SocketFile,
@@ -155,7 +155,7 @@ impl Listeners {
     /// The accepted connections. The stream never fails: if the process is out of file descriptors, it waits.
     pub fn into_connections(
         self,
-        doors: &Arc<Doors>,
+        admission: &Arc<AdmissionControl>,
     ) -> (
         Vec<SocketFile>,
         impl Stream<Item = io::Result<Guarded>> + Unpin + use<>,
@@ -164,8 +164,8 @@ impl Listeners {
             let gate = Gate {
                 tls: listener.tls(self.tls.as_ref()),
                 listener,
-                places: Places::new(doors.limits().max_connections),
-                doors: Arc::clone(doors),
+                places: Places::new(admission.limits().max_connections),
+                admission: Arc::clone(admission),
                 farewells: Farewells::default(),
                 idle: Arc::default(),
             };
@@ -184,7 +184,7 @@ struct Gate {
     listener: Listener,
     tls: Option<ReloadableServerTls>,
     places: Places,
-    doors: Arc<Doors>,
+    admission: Arc<AdmissionControl>,
     farewells: Farewells,
     idle: Arc<Idle>,
 }
@@ -195,14 +195,14 @@ impl Gate {
     async fn next(&mut self) -> Guarded {
         loop {
             let connection = tokio::select! {
-                connection = self.listener.accept(&self.doors) => connection,
+                connection = self.listener.accept(&self.admission) => connection,
                 () = self.farewells.close_next() => continue,
             };
             let peer = connection.peer();
-            let most = self.doors.limits().max_connections;
+            let most = self.admission.limits().max_connections;
             let place = loop {
                 let place = self.places.take_of(most, &peer);
-                if place.is_some() || !self.idle.make_room(&self.doors) {
+                if place.is_some() || !self.idle.make_room(&self.admission) {
                     break place;
                 }
             };
@@ -212,9 +212,9 @@ impl Gate {
                 let connection = self.behind_tls(connection, &certificate);
                 let caller = Caller::new(peer).accepted(own, certificate);
                 caller.hold(place, &self.idle);
-                return Guarded::new(connection, caller, Arc::clone(&self.doors));
+                return Guarded::new(connection, caller, Arc::clone(&self.admission));
             }
-            self.doors.refuse(Refusal::Connection, &peer);
+            self.admission.refuse(Refusal::Connection, &peer);
             self.farewells.say(connection, self.tls.is_some());
         }
     }
@@ -223,9 +223,9 @@ impl Gate {
         match (&self.tls, connection) {
             (Some(tls), Connection::Tcp(stream)) => {
                 let peer = stream.peer_addr().map_or(Peer::Unknown, Peer::Tcp);
-                let doors = Arc::clone(&self.doors);
+                let admission = Arc::clone(&self.admission);
                 let name = Arc::clone(name);
-                let handshake = Handshake::new(&tls.acceptor(), stream, (peer, name), doors);
+                let handshake = Handshake::new(&tls.acceptor(), stream, (peer, name), admission);
                 Connection::Tls(Box::new(handshake))
             }
             (_, connection) => connection,
@@ -270,7 +270,7 @@ impl Listener {
         }
     }
 
-    async fn accept(&self, doors: &Doors) -> Connection {
+    async fn accept(&self, admission: &AdmissionControl) -> Connection {
         loop {
             let accepted = match self {
                 Self::Unix(listener) => listener
@@ -285,7 +285,7 @@ impl Listener {
             match accepted {
                 Ok(connection) => return connection,
                 Err(error) => {
-                    doors.cannot_accept(&error);
+                    admission.cannot_accept(&error);
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -8,14 +8,14 @@ use proto::{AgentStatus, ServerStatus};
 use sys::clock;
 use tokio::sync::watch;
 
-use super::{limits::Doors, listen::Listening};
+use super::{limits::AdmissionControl, listen::Listening};
 use crate::asks::SnapshotBytes;
 
 pub struct LiveStatus {
     hub: Hub,
     outputs: Outputs,
     scanned: watch::Receiver<Arc<AgentStatus>>,
-    doors: Arc<Doors>,
+    admission: Arc<AdmissionControl>,
     snapshots: SnapshotBytes,
     listening: Vec<Listening>,
     started_boot_ns: u64,
@@ -27,7 +27,7 @@ impl LiveStatus {
         hub: Hub,
         outputs: Outputs,
         scanned: watch::Receiver<Arc<AgentStatus>>,
-        doors: Arc<Doors>,
+        admission: Arc<AdmissionControl>,
         snapshots: SnapshotBytes,
         listening: Vec<Listening>,
     ) -> Self {
@@ -35,7 +35,7 @@ impl LiveStatus {
             hub,
             outputs,
             scanned,
-            doors,
+            admission,
             snapshots,
             listening,
             started_boot_ns: clock::boot_now_ns(),
@@ -49,7 +49,7 @@ impl LiveStatus {
         status.consumers = self.hub.status();
         status.outputs = self.outputs.status();
         status.departed_outputs = Some(self.outputs.departed());
-        let mut server = server_status(&self.hub, &self.doors, &self.listening);
+        let mut server = server_status(&self.hub, &self.admission, &self.listening);
         server.held_bytes += self.snapshots.get();
         status.server = Some(server);
         status
@@ -57,7 +57,11 @@ impl LiveStatus {
 }
 
 /// Figures of the listeners, and the memory held for clients.
-pub fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> ServerStatus {
+pub fn server_status(
+    hub: &Hub,
+    admission: &AdmissionControl,
+    listening: &[Listening],
+) -> ServerStatus {
     let fate = hub.fate();
     ServerStatus {
         consumers_left: hub.left(),
@@ -67,6 +71,6 @@ pub fn server_status(hub: &Hub, doors: &Doors, listening: &[Listening]) -> Serve
         lost_batches: fate.lost.batches,
         lost_records: fate.lost.records,
         listeners: listening.iter().map(Listening::status).collect(),
-        ..doors.status()
+        ..admission.status()
     }
 }

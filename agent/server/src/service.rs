@@ -22,7 +22,7 @@ use super::{
     encoding::Compressor,
     filter_rules::{FilterRules, may_change_rules, may_see_rules},
     filtered::StreamFilter,
-    limits::Doors,
+    limits::AdmissionControl,
     list::Choice,
     live_status::LiveStatus,
     request,
@@ -54,14 +54,14 @@ pub struct AgentCalls {
     pub status: Arc<LiveStatus>,
     pub rules: FilterRules,
     pub settings: watch::Receiver<SettingsInForce>,
-    pub doors: Arc<Doors>,
+    pub admission: Arc<AdmissionControl>,
     pub compressor: Arc<Compressor>,
     pub standard: StandardServices,
 }
 
 impl Calls for AgentCalls {
-    fn doors(&self) -> &Arc<Doors> {
-        &self.doors
+    fn admission(&self) -> &Arc<AdmissionControl> {
+        &self.admission
     }
 
     fn standard(&self) -> &StandardServices {
@@ -99,8 +99,8 @@ impl AgentCalls {
     ) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let request: ObserveRequest = request::message(&head.headers, body).await?;
-        let place = self.doors.consumer(&caller.peer)?;
-        let (peer, shared) = (&caller.peer, (&self.hub, &*self.doors));
+        let place = self.admission.consumer(&caller.peer)?;
+        let (peer, shared) = (&caller.peer, (&self.hub, &*self.admission));
         let form = Form::asked(&request, &head.headers, peer, shared, &self.compressor)?;
         let name = consumer_name(&request);
         let peer = caller.peer.to_string();
@@ -131,7 +131,7 @@ impl AgentCalls {
             order,
             limit: (request.limit != 0).then_some(request.limit as usize),
         };
-        let place = caller.answer(&self.doors).await?;
+        let place = caller.answer(&self.admission).await?;
         let snapshot = self.asks.flows().await.map_err(refused)?;
         let room = self.asks.bytes.clone();
         let listed = spawn_blocking(move || choice.of(snapshot, &room)).await;
@@ -146,8 +146,8 @@ impl AgentCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        may_see_rules(&caller.peer, &self.doors)?;
-        let place = place_for::<ScanNowRequest>(request, caller, &self.doors).await?;
+        may_see_rules(&caller.peer, &self.admission)?;
+        let place = place_for::<ScanNowRequest>(request, caller, &self.admission).await?;
         let scan_id = self.asks.scan().await.map_err(refused)?;
         let answer = ScanNowResponse { scan_id }.encode_to_vec();
         Ok(answer::one(vec![answer.into()], (open, place)))
@@ -159,7 +159,7 @@ impl AgentCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        let place = place_for::<GetStatusRequest>(request, caller, &self.doors).await?;
+        let place = place_for::<GetStatusRequest>(request, caller, &self.admission).await?;
         let status = self.status.now().encode_to_vec();
         Ok(answer::one(vec![status.into()], (open, place)))
     }
@@ -170,8 +170,8 @@ impl AgentCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        may_see_rules(&caller.peer, &self.doors)?;
-        let place = place_for::<GetFiltersRequest>(request, caller, &self.doors).await?;
+        may_see_rules(&caller.peer, &self.admission)?;
+        let place = place_for::<GetFiltersRequest>(request, caller, &self.admission).await?;
         Ok(answer::one(vec![self.rules.active()], (open, place)))
     }
 
@@ -182,8 +182,8 @@ impl AgentCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        may_see_rules(&caller.peer, &self.doors)?;
-        let place = place_for::<GetSettingsRequest>(request, caller, &self.doors).await?;
+        may_see_rules(&caller.peer, &self.admission)?;
+        let place = place_for::<GetSettingsRequest>(request, caller, &self.admission).await?;
         let settings = SettingsInForce {
             filters_by_client: self.rules.are_by_client(),
             ..self.settings.borrow().clone()
@@ -198,7 +198,7 @@ impl AgentCalls {
         caller: &Caller,
         open: OpenRequest,
     ) -> Result<Response<Body>, Status> {
-        may_change_rules(&caller.peer, &self.doors)?;
+        may_change_rules(&caller.peer, &self.admission)?;
         let (head, body) = request.into_parts();
         let parts = self.rules.set(&head.headers, body).await?;
         Ok(answer::one(parts, open))

@@ -8,6 +8,7 @@
 )]
 
 mod accounts;
+mod admission;
 mod captures;
 mod clients;
 mod closing;
@@ -16,7 +17,6 @@ mod consumers;
 mod corpus;
 mod devices;
 mod directions;
-mod doors;
 mod drops;
 mod exact;
 mod failures;

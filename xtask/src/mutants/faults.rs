@@ -1,8 +1,8 @@
 //! The table of faults: each is one replacement in one file, with the test that must catch it.
 
+mod admission;
 mod collector;
 mod delivery;
-mod doors;
 mod files;
 mod kernel;
 mod outputs;
@@ -120,7 +120,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         query::FAULTS,
         delivery::FAULTS,
         outputs::FAULTS,
-        doors::FAULTS,
+        admission::FAULTS,
         top::FAULTS,
     ];
     tables.into_iter().flatten()

@@ -94,7 +94,7 @@ pub const PARTS: [Part; 11] = [
             "stream::",
             "tls::",
             "lifecycle::passed",
-            "doors::",
+            "admission::",
             "snapshots::",
             "collect::consumers",
             "collect::limits",

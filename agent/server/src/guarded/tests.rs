@@ -29,37 +29,44 @@ const SHORT: Duration = Duration::from_millis(100);
 /// Longer than any end, on a machine however busy.
 const BOUND: Duration = Duration::from_mins(1);
 
-fn doors() -> Arc<Doors> {
-    Arc::new(Doors::new(Limits::default().fixed()))
+fn admission() -> Arc<AdmissionControl> {
+    Arc::new(AdmissionControl::new(Limits::default().fixed()))
 }
 
-fn guarded(connection: Connection, caller: Caller, doors: &Arc<Doors>) -> Guarded {
-    guarded_beside(connection, caller, doors, &Arc::default())
+fn guarded(connection: Connection, caller: Caller, admission: &Arc<AdmissionControl>) -> Guarded {
+    guarded_beside(connection, caller, admission, &Arc::default())
 }
 
 fn guarded_beside(
     connection: Connection,
     caller: Caller,
-    doors: &Arc<Doors>,
+    admission: &Arc<AdmissionControl>,
     idle: &Arc<Idle>,
 ) -> Guarded {
-    caller.hold(doors.consumer(&Peer::Unknown).unwrap(), idle);
-    Guarded::new(connection, caller, Arc::clone(doors))
+    caller.hold(admission.consumer(&Peer::Unknown).unwrap(), idle);
+    Guarded::new(connection, caller, Arc::clone(admission))
 }
 
 /// A connection that waits so long for its peer in the end, and is not idle before.
-fn patient(connection: Connection, patience: Duration, doors: &Arc<Doors>) -> Guarded {
+fn patient(
+    connection: Connection,
+    patience: Duration,
+    admission: &Arc<AdmissionControl>,
+) -> Guarded {
     let caller = Caller::silent_until(Peer::Unknown, Instant::now() + LONG);
-    let mut guarded = guarded(connection, caller, doors);
+    let mut guarded = guarded(connection, caller, admission);
     guarded.patience = patience;
     guarded
 }
 
 /// A connection that has to end at `ends_at`, and its other end.
-fn silent_until(ends_at: Instant, doors: &Arc<Doors>) -> (Guarded, Caller, UnixStream) {
+fn silent_until(
+    ends_at: Instant,
+    admission: &Arc<AdmissionControl>,
+) -> (Guarded, Caller, UnixStream) {
     let (connection, peer) = unix();
     let caller = Caller::silent_until(Peer::Unknown, ends_at);
-    (guarded(connection, caller.clone(), doors), caller, peer)
+    (guarded(connection, caller.clone(), admission), caller, peer)
 }
 
 fn unix() -> (Connection, UnixStream) {
@@ -68,7 +75,10 @@ fn unix() -> (Connection, UnixStream) {
 }
 
 /// A connection over TLS on sockets that hold little, after its handshake.
-async fn over_tls(patience: Duration, doors: &Arc<Doors>) -> (Guarded, TlsStream<TcpStream>) {
+async fn over_tls(
+    patience: Duration,
+    admission: &Arc<AdmissionControl>,
+) -> (Guarded, TlsStream<TcpStream>) {
     let [listener, peer] = [(); 2].map(|()| TcpSocket::new_v4().unwrap());
     // An accepted socket has what its listener has.
     listener.set_send_buffer_size(4096).unwrap();
@@ -91,10 +101,10 @@ async fn over_tls(patience: Duration, doors: &Arc<Doors>) -> (Guarded, TlsStream
         &acceptor,
         ours,
         (Peer::Unknown, Arc::default()),
-        Arc::clone(doors),
+        Arc::clone(admission),
     );
     let connection = Connection::Tls(Box::new(handshake));
-    let mut guarded = patient(connection, patience, doors);
+    let mut guarded = patient(connection, patience, admission);
     let client = ClientFiles {
         ca: Some(ca.file()),
         ..ClientFiles::default()
@@ -121,7 +131,7 @@ async fn end(guarded: &mut Guarded) -> io::Result<()> {
 }
 
 async fn passes(connection: Connection, mut peer: impl AsyncRead + AsyncWrite + Unpin) {
-    let mut guarded = patient(connection, LONG, &doors());
+    let mut guarded = patient(connection, LONG, &admission());
     peer.write_all(b"ask").await.unwrap();
     let mut asked = [0; 3];
     guarded.read_exact(&mut asked).await.unwrap();
@@ -162,7 +172,7 @@ async fn bytes_pass_both_ways_on_either_kind_of_socket() {
 #[tokio::test]
 async fn a_peer_that_does_not_close_the_connection_is_waited_for_and_not_for_long() {
     let (connection, mut peer) = unix();
-    let mut guarded = patient(connection, SHORT, &doors());
+    let mut guarded = patient(connection, SHORT, &admission());
     assert!(poll!(pin!(guarded.shutdown())).is_pending());
     let ended = timeout(BOUND, guarded.shutdown()).await;
     ended.expect("it ends").unwrap();
@@ -173,28 +183,28 @@ async fn a_peer_that_does_not_close_the_connection_is_waited_for_and_not_for_lon
 
 #[tokio::test]
 async fn a_peer_that_reads_nothing_over_tls_is_not_waited_for_long() {
-    let doors = doors();
-    let (mut guarded, _peer) = over_tls(SHORT, &doors).await;
+    let admission = admission();
+    let (mut guarded, _peer) = over_tls(SHORT, &admission).await;
     // TLS keeps what the sockets do not take. Behind it, the goodbye cannot leave.
     while poll!(pin!(guarded.write(&[0; 4096]))).is_ready() {}
     assert!(poll!(pin!(guarded.flush())).is_pending());
     assert!(poll!(pin!(guarded.shutdown())).is_pending());
     let error = end(&mut guarded).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    assert_eq!(doors.status().silent_connections, 0);
+    assert_eq!(admission.status().silent_connections, 0);
 }
 
 async fn ends_beside(
     mut guarded: Guarded,
     mut peer: impl AsyncWrite + Unpin + Send + 'static,
-    doors: &Doors,
+    admission: &AdmissionControl,
 ) {
     let writing = tokio::spawn(async move { while peer.write_all(&[0; 4096]).await.is_ok() {} });
     if let Err(error) = end(&mut guarded).await {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
     assert!(!writing.is_finished());
-    assert_eq!(doors.status().silent_connections, 0);
+    assert_eq!(admission.status().silent_connections, 0);
     drop(guarded);
     timeout(BOUND, writing)
         .await
@@ -205,17 +215,17 @@ async fn ends_beside(
 /// On another thread there is always something more to read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_peer_that_writes_without_end_is_not_waited_for_long_either() {
-    let doors = doors();
+    let admission = admission();
     let (connection, peer) = unix();
-    ends_beside(patient(connection, SHORT, &doors), peer, &doors).await;
-    let (guarded, peer) = over_tls(SHORT, &doors).await;
-    ends_beside(guarded, peer, &doors).await;
+    ends_beside(patient(connection, SHORT, &admission), peer, &admission).await;
+    let (guarded, peer) = over_tls(SHORT, &admission).await;
+    ends_beside(guarded, peer, &admission).await;
 }
 
 #[tokio::test]
 async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
-    let doors = doors();
-    let (mut guarded, _, _peer) = silent_until(Instant::now(), &doors);
+    let admission = admission();
+    let (mut guarded, _, _peer) = silent_until(Instant::now(), &admission);
     let read = timeout(BOUND, guarded.read(&mut [0])).await;
     let read = read.expect("it ends");
     let written = guarded.write(b"a").await;
@@ -224,17 +234,17 @@ async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
     for ended in [read, written, written_vectored, flushed] {
         assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
-    assert_eq!(doors.status().silent_connections, 1);
+    assert_eq!(admission.status().silent_connections, 1);
 }
 
 /// Other requests on it, and those that it reads, make no difference.
 #[tokio::test]
 async fn a_connection_with_an_answer_that_is_not_read_ends() {
-    let doors = doors();
-    let (mut guarded, caller, mut peer) = silent_until(Instant::now(), &doors);
-    let _open = caller.open(&doors).unwrap();
+    let admission = admission();
+    let (mut guarded, caller, mut peer) = silent_until(Instant::now(), &admission);
+    let _open = caller.open(&admission).unwrap();
     let until = async |until| {
-        let place = doors.answer(&Peer::Unknown).await.unwrap();
+        let place = admission.answer(&Peer::Unknown).await.unwrap();
         caller.unread(Some(place), until)
     };
     let read = until(Instant::now()).await;
@@ -249,7 +259,7 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
     let ended = timeout(BOUND, guarded.read_u8()).await;
     let error = ended.expect("it ends").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-    let status = doors.status();
+    let status = admission.status();
     assert_eq!(
         (status.unread_connections, status.silent_connections),
         (1, 0)
@@ -259,10 +269,10 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
 /// Its task waits for its peer alone.
 #[tokio::test]
 async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
-    let (doors, idle) = (doors(), Arc::<Idle>::default());
+    let (admission, idle) = (admission(), Arc::<Idle>::default());
     let (connection, mut peer) = unix();
     let caller = Caller::silent_until(Peer::Unknown, Instant::now() + LONG);
-    let mut guarded = guarded_beside(connection, caller, &doors, &idle);
+    let mut guarded = guarded_beside(connection, caller, &admission, &idle);
     guarded.patience = LONG;
     let reads = tokio::spawn(async move {
         let read = guarded.read_u8().await;
@@ -273,10 +283,10 @@ async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
         read
     });
     tokio::task::yield_now().await;
-    assert!(idle.make_room(&doors));
+    assert!(idle.make_room(&admission));
     let read = timeout(BOUND, reads).await.expect("it ends").unwrap();
     assert_eq!(read.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
-    assert!(!idle.make_room(&doors));
+    assert!(!idle.make_room(&admission));
     let closed = timeout(BOUND, peer.read_u8()).await.expect("it is closed");
     assert!(closed.is_err());
 }
@@ -284,9 +294,9 @@ async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
 /// Whatever it was, so that what comes meanwhile is seen.
 #[tokio::test]
 async fn a_connection_is_looked_at_again_before_long() {
-    let doors = doors();
-    let (mut guarded, caller, _peer) = silent_until(Instant::now(), &doors);
-    let open = caller.open(&doors).unwrap();
+    let admission = admission();
+    let (mut guarded, caller, _peer) = silent_until(Instant::now(), &admission);
+    let open = caller.open(&admission).unwrap();
     for _ in 0..2 {
         guarded.look.as_mut().reset(Instant::now());
         assert!(poll!(pin!(guarded.read_u8())).is_pending());
@@ -301,16 +311,16 @@ async fn a_connection_is_looked_at_again_before_long() {
 
 #[tokio::test]
 async fn a_request_keeps_its_connection_open_and_so_does_one_that_has_just_ended() {
-    let doors = doors();
+    let admission = admission();
     let past = Instant::now() - Duration::from_secs(1);
-    let (mut busy, caller, mut peer) = silent_until(past, &doors);
-    let _open = caller.open(&doors).unwrap();
+    let (mut busy, caller, mut peer) = silent_until(past, &admission);
+    let _open = caller.open(&admission).unwrap();
     peer.write_all(b"a").await.unwrap();
     assert_eq!(busy.read_u8().await.unwrap(), b'a');
 
-    let (mut just_idle, caller, mut peer) = silent_until(past, &doors);
-    drop(caller.open(&doors).unwrap());
+    let (mut just_idle, caller, mut peer) = silent_until(past, &admission);
+    drop(caller.open(&admission).unwrap());
     peer.write_all(b"b").await.unwrap();
     assert_eq!(just_idle.read_u8().await.unwrap(), b'b');
-    assert_eq!(doors.status().silent_connections, 0);
+    assert_eq!(admission.status().silent_connections, 0);
 }

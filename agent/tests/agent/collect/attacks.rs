@@ -27,7 +27,7 @@ use super::{
     *,
 };
 use crate::{
-    doors::{client::Client, memory::Memory},
+    admission::{client::Client, memory::Memory},
     support::{flow_agent_in, memory_limit},
 };
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    doors::memory::{MIB, Memory, reset_peak},
+    admission::memory::{MIB, Memory, reset_peak},
     support::{Report, unix_ns_of},
 };
 

@@ -11,8 +11,8 @@ use proto::GetStatusRequest;
 
 use super::{ADDRESS, Certificates, is_answered, refused, status, texts, told, trusting, with};
 use crate::{
+    admission::client::{Client, GET_STATUS, connect_by_tcp},
     clients::install,
-    doors::client::{Client, GET_STATUS, connect_by_tcp},
     support::{Agent, flow_agent, wait_until},
 };
 

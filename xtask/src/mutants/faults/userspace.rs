@@ -94,7 +94,7 @@ pub(super) const FAULTS: &[Fault] = &[
         from: "uid == 0 || uid == agent_uid",
         to: "uid < u32::MAX || uid == agent_uid",
         target: agent(
-            "doors::rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
+            "admission::rules::rules_are_changed_by_root_seen_by_local_users_and_neither_over_tcp",
         ),
     },
     Fault {

@@ -11,7 +11,7 @@ use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 
 use super::*;
-use crate::doors::client::{Call, OpenStream, framed, outcome};
+use crate::admission::client::{Call, OpenStream, framed, outcome};
 
 const STATUS: &str = "/flow.v1.FlowCollectorControl/GetCollectorStatus";
 const EXPORT: &str = "/flow.v1.FlowCollector/Export";

@@ -20,7 +20,7 @@ use super::{
     grpc::{Manner, Server},
     *,
 };
-use crate::doors::memory::{MIB, Memory, reset_peak};
+use crate::admission::memory::{MIB, Memory, reset_peak};
 
 /// A packet of each in every round, so each scan reports them anew.
 const FLOWS: u16 = 50_000;

@@ -15,7 +15,7 @@ pub(super) const FAULTS: &[Fault] = &[
         file: "agent/tls/src/token/known.rs",
         from: "headers.get(AUTHORIZATION).ok_or(Unknown::NotShown)?;",
         to: "headers.get(AUTHORIZATION); let Some(shown) = shown else { \
-             let all = Arc::clone(&self.state().held.all); let (hash, grant) = all.iter().next().ok_or(Unknown::NotShown)?; \
+             let all = Arc::clone(&self.state().contents.all); let (hash, grant) = all.iter().next().ok_or(Unknown::NotShown)?; \
              return Ok(Shown { hash: *hash, grant: grant.clone() }) };",
         target: unit(
             "tls",
@@ -25,8 +25,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a token that is withdrawn goes on",
         file: "agent/tls/src/token/known.rs",
-        from: "state.held.find(&shown.hash) != Some(&shown.grant)",
-        to: "state.held.all.is_empty() && shown.hash[0] == 0",
+        from: "state.contents.find(&shown.hash) != Some(&shown.grant)",
+        to: "state.contents.all.is_empty() && shown.hash[0] == 0",
         target: unit(
             "tls",
             "token::known::tests::tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_not",
@@ -92,7 +92,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a credential may have all connections",
         file: "agent/server/src/calls.rs",
-        from: "caller.belongs_to(grant, doors).await?;",
+        from: "caller.belongs_to(grant, admission).await?;",
         to: "let _ = (grant, Caller::belongs_to);",
         target: agent("collect::attacks::memory::a_credential_has_a_share_of_the_connections"),
     },
@@ -108,7 +108,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "who may only send takes the place of one who observes",
         file: "agent/server/src/calls.rs",
-        from: "require_reader(grant, caller, doors)?;",
+        from: "require_reader(grant, caller, admission)?;",
         to: "let _ = (grant, require_reader);",
         target: agent(
             "collect::identities::a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others",
