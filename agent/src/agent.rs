@@ -2,7 +2,7 @@
 //! attaches them and scans until it is stopped. Then it detaches, drains, and sends the remaining records.
 //!
 //! While it runs, [`scanning`] owns the scanner and does one thing at a time with it, [`wakes`] decides when to scan,
-//! and [`asked`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
+//! and [`pending_requests`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
 //! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
@@ -37,9 +37,9 @@ use rules::Rule;
 use server::{
     Limits, ListenAddr, Listeners, PassedSockets, Server,
     active_rules::ReplaceError,
-    asks::Asks,
     listen::Listening,
     metrics::{self, MetricsListener, TimePrograms},
+    scanner_requests::ScannerClient,
 };
 use sys::process_memory;
 use tls::server::{ReloadableServerTls, ServerTls};
@@ -58,13 +58,13 @@ use crate::{
     terminal,
 };
 
-mod asked;
+mod pending_requests;
 mod printing;
 mod publish;
 mod scanning;
 mod wakes;
 
-pub use asked::BETWEEN_SCANS;
+pub use pending_requests::BETWEEN_SCANS;
 use printing::Printing;
 use publish::{NetlinkReadings, Publisher};
 use scanning::{Scanning, ThrottleLog};
@@ -353,11 +353,11 @@ impl Agent {
         let (printer, stdout_is_gone) = print(&hub, config.stdout).unzip();
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
-        let (asks, asked) = Asks::channel();
+        let (scanner_client, scanner_requests) = ScannerClient::channel();
         let services = Server {
             hub: hub.clone(),
             outputs: outputs.clone(),
-            asks: asks.clone(),
+            scanner: scanner_client.clone(),
             status: statuses.clone(),
             rules: Arc::new(rules),
             settings: settings_in_force,
@@ -371,8 +371,8 @@ impl Agent {
 
         let scanning = Scanning {
             requests,
-            asks: asked,
-            snapshot_bytes: asks.bytes.clone(),
+            scanner_requests,
+            snapshot_bytes: scanner_client.bytes.clone(),
             hub: hub.clone(),
             times: config.times(),
             outputs: outputs.clone(),

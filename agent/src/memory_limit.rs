@@ -6,7 +6,7 @@ use exporters::Prepared;
 use formats::human;
 use hub::DEFAULT_QUEUED_BYTES;
 use kernel::{account, bound::TaggedPrograms, cgroup_limit};
-use server::asks::MAX_SNAPSHOT_BYTES;
+use server::scanner_requests::MAX_SNAPSHOT_BYTES;
 
 use crate::agent::Config;
 

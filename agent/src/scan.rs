@@ -32,7 +32,7 @@ use proto::{
     accounts::{self, AccountOfHook, Accounts, Series},
     record::Record,
 };
-use server::asks::{AskError, Snapshot};
+use server::scanner_requests::{RequestError, Snapshot};
 use sys::{
     clock::{self, ScanClock, Sleep},
     log_limit::LogLimit,
@@ -129,7 +129,7 @@ pub struct Scanner {
     enrichment: Vec<Box<dyn Kind>>,
     /// A snapshot in progress; below it, one that a scan had to complete.
     taking: Option<Taking>,
-    completed: Option<Result<Snapshot, AskError>>,
+    completed: Option<Result<Snapshot, RequestError>>,
     encoder: BatchEncoder,
     sample_rates: SampleRates,
     hub: Hub,

@@ -2,8 +2,8 @@
 //!
 //! It serves `flow.v1.FlowAgent` (batches and status) on every listener, and `flow.v1.FlowControl` (filter rules) on Unix sockets, with
 //! reflection and health for gRPC's own tools. A connection comes through [`listen`]; [`calls`] knows who asks, and hands the
-//! request to the [`service`] of the agent. [`limits`] and [`authentication`] decide who gets in. [`asks`] and [`active_rules`] are what the
-//! server wants from the agent. [`metrics`] serves Prometheus.
+//! request to the [`service`] of the agent. [`limits`] and [`authentication`] decide who gets in. [`scanner_requests`] and
+//! [`active_rules`] are what the server needs from the agent. [`metrics`] serves Prometheus.
 //!
 //! May depend on: `hub`, `tls`, `rules`, `formats`, `exporters`, `proto`, `sys`. Knows nothing about how a collector stores.
 
@@ -19,14 +19,13 @@ use tracing::warn;
 
 use crate::{
     active_rules::Rules,
-    asks::Asks,
     metrics::{Health, MetricsListener, TimePrograms},
+    scanner_requests::ScannerClient,
 };
 
 pub mod active_rules;
 pub mod address;
 pub mod answer;
-pub mod asks;
 pub mod authentication;
 mod authority;
 pub mod caller;
@@ -50,6 +49,7 @@ pub mod metrics;
 mod passed;
 pub mod peer;
 pub mod request;
+pub mod scanner_requests;
 pub mod service;
 pub mod silent;
 mod socket_file;
@@ -81,7 +81,7 @@ const SERVICES: &[&str] = &["flow.v1.FlowAgent", "flow.v1.FlowControl"];
 pub struct Server {
     pub hub: Hub,
     pub outputs: Outputs,
-    pub asks: Asks,
+    pub scanner: ScannerClient,
     pub status: watch::Receiver<Arc<AgentStatus>>,
     pub rules: Arc<dyn Rules>,
     pub settings: watch::Receiver<SettingsInForce>,
@@ -102,7 +102,7 @@ impl Server {
         let Self {
             hub,
             outputs,
-            asks,
+            scanner,
             status,
             rules,
             settings,
@@ -122,14 +122,14 @@ impl Server {
             outputs,
             status.clone(),
             Arc::clone(&admission),
-            asks.bytes.clone(),
+            scanner.bytes.clone(),
             listening,
         ));
         let shown = Arc::clone(&live);
         let health = Health::new(counting.clone(), not_serving.clone(), Instant::now());
         let calls = Arc::new(AgentCalls {
             hub: hub.clone(),
-            asks,
+            scanner,
             status: live,
             rules: FilterRules::new(rules),
             settings,

@@ -17,7 +17,7 @@ use proto::{
 use tonic::Status;
 
 use super::filtered::{Hosts, StreamFilter, note, told};
-use crate::asks::{AskError, Snapshot, SnapshotBytes, SnapshotPlace};
+use crate::scanner_requests::{RequestError, Snapshot, SnapshotBytes, SnapshotPlace};
 
 /// A batch is complete once it has this length.
 const BATCH_LEN_BYTES: usize = 256 << 10;
@@ -66,7 +66,7 @@ impl Choice {
     /// Selects from a snapshot.
     pub(super) fn of(self, snapshot: Snapshot, room: &SnapshotBytes) -> Result<Listed, Status> {
         let broken = |error: DecodeError| Status::internal(format!("a batch of our own: {error}"));
-        let no_room = |error: AskError| Status::resource_exhausted(error.to_string());
+        let no_room = |error: RequestError| Status::resource_exhausted(error.to_string());
         let (mut head, mut last) = (Vec::new(), Vec::new());
         let (mut rows, mut places) = (Vec::new(), Vec::new());
         let (mut cgroups, mut processes) = (BTreeMap::new(), BTreeMap::new());
@@ -177,7 +177,7 @@ fn make_room(
     rows: &mut Vec<Row>,
     more: usize,
     room: &SnapshotBytes,
-) -> Result<Option<SnapshotPlace>, AskError> {
+) -> Result<Option<SnapshotPlace>, RequestError> {
     if rows.capacity() - rows.len() >= more {
         return Ok(None);
     }
@@ -256,7 +256,7 @@ mod tests {
     use proto::{Account, Endpoint, batch::Batch};
 
     use super::*;
-    use crate::asks::MAX_SNAPSHOT_BYTES;
+    use crate::scanner_requests::MAX_SNAPSHOT_BYTES;
 
     fn record(number: u64) -> FlowRecord {
         FlowRecord {

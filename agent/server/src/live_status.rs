@@ -9,7 +9,7 @@ use sys::clock;
 use tokio::sync::watch;
 
 use super::{limits::AdmissionControl, listen::Listening};
-use crate::asks::SnapshotBytes;
+use crate::scanner_requests::SnapshotBytes;
 
 pub struct LiveStatus {
     hub: Hub,

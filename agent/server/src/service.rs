@@ -28,7 +28,7 @@ use super::{
     request,
     standard::StandardServices,
 };
-use crate::asks::{AskError, Asks};
+use crate::scanner_requests::{RequestError, ScannerClient};
 
 const CONSUMER_NAME_CHARS: usize = 64;
 
@@ -40,17 +40,17 @@ pub fn consumer_name(request: &ObserveRequest) -> String {
     request.consumer.chars().take(CONSUMER_NAME_CHARS).collect()
 }
 
-fn refused(error: AskError) -> Status {
+fn refused(error: RequestError) -> Status {
     match error {
-        AskError::Stopping(_) => Status::unavailable(error.to_string()),
-        AskError::TooLarge => Status::resource_exhausted(error.to_string()),
+        RequestError::Stopping(_) => Status::unavailable(error.to_string()),
+        RequestError::TooLarge => Status::resource_exhausted(error.to_string()),
     }
 }
 
 /// The state that an agent answers from.
 pub struct AgentCalls {
     pub hub: Hub,
-    pub asks: Asks,
+    pub scanner: ScannerClient,
     pub status: Arc<LiveStatus>,
     pub rules: FilterRules,
     pub settings: watch::Receiver<SettingsInForce>,
@@ -105,7 +105,7 @@ impl AgentCalls {
         let name = consumer_name(&request);
         let peer = caller.peer.to_string();
         let subscription = if request.snapshot {
-            let observed = self.asks.observe(&name, &peer).await;
+            let observed = self.scanner.observe(&name, &peer).await;
             let (snapshot, mut subscription) = observed.map_err(refused)?;
             subscription.begin_with(snapshot.batches, SNAPSHOT_PATIENCE);
             subscription
@@ -132,8 +132,8 @@ impl AgentCalls {
             limit: (request.limit != 0).then_some(request.limit as usize),
         };
         let place = caller.answer(&self.admission).await?;
-        let snapshot = self.asks.flows().await.map_err(refused)?;
-        let room = self.asks.bytes.clone();
+        let snapshot = self.scanner.flows().await.map_err(refused)?;
+        let room = self.scanner.bytes.clone();
         let listed = spawn_blocking(move || choice.of(snapshot, &room)).await;
         let listed = listed.map_err(|error| Status::internal(error.to_string()))??;
         Ok(answer::list(listed, SNAPSHOT_PATIENCE, (open, place)))
@@ -148,7 +148,7 @@ impl AgentCalls {
     ) -> Result<Response<Body>, Status> {
         may_see_rules(&caller.peer, &self.admission)?;
         let place = place_for::<ScanNowRequest>(request, caller, &self.admission).await?;
-        let scan_id = self.asks.scan().await.map_err(refused)?;
+        let scan_id = self.scanner.scan().await.map_err(refused)?;
         let answer = ScanNowResponse { scan_id }.encode_to_vec();
         Ok(answer::one(vec![answer.into()], (open, place)))
     }

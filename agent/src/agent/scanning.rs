@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use exporters::{Outputs, Throttle};
 use hub::Hub;
 use kernel::attach::Reports;
-use server::asks::{Ask, SnapshotBytes};
+use server::scanner_requests::{ScannerRequest, SnapshotBytes};
 use sys::{log_limit::LogLimit, process_memory};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    asked::{Asked, STEP},
+    pending_requests::{PendingRequests, STEP},
     wakes::{Wake, Wakes},
 };
 use crate::{
@@ -33,7 +33,7 @@ const SELECTION_PATIENCE: Duration = Duration::from_mins(1);
 /// The main loop's inputs.
 pub(super) struct Scanning {
     pub requests: mpsc::Receiver<Request>,
-    pub asks: mpsc::Receiver<Ask>,
+    pub scanner_requests: mpsc::Receiver<ScannerRequest>,
     pub snapshot_bytes: SnapshotBytes,
     pub hub: Hub,
     /// The times in the settings.
@@ -174,7 +174,7 @@ impl Scanning {
         let mut late = LateScans::default();
         let (mut is_attaching, mut failed) = (true, None);
         let mut selected_anew = Vec::new();
-        let mut asked = Asked::new();
+        let mut pending = PendingRequests::new();
         let mut times = self.times;
         tokio::pin!(shutdown);
         loop {
@@ -189,15 +189,15 @@ impl Scanning {
                     }
                     continue;
                 }
-                Some(ask) = self.asks.recv() => {
-                    asked.add(ask, &self.hub);
+                Some(request) = self.scanner_requests.recv() => {
+                    pending.add(request, &self.hub);
                     continue;
                 }
-                () = asked.flows_due() => {
-                    scanner = self.take_flows(&mut asked, scanner).await?;
+                () = pending.flows_due() => {
+                    scanner = self.take_flows(&mut pending, scanner).await?;
                     continue;
                 }
-                () = asked.scan_due() => Wake::Asked,
+                () = pending.scan_due() => Wake::Asked,
                 Some(selected) = self.selecting.join_next() => {
                     let done = selected.context("the task that waits for a selection")?;
                     selected_anew.push(Made { done, outcome: Ok(()) });
@@ -257,8 +257,8 @@ impl Scanning {
             // If scans follow each other without a pause, select picks a branch above at random, so the watchdog is fed
             // here too.
             self.watchdog.feed();
-            asked.step(Duration::ZERO, scanner.completed_snapshot());
-            asked.scanned(scanner.stats.count, started.elapsed());
+            pending.step(Duration::ZERO, scanner.completed_snapshot());
+            pending.scanned(scanner.stats.count, started.elapsed());
             if !is_final {
                 late.note(started.elapsed(), self.times.scan_interval);
             }
@@ -273,8 +273,12 @@ impl Scanning {
     }
 
     /// Encodes flows for a snapshot for a short while.
-    async fn take_flows(&self, asked: &mut Asked, mut scanner: Scanner) -> Result<Scanner> {
-        asked.begin_step(&self.hub);
+    async fn take_flows(
+        &self,
+        pending: &mut PendingRequests,
+        mut scanner: Scanner,
+    ) -> Result<Scanner> {
+        pending.begin_step(&self.hub);
         let bytes = self.snapshot_bytes.clone();
         let (scanner, took, taken) = spawn_blocking(move || {
             let started = std::time::Instant::now();
@@ -283,7 +287,7 @@ impl Scanning {
         })
         .await
         .context("the task that takes flows")?;
-        asked.step(took, taken);
+        pending.step(took, taken);
         Ok(scanner)
     }
 

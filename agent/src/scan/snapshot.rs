@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use agent_common::HookAccount;
 use flows::encoder::{BatchEncoder, ScanHeader, ScanTrailer};
 use proto::batch::Batch;
-use server::asks::{AskError, Snapshot, SnapshotBytes};
+use server::scanner_requests::{RequestError, Snapshot, SnapshotBytes};
 use sys::clock::ScanClock;
 
 use super::Scanner;
@@ -23,11 +23,11 @@ pub(super) struct Taking {
     /// The next slot of the replica.
     next: u32,
     bytes: SnapshotBytes,
-    taken: Result<Vec<Batch>, AskError>,
+    taken: Result<Vec<Batch>, RequestError>,
 }
 
 impl Taking {
-    fn keep(taken: &mut Result<Vec<Batch>, AskError>, bytes: &SnapshotBytes, batch: Batch) {
+    fn keep(taken: &mut Result<Vec<Batch>, RequestError>, bytes: &SnapshotBytes, batch: Batch) {
         if let Ok(batches) = taken {
             match bytes.hold(batch.body) {
                 Ok(body) => batches.push(Batch { body, ..batch }),
@@ -43,7 +43,7 @@ impl Scanner {
         &mut self,
         bytes: &SnapshotBytes,
         until: Instant,
-    ) -> Option<Result<Snapshot, AskError>> {
+    ) -> Option<Result<Snapshot, RequestError>> {
         if self.taking.is_none() {
             self.taking = Some(self.begin_snapshot(bytes));
         }
@@ -62,7 +62,7 @@ impl Scanner {
     }
 
     /// The snapshot that a scan had to complete.
-    pub fn completed_snapshot(&mut self) -> Option<Result<Snapshot, AskError>> {
+    pub fn completed_snapshot(&mut self) -> Option<Result<Snapshot, RequestError>> {
         self.completed.take()
     }
 
@@ -105,7 +105,7 @@ impl Scanner {
         Some(is_more && taken.is_ok())
     }
 
-    fn end_snapshot(&mut self) -> Option<Result<Snapshot, AskError>> {
+    fn end_snapshot(&mut self) -> Option<Result<Snapshot, RequestError>> {
         let Taking {
             mut encoder,
             bytes,

@@ -18,7 +18,8 @@ use proto::{
     record::Record,
 };
 use server::{
-    ListenAddr, ListenError, Listeners, PassedSockets, Server, active_rules::FixedRules, asks::Asks,
+    ListenAddr, ListenError, Listeners, PassedSockets, Server, active_rules::FixedRules,
+    scanner_requests::ScannerClient,
 };
 use tempfile::TempDir;
 use tokio::{
@@ -90,7 +91,7 @@ impl Agent {
             let server = Server {
                 outputs: Outputs::start(&serving_hub, Vec::new()),
                 hub: serving_hub,
-                asks: Asks::channel().0,
+                scanner: ScannerClient::channel().0,
                 status,
                 rules: Arc::new(FixedRules::new(&[])),
                 settings: watch::channel(SettingsInForce::default()).1,

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use hub::Hub;
-use server::asks::{Ask, AskError, Snapshot, Subscribed, WaitsForFlows};
+use server::scanner_requests::{
+    FlowsRequest, RequestError, ScannerRequest, Snapshot, SubscribedRequest,
+};
 use tokio::{
     sync::oneshot,
     time::{Instant, sleep_until},
@@ -20,12 +22,12 @@ pub const BETWEEN_SCANS: Duration = Duration::from_secs(1);
 /// The same minimum as a multiple of the previous scan's duration.
 const SCAN_SHARE: u32 = 10;
 
-pub(super) struct Asked {
+pub(super) struct PendingRequests {
     /// Requests that wait for a snapshot that has not begun. Scans may come first, so these clients are not subscribed
     /// yet.
-    waiting: Vec<WaitsForFlows>,
+    waiting: Vec<FlowsRequest>,
     /// Requests that wait for the snapshot in progress. A scan completes it before changing a flow.
-    for_flows: Vec<Subscribed>,
+    for_flows: Vec<SubscribedRequest>,
     for_scans: Vec<oneshot::Sender<u64>>,
     /// The time that the snapshot in progress has taken so far.
     spent: Duration,
@@ -33,7 +35,7 @@ pub(super) struct Asked {
     scan_at: Instant,
 }
 
-impl Asked {
+impl PendingRequests {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
@@ -47,11 +49,11 @@ impl Asked {
     }
 
     /// Call between two scans.
-    pub(super) fn add(&mut self, ask: Ask, hub: &Hub) {
-        match ask {
-            Ask::Flows(waits) if self.for_flows.is_empty() => self.waiting.push(waits),
-            Ask::Flows(waits) => self.for_flows.push(waits.subscribe(hub)),
-            Ask::Scan(done) => self.for_scans.push(done),
+    pub(super) fn add(&mut self, request: ScannerRequest, hub: &Hub) {
+        match request {
+            ScannerRequest::Flows(waits) if self.for_flows.is_empty() => self.waiting.push(waits),
+            ScannerRequest::Flows(waits) => self.for_flows.push(waits.subscribe(hub)),
+            ScannerRequest::Scan(done) => self.for_scans.push(done),
         }
     }
 
@@ -79,13 +81,13 @@ impl Asked {
     }
 
     /// Records how long a step took, and the snapshot if the step completed it.
-    pub(super) fn step(&mut self, took: Duration, taken: Option<Result<Snapshot, AskError>>) {
+    pub(super) fn step(&mut self, took: Duration, taken: Option<Result<Snapshot, RequestError>>) {
         self.spent += took;
         if let Some(taken) = taken {
             self.flows_at = Instant::now() + (SNAPSHOT_SHARE - 1) * self.spent;
             self.spent = Duration::ZERO;
             for waits in self.for_flows.drain(..) {
-                waits.tell(&taken);
+                waits.answer(&taken);
             }
         }
     }
@@ -120,45 +122,45 @@ mod tests {
     async fn all_who_wait_get_the_same_flows_and_the_next_ones_wait_four_times_as_long_as_it_took()
     {
         let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
-        let mut asked = Asked::new();
-        assert!(asked.flows_due().now_or_never().is_none());
+        let mut pending = PendingRequests::new();
+        assert!(pending.flows_due().now_or_never().is_none());
         let mut answers = Vec::new();
         for consumer in [None, Some(("name".to_owned(), "peer".to_owned()))] {
             let (done, answer) = oneshot::channel();
-            asked.add(Ask::Flows(WaitsForFlows { consumer, done }), &hub);
+            pending.add(ScannerRequest::Flows(FlowsRequest { consumer, done }), &hub);
             answers.push(answer);
         }
         // A scan may come before the snapshot begins, and the snapshot would repeat what its batches have.
         assert_eq!(hub.status().len(), 0);
-        asked.begin_step(&hub);
+        pending.begin_step(&hub);
         assert_eq!(hub.status().len(), 1);
-        assert!(asked.flows_due().now_or_never().is_some());
-        asked.step(Duration::from_secs(3), None);
+        assert!(pending.flows_due().now_or_never().is_some());
+        pending.step(Duration::from_secs(3), None);
         assert!(answers[0].try_recv().is_err());
         let before = Instant::now();
         let batches = Vec::new();
-        asked.step(Duration::from_secs(2), Some(Ok(Snapshot { batches })));
+        pending.step(Duration::from_secs(2), Some(Ok(Snapshot { batches })));
         let subscribed = answers.iter_mut().map(|answer| {
             let (_, subscription) = answer.try_recv().unwrap().unwrap();
             subscription.is_some()
         });
         assert_eq!(subscribed.collect::<Vec<_>>(), [false, true]);
-        assert!(asked.flows_at >= before + Duration::from_secs(20));
+        assert!(pending.flows_at >= before + Duration::from_secs(20));
     }
 
     #[tokio::test]
     async fn a_scan_that_is_asked_for_waits_for_a_second_and_ten_times_the_last_ones_duration() {
         let hub = Hub::new(1, DEFAULT_QUEUED_BYTES);
-        let mut asked = Asked::new();
-        assert!(asked.scan_due().now_or_never().is_none());
+        let mut pending = PendingRequests::new();
+        assert!(pending.scan_due().now_or_never().is_none());
         let (done, mut answer) = oneshot::channel();
-        asked.add(Ask::Scan(done), &hub);
-        assert!(asked.scan_due().now_or_never().is_some());
+        pending.add(ScannerRequest::Scan(done), &hub);
+        assert!(pending.scan_due().now_or_never().is_some());
         for (took_ms, least) in [(1, 1), (500, 5)] {
             let before = Instant::now();
-            asked.scanned(7, Duration::from_millis(took_ms));
-            assert!(asked.scan_at >= before + Duration::from_secs(least));
-            assert!(asked.scan_at < Instant::now() + Duration::from_secs(least + 1));
+            pending.scanned(7, Duration::from_millis(took_ms));
+            assert!(pending.scan_at >= before + Duration::from_secs(least));
+            assert!(pending.scan_at < Instant::now() + Duration::from_secs(least + 1));
         }
         assert_eq!(answer.try_recv(), Ok(7));
     }

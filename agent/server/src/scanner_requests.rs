@@ -24,7 +24,7 @@ pub struct Snapshot {
 }
 
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum AskError {
+pub enum RequestError {
     #[error(transparent)]
     Stopping(#[from] Stopping),
     #[error(
@@ -44,20 +44,20 @@ impl SnapshotBytes {
     }
 
     /// Reserves this many bytes until the returned place is dropped.
-    pub fn take(&self, bytes: u64) -> Result<SnapshotPlace, AskError> {
+    pub fn take(&self, bytes: u64) -> Result<SnapshotPlace, RequestError> {
         let before = self.0.fetch_add(bytes, Relaxed);
         let place = SnapshotPlace {
             bytes,
             all: self.clone(),
         };
         if before + bytes > MAX_SNAPSHOT_BYTES {
-            return Err(AskError::TooLarge);
+            return Err(RequestError::TooLarge);
         }
         Ok(place)
     }
 
     /// The same bytes, counted until their last slice is dropped.
-    pub fn hold(&self, bytes: Bytes) -> Result<Bytes, AskError> {
+    pub fn hold(&self, bytes: Bytes) -> Result<Bytes, RequestError> {
         let place = self.take(bytes.len() as u64)?;
         Ok(with_guard(bytes, place))
     }
@@ -75,25 +75,25 @@ impl Drop for SnapshotPlace {
 }
 
 /// A request, and the sender for its answer.
-pub enum Ask {
-    Flows(WaitsForFlows),
+pub enum ScannerRequest {
+    Flows(FlowsRequest),
     /// Answered with the number of a scan that begins after the request.
     Scan(oneshot::Sender<u64>),
 }
 
-pub struct WaitsForFlows {
+pub struct FlowsRequest {
     /// The name and the peer of a consumer that also gets all later batches.
     pub consumer: Option<(String, String)>,
-    pub done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
+    pub done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), RequestError>>,
 }
 
-impl WaitsForFlows {
+impl FlowsRequest {
     /// Subscribes the consumer. Call between two scans, so that its first batches are those of the next scan.
-    pub fn subscribe(self, hub: &Hub) -> Subscribed {
+    pub fn subscribe(self, hub: &Hub) -> SubscribedRequest {
         let subscription = self
             .consumer
             .map(|(name, peer)| hub.subscribe(&name, &peer));
-        Subscribed {
+        SubscribedRequest {
             subscription,
             done: self.done,
         }
@@ -101,13 +101,13 @@ impl WaitsForFlows {
 }
 
 /// Waits for the flows as they are between the same two scans as the subscription.
-pub struct Subscribed {
+pub struct SubscribedRequest {
     subscription: Option<Subscription>,
-    done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), AskError>>,
+    done: oneshot::Sender<Result<(Snapshot, Option<Subscription>), RequestError>>,
 }
 
-impl Subscribed {
-    pub fn tell(self, taken: &Result<Snapshot, AskError>) {
+impl SubscribedRequest {
+    pub fn answer(self, taken: &Result<Snapshot, RequestError>) {
         let Self { subscription, done } = self;
         let answer = taken.clone().map(|snapshot| (snapshot, subscription));
         // The client may be gone.
@@ -117,21 +117,21 @@ impl Subscribed {
 
 /// Sends requests to the task that owns the scanner. Clones send to the same task.
 #[derive(Clone)]
-pub struct Asks {
-    sender: mpsc::Sender<Ask>,
+pub struct ScannerClient {
+    sender: mpsc::Sender<ScannerRequest>,
     pub bytes: SnapshotBytes,
 }
 
-impl Asks {
+impl ScannerClient {
     /// Creates the sender, and the receiver for the task that owns the scanner.
-    pub fn channel() -> (Self, mpsc::Receiver<Ask>) {
-        let (sender, asks) = mpsc::channel(1);
+    pub fn channel() -> (Self, mpsc::Receiver<ScannerRequest>) {
+        let (sender, requests) = mpsc::channel(1);
         let bytes = SnapshotBytes::default();
-        (Self { sender, bytes }, asks)
+        (Self { sender, bytes }, requests)
     }
 
     /// All tracked flows.
-    pub async fn flows(&self) -> Result<Snapshot, AskError> {
+    pub async fn flows(&self) -> Result<Snapshot, RequestError> {
         Ok(self.ask_for_flows(None).await?.0)
     }
 
@@ -140,7 +140,7 @@ impl Asks {
         &self,
         name: &str,
         peer: &str,
-    ) -> Result<(Snapshot, Subscription), AskError> {
+    ) -> Result<(Snapshot, Subscription), RequestError> {
         let consumer = Some((name.to_owned(), peer.to_owned()));
         let (snapshot, subscription) = self.ask_for_flows(consumer).await?;
         Ok((snapshot, subscription.ok_or(Stopping)?))
@@ -149,18 +149,18 @@ impl Asks {
     async fn ask_for_flows(
         &self,
         consumer: Option<(String, String)>,
-    ) -> Result<(Snapshot, Option<Subscription>), AskError> {
+    ) -> Result<(Snapshot, Option<Subscription>), RequestError> {
         let (done, answer) = oneshot::channel();
-        let ask = Ask::Flows(WaitsForFlows { consumer, done });
-        self.sender.send(ask).await.map_err(|_| Stopping)?;
+        let request = ScannerRequest::Flows(FlowsRequest { consumer, done });
+        self.sender.send(request).await.map_err(|_| Stopping)?;
         answer.await.map_err(|_| Stopping)?
     }
 
     /// Returns once a scan that began after this call is over, with its number.
-    pub async fn scan(&self) -> Result<u64, AskError> {
+    pub async fn scan(&self) -> Result<u64, RequestError> {
         let (done, answer) = oneshot::channel();
-        let ask = Ask::Scan(done);
-        self.sender.send(ask).await.map_err(|_| Stopping)?;
+        let request = ScannerRequest::Scan(done);
+        self.sender.send(request).await.map_err(|_| Stopping)?;
         Ok(answer.await.map_err(|_| Stopping)?)
     }
 }
@@ -186,9 +186,9 @@ mod tests {
 
     #[tokio::test]
     async fn who_asks_an_agent_that_ends_is_told() {
-        let (asks, asked) = Asks::channel();
-        drop(asked);
-        assert_eq!(asks.scan().await, Err(Stopping.into()));
-        assert!(asks.observe("", "").await.is_err());
+        let (client, requests) = ScannerClient::channel();
+        drop(requests);
+        assert_eq!(client.scan().await, Err(Stopping.into()));
+        assert!(client.observe("", "").await.is_err());
     }
 }
