@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use rules::Rules;
 use sys::local_time::{Moment, Zone};
-use view::query::{self, Order, Question, Stepping};
+use view::query::{self, Order, Query, Stepping};
 
 use super::{notice, refused, unless_nothing_matches};
 
@@ -158,8 +158,8 @@ impl Args {
         Ok(since..until)
     }
 
-    /// The question to the files. Fails if options contradict each other.
-    fn question(&self, now: SystemTime) -> Result<Question> {
+    /// The query to the files. Fails if options contradict each other.
+    fn query(&self, now: SystemTime) -> Result<Query> {
         let mut time_us = self.time_us(now)?;
         if let Some(earlier) = self.compare {
             ensure!(
@@ -190,7 +190,7 @@ impl Args {
             zone: self.zone(),
             shown_us: time_us.start..end_us,
         });
-        Ok(Question {
+        Ok(Query {
             time_us,
             earlier_us: self
                 .compare
@@ -207,18 +207,18 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let mut question = args.question(SystemTime::now()).map_err(refused)?;
+    let mut query = args.query(SystemTime::now()).map_err(refused)?;
     let width = (args.output == Form::Table).then(terminal_width).flatten();
-    question.history = question.steps.is_none() && question.earlier_us.is_none() && width.is_some();
+    query.history = query.steps.is_none() && query.earlier_us.is_none() && width.is_some();
     let mut progress = Progress::new();
-    let answer = query::answer(&args.paths, &question, |read, all| progress.tell(read, all));
+    let answer = query::run(&args.paths, &query, |read, all| progress.tell(read, all));
     progress.clear();
     let answer = answer?;
     let out = formats::buffered(io::stdout());
     let shape = Shape {
         form: args.output,
-        by: &question.by,
-        step: question.steps.as_ref().map(|stepping| stepping.step),
+        by: &query.by,
+        step: query.steps.as_ref().map(|stepping| stepping.step),
         zone: args.zone(),
         order: args.sort,
         width,
@@ -287,10 +287,10 @@ mod tests {
     }
 
     /// What these options ask for if it is 05:04 of 2026-01-02, UTC.
-    fn asked(options: &[&str]) -> Question {
+    fn asked(options: &[&str]) -> Query {
         let line = ["query", "folder", "--utc"].iter().chain(options);
         let line = <Line as clap::Parser>::try_parse_from(line).unwrap();
-        line.args.question(now()).unwrap()
+        line.args.query(now()).unwrap()
     }
 
     fn now() -> SystemTime {
@@ -315,8 +315,8 @@ mod tests {
             ("yesterday", "06:00", [-1440, -1080]),
             ("7d", "04:00", [304 - 7 * 1440, 240]),
         ] {
-            let question = asked(&["--since", since, "--until", until]);
-            assert_eq!(minutes(&question.time_us), expected, "{since} {until}");
+            let query = asked(&["--since", since, "--until", until]);
+            assert_eq!(minutes(&query.time_us), expected, "{since} {until}");
         }
         assert_eq!(minutes(&asked(&["--until", "06:04"]).time_us)[1], -1076);
     }

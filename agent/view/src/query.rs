@@ -32,7 +32,7 @@ use once::{Once, Stream};
 use row::Row;
 
 /// The query.
-pub struct Question {
+pub struct Query {
     /// Which scan windows, by the Unix time of their end in microseconds: after `start`, up to and including `end`.
     pub time_us: Range<i64>,
     /// Adds up the same time so much earlier as well, in microseconds.
@@ -48,7 +48,7 @@ pub struct Question {
     pub top: usize,
 }
 
-impl Question {
+impl Query {
     /// Whether a record's texts of this kind are to be read.
     fn needs(&self, by: By) -> bool {
         let names_hosts = || self.rules.iter().any(|rule| !rule.names.is_empty());
@@ -68,7 +68,7 @@ pub enum Order {
 }
 
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct QueryResult {
     /// The first groups in the order asked for.
     pub groups: Vec<Group>,
     /// The number of all groups.
@@ -84,7 +84,7 @@ pub struct Answer {
     /// Records of batches that were read before.
     pub repeated_records: u64,
     /// Losses that the streams of these records report.
-    pub missing: Told,
+    pub missing: StreamLosses,
     /// Sample rates of records, if flows were sampled.
     pub sample_rates: BTreeSet<u32>,
     /// Whether some records are unsampled.
@@ -114,7 +114,7 @@ enum When {
     Before(i64),
 }
 
-impl Question {
+impl Query {
     /// The times that have a scan window which ends then: none, one, or both if they overlap.
     fn times_with(&self, window_end_us: i64) -> impl Iterator<Item = When> {
         let now = is_in(&self.time_us, window_end_us).then_some(When::Now);
@@ -137,7 +137,7 @@ impl Question {
 
 /// What a stream reports since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct StreamLosses {
     /// Never written to the files.
     pub lost: Missing,
     /// Left out by the settings of an agent's output.
@@ -151,7 +151,7 @@ pub struct Missing {
     pub bytes: u64,
 }
 
-impl Answer {
+impl QueryResult {
     /// Over which time the sums of a group are, Unix time in microseconds: what the windows cover of its step, or all that they
     /// cover. `None` if that is no time.
     pub fn period_us(&self, group: &Group) -> Option<Range<i64>> {
@@ -176,7 +176,7 @@ impl Missing {
     }
 }
 
-impl Told {
+impl StreamLosses {
     fn with(self, other: Self, of: fn(u64, u64) -> u64) -> Self {
         Self {
             lost: self.lost.with(other.lost, of),
@@ -187,10 +187,10 @@ impl Told {
 
 /// The sums so far.
 struct Sum<'a> {
-    answer: Answer,
+    answer: QueryResult,
     groups: Groups<'a>,
     once: Once,
-    told: HashMap<Stream, Told>,
+    told: HashMap<Stream, StreamLosses>,
     /// From the start of the first window to the end of the last, of all records in the files.
     covered_us: Option<Range<i64>>,
     /// The same of the records in the time that was asked for.
@@ -204,17 +204,17 @@ impl Sum<'_> {
     }
 
     /// Adds a row if it matches the query. Fails if there are too many groups.
-    fn row(&mut self, question: &Question, row: &Row<'_>) -> Result<()> {
+    fn row(&mut self, query: &Query, row: &Row<'_>) -> Result<()> {
         let known = Known {
             interface: row.interface,
             hosts: row.names,
         };
-        if is_in(&question.time_us, row.window_us.end) {
+        if is_in(&query.time_us, row.window_us.end) {
             widen(&mut self.in_time_us, &row.window_us);
             self.groups.include(&row.window_us);
         }
-        if question.times_with(row.window_us.end).next().is_none()
-            || !passes(&question.rules, row.facts, known)
+        if query.times_with(row.window_us.end).next().is_none()
+            || !passes(&query.rules, row.facts, known)
         {
             return Ok(());
         }
@@ -224,7 +224,7 @@ impl Sum<'_> {
             self.answer.has_whole = true;
         }
         let sums = Sums::of(row);
-        for when in question.times_with(row.window_us.end) {
+        for when in query.times_with(row.window_us.end) {
             let total = match when {
                 When::Now => &mut self.answer.total,
                 When::Before(_) => &mut self.answer.before.get_or_insert_default().total,
@@ -236,7 +236,7 @@ impl Sum<'_> {
     }
 
     /// Records what a stream reports as missing. The counts only grow, so the largest one is kept.
-    fn note_told(&mut self, stream: Stream, told: Told) {
+    fn note_told(&mut self, stream: Stream, told: StreamLosses) {
         let known = self.told.entry(stream).or_default();
         *known = known.with(told, u64::max);
     }
@@ -260,21 +260,21 @@ fn is_in(time_us: &Range<i64>, window_end_us: i64) -> bool {
 
 /// Runs a query over files and the files of folders. After each file, calls `progress` with the number read so far and
 /// the total.
-pub fn answer(
+pub fn run(
     paths: &[PathBuf],
-    question: &Question,
+    query: &Query,
     mut progress: impl FnMut(usize, usize),
-) -> Result<Answer> {
-    if let Some(stepping) = &question.steps {
+) -> Result<QueryResult> {
+    if let Some(stepping) = &query.steps {
         stepping.refuse_too_many()?;
     }
     let found = files::find(paths)?;
     let mut sum = Sum {
-        answer: Answer {
-            before: question.earlier_us.map(|_| Earlier::default()),
-            ..Answer::default()
+        answer: QueryResult {
+            before: query.earlier_us.map(|_| Earlier::default()),
+            ..QueryResult::default()
         },
-        groups: Groups::of(question),
+        groups: Groups::of(query),
         once: Once::default(),
         told: HashMap::new(),
         covered_us: None,
@@ -286,7 +286,7 @@ pub fn answer(
             Some(file) => {
                 let (path, kind, is_named) = (found.path.clone(), found.kind, found.is_named);
                 // The Parquet library panics on some damaged files.
-                let read = AssertUnwindSafe(|| read(found, file, question, &mut sum));
+                let read = AssertUnwindSafe(|| read(found, file, query, &mut sum));
                 let read = catch_unwind(read).unwrap_or_else(|_| Err(anyhow!("it is damaged")));
                 let read = read.with_context(|| format!("read {}", path.display()));
                 let others_exist = all > 1;
@@ -316,9 +316,9 @@ pub fn answer(
         ..
     } = sum;
     let of_files = |time_us: &Range<i64>| both(time_us, covered_us.as_ref()?);
-    answer.windows_us = of_files(&question.time_us);
-    if let (Some(before), Some(earlier_us)) = (&mut answer.before, question.earlier_us) {
-        let Range { start, end } = question.time_us;
+    answer.windows_us = of_files(&query.time_us);
+    if let (Some(before), Some(earlier_us)) = (&mut answer.before, query.earlier_us) {
+        let Range { start, end } = query.time_us;
         let earlier = |us: i64| us.saturating_sub(earlier_us);
         before.windows_us = of_files(&(earlier(start)..earlier(end)));
     }
@@ -329,18 +329,18 @@ pub fn answer(
     Ok(answer)
 }
 
-fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+fn read(found: Found, mut file: File, query: &Query, sum: &mut Sum<'_>) -> Result<()> {
     let Found {
         path, kind, place, ..
     } = found;
     let unread_bytes = match kind {
         Kind::Parquet => {
-            return complete::Complete::open(file, path, place)?.add(question, sum);
+            return complete::Complete::open(file, path, place)?.add(query, sum);
         }
         Kind::InTheMaking => {
             let mut pieces = Pieces::new(&mut file)?;
             while let Some(batch) = pieces.next_batch()? {
-                batch::add(&batch, place, question, sum)?;
+                batch::add(&batch, place, query, sum)?;
             }
             pieces.rest_bytes()
         }
@@ -348,7 +348,7 @@ fn read(found: Found, mut file: File, question: &Question, sum: &mut Sum<'_>) ->
             sum.answer.unmarked_files += usize::from(acknowledged.is_none());
             let mut stored = Stored::in_file(file, acknowledged.unwrap_or_default())?;
             while let Some(batch) = stored.next_batch()? {
-                batch::add(&batch, place, question, sum)?;
+                batch::add(&batch, place, query, sum)?;
             }
             stored.unread_bytes()
         }

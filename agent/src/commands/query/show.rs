@@ -12,7 +12,7 @@ use formats::{harmless::harmless, human, time::UtcTime};
 use serde_json::{Map, Value, json};
 use sys::local_time::{Step, Zone};
 use view::{
-    query::{Answer, By, Group, Missing, Order, Part, Sums, Told},
+    query::{By, Group, Missing, Order, Part, QueryResult, StreamLosses, Sums},
     top::rows::sparkline,
 };
 
@@ -46,7 +46,7 @@ pub(super) struct Shape<'a> {
     pub width: Option<usize>,
 }
 
-pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+pub(super) fn show(mut out: impl Write, shape: &Shape<'_>, answer: &QueryResult) -> io::Result<()> {
     match shape.form {
         Form::Table => table(&mut out, shape, answer)?,
         Form::Json => json_lines(&mut out, shape, answer)?,
@@ -64,7 +64,7 @@ const RATES: [&str; 4] = [
 ];
 
 /// Thousandths of packets and bits a second, from each direction as in [`RATES`]. `None` if the answer covers no time.
-fn rates(group: &Group, answer: &Answer) -> Option<[u64; 4]> {
+fn rates(group: &Group, answer: &QueryResult) -> Option<[u64; 4]> {
     let period_us = answer.period_us(group)?;
     let period_us = u128::from(period_us.end.abs_diff(period_us.start));
     let rate = |sum: u64, units: u128| {
@@ -79,7 +79,7 @@ fn rates(group: &Group, answer: &Answer) -> Option<[u64; 4]> {
 }
 
 /// The rates, or `null`.
-fn rate_values(group: &Group, answer: &Answer) -> [Value; 4] {
+fn rate_values(group: &Group, answer: &QueryResult) -> [Value; 4] {
     match rates(group, answer) {
         Some(rates) => rates.map(|thousandths| json!(thousandths as f64 / 1000.0)),
         // An empty step.
@@ -89,7 +89,7 @@ fn rate_values(group: &Group, answer: &Answer) -> [Value; 4] {
 }
 
 /// What the answer lacks, one sentence each.
-pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
+pub(super) fn missing(form: Form, answer: &QueryResult) -> Vec<String> {
     let mut texts = Vec::new();
     let shown = answer.groups.len();
     if form == Form::Csv && shown < answer.all_groups {
@@ -98,7 +98,7 @@ pub(super) fn missing(form: Form, answer: &Answer) -> Vec<String> {
             answer.all_groups
         ));
     }
-    let Told { lost, left_out } = answer.missing;
+    let StreamLosses { lost, left_out } = answer.missing;
     if lost != Missing::default() {
         texts.push(format!(
             "{} records with {} packets were lost before they reached these files, since the streams began that are in them",
@@ -242,7 +242,7 @@ fn before_name(name: &str) -> String {
     format!("before_{name}")
 }
 
-fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &QueryResult) -> io::Result<()> {
     let sums = |line: &mut Map<String, Value>, sums: &Sums| {
         let named = SUMS.iter().zip(values(sums));
         line.extend(named.map(|(name, value)| ((*name).to_owned(), json!(value))));
@@ -278,7 +278,7 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
         }
     }
     let windows = answer.windows_us.as_ref();
-    let Told { lost, left_out } = answer.missing;
+    let StreamLosses { lost, left_out } = answer.missing;
     let damaged = answer.damaged.iter().map(|(_, bytes)| bytes).sum::<u64>();
     for (name, value) in [
         ("groups", json!(answer.all_groups)),
@@ -306,7 +306,7 @@ fn json_lines(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::R
     writeln!(out, "{}", Value::Object(line))
 }
 
-fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+fn csv(out: &mut impl Write, shape: &Shape<'_>, answer: &QueryResult) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     let names = names(shape).into_iter().chain(SUMS).chain(RATES);
     let before = answer.before.iter().flat_map(|_| SUMS.map(before_name));
@@ -361,7 +361,7 @@ fn start(start_us: i64, shape: &Shape<'_>) -> String {
 }
 
 /// A summary, the groups, and the number of further groups.
-fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &Answer) -> io::Result<()> {
+fn table(out: &mut impl Write, shape: &Shape<'_>, answer: &QueryResult) -> io::Result<()> {
     writeln!(out, "{}", summary(answer, shape.zone))?;
     if answer.groups.is_empty() {
         return Ok(());
@@ -437,7 +437,7 @@ fn traffic(total: &Sums) -> String {
     )
 }
 
-fn summary(answer: &Answer, zone: Zone) -> String {
+fn summary(answer: &QueryResult, zone: Zone) -> String {
     let files = plural(answer.files as u64, "file");
     let compared = answer.before.as_ref().map(|earlier| {
         let before = match &earlier.windows_us {
@@ -548,7 +548,7 @@ fn title(by: By) -> &'static str {
     }
 }
 
-fn figure_titles(shape: &Shape<'_>, answer: &Answer) -> Vec<&'static str> {
+fn figure_titles(shape: &Shape<'_>, answer: &QueryResult) -> Vec<&'static str> {
     if answer.before.is_some() {
         return compared_titles(shape.order).to_vec();
     }
@@ -566,7 +566,7 @@ fn figure_titles(shape: &Shape<'_>, answer: &Answer) -> Vec<&'static str> {
 }
 
 /// A title and a sparkline for each group, if the terminal is wide enough for them and the columns.
-fn histories(answer: &Answer, shape: &Shape<'_>, widths: &[usize]) -> Vec<String> {
+fn histories(answer: &QueryResult, shape: &Shape<'_>, widths: &[usize]) -> Vec<String> {
     let longest = answer.groups.iter().map(|group| group.history.len()).max();
     let (bars, title) = (longest.unwrap_or_default(), "HISTORY");
     let columns: usize = widths.iter().map(|width| width + GAP.len()).sum();
@@ -583,7 +583,7 @@ fn histories(answer: &Answer, shape: &Shape<'_>, widths: &[usize]) -> Vec<String
     std::iter::once(title.to_owned()).chain(lines).collect()
 }
 
-fn cells(group: &Group, shape: &Shape<'_>, answer: &Answer) -> Vec<String> {
+fn cells(group: &Group, shape: &Shape<'_>, answer: &QueryResult) -> Vec<String> {
     let Sums {
         packets,
         bytes,

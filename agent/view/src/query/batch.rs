@@ -14,21 +14,16 @@ use proto::{
 };
 use rules::Facts;
 
-use super::{By, Missing, Question, Sum, Told, once::number, row::Row};
+use super::{By, Missing, Query, StreamLosses, Sum, once::number, row::Row};
 
 /// Adds up the records of a batch that match the query. `place` is the number of its folder. Fails if there are too
 /// many groups.
-pub(super) fn add(
-    batch: &FlowBatch,
-    place: usize,
-    question: &Question,
-    sum: &mut Sum<'_>,
-) -> Result<()> {
+pub(super) fn add(batch: &FlowBatch, place: usize, query: &Query, sum: &mut Sum<'_>) -> Result<()> {
     let window_end_us = micros(batch.window_end_unix_ns);
     if !batch.records.is_empty() {
         sum.note_windows(&(micros(batch.window_start_unix_ns)..window_end_us));
     }
-    if question.times_with(window_end_us).next().is_none() {
+    if query.times_with(window_end_us).next().is_none() {
         return Ok(());
     }
     let nobody = AgentIdentity::default();
@@ -46,7 +41,7 @@ pub(super) fn add(
     let stream = (place, id);
     sum.note_told(
         (place, teller),
-        Told {
+        StreamLosses {
             lost: Missing {
                 records: batch.lost_records,
                 packets: batch.lost_packets,
@@ -81,7 +76,7 @@ pub(super) fn add(
         }
         let interface = interfaces.of(record);
         let names = |by, name: for<'a> fn(&RowEnd<'a>) -> Option<&'a String>| {
-            if !question.needs(by) {
+            if !query.needs(by) {
                 return [""; 2];
             }
             let ends = columns::Row::new(batch, record, interface).ends;
@@ -96,7 +91,7 @@ pub(super) fn add(
             names: names(By::Name, |end| Some(&end.host?.name)),
             ..of_a_record(batch, record)
         };
-        sum.row(question, &row)?;
+        sum.row(query, &row)?;
     }
     Ok(())
 }

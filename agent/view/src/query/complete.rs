@@ -17,7 +17,7 @@ use rules::Facts;
 use serde_json::Value;
 
 use super::{
-    By, Missing, Question, Sum, Told,
+    By, Missing, Query, StreamLosses, Sum,
     batch::of_an_agent,
     columns::Columns,
     once::{Stream, number},
@@ -76,7 +76,7 @@ impl Complete {
         let of = |name| self.fact(name).as_ref().map(read).unwrap_or_default();
         sum.note_told(
             own,
-            Told {
+            StreamLosses {
                 lost: of("lost"),
                 left_out: of("left_out"),
             },
@@ -91,16 +91,16 @@ impl Complete {
             if let Some(id) = id {
                 let identity = stream["identity"].as_str().unwrap_or_default();
                 let id = of_an_agent([identity, ""], id);
-                let told = Told {
+                let told = StreamLosses {
                     lost: read(&stream["lost"]),
-                    ..Told::default()
+                    ..StreamLosses::default()
                 };
                 sum.note_told((self.place, id), told);
             }
         }
     }
 
-    pub(super) fn add(self, question: &Question, sum: &mut Sum<'_>) -> Result<()> {
+    pub(super) fn add(self, query: &Query, sum: &mut Sum<'_>) -> Result<()> {
         let agent = self.fact("agent").unwrap_or_default();
         let text = |name: &str| agent[name].as_str().unwrap_or_default().to_owned();
         let hostname = text("hostname");
@@ -111,7 +111,7 @@ impl Complete {
             let group = self.file.get_row_group(number)?;
             // A row group without statistics is read.
             if let Some((first, last)) = self.ends(group.metadata(), "window_end")
-                && !question.may_have(first, last)
+                && !query.may_have(first, last)
             {
                 let starts = self.ends(group.metadata(), "window_start");
                 sum.note_windows(&(starts.map_or(first, |(start, _)| start)..last));
@@ -121,11 +121,11 @@ impl Complete {
                 group: &*group,
                 places: &self.places,
             };
-            let rows = Rows::read(&group, question)?;
+            let rows = Rows::read(&group, query)?;
             is_counted |= !rows.window_end.is_empty();
             let windows = rows.window_start.iter().zip(&rows.window_end);
             windows.for_each(|(&start, &end)| sum.note_windows(&(start..end)));
-            rows.add(self.place, &instance_id, &hostname, question, sum)?;
+            rows.add(self.place, &instance_id, &hostname, query, sum)?;
         }
         if is_counted {
             self.note_told((self.place, of_an_agent(["", &instance_id], 0)), sum);
@@ -178,9 +178,9 @@ struct OfStreams {
 }
 
 impl Rows {
-    fn read(columns: &Columns<'_>, question: &Question) -> Result<Self> {
+    fn read(columns: &Columns<'_>, query: &Query) -> Result<Self> {
         let names = |by, name| {
-            let is_there = question.needs(by) && columns.places.contains_key(name);
+            let is_there = query.needs(by) && columns.places.contains_key(name);
             is_there.then(|| columns.texts(name)).transpose()
         };
         let of_streams = if columns.places.contains_key("stream_id") {
@@ -245,7 +245,7 @@ impl Rows {
         place: usize,
         instance_id: &str,
         hostname: &str,
-        question: &Question,
+        query: &Query,
         sum: &mut Sum<'_>,
     ) -> Result<()> {
         for row in 0..self.window_end.len() {
@@ -266,7 +266,7 @@ impl Rows {
             if is_new {
                 // A file of an earlier collector may have records that no agent would have sent.
                 match self.row(row, hostname) {
-                    Ok(row) => sum.row(question, &row)?,
+                    Ok(row) => sum.row(query, &row)?,
                     Err(_) => sum.answer.unsound_records += 1,
                 }
             } else {

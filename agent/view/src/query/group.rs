@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 use formats::human;
 
 use super::{
-    Order, Question, Stepping, When,
+    Order, Query, Stepping, When,
     history::{Bars, Scale, join},
     row::Row,
     steps::TimeSteps,
@@ -178,14 +178,14 @@ struct Figures {
 }
 
 impl<'a> Groups<'a> {
-    pub(super) fn of(question: &'a Question) -> Self {
-        let steps = question.steps.as_ref();
+    pub(super) fn of(query: &'a Query) -> Self {
+        let steps = query.steps.as_ref();
         Self {
-            by: &question.by,
-            order: question.order,
-            most: question.top,
-            compares: question.earlier_us.is_some(),
-            scale: question.history.then(Scale::new),
+            by: &query.by,
+            order: query.order,
+            most: query.top,
+            compares: query.earlier_us.is_some(),
+            scale: query.history.then(Scale::new),
             steps: steps.map(|stepping| (stepping, stepping.steps())),
             figures: HashMap::new(),
             names: Names::default(),
@@ -382,7 +382,7 @@ mod tests {
             zone: Zone::Utc,
             shown_us: i64::MIN..i64::MAX,
         };
-        let question = Question {
+        let query = Query {
             time_us: i64::MIN..i64::MAX,
             earlier_us: None,
             rules: Vec::new(),
@@ -392,7 +392,7 @@ mod tests {
             history: false,
             top: usize::MAX,
         };
-        let mut groups = Groups::of(&question);
+        let mut groups = Groups::of(&query);
         // The second one is no step of the clock.
         let steps = [(0, 60), (90, 91), (120, 180)].map(|(start, end)| Part::Step {
             start_us: start * 1_000_000,

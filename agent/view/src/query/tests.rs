@@ -138,13 +138,13 @@ impl Folder {
         self
     }
 
-    fn ask(&self, question: &Question) -> Answer {
-        answer(&[self.path()], question, |_, _| {}).unwrap()
+    fn ask(&self, query: &Query) -> QueryResult {
+        run(&[self.path()], query, |_, _| {}).unwrap()
     }
 }
 
-fn everything(by: &[By]) -> Question {
-    Question {
+fn everything(by: &[By]) -> Query {
+    Query {
         time_us: i64::MIN..i64::MAX,
         earlier_us: None,
         rules: Vec::new(),
@@ -157,7 +157,7 @@ fn everything(by: &[By]) -> Question {
 }
 
 /// The groups' values with their packets in both directions.
-fn packets(answer: &Answer) -> Vec<(Vec<Part>, [u64; 2])> {
+fn packets(answer: &QueryResult) -> Vec<(Vec<Part>, [u64; 2])> {
     let groups = answer.groups.iter();
     groups
         .map(|group| (group.parts.clone(), group.sums.packets))
@@ -209,8 +209,8 @@ fn an_address_that_talks_to_itself_has_its_flow_once() {
     assert_eq!(sums.bytes, [560, 560]);
 }
 
-fn answer_of(folder: &Folder, question: &Question) -> Result<Answer> {
-    answer(&[folder.path()], question, |_, _| {})
+fn answer_of(folder: &Folder, query: &Query) -> Result<QueryResult> {
+    run(&[folder.path()], query, |_, _| {})
 }
 
 #[test]
@@ -338,11 +338,11 @@ fn a_unit_a_process_or_a_name_has_what_it_sent_and_what_it_received_at_either_en
         assert_eq!(packets(&folder.ask(&everything(&[By::Name]))), named);
         // A filter needs the names whatever the sums are by.
         for (filter, records) in [("host db", 3), ("host d*", 3), ("exclude host db", 3)] {
-            let question = Question {
+            let query = Query {
                 rules: rules::set(&[filter.parse().unwrap()]),
                 ..everything(&[By::Address])
             };
-            assert_eq!(folder.ask(&question).total.records, records, "{filter}");
+            assert_eq!(folder.ask(&query).total.records, records, "{filter}");
         }
         assert_eq!(answer.total.records, 6);
         // With addresses each end has its own unit, or none.
@@ -373,12 +373,12 @@ fn a_record_belongs_to_the_time_in_which_its_window_ends() {
         (i64::MIN, at(1), 0b10),
         (at(4), i64::MAX, 0b10_0000),
     ] {
-        let question = Question {
+        let query = Query {
             time_us: since..until,
             ..everything(&[By::Address])
         };
         for folder in [&whole, &open] {
-            let answer = folder.ask(&question);
+            let answer = folder.ask(&query);
             assert_eq!(answer.total.packets[0], expected, "{since}..{until}");
             assert_eq!(answer.windows_us.is_some(), expected != 0);
         }
@@ -399,12 +399,12 @@ fn rules_choose_records_as_elsewhere() {
         ("exclude egress; exclude ingress", 0),
         ("exclude proto udp", 12),
     ] {
-        let question = Question {
+        let query = Query {
             rules: rules::set(&[rules.parse().unwrap()]),
             ..everything(&[By::Address])
         };
         for folder in [&whole, &open] {
-            assert_eq!(folder.ask(&question).total.packets[0], expected, "{rules}");
+            assert_eq!(folder.ask(&query).total.packets[0], expected, "{rules}");
         }
     }
 }
@@ -438,12 +438,12 @@ fn rules_see_the_direction_of_what_was_sent() {
         ("exclude ingress", 5),
         ("include ingress; exclude all", 7),
     ] {
-        let question = Question {
+        let query = Query {
             rules: rules::set(&[rules.parse().unwrap()]),
             ..everything(&[By::Address])
         };
         for folder in [&whole, &open] {
-            assert_eq!(folder.ask(&question).total.packets[0], expected, "{rules}");
+            assert_eq!(folder.ask(&query).total.packets[0], expected, "{rules}");
         }
     }
 }
@@ -474,12 +474,12 @@ fn the_most_come_first_and_others_are_counted() {
         vec![wide, record(2, 443, 7), record(3, 443, 7)],
     )]));
     let first = |order| {
-        let question = Question {
+        let query = Query {
             order,
             top: 1,
             ..everything(&[By::Source])
         };
-        let answer = folder.ask(&question);
+        let answer = folder.ask(&query);
         assert_eq!((answer.groups.len(), answer.all_groups), (1, 3));
         answer.groups[0].parts.clone()
     };
@@ -490,7 +490,7 @@ fn the_most_come_first_and_others_are_counted() {
 
 /// What is wrong with such a file, or such a folder.
 fn refused(path: &Path) -> String {
-    let error = answer(&[path.to_owned()], &everything(&[By::Source]), |_, _| {}).unwrap_err();
+    let error = run(&[path.to_owned()], &everything(&[By::Source]), |_, _| {}).unwrap_err();
     format!("{error:#}")
 }
 

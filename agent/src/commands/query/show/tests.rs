@@ -4,7 +4,7 @@ use view::query::Earlier;
 
 use super::*;
 
-fn answer() -> Answer {
+fn answer() -> QueryResult {
     let sums = |times: u64| Sums {
         records: times,
         packets: [10 * times, times],
@@ -19,7 +19,7 @@ fn answer() -> Answer {
         history: Vec::new(),
     };
     let name = |text: &str| Part::Name(Rc::from(text));
-    Answer {
+    QueryResult {
         groups: vec![
             group(vec![name("eth0"), Part::Port(6, Some(443))], 1000),
             group(vec![name("red, \x1b[31m\"hot\""), Part::Port(1, None)], 2),
@@ -30,7 +30,7 @@ fn answer() -> Answer {
         windows_us: Some(1_767_312_000_000_000..1_767_312_010_500_000),
         files: 1,
         repeated_records: 3,
-        ..Answer::default()
+        ..QueryResult::default()
     }
 }
 
@@ -45,18 +45,18 @@ fn shape(form: Form, by: &[By]) -> Shape<'_> {
     }
 }
 
-fn shown(form: Form, by: &[By], answer: &Answer) -> String {
+fn shown(form: Form, by: &[By], answer: &QueryResult) -> String {
     shown_as(&shape(form, by), answer)
 }
 
-fn shown_as(shape: &Shape<'_>, answer: &Answer) -> String {
+fn shown_as(shape: &Shape<'_>, answer: &QueryResult) -> String {
     let mut out = Vec::new();
     show(&mut out, shape, answer).unwrap();
     String::from_utf8(out).unwrap()
 }
 
 /// The second of two hours has no records.
-fn hours() -> Answer {
+fn hours() -> QueryResult {
     let hour = |number: i64| Part::Step {
         start_us: 1_767_312_000_000_000 + number * 3_600_000_000,
         end_us: 1_767_312_000_000_000 + (number + 1) * 3_600_000_000,
@@ -68,7 +68,7 @@ fn hours() -> Answer {
         history: Vec::new(),
     };
     let sums = answer().total;
-    Answer {
+    QueryResult {
         groups: vec![
             group(vec![hour(0), Part::Port(6, Some(443))], sums),
             group(vec![hour(1), Part::Nothing], Sums::default()),
@@ -186,7 +186,7 @@ fn a_history_is_shown_if_the_terminal_has_room() {
 }
 
 /// Of three groups, one has grown, one is gone and one is new.
-fn comparison() -> Answer {
+fn comparison() -> QueryResult {
     let mut answer = answer();
     let sums = |times: u64| Sums {
         records: times,
@@ -197,7 +197,7 @@ fn comparison() -> Answer {
     for (group, [now, before]) in answer.groups.iter_mut().zip([[1000, 800], [0, 2], [1, 0]]) {
         (group.sums, group.before) = (sums(now), Some(sums(before)));
     }
-    Answer {
+    QueryResult {
         before: Some(Earlier {
             total: sums(1010),
             windows_us: Some(1_767_225_600_000_000..1_767_225_610_000_000),
@@ -249,9 +249,9 @@ TOTAL                          15 MiB  15 MiB         0 B     0 %
 
 #[test]
 fn a_table_without_rows_says_so() {
-    let none = Answer {
+    let none = QueryResult {
         files: 2,
-        ..Answer::default()
+        ..QueryResult::default()
     };
     let expected = "2 files: no record is in this time and passes the filter\n";
     assert_eq!(shown(Form::Table, BY, &none), expected);
@@ -284,7 +284,7 @@ fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
         ("Zürich", "Zürich"),
     ] {
         assert_eq!(csv_cell(text), cell);
-        let answer = Answer {
+        let answer = QueryResult {
             groups: vec![Group {
                 parts: vec![Part::Name(Rc::from(text))],
                 sums: Sums::default(),
@@ -292,7 +292,7 @@ fn csv_holds_no_formula_and_nothing_that_acts_on_a_terminal() {
                 history: Vec::new(),
             }],
             all_groups: 1,
-            ..Answer::default()
+            ..QueryResult::default()
         };
         let shown = shown(Form::Csv, &[By::Unit], &answer);
         let mut rows = csv::Reader::from_reader(shown.as_bytes());
@@ -343,8 +343,8 @@ fn what_is_missing_is_said() {
     assert_eq!(missing(Form::Table, &answer()), Vec::<String>::new());
     let csv = missing(Form::Csv, &answer());
     assert_eq!(csv, ["these are 3 of 5 groups; --top 0 shows all"]);
-    let answer = Answer {
-        missing: Told {
+    let answer = QueryResult {
+        missing: StreamLosses {
             lost: Missing {
                 records: 4,
                 packets: 9,

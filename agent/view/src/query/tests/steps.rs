@@ -33,7 +33,7 @@ fn steps_have_what_a_query_of_their_time_has_and_add_up_to_the_total() {
     folder.complete("flows-1.parquet", MADE, &pieces(&batches));
     for by in [&[][..], &[By::Address], &[By::Source, By::Port]] {
         let open = i64::MIN..i64::MAX;
-        let answer = folder.ask(&Question {
+        let answer = folder.ask(&Query {
             steps: Some(stepping(20, open)),
             ..everything(by)
         });
@@ -50,7 +50,7 @@ fn steps_have_what_a_query_of_their_time_has_and_add_up_to_the_total() {
         };
         let mut total = Sums::default();
         for time_us in steps {
-            let alone = folder.ask(&Question {
+            let alone = folder.ask(&Query {
                 time_us: time_us.clone(),
                 ..everything(by)
             });
@@ -83,13 +83,13 @@ fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
     ];
     folder.in_the_making(&pieces(&batches));
     let ask = |shown_us| {
-        folder.ask(&Question {
+        folder.ask(&Query {
             steps: Some(stepping(20, shown_us)),
             top: 2,
             ..everything(&[By::Source])
         })
     };
-    let rows = |answer: &Answer| -> Vec<_> {
+    let rows = |answer: &QueryResult| -> Vec<_> {
         let rows = answer.groups.iter();
         rows.map(|group| {
             let start = (step_of(group).start - after_start(0)) / SECOND_US;
@@ -116,11 +116,11 @@ fn a_step_without_records_has_a_row_and_each_step_its_largest_groups() {
         .collect();
     assert_eq!(rows(&answer), expected);
     // Too many are refused rather than shown for ever.
-    let question = Question {
+    let query = Query {
         steps: Some(stepping(20, 0..i64::MAX)),
         ..everything(&[])
     };
-    let error = answer_of(&folder, &question).unwrap_err().to_string();
+    let error = answer_of(&folder, &query).unwrap_err().to_string();
     assert!(error.contains("more than 100000 steps"), "{error}");
 }
 
@@ -135,7 +135,7 @@ fn rates_are_over_the_time_that_windows_cover() {
     let answer = folder.ask(&everything(&[By::Source]));
     let all = after_start(14)..after_start(30);
     assert_eq!(answer.period_us(&answer.groups[0]), Some(all));
-    let steps = folder.ask(&Question {
+    let steps = folder.ask(&Query {
         steps: Some(stepping(20, after_start(-20)..after_start(60))),
         ..everything(&[])
     });
@@ -180,18 +180,18 @@ fn rates_are_over_the_time_asked_for_whatever_passes_the_filter() {
             (after_start(5)..after_start(600), 5..90),
             (i64::MIN..after_start(30), 0..30),
         ] {
-            let question = Question {
+            let query = Query {
                 time_us,
                 rules: port(),
                 ..everything(&[By::Port])
             };
-            let answer = folder.ask(&question);
+            let answer = folder.ask(&query);
             let expected = after_start(expected.start)..after_start(expected.end);
             assert_eq!(answer.windows_us.as_ref(), Some(&expected));
             assert_eq!(answer.period_us(&answer.groups[0]), Some(expected));
         }
         // The last step ends where the time does.
-        let answer = folder.ask(&Question {
+        let answer = folder.ask(&Query {
             time_us: after_start(5)..after_start(35),
             rules: port(),
             steps: Some(stepping(20, after_start(5)..after_start(35))),
@@ -209,7 +209,7 @@ fn a_time_that_is_one_gap_has_its_empty_steps() {
     let folder = Folder::new();
     folder.in_the_making(&pieces(&[batch(1, vec![record(1, 443, 5)])]));
     let ask = |time_us: Range<i64>| {
-        folder.ask(&Question {
+        folder.ask(&Query {
             time_us: time_us.clone(),
             steps: Some(stepping(20, time_us)),
             ..everything(&[By::Source])
@@ -224,11 +224,11 @@ fn a_time_that_is_one_gap_has_its_empty_steps() {
 
 #[test]
 fn too_many_steps_are_refused_before_any_file_is_read() {
-    let question = Question {
+    let query = Query {
         steps: Some(stepping(20, 0..after_start(0))),
         ..everything(&[])
     };
-    let error = answer(&["/nowhere".into()], &question, |_, _| {}).unwrap_err();
+    let error = run(&["/nowhere".into()], &query, |_, _| {}).unwrap_err();
     assert!(
         error.to_string().contains("more than 100000 steps"),
         "{error}"
@@ -250,7 +250,7 @@ fn a_comparison_has_what_queries_of_both_times_have() {
     for earlier in [40, 20, 5] {
         let of = |from: i64| after_start(from)..after_start(from + 20);
         let ask = |time_us, earlier_us, steps| {
-            folder.ask(&Question {
+            folder.ask(&Query {
                 time_us,
                 earlier_us,
                 steps,
@@ -266,7 +266,7 @@ fn a_comparison_has_what_queries_of_both_times_have() {
             (told.total, &told.windows_us),
             (before.total, &before.windows_us)
         );
-        let sums = |answer: &Answer, parts: &[Part]| {
+        let sums = |answer: &QueryResult, parts: &[Part]| {
             let mut groups = answer.groups.iter();
             let found = groups.find(|group| group.parts == parts);
             found.map(|group| group.sums).unwrap_or_default()
@@ -310,12 +310,12 @@ fn a_history_shows_when_a_group_had_how_much() {
         batch(4, vec![record(1, 443, 9)]),
     ];
     folder.in_the_making(&pieces(&batches));
-    let question = Question {
+    let query = Query {
         history: true,
         order: Order::Packets,
         ..everything(&[By::Source])
     };
-    let answer = folder.ask(&question);
+    let answer = folder.ask(&query);
     let histories = answer.groups.iter().map(|group| &group.history[..]);
     // The answers have a packet each.
     assert_eq!(histories.collect::<Vec<_>>(), [[6, 0, 0, 10], [8, 0, 0, 0]]);

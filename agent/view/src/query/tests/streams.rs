@@ -82,8 +82,8 @@ fn a_file_that_is_completed_meanwhile_counts_once() {
     assert_eq!(both.total.packets, [24, 4]);
 }
 
-fn asked(paths: &[PathBuf]) -> Answer {
-    answer(paths, &everything(&[By::Source]), |_, _| {}).unwrap()
+fn asked(paths: &[PathBuf]) -> QueryResult {
+    run(paths, &everything(&[By::Source]), |_, _| {}).unwrap()
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn damage_anywhere_in_a_file_is_an_error_with_its_name_or_leaves_an_answer() {
         let mut damaged = bytes.clone();
         damaged[place] ^= 0x55;
         fs::write(&path, damaged).unwrap();
-        if let Err(error) = answer(&[folder.path()], &everything(&[By::Source]), |_, _| {}) {
+        if let Err(error) = run(&[folder.path()], &everything(&[By::Source]), |_, _| {}) {
             let error = format!("{error:#}");
             assert!(error.contains("flows-1.parquet"), "{error}");
             refusals += 1;

@@ -52,7 +52,7 @@ fn plain(batches: &[FlowBatch], from: u64, to: u64) -> Plain {
     sums
 }
 
-fn found(answer: &Answer) -> Plain {
+fn found(answer: &QueryResult) -> Plain {
     let groups = answer.groups.iter().map(|group| {
         let [Part::Address(IpAddr::V4(source)), Part::Port(_, port)] = &group.parts[..] else {
             panic!("{:?}", group.parts);
@@ -76,7 +76,7 @@ proptest! {
         let numbered = records.into_iter().zip(1..);
         let batches: Vec<_> = numbered.map(|(records, seq)| batch(seq, records)).collect();
         let at = |seq: u64| i64::try_from(BEGAN_S + seq).unwrap() * SECOND_US;
-        let question = Question {
+        let query = Query {
             time_us: at(from)..at(from + length),
             ..everything(&[By::Source, By::Port])
         };
@@ -88,7 +88,7 @@ proptest! {
             Folder::new().complete("flows-1.parquet", MADE_OF_MANY, &pieces_of_many(&streams)),
             Folder::new().in_the_making(&pieces_of_many(&streams)),
         ] {
-            prop_assert_eq!(&found(&folder.ask(&question)), &expected);
+            prop_assert_eq!(&found(&folder.ask(&query)), &expected);
         }
     }
 }
