@@ -92,7 +92,7 @@ pub(super) struct Part<'a> {
 }
 
 /// Whether a store has stored a batch, or why it has not.
-pub(super) type Kept = Result<(), Arc<str>>;
+pub(super) type StoreResult = Result<(), Arc<str>>;
 
 /// The status of a store. Clones share it.
 #[derive(Clone)]
@@ -239,29 +239,29 @@ impl Store {
 
     /// Returns once each of the parts is stored or has failed. Logs once that storing fails, and once that it works
     /// again.
-    pub(super) async fn keep(&mut self, parts: &[Part<'_>]) -> Vec<Kept> {
+    pub(super) async fn store(&mut self, parts: &[Part<'_>]) -> Vec<StoreResult> {
         // Storing nothing says nothing about the store.
         if parts.is_empty() {
             return Vec::new();
         }
-        let kept = match &mut self.place {
+        let stored = match &mut self.place {
             Place::File(files) => {
-                let kept = files.write(parts.iter().map(Part::piece).collect()).await;
-                let kept = kept.into_iter();
-                kept.map(|kept| kept.map_err(Arc::from)).collect()
+                let stored = files.write(parts.iter().map(Part::piece).collect()).await;
+                let stored = stored.into_iter();
+                stored.map(|stored| stored.map_err(Arc::from)).collect()
             }
             Place::Topic(kafka) => {
                 let records: Vec<_> = parts.iter().map(Part::record).collect();
-                kafka.keep(&records).await
+                kafka.store(&records).await
             }
             Place::Tables(tables) => {
                 let batches: Vec<_> = parts.iter().map(|part| part.piece.clone()).collect();
-                tables.keep(&batches).await
+                tables.store(&batches).await
             }
         };
         let mut failure = None;
-        for (part, kept) in parts.iter().zip(&kept) {
-            match kept {
+        for (part, stored) in parts.iter().zip(&stored) {
+            match stored {
                 Ok(()) => self.stored += part.facts.volume,
                 Err(why) => failure = failure.or(Some(why)),
             }
@@ -271,7 +271,7 @@ impl Store {
             Some(why) => self.fails(why),
             None => self.works(),
         }
-        kept
+        stored
     }
 
     fn works(&mut self) {

@@ -43,11 +43,11 @@ struct Stream {
     /// Unix time at which a call last began or ended, or a batch came.
     last: Duration,
     lost: LostSoFar,
-    kept: VecDeque<Kept>,
+    stored_batches: VecDeque<StoredBatch>,
 }
 
 /// A batch that some or all of the stores have.
-struct Kept {
+struct StoredBatch {
     seq: u64,
     digest: u64,
     /// How many stores have it, counted in their order.
@@ -130,17 +130,18 @@ impl Streams {
     }
 
     /// How many stores have the batch.
-    pub(super) fn kept(&self, facts: &Facts) -> usize {
+    pub(super) fn stores_with(&self, facts: &Facts) -> usize {
         let streams = self.streams();
         let known = streams.get(&facts.stream).and_then(|stream| {
-            let is_it = |kept: &&Kept| kept.seq == facts.seq && kept.digest == facts.digest;
-            stream.kept.iter().rev().find(is_it)
+            let is_it =
+                |batch: &&StoredBatch| batch.seq == facts.seq && batch.digest == facts.digest;
+            stream.stored_batches.iter().rev().find(is_it)
         });
-        known.map_or(0, |kept| kept.stores)
+        known.map_or(0, |batch| batch.stores)
     }
 
     /// Notes a batch that only the first `stores` stores have.
-    pub(super) fn keeps_in_part(&self, facts: &Facts, stores: usize) {
+    pub(super) fn stored_in_part(&self, facts: &Facts, stores: usize) {
         let mut streams = self.streams();
         let stream = entry(&mut streams, &facts.stream, unix_now());
         stream.remember(facts, stores);
@@ -233,15 +234,16 @@ impl Streams {
 
 impl Stream {
     fn remember(&mut self, facts: &Facts, stores: usize) {
-        let is_it = |kept: &&mut Kept| kept.seq == facts.seq && kept.digest == facts.digest;
-        if let Some(kept) = self.kept.iter_mut().rev().find(is_it) {
-            kept.stores = stores;
+        let is_it =
+            |batch: &&mut StoredBatch| batch.seq == facts.seq && batch.digest == facts.digest;
+        if let Some(batch) = self.stored_batches.iter_mut().rev().find(is_it) {
+            batch.stores = stores;
             return;
         }
-        if self.kept.len() == REMEMBERED {
-            self.kept.pop_front();
+        if self.stored_batches.len() == REMEMBERED {
+            self.stored_batches.pop_front();
         }
-        self.kept.push_back(Kept {
+        self.stored_batches.push_back(StoredBatch {
             seq: facts.seq,
             digest: facts.digest,
             stores,

@@ -171,19 +171,19 @@ impl Writer {
             let first = *first.entry(name).or_insert(place);
             // The same batch came from another call earlier in this group. It is in no store yet, and must not be
             // stored twice.
-            let kept = if first == place {
-                self.streams.kept(&entry.facts)
+            let stored_in = if first == place {
+                self.streams.stores_with(&entry.facts)
             } else {
                 stores
             };
             waiting.push(Waiting {
                 entry,
                 first,
-                kept,
+                stored_in,
                 failure: None,
             });
         }
-        self.keep(&mut waiting).await;
+        self.write_to_stores(&mut waiting).await;
         let fates: Vec<_> = waiting.iter().map(Waiting::fate).collect();
         for one in waiting {
             let Entry {
@@ -193,8 +193,8 @@ impl Writer {
                 call,
                 ..
             } = one.entry;
-            let (kept, failure) = &fates[one.first];
-            let is_first = one.kept < stores;
+            let (stored_in, failure) = &fates[one.first];
+            let is_first = one.stored_in < stores;
             let seq = facts.seq;
             match failure {
                 None if is_first => {
@@ -205,8 +205,8 @@ impl Writer {
                     }
                 }
                 None => self.streams.repeated(&facts.stream),
-                Some(_) if is_first && *kept > one.kept => {
-                    self.streams.keeps_in_part(&facts, *kept);
+                Some(_) if is_first && *stored_in > one.stored_in => {
+                    self.streams.stored_in_part(&facts, *stored_in);
                 }
                 Some(_) => {}
             }
@@ -224,11 +224,11 @@ impl Writer {
 
     /// Stores in each store the batches that it does not have yet. A batch that one store refuses is not given to the
     /// stores after it.
-    async fn keep(&mut self, waiting: &mut [Waiting]) {
+    async fn write_to_stores(&mut self, waiting: &mut [Waiting]) {
         for (index, store) in self.stores.iter_mut().enumerate() {
             let (mut places, mut parts) = (Vec::new(), Vec::new());
             for (place, one) in waiting.iter().enumerate() {
-                if one.kept <= index && one.failure.is_none() {
+                if one.stored_in <= index && one.failure.is_none() {
                     places.push(place);
                     parts.push(Part {
                         facts: &one.entry.facts,
@@ -236,9 +236,9 @@ impl Writer {
                     });
                 }
             }
-            let kept = store.keep(&parts).await;
-            for (place, kept) in places.into_iter().zip(kept) {
-                waiting[place].failure = kept.err().map(|why| (index, why));
+            let results = store.store(&parts).await;
+            for (place, result) in places.into_iter().zip(results) {
+                waiting[place].failure = result.err().map(|why| (index, why));
             }
         }
     }
@@ -260,7 +260,7 @@ struct Waiting {
     /// The place in the group of the first entry with the same batch.
     first: usize,
     /// How many stores had it before.
-    kept: usize,
+    stored_in: usize,
     /// The place of the store that refused it, and why.
     failure: Option<(usize, Arc<str>)>,
 }

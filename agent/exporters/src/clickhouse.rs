@@ -85,7 +85,7 @@ pub struct ClickHouse {
 }
 
 /// Whether a batch is stored, or why not.
-type Kept = Result<(), Arc<str>>;
+type StoreResult = Result<(), Arc<str>>;
 
 impl ClickHouse {
     pub fn new(settings: Settings, tls: Option<ReloadableOutputTls>) -> Self {
@@ -140,7 +140,7 @@ impl ClickHouse {
     }
 
     /// Stores batches. Returns for each whether it is stored. A failed one may be stored nevertheless.
-    pub async fn keep(&mut self, raw: &[Bytes]) -> Vec<Kept> {
+    pub async fn store(&mut self, raw: &[Bytes]) -> Vec<StoreResult> {
         let now = Instant::now();
         self.began = Some(now);
         if let Some((at, why)) = &self.failed
@@ -150,7 +150,7 @@ impl ClickHouse {
         }
         let deadline = now + self.patience;
         let mut fates = vec![Err("it was not tried".into()); raw.len()];
-        if let Err(why) = self.keep_all(raw, deadline, &mut fates).await {
+        if let Err(why) = self.store_all(raw, deadline, &mut fates).await {
             self.failed = Some((Instant::now(), why));
         }
         fates
@@ -158,7 +158,12 @@ impl ClickHouse {
 
     /// Stores the batches group by group. Fails if more than single batches are at fault. Then the remaining batches
     /// get the same error.
-    async fn keep_all(&mut self, raw: &[Bytes], deadline: Instant, fates: &mut [Kept]) -> Kept {
+    async fn store_all(
+        &mut self,
+        raw: &[Bytes],
+        deadline: Instant,
+        fates: &mut [StoreResult],
+    ) -> StoreResult {
         let sizes = sizes(raw.to_vec()).await;
         let sizes = sizes.inspect_err(|why| fates.fill(Err(Arc::clone(why))))?;
         let (mut start, mut refused, mut stores) = (0, 0, false);
@@ -180,7 +185,7 @@ impl ClickHouse {
                     },
                 }
             };
-            let fault = match self.store(&raw[group.clone()], until).await {
+            let fault = match self.store_group(&raw[group.clone()], until).await {
                 Ok(()) => {
                     fates[group.clone()].fill(Ok(()));
                     (start, stores) = (group.end, true);
@@ -223,7 +228,7 @@ impl ClickHouse {
     }
 
     /// Inserts the records first, so that a row of a batch implies that its records are there.
-    async fn store(&mut self, raw: &[Bytes], until: Until) -> Result<(), Fault> {
+    async fn store_group(&mut self, raw: &[Bytes], until: Until) -> Result<(), Fault> {
         let batches = decoded(raw.to_vec()).await?;
         let flows = batches.iter().any(|batch| !batch.records.is_empty());
         let flows = flows.then_some(Table::Flows);

@@ -155,7 +155,7 @@ impl Kafka {
     }
 
     /// Stores records. Returns for each whether it is stored. A failed one may be stored nevertheless.
-    pub async fn keep(&mut self, records: &[Record<'_>]) -> Vec<Result<(), Arc<str>>> {
+    pub async fn store(&mut self, records: &[Record<'_>]) -> Vec<Result<(), Arc<str>>> {
         let now = Instant::now();
         if let Some(why) = self.failures.of_all(now) {
             return vec![Err(Arc::clone(why)); records.len()];

@@ -42,9 +42,9 @@ fn facts(batch: &FlowBatch, digest: u64) -> Facts {
 #[test]
 fn a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it() {
     let streams = Streams::default();
-    let kept = |seq, digest| streams.kept(&facts(&batch(seq), digest));
+    let kept = |seq, digest| streams.stores_with(&facts(&batch(seq), digest));
     for (seq, digest, stores) in [(1, 1, 1), (2, 1, 2), (1, 2, 3), (1, 1, 4)] {
-        streams.keeps_in_part(&facts(&batch(seq), digest), stores);
+        streams.stored_in_part(&facts(&batch(seq), digest), stores);
     }
     assert_eq!(
         [kept(1, 1), kept(2, 1), kept(1, 2), kept(2, 2)],
@@ -57,10 +57,13 @@ fn a_batch_is_known_by_its_number_and_its_digest_with_the_stores_that_have_it() 
         stream_id: 8,
         ..batch(1)
     };
-    assert_eq!(streams.kept(&facts(&other, 1)), 0);
+    assert_eq!(streams.stores_with(&facts(&other, 1)), 0);
     // The same stream number of another sender has none either.
     let other = from(&batch(1), Identity::named("other").unwrap());
-    assert_eq!(streams.kept(&Facts::of(&other, 1, LostSoFar::default())), 0);
+    assert_eq!(
+        streams.stores_with(&Facts::of(&other, 1, LostSoFar::default())),
+        0
+    );
     // A known batch takes no more room, so the oldest is forgotten with the first batch beyond the limit.
     for seq in 3..3 + REMEMBERED as u64 - 3 {
         streams.stored(facts(&batch(seq), 1), 5);

@@ -47,7 +47,7 @@ fn encoded(batches: impl IntoIterator<Item = FlowBatch>) -> Vec<Bytes> {
     encoded.collect()
 }
 
-fn are_stored(fates: &[Kept]) -> Vec<bool> {
+fn are_stored(fates: &[StoreResult]) -> Vec<bool> {
     fates.iter().map(Result::is_ok).collect()
 }
 
@@ -59,7 +59,7 @@ async fn records_come_before_their_batches_and_a_login_in_headers() {
         records: Vec::new(),
         ..batch(3)
     };
-    let fates = clickhouse.keep(&encoded([batch(1), batch(2), idle])).await;
+    let fates = clickhouse.store(&encoded([batch(1), batch(2), idle])).await;
     assert_eq!(fates, [Ok(()), Ok(()), Ok(())]);
     let server = lock(&server);
     let expected = [
@@ -97,7 +97,7 @@ async fn a_password_is_read_for_each_insert() {
     Arc::get_mut(&mut clickhouse.settings).unwrap().login = Some(login);
     for (seq, password) in [(1, "open"), (2, "sesame")] {
         std::fs::write(&file, password).unwrap();
-        assert_eq!(clickhouse.keep(&encoded([batch(seq)])).await, [Ok(())]);
+        assert_eq!(clickhouse.store(&encoded([batch(seq)])).await, [Ok(())]);
     }
     let heads = &lock(&server).heads;
     for (head, password) in heads.iter().zip(["open", "open", "sesame", "sesame"]) {
@@ -131,7 +131,7 @@ async fn what_passes_is_tried_again_until_it_is_stored() {
             ..Server::default()
         };
         let (mut clickhouse, server) = start(server, PATIENCE).await;
-        let fates = clickhouse.keep(&encoded([batch(1)])).await;
+        let fates = clickhouse.store(&encoded([batch(1)])).await;
         assert_eq!(fates, [Ok(())], "{deed:?}");
         let server = lock(&server);
         assert_eq!(server.taken, [(false, vec![1]), (true, vec![1])]);
@@ -146,7 +146,7 @@ async fn a_server_that_hangs_is_given_up_and_what_comes_next_is_told_at_once() {
         ..Server::default()
     };
     let (mut clickhouse, server) = start(server, Duration::from_secs(1)).await;
-    let fates = clickhouse.keep(&encoded([batch(1), batch(2)])).await;
+    let fates = clickhouse.store(&encoded([batch(1), batch(2)])).await;
     for fate in &fates {
         let why = fate.as_ref().unwrap_err();
         assert!(why.contains("has not answered in time"), "{why}");
@@ -155,13 +155,13 @@ async fn a_server_that_hangs_is_given_up_and_what_comes_next_is_told_at_once() {
     let (failed_at, _) = clickhouse.failed.as_mut().unwrap();
     *failed_at += Duration::from_hours(1);
     assert_eq!(
-        are_stored(&clickhouse.keep(&encoded([batch(1)])).await),
+        are_stored(&clickhouse.store(&encoded([batch(1)])).await),
         [false]
     );
     assert_eq!(lock(&server).heads.len(), 1);
     clickhouse.failed = None;
     assert_eq!(
-        are_stored(&clickhouse.keep(&encoded([batch(1)])).await),
+        are_stored(&clickhouse.store(&encoded([batch(1)])).await),
         [true]
     );
 }
@@ -173,7 +173,7 @@ async fn batches_that_are_refused_are_refused_alone() {
         ..Server::default()
     };
     let (mut clickhouse, server) = start(server, PATIENCE).await;
-    let fates = clickhouse.keep(&encoded((1..=10).map(batch))).await;
+    let fates = clickhouse.store(&encoded((1..=10).map(batch))).await;
     let stored: Vec<_> = (1..=10).map(|seq| ![3, 8].contains(&seq)).collect();
     assert_eq!(are_stored(&fates), stored);
     let taken = &lock(&server).taken;
@@ -198,7 +198,7 @@ async fn what_somebody_has_to_change_is_told_at_once_and_nothing_else_is_tried()
         refusal,
         "there is no table d.t, make it with flows.sql: ClickHouse says: Code: 60"
     );
-    let fates = clickhouse.keep(&encoded([batch(1), batch(2)])).await;
+    let fates = clickhouse.store(&encoded([batch(1), batch(2)])).await;
     assert_eq!(are_stored(&fates), [false, false]);
     assert_eq!(lock(&server).heads.len(), 2);
 }
@@ -216,7 +216,7 @@ async fn what_is_not_come_to_is_not_stored() {
         window_end_unix_ns: day * DAY_NS,
         ..batch(day)
     });
-    let fates = clickhouse.keep(&encoded(days)).await;
+    let fates = clickhouse.store(&encoded(days)).await;
     // Of the second group the records are there, and the batches are not.
     let stored: Vec<_> = (1..=150).map(|day| day <= 50).collect();
     assert_eq!(are_stored(&fates), stored);
@@ -228,7 +228,7 @@ async fn keep_until_only(clickhouse: &mut ClickHouse, failing: &[u64], batches: 
     let mut waiting = batches;
     for times in 1..=20 {
         let fates = clickhouse
-            .keep(&encoded(waiting.iter().copied().map(batch)))
+            .store(&encoded(waiting.iter().copied().map(batch)))
             .await;
         let mut is_stored = are_stored(&fates).into_iter();
         waiting.retain(|_| !is_stored.next().unwrap());
@@ -253,7 +253,7 @@ async fn a_batch_that_fails_in_a_view_does_not_keep_others_from_being_stored() {
         let times = keep_until_only(&mut clickhouse, &[bad], (1..=16).collect()).await;
         assert!(times <= 8, "{times}");
         // It is told, and others go on.
-        let fates = clickhouse.keep(&encoded([bad, 17].map(batch))).await;
+        let fates = clickhouse.store(&encoded([bad, 17].map(batch))).await;
         assert_eq!(are_stored(&fates), [false, true]);
         assert!(fates[0].as_ref().unwrap_err().contains("Code: 395"));
         lock(&server).thrown.clear();

@@ -17,7 +17,7 @@ pub(super) const FAULTS: &[Fault] = &[
         name: "a batch behind one that was refused is acknowledged",
         file: "agent/collector/src/writer.rs",
         from: "None if !call.is_broken.load(Relaxed) =>",
-        to: "None if one.kept < usize::MAX =>",
+        to: "None if one.stored_in < usize::MAX =>",
         target: unit(
             "collector",
             "writer::tests::a_batch_behind_one_that_a_store_refuses_is_stored_and_not_acknowledged",
@@ -36,8 +36,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "the last store's word counts for all of them",
         file: "agent/collector/src/writer.rs",
-        from: "one.kept <= index && one.failure.is_none()",
-        to: "one.kept <= index",
+        from: "one.stored_in <= index && one.failure.is_none()",
+        to: "one.stored_in <= index",
         target: unit(
             "collector",
             "writer::tests::what_a_store_did_not_take_those_behind_it_do_not_get_and_nobody_is_told_of",
@@ -46,8 +46,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a batch that failed is stored for the other call that sent it",
         file: "agent/collector/src/writer.rs",
-        from: "                first,\n                kept,",
-        to: "                first: place,\n                kept,",
+        from: "                first,\n                stored_in,",
+        to: "                first: place,\n                stored_in,",
         target: unit(
             "collector",
             "writer::tests::what_a_store_did_not_take_those_behind_it_do_not_get_and_nobody_is_told_of",
@@ -56,8 +56,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a store gets again what another one could not take",
         file: "agent/collector/src/writer.rs",
-        from: "one.kept <= index &&",
-        to: "one.kept <= index + 1 &&",
+        from: "one.stored_in <= index &&",
+        to: "one.stored_in <= index + 1 &&",
         target: unit(
             "collector",
             "writer::tests::a_store_does_not_get_again_what_only_another_one_could_not_take",
@@ -66,7 +66,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a batch that comes again is stored again",
         file: "agent/collector/src/writer.rs",
-        from: "self.streams.kept(&entry.facts)",
+        from: "self.streams.stores_with(&entry.facts)",
         to: "0",
         target: unit(
             "collector",
@@ -76,8 +76,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "another batch with a known number is taken for the same",
         file: "agent/collector/src/streams.rs",
-        from: "|kept: &&Kept| kept.seq == facts.seq && kept.digest == facts.digest;",
-        to: "|kept: &&Kept| kept.seq == facts.seq;",
+        from: "|batch: &&StoredBatch| batch.seq == facts.seq && batch.digest == facts.digest;",
+        to: "|batch: &&StoredBatch| batch.seq == facts.seq;",
         target: unit(
             "collector",
             "writer::tests::another_batch_with_a_number_that_is_known_is_stored",
@@ -86,8 +86,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a batch that is in some stores counts as in none",
         file: "agent/collector/src/writer.rs",
-        from: "self.streams.keeps_in_part(&facts, *kept);",
-        to: "let _ = Streams::keeps_in_part;",
+        from: "self.streams.stored_in_part(&facts, *stored_in);",
+        to: "let _ = Streams::stored_in_part;",
         target: unit(
             "collector",
             "writer::tests::a_store_does_not_get_again_what_only_another_one_could_not_take",
