@@ -2,8 +2,8 @@
 //! attaches them and scans until it is stopped. Then it detaches, drains, and sends the remaining records.
 //!
 //! While it runs, [`scanning`] owns the scanner and does one thing at a time with it, [`wakes`] decides when to scan,
-//! and [`pending_requests`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each scan,
-//! [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
+//! and [`pending_requests`] keeps the requests for flows or a scan. [`publish`] completes and publishes a status after each
+//! scan, [`printing`] is the agent's own consumer on stdout, and the server serves batches and status to all other consumers.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -54,7 +54,7 @@ use crate::{
     rules::RunningRules,
     scan::{Interfaces, Scanner, ScannerParts},
     service_manager::ServiceManager,
-    status::{self, StatusSettings},
+    status::{StatusSettings, agent_status},
     terminal,
 };
 
@@ -348,8 +348,8 @@ impl Agent {
         })?;
 
         let settings = status_settings(&config, max_interfaces, identity);
-        let (publisher, statuses) =
-            Publisher::start(status::of(&settings, config.times(), &scanner, 0), qdiscs);
+        let first = agent_status(&settings, config.times(), &scanner, 0);
+        let (publisher, statuses) = Publisher::start(first, qdiscs);
         let (printer, stdout_is_gone) = print(&hub, config.stdout).unzip();
         let (counts, counting) = watch::channel(false);
         let (end_server, server_end) = oneshot::channel::<()>();
@@ -392,7 +392,7 @@ impl Agent {
             manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
-            publisher.publish(status::of(&settings, times, scanner, late), is_final);
+            publisher.publish(agent_status(&settings, times, scanner, late), is_final);
         };
         let tell = |scanner: &Scanner| {
             let told = (manager.clone(), counts.clone(), connect.clone());

@@ -532,7 +532,7 @@ impl Scanner {
         for kind in enrichment {
             for exchange in kind.end_scan(last_clock.boot_ns, replica) {
                 if encode {
-                    let exchange = exchange.told(*last_clock);
+                    let exchange = exchange.into_message(*last_clock);
                     encoder.push_exchange(exchange, &mut |batch| hub.publish(&batch));
                 }
             }

@@ -29,7 +29,7 @@ pub struct StatusSettings {
 
 /// Builds the status. `times` are the ones in force; `late` is how many scans took longer than the interval. Drops by
 /// qdiscs are added by [`add_qdisc_drops`]; the server adds its own part: uptime, consumers, connections and outputs.
-pub fn of(
+pub fn agent_status(
     settings: &StatusSettings,
     times: Times,
     scanner: &Scanner,

@@ -234,8 +234,8 @@ impl Profile {
             .collect();
         let of_unit = |unit| (0..PROCESSES_A_UNIT).map(move |number| process(unit, number));
         Names {
-            cgroups: Some(Arc::new(Cgroups::of_these(&paths))),
-            processes: Some(Arc::new(Processes::of_these(
+            cgroups: Some(Arc::new(Cgroups::with_known(&paths))),
+            processes: Some(Arc::new(Processes::with_known(
                 (0..UNITS).flat_map(of_unit).collect(),
             ))),
             hosts: Some(Arc::new(self.hosts())),
@@ -244,7 +244,7 @@ impl Profile {
 
     /// A name for each peer, up to the agent's limit on names. The host looked them up before its flows began.
     fn hosts(self) -> Dns {
-        let dns = Dns::of_these(NETNS, &[]);
+        let dns = Dns::with_known(NETNS, &[]);
         let ports = Self::PORTS.len() as u32;
         let peers = self.flows.div_ceil(ports).min(DEFAULT_NAMES);
         for peer in 0..peers {
@@ -266,7 +266,7 @@ impl Profile {
             let (name, client, address) =
                 (format!("peer-{peer}.example"), text(host), text(address));
             let asked_ns = SCAN_BOOT_NS - 2 * WINDOW_NS;
-            dns.learn_these(NETNS, &[(&name, &client, &address, asked_ns)]);
+            dns.learn_known(NETNS, &[(&name, &client, &address, asked_ns)]);
         }
         dns
     }

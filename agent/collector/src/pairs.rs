@@ -103,7 +103,7 @@ impl Pairs {
     }
 
     /// Takes in a batch. Each batch must be taken only once.
-    pub(super) fn take(&mut self, batch: &Sightings, time: Time) {
+    pub(super) fn add_batch(&mut self, batch: &Sightings, time: Time) {
         let settle_ns = self.settle_ns();
         let mut noted = self.agents.note(batch, settle_ns, time.at);
         if noted == Noted::Nowhere && self.agents.may_forget(time.at) {
@@ -146,7 +146,7 @@ impl Pairs {
             self.agents.has_no_room_in_a_flow(agent, end);
             return false;
         }
-        flow.take(sighting, agent, batch.window, time.at)
+        flow.add(sighting, agent, batch.window, time.at)
     }
 
     /// Collects the flows that are due, unless some are left from the last look.
@@ -186,7 +186,7 @@ impl Pairs {
         while let Some(next) = flow.next(&self.agents, now) {
             match next {
                 Next::Tell => {
-                    let made = flow.tell(id, &self.agents, now);
+                    let made = flow.due_reports(id, &self.agents, now);
                     self.unpaired += u64::from(made.is_empty());
                     reports.extend(made);
                 }

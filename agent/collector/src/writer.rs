@@ -201,7 +201,7 @@ impl Writer {
                     self.streams.stored(facts, stores);
                     self.publish(shared);
                     if let (Some(pairs), Some(sightings)) = (&mut self.pairs, &sightings) {
-                        pairs.take(sightings);
+                        pairs.add_batch(sightings);
                     }
                 }
                 None => self.streams.repeated(&facts.stream),
@@ -212,11 +212,11 @@ impl Writer {
             }
             // A number acknowledges all batches before it.
             match failure {
-                None if !call.is_broken.load(Relaxed) => call.tell(Outcome::Stored(seq)),
+                None if !call.is_broken.load(Relaxed) => call.send(Outcome::Stored(seq)),
                 None => {}
                 Some(why) => {
                     call.is_broken.store(true, Relaxed);
-                    call.tell(Outcome::Failed(Arc::clone(why)));
+                    call.send(Outcome::Failed(Arc::clone(why)));
                 }
             }
         }
@@ -276,7 +276,7 @@ impl Waiting {
 }
 
 impl CallEnd {
-    fn tell(&self, outcome: Outcome) {
+    fn send(&self, outcome: Outcome) {
         // The call may have ended.
         let _ = self.outcomes.send(outcome);
     }

@@ -136,14 +136,14 @@ impl Dns {
     }
 
     /// Knows a fixed set of names: (name, client that asked, address, time since boot). Reads no messages.
-    pub fn of_these(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
+    pub fn with_known(netns: u32, known: &[(&str, &str, &str, u64)]) -> Self {
         let dns = Self::with(None, DEFAULT_NAMES, false, netns);
-        dns.learn_these(netns, known);
+        dns.learn_known(netns, known);
         dns
     }
 
-    /// Adds names in the form of [`of_these`](Self::of_these).
-    pub fn learn_these(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
+    /// Adds names in the form of [`with_known`](Self::with_known).
+    pub fn learn_known(&self, netns: u32, known: &[(&str, &str, &str, u64)]) {
         for (name, client, address, at_ns) in known {
             let address = message::Address {
                 address: address.parse().expect("an address"),
@@ -249,7 +249,7 @@ impl Hosts for Dns {
         let [a, b] = addresses(key);
         let realm = Realm::of(key);
         let state = self.state();
-        let name = |own, other| state.learned.names.of((realm, own), other, began_ns);
+        let name = |own, other| state.learned.names.lookup((realm, own), other, began_ns);
         [name(a, b), name(b, a)]
     }
 }
@@ -258,7 +258,7 @@ impl Directory<HostName> for Dns {
     fn lookup(&self, ids: &[u64], each: &mut dyn FnMut(&HostName)) {
         // A batch may name as many hosts as it has records, so one message is reused.
         let mut host = HostName::default();
-        self.state().learned.names.tell(ids, |id, name| {
+        self.state().learned.names.each_name(ids, |id, name| {
             host.id = id;
             host.name.clear();
             host.name.push_str(name);

@@ -66,7 +66,7 @@ impl Processes {
     }
 
     /// A fixed set of processes, without any programs.
-    pub fn of_these(processes: Vec<agent_common::Process>) -> Self {
+    pub fn with_known(processes: Vec<agent_common::Process>) -> Self {
         Self::with(Source::These(processes))
     }
 
@@ -238,7 +238,7 @@ mod tests {
         let known = process(7, *b"nginx\0\0\0");
         // A process with a pid higher than any in use.
         let unknown = process(1 << 30, *b"gone\0\0\0\0").key();
-        let processes = Processes::of_these(vec![known]);
+        let processes = Processes::with_known(vec![known]);
         for nameless in 1..3 {
             let mut told = Vec::new();
             processes.lookup(&[known.key(), unknown], &mut |one| told.push(one.clone()));

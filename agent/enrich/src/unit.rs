@@ -59,13 +59,13 @@ impl Kind for Unit {
 
     fn end_scan(&mut self, now_boot_ns: u64, replica: &mut Replica) -> Vec<Exchange> {
         let exchanged = replica.take_by_cgroup();
-        self.traffic.take_in(exchanged, now_boot_ns);
+        self.traffic.add(exchanged, now_boot_ns);
         Vec::new()
     }
 
     fn report(&self, scanned: &Scanned<'_>, status: &mut AgentStatus) {
         let replica = status.replica.get_or_insert_default();
         replica.nameless_ends = scanned.encoder.nameless_ends();
-        status.units = self.traffic.told();
+        status.units = self.traffic.status();
     }
 }

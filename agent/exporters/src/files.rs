@@ -318,7 +318,7 @@ impl Rotated {
         };
         let done = (&mut writing.thread).await;
         self.writing = None;
-        let done = told(done);
+        let done = joined(done);
         let open = done.with_context(|| format!("write {}", self.address.display()))?;
         self.open = Some(open);
         Ok(())
@@ -600,11 +600,11 @@ fn compress(from: &mut File, to: File, compression: Compression) -> Result<File>
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    told(spawn_blocking(work).await)
+    joined(spawn_blocking(work).await)
 }
 
 /// The result of a writing thread, with advice if the disk is full.
-fn told<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
+fn joined<T>(done: Result<Result<T>, JoinError>) -> Result<T> {
     let done = done.context("the thread that writes")?;
     done.map_err(|error| {
         if is_no_room(&error) {

@@ -94,7 +94,7 @@ pub struct Replica {
     oldest: Oldest,
     waiting: Waiting,
     /// Slots of flows whose counters from this scan are reported at its end.
-    untold: Vec<u32>,
+    deferred: Vec<u32>,
     begun: u64,
     evicted: u64,
     outers: Outers,
@@ -130,7 +130,7 @@ impl Replica {
             order: Order::default(),
             oldest: Oldest::new(max_flows, lifetimes),
             waiting: Waiting::default(),
-            untold: Vec::new(),
+            deferred: Vec::new(),
             begun: 0,
             evicted: 0,
             outers: Outers::default(),
@@ -321,7 +321,7 @@ impl Replica {
         if entry.is_followed_by(counters, self.scan) {
             let pending = self.senders.take_pending();
             self.senders.follow(slot, &pending);
-            self.tell_end(slot, EndReason::EndOfFlow, sink);
+            self.report_end(slot, EndReason::EndOfFlow, sink);
             let mut next = self.slab[slot].next(counters, self.clock, self.scan);
             self.sockets_without_end += u64::from(next.note_sockets(pending.sockets()));
             next.give_opener(pending.opener());
@@ -502,19 +502,19 @@ impl Replica {
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {
-            self.tell(slot, sink);
+            self.report_deferred(slot, sink);
         } else {
-            self.untold.push(slot);
+            self.deferred.push(slot);
         }
     }
 
     /// Evicts the flow that would end first by itself. If a half of it still waits, adds that half instead, since it
     /// may keep the flow alive.
     fn make_room(&mut self, sink: &mut impl FnMut(&Record)) {
-        let slot = self.oldest.take(&self.slab);
+        let slot = self.oldest.pop(&self.slab);
         let entry = &self.slab[slot];
         if entry.waiting != waiting::NONE {
-            self.tell(slot, sink);
+            self.report_deferred(slot, sink);
             return;
         }
         let reason = match entry.state {
@@ -527,7 +527,7 @@ impl Replica {
     }
 
     /// Emits the flow's counts of this scan, if they were put off.
-    fn tell(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
+    fn report_deferred(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
         let entry = &mut self.slab[slot];
         if entry.state == State::Free {
             return;
@@ -554,10 +554,10 @@ impl Replica {
         end_reason: Option<EndReason>,
     ) -> Record {
         let entry = &self.slab[slot];
-        let error = self.errors.of(slot, entry.initiator);
+        let error = self.errors.get(slot, entry.initiator);
         let mut record = entry.record(clock, unreported, error, end_reason);
         let is_joined = entry.sides == Sides::Joined;
-        if let Some(outer) = self.outers.of(&entry.key, is_joined) {
+        if let Some(outer) = self.outers.get(&entry.key, is_joined) {
             record.set_outer(&outer);
         }
         self.senders.fill(slot, &mut record);
@@ -566,8 +566,8 @@ impl Replica {
         record
     }
 
-    fn tell_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
-        self.tell(slot, sink);
+    fn report_end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
+        self.report_deferred(slot, sink);
         let rest = self.reports.take(slot);
         let record = self.record(slot, self.clock, rest, Some(reason));
         if let Some(failure) = record.failure {
@@ -583,7 +583,7 @@ impl Replica {
     }
 
     fn end(&mut self, slot: u32, reason: EndReason, sink: &mut impl FnMut(&Record)) {
-        self.tell_end(slot, reason, sink);
+        self.report_end(slot, reason, sink);
         self.outers.end(&self.slab[slot].key);
         self.remove(slot);
     }

@@ -130,7 +130,7 @@ impl Caller {
         let known = self
             .ends
             .local_user
-            .get_or_init(|| local_user::of(*peer, own));
+            .get_or_init(|| local_user::lookup(*peer, own));
         *known
     }
 

@@ -21,7 +21,7 @@ const MAX_VALUES: usize = 1024;
 const INTERFACES_TAG: u32 = 14;
 
 /// Encodes the counts of removed records as fields of a batch.
-pub(super) fn told(left_out: Volume) -> Vec<u8> {
+pub(super) fn encode_left_out(left_out: Volume) -> Vec<u8> {
     FlowBatch::of_left_out(left_out.into()).encode_to_vec()
 }
 
@@ -138,7 +138,7 @@ impl StreamFilter {
         })?;
         // Protobuf merges concatenated messages.
         self.left_out += left_out;
-        passed.extend(told(self.left_out));
+        passed.extend(encode_left_out(self.left_out));
         // A small result must not hold a large buffer.
         passed.shrink_to_fit();
         Ok((passed.into(), left_out))

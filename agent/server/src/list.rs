@@ -16,7 +16,7 @@ use proto::{
 };
 use tonic::Status;
 
-use super::filtered::{Hosts, StreamFilter, note, told};
+use super::filtered::{Hosts, StreamFilter, encode_left_out, note};
 use crate::scanner_requests::{RequestError, Snapshot, SnapshotBytes, SnapshotPlace};
 
 /// A batch is complete once it has this length.
@@ -106,7 +106,7 @@ impl Choice {
             let more_processes = (processes.len() - named.0) as u64;
             let more_hosts = (hosts.len() - named.1) as u64;
             let bytes = more_processes * BYTES_PER_PROCESS + more_hosts * BYTES_PER_HOST;
-            places.push(room.take(bytes).map_err(no_room)?);
+            places.push(room.reserve(bytes).map_err(no_room)?);
             if let Some(limit) = self.limit
                 && rows.len() > 2 * limit + 10_000
             {
@@ -117,7 +117,7 @@ impl Choice {
             cut(&mut rows, limit, &mut left_out);
             // The bytes of the other rows are freed with the snapshot.
             let copied: usize = rows.iter().map(|row| row.record.len()).sum();
-            places.push(room.take(copied as u64).map_err(no_room)?);
+            places.push(room.reserve(copied as u64).map_err(no_room)?);
             for row in &mut rows {
                 row.record = Bytes::copy_from_slice(&row.record);
             }
@@ -125,7 +125,7 @@ impl Choice {
         if self.order != FlowOrder::Unspecified {
             rows.sort_by_key(|row| Reverse(row.rank));
         }
-        last.extend(told(left_out));
+        last.extend(encode_left_out(left_out));
         Ok(Listed {
             head,
             last,
@@ -184,7 +184,7 @@ fn make_room(
     // Grow in larger steps, so that rows are not moved for each batch.
     let more = more.max(rows.capacity() / 8);
     let grows = rows.len() + more - rows.capacity();
-    let place = room.take((grows * size_of::<Row>()) as u64)?;
+    let place = room.reserve((grows * size_of::<Row>()) as u64)?;
     rows.reserve_exact(more);
     Ok(Some(place))
 }
@@ -387,7 +387,7 @@ mod tests {
         drop(listed);
         // A client that leaves no room is refused, and holds nothing while it is served.
         for (left, is_for_rows) in [(rows / 2 - 1, false), (rows - 1, false), (rows + 10, true)] {
-            let _others = room.take(MAX_SNAPSHOT_BYTES - left).unwrap();
+            let _others = room.reserve(MAX_SNAPSHOT_BYTES - left).unwrap();
             for limit in [None, Some(10)] {
                 let is_there = choice(limit).of(snapshot(), &room).is_ok();
                 assert_eq!(is_there, is_for_rows && limit.is_none(), "{left} {limit:?}");

@@ -27,7 +27,7 @@ const ESTABLISHED: u8 = 1;
 const ANY_COOKIE: [u8; 8] = [0xff; 8];
 
 /// The user that owns the socket at `peer` connected to `own`, if that socket is in this network namespace.
-pub(super) fn of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
+pub(super) fn lookup(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     // A kernel without sock_diag identifies nobody.
     asked(peer, own).ok().flatten()
 }
@@ -114,13 +114,13 @@ mod tests {
             let own = listener.local_addr().unwrap();
             let client = TcpStream::connect(own).unwrap();
             let (_accepted, peer) = listener.accept().unwrap();
-            assert_eq!(of(peer, own), Some(geteuid().as_raw()), "{address}");
+            assert_eq!(lookup(peer, own), Some(geteuid().as_raw()), "{address}");
             let mut other = peer;
             other.set_ip("192.0.2.1".parse().unwrap());
-            assert_eq!(of(other, own), None, "{address}");
+            assert_eq!(lookup(other, own), None, "{address}");
             drop(client);
             // Must not be root's, although the kernel reports root while the connection is closing.
-            assert_eq!(of(peer, own), None, "{address}");
+            assert_eq!(lookup(peer, own), None, "{address}");
         }
     }
 
@@ -132,7 +132,7 @@ mod tests {
             };
             let own = listener.local_addr().unwrap();
             let peer = SocketAddr::new(stranger.parse().unwrap(), own.port());
-            assert_eq!(of(peer, own), None, "{address}");
+            assert_eq!(lookup(peer, own), None, "{address}");
         }
     }
 }

@@ -44,7 +44,7 @@ impl SnapshotBytes {
     }
 
     /// Reserves this many bytes until the returned place is dropped.
-    pub fn take(&self, bytes: u64) -> Result<SnapshotPlace, RequestError> {
+    pub fn reserve(&self, bytes: u64) -> Result<SnapshotPlace, RequestError> {
         let before = self.0.fetch_add(bytes, Relaxed);
         let place = SnapshotPlace {
             bytes,
@@ -58,7 +58,7 @@ impl SnapshotBytes {
 
     /// The same bytes, counted until their last slice is dropped.
     pub fn hold(&self, bytes: Bytes) -> Result<Bytes, RequestError> {
-        let place = self.take(bytes.len() as u64)?;
+        let place = self.reserve(bytes.len() as u64)?;
         Ok(with_guard(bytes, place))
     }
 }
@@ -176,10 +176,10 @@ mod tests {
         let slice = held.slice(1..2);
         drop(held);
         assert_eq!(bytes.get(), 3);
-        assert!(bytes.take(MAX_SNAPSHOT_BYTES).is_err());
+        assert!(bytes.reserve(MAX_SNAPSHOT_BYTES).is_err());
         assert_eq!(bytes.get(), 3);
-        let rest = bytes.take(MAX_SNAPSHOT_BYTES - 3);
-        assert!(rest.is_ok() && bytes.take(1).is_err());
+        let rest = bytes.reserve(MAX_SNAPSHOT_BYTES - 3);
+        assert!(rest.is_ok() && bytes.reserve(1).is_err());
         drop((slice, rest));
         assert_eq!(bytes.get(), 0);
     }

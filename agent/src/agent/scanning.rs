@@ -56,7 +56,7 @@ struct Made {
 }
 
 impl Made {
-    fn tell(self) {
+    fn send_outcome(self) {
         // The client may be gone.
         let _ = self.done.send(self.outcome);
     }
@@ -185,7 +185,7 @@ impl Scanning {
                     times = self.apply_throttle(&mut scanner);
                     publish_status(&scanner, times, late.count, false);
                     if let Some(made) = made {
-                        made.tell();
+                        made.send_outcome();
                     }
                     continue;
                 }
@@ -263,7 +263,7 @@ impl Scanning {
                 late.note(started.elapsed(), self.times.scan_interval);
             }
             publish_status(&scanner, times, late.count, is_final);
-            selected_anew.drain(..).for_each(Made::tell);
+            selected_anew.drain(..).for_each(Made::send_outcome);
             if is_final {
                 log_final(&scanner);
                 end(scanner);
@@ -406,7 +406,7 @@ mod tests {
             done,
             outcome: Ok(()),
         }
-        .tell();
+        .send_outcome();
         assert!(told.await.unwrap().is_ok());
     }
 }

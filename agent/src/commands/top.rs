@@ -344,7 +344,7 @@ async fn once(args: &Args, target: &Target) -> Result<ExitCode> {
             };
             match event {
                 Event::Batch(batch) => {
-                    fleet.take(*batch, Instant::now());
+                    fleet.add_batch(*batch, Instant::now());
                 }
                 Event::Disconnected { reason } => bail!("{reason}"),
                 Event::Gap { batches } => fleet.missing.gaps += batches,

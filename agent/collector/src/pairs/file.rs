@@ -67,8 +67,8 @@ impl PairFile {
         Ok(())
     }
 
-    pub(crate) fn take(&mut self, batch: &Sightings) {
-        self.pairs.take(batch, Time::now());
+    pub(crate) fn add_batch(&mut self, batch: &Sightings) {
+        self.pairs.add_batch(batch, Time::now());
     }
 
     /// Writes the reports that are due.

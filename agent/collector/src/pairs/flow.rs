@@ -146,7 +146,7 @@ impl Flow {
     }
 
     /// Adds a sighting. Returns false if too many agents see the flow.
-    pub(super) fn take(
+    pub(super) fn add(
         &mut self,
         sighting: &Sighting,
         agent: Index,
@@ -166,7 +166,7 @@ impl Flow {
                 self.sights.last_mut().expect("it was pushed")
             }
         };
-        sight.take(sighting, window, now);
+        sight.add(sighting, window, now);
         if std::mem::take(&mut self.is_told) {
             self.told = now;
         }
@@ -210,7 +210,7 @@ impl Flow {
     }
 
     /// Reports a flow that is quiet or has waited long enough, and starts it over.
-    pub(super) fn tell(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
+    pub(super) fn due_reports(&mut self, id: &FlowId, agents: &Agents, now: &Now) -> Vec<Report> {
         let reports = self.reports(id, agents, |from, to, sums| {
             let why = self.doubt(agents, now.settle_ns, from, to);
             why.or((sums[1].packets == 0).then_some(Doubt::OneSided))
@@ -395,7 +395,7 @@ impl Sight {
         }
     }
 
-    fn take(&mut self, sighting: &Sighting, [begin, end]: [u64; 2], now: Instant) {
+    fn add(&mut self, sighting: &Sighting, [begin, end]: [u64; 2], now: Instant) {
         self.since = self.since.min(sighting.since);
         self.last_seen = self.last_seen.max(sighting.last_seen);
         self.changed = now;

@@ -78,7 +78,7 @@ fn take(pairs: &mut Pairs, batch: &FlowBatch) {
 }
 
 fn take_from(pairs: &mut Pairs, batch: &FlowBatch, identity: Identity) {
-    pairs.take(&sightings(batch, identity), Time::now());
+    pairs.add_batch(&sightings(batch, identity), Time::now());
 }
 
 fn sightings(batch: &FlowBatch, identity: Identity) -> Sightings {

@@ -77,7 +77,7 @@ impl Exchange {
     }
 
     /// The exchange as it is sent, with times converted by the clock of a scan.
-    pub fn told(self, clock: ScanClock) -> DnsExchange {
+    pub fn into_message(self, clock: ScanClock) -> DnsExchange {
         let Self { id, query, answer } = self;
         let ends = addresses(&id.flow);
         let ports = [id.flow.port_a, id.flow.port_b];

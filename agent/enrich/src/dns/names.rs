@@ -187,7 +187,7 @@ impl Names {
 
     /// The name of `address` at the time a flow between it and `client` began: the one `client` learned, or else one
     /// of the hosts file or of another client.
-    pub fn of(
+    pub fn lookup(
         &self,
         (realm, address): (Realm, IpAddr),
         client: IpAddr,
@@ -213,7 +213,7 @@ impl Names {
     }
 
     /// Calls `each` with the names of these ids, in the same order. All of them must be in use.
-    pub fn tell(&self, ids: &[u64], mut each: impl FnMut(u64, &str)) {
+    pub fn each_name(&self, ids: &[u64], mut each: impl FnMut(u64, &str)) {
         for &id in ids {
             let name = self.issued.by_id.get(&id).and_then(Weak::upgrade);
             debug_assert!(

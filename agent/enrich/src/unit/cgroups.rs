@@ -64,17 +64,17 @@ impl Cgroups {
     }
 
     /// The cgroups with these ids, in the same order. See [`Self::lookup`].
-    pub fn of(&self, ids: &[u64]) -> Vec<Cgroup> {
+    pub fn lookup_all(&self, ids: &[u64]) -> Vec<Cgroup> {
         let mut told = Vec::new();
         self.lookup(ids, &mut |cgroup| told.push(cgroup.clone()));
         told
     }
 
     /// A fixed set of cgroups with these ids and paths, which no thread follows.
-    pub fn of_these(cgroups: &[(u64, &str)]) -> Self {
+    pub fn with_known(cgroups: &[(u64, &str)]) -> Self {
         let mut known = Known::new(MOST_LIVING);
         for (id, path) in cgroups {
-            assert_eq!(known.add(name::of(*id, path), Share::Host), Added::Yes);
+            assert_eq!(known.add(name::cgroup(*id, path), Share::Host), Added::Yes);
         }
         Self {
             known: Arc::new(Mutex::new(known)),
@@ -101,7 +101,7 @@ impl Directory<Cgroup> for Cgroups {
         let mut is_new = false;
         let known: Vec<_> = {
             let mut known = lock(&self.known);
-            let of = |&id| (id, known.of(id, &mut is_new));
+            let of = |&id| (id, known.get(id, &mut is_new));
             ids.iter().map(of).collect()
         };
         if is_new {
@@ -163,7 +163,7 @@ impl Known {
     }
 
     /// Sets `is_new` if the id is unknown and is asked for for the first time.
-    fn of(&mut self, id: u64, is_new: &mut bool) -> Option<Arc<Cgroup>> {
+    fn get(&mut self, id: u64, is_new: &mut bool) -> Option<Arc<Cgroup>> {
         let living = self.living.get(&id).map(|living| &living.cgroup);
         if let Some(known) = living.or_else(|| self.gone.get(&id)) {
             return Some(Arc::clone(known));
@@ -238,7 +238,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(100);
 
     fn path_of(cgroups: &Cgroups, id: u64) -> String {
-        cgroups.of(&[id]).remove(0).path
+        cgroups.lookup_all(&[id]).remove(0).path
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -301,8 +301,8 @@ mod tests {
         lock(&cgroups.known).gone.clear();
         wait_until("it is looked for", || !path_of(&cgroups, id).is_empty());
         // A removal that was missed is noticed as well.
-        lock(&cgroups.known).add(name::of(u64::MAX, "/gone"), Share::Host);
-        cgroups.of(&[u64::MAX - 1]);
+        lock(&cgroups.known).add(name::cgroup(u64::MAX, "/gone"), Share::Host);
+        cgroups.lookup_all(&[u64::MAX - 1]);
         wait_until("it is looked for again", || {
             !lock(&cgroups.known).living.contains_key(&u64::MAX)
         });
@@ -312,7 +312,7 @@ mod tests {
     fn names_outlive_their_cgroups_as_long_as_there_is_room() {
         let mut known = Known::new(MOST_LIVING);
         let add = |known: &mut Known, id| {
-            known.add(name::of(id, "/system.slice/a.service"), Share::Host) == Added::Yes
+            known.add(name::cgroup(id, "/system.slice/a.service"), Share::Host) == Added::Yes
         };
         let count = MOST_GONE as u64 + 1;
         for id in 1..=count {
@@ -325,13 +325,13 @@ mod tests {
         known.remove(2);
         let mut is_new = false;
         for (id, is_known) in [(1, false), (2, true), (count, true)] {
-            let found = known.of(id, &mut is_new);
+            let found = known.get(id, &mut is_new);
             let unit = found.map(|one| one.unit.clone());
             assert_eq!(unit.as_deref(), is_known.then_some("a.service"), "{id}");
         }
         assert!(is_new && known.living.is_empty());
         is_new = false;
-        known.of(1, &mut is_new);
+        known.get(1, &mut is_new);
         assert!(!is_new, "it is looked for once");
         assert_eq!(
             (known.gone.len(), known.gone_ids.len()),
@@ -360,7 +360,7 @@ mod tests {
             let cgroups = Cgroups::follow().unwrap();
             let later: Vec<u64> = (10..20).map(make).collect();
             for (number, id) in early.into_iter().chain(later).enumerate() {
-                let unit = || cgroups.of(&[id]).remove(0).unit;
+                let unit = || cgroups.lookup_all(&[id]).remove(0).unit;
                 wait_until("it is found", || !unit().is_empty());
                 assert_eq!(unit(), format!("{number}.service"));
             }
@@ -391,7 +391,7 @@ mod tests {
     #[test]
     fn there_is_a_bound() {
         let mut known = Known::new(MOST_LIVING);
-        let add = |known: &mut Known, id| known.add(name::of(id, "/"), Share::Host);
+        let add = |known: &mut Known, id| known.add(name::cgroup(id, "/"), Share::Host);
         for id in 0..MOST_LIVING as u64 {
             assert_eq!(add(&mut known, id), Added::Yes);
         }
@@ -407,7 +407,7 @@ mod tests {
         let mut next = 0;
         let mut add = |known: &mut Known, share| {
             next += 1;
-            (next, known.add(name::of(next, "/"), share))
+            (next, known.add(name::cgroup(next, "/"), share))
         };
         let (one, other) = (Share::User(1000), Share::User(1001));
         let (first, _) = add(&mut known, Share::Unit(7));
@@ -457,7 +457,7 @@ mod tests {
         let is_full = || (MOST - 100..=MOST).contains(&cgroups.len());
         assert!(is_full(), "{}", cgroups.len());
         let later = fs::metadata(make("later.service")).unwrap().ino();
-        let unit = || cgroups.of(&[later]).remove(0).unit;
+        let unit = || cgroups.lookup_all(&[later]).remove(0).unit;
         wait_until("it is known", || !unit().is_empty());
         assert_eq!(unit(), "later.service");
         assert!(is_full(), "{}", cgroups.len());

@@ -55,7 +55,7 @@ impl Units {
     }
 
     /// Adds the traffic that a scan counted, by cgroup id. `now_ns` is the time since boot.
-    pub fn take_in(&mut self, counted: impl Iterator<Item = (u64, Exchanged)>, now_ns: u64) {
+    pub fn add(&mut self, counted: impl Iterator<Item = (u64, Exchanged)>, now_ns: u64) {
         let mut by_id = BTreeMap::new();
         for (id, exchanged) in counted {
             if id == 0 {
@@ -66,7 +66,7 @@ impl Units {
         }
         let mut new = BTreeMap::<Unit, Exchanged>::new();
         let ids: Vec<u64> = by_id.keys().copied().collect();
-        for cgroup in self.cgroups.of(&ids) {
+        for cgroup in self.cgroups.lookup_all(&ids) {
             let exchanged = by_id.get(&cgroup.id).copied().unwrap_or_default();
             let unit = Unit {
                 unit: cgroup.unit,
@@ -113,7 +113,7 @@ impl Units {
     }
 
     /// The traffic of all units, then [`UNKNOWN`], [`OTHER`] and [`DEPARTED`].
-    pub fn told(&self) -> Vec<proto::UnitTraffic> {
+    pub fn status(&self) -> Vec<proto::UnitTraffic> {
         let of = |unit: &str, container_id: &str, exchanged: Exchanged| proto::UnitTraffic {
             unit: unit.to_owned(),
             container_id: container_id.to_owned(),
@@ -165,14 +165,14 @@ mod tests {
                 one.received.unwrap().packets,
             )
         };
-        units.told().into_iter().map(of).collect()
+        units.status().into_iter().map(of).collect()
     }
 
     #[test]
     fn cgroups_of_one_unit_are_one_and_what_is_of_none_is_said() {
         let id = "ab".repeat(32);
         let container = format!("/system.slice/docker-{id}.scope");
-        let cgroups = Cgroups::of_these(&[
+        let cgroups = Cgroups::with_known(&[
             (7, "/system.slice/web.service/one"),
             (8, "/system.slice/web.service/two"),
             (9, "/somewhere"),
@@ -180,8 +180,8 @@ mod tests {
         ]);
         let mut units = Units::new(cgroups);
         let all = [(7, 1), (8, 2), (9, 4), (0, 8), (11, 16), (10, 32)];
-        units.take_in(all.into_iter().map(|(id, packets)| (id, sent(packets))), 0);
-        units.take_in([(7, sent(64))].into_iter(), 1);
+        units.add(all.into_iter().map(|(id, packets)| (id, sent(packets))), 0);
+        units.add([(7, sent(64))].into_iter(), 1);
         let docker = format!("docker-{id}.scopeab");
         let expected = [
             (docker.as_str(), 32, 1),
@@ -206,20 +206,20 @@ mod tests {
             .iter()
             .map(|(id, path)| (*id, path.as_str()))
             .collect();
-        let mut units = Units::new(Cgroups::of_these(&cgroups));
+        let mut units = Units::new(Cgroups::with_known(&cgroups));
         let most = MOST as u64;
-        units.take_in((1..=most).map(|id| (id, sent(1))), 0);
-        units.take_in([(most + 1, sent(5))].into_iter(), QUIET_NS - 1);
+        units.add((1..=most).map(|id| (id, sent(1))), 0);
+        units.add([(most + 1, sent(5))].into_iter(), QUIET_NS - 1);
         let of = |units: &Units, name: &str| {
             let told = told(units);
             told.iter().find(|one| one.0 == name).map(|one| one.1)
         };
         assert_eq!(of(&units, OTHER), Some(5));
         // All units but the first send again.
-        units.take_in((2..=most).map(|id| (id, sent(1))), QUIET_NS - 1);
+        units.add((2..=most).map(|id| (id, sent(1))), QUIET_NS - 1);
         // A unit with traffic in the same scan does not make room.
         let both = [(most + 1, sent(6)), (most + 2, sent(7)), (2, sent(1))];
-        units.take_in(both.into_iter(), 2 * QUIET_NS - 2);
+        units.add(both.into_iter(), 2 * QUIET_NS - 2);
         assert_eq!(of(&units, "1.service"), None);
         assert_eq!(of(&units, "2.service"), Some(3));
         assert_eq!(of(&units, &format!("{}.service", most + 1)), Some(6));

@@ -130,7 +130,7 @@ impl Spool {
         most_bytes: u64,
         fresh_id: u64,
     ) -> Result<(Self, Beginning)> {
-        let lock = take(&folder)?;
+        let lock = lock_folder(&folder)?;
         let mut faults = Vec::new();
         faults.extend(open_to_others(&folder)?);
         let mark = match Mark::read(&folder)?.transpose() {
@@ -544,7 +544,7 @@ fn tell_unreadable(first_seq: u64, error: &io::Error) {
 }
 
 /// Creates the folder if it is missing, and locks it.
-fn take(folder: &Path) -> Result<File> {
+fn lock_folder(folder: &Path) -> Result<File> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(folder);
     made.with_context(|| format!("make {}", folder.display()))?;

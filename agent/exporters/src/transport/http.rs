@@ -75,7 +75,7 @@ fn judged(status: StatusCode, headers: &HeaderMap, body: Bytes) -> Result<Bytes,
         let why = "what answers is no receiver of OTLP: it takes the request, and says so in another format";
         return Err(anyhow!(why).into());
     }
-    let why = told(status, headers, &body);
+    let why = reason(status, headers, &body);
     match status {
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::BAD_GATEWAY
@@ -104,7 +104,7 @@ fn is_protobuf(kind: &str) -> bool {
 }
 
 /// The status and the receiver's message, in one line.
-fn told(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
+fn reason(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> String {
     let kind = content_type(headers);
     let said = if is_protobuf(kind) {
         Status::said(body)

@@ -61,7 +61,7 @@ impl Dropped {
     /// than packets: the excess are copies, or packets that were not counted.
     fn add(&mut self, slot: u32, key: &FlowKey, packets: u64, counted: [u64; 2]) {
         let direction = usize::from(key.side());
-        let mut dropped = self.by_slot.of(slot);
+        let mut dropped = self.by_slot.get(slot);
         let of_flow = packets.min(counted[direction].saturating_sub(dropped[direction]));
         dropped[direction] += of_flow;
         self.by_slot.begin(slot, dropped);
@@ -90,15 +90,15 @@ impl Dropped {
 
     /// Adds the dropped packets of both ends to the record.
     pub fn fill(&self, slot: u32, record: &mut Record) {
-        let [source, destination] = self.of(slot, record.initiator);
+        let [source, destination] = self.get(slot, record.initiator);
         record.src.total_dropped_packets = source;
         record.dst.total_dropped_packets = destination;
     }
 
     /// Dropped packets from the source, and from the destination. `initiator` is the direction of the source's
     /// packets.
-    fn of(&self, slot: u32, initiator: u8) -> [u64; 2] {
-        let by_direction = self.by_slot.of(slot);
+    fn get(&self, slot: u32, initiator: u8) -> [u64; 2] {
+        let by_direction = self.by_slot.get(slot);
         let forward = usize::from(initiator & 1);
         [by_direction[forward], by_direction[1 - forward]]
     }
@@ -136,8 +136,8 @@ mod tests {
         dropped.add_waiting(&key(), 3);
         dropped.begin(0, &key(), [100, 0]);
         assert_eq!(dropped.totals(), [3, 50]);
-        assert_eq!(dropped.of(0, 0), [3, 0]);
-        assert_eq!(dropped.of(0, 1), [0, 3]);
+        assert_eq!(dropped.get(0, 0), [3, 0]);
+        assert_eq!(dropped.get(0, 1), [0, 3]);
         dropped.settle(|_| None);
         assert_eq!(dropped.totals(), [3, 50]);
     }
@@ -150,15 +150,15 @@ mod tests {
         dropped.add_waiting(&key(), 2);
         dropped.note(4, &key(), [10, 0]);
         scan(&mut dropped, 1, Some((4, [10, 0])));
-        assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 0], [8, 0]));
+        assert_eq!((dropped.get(4, 0), dropped.totals()), ([8, 0], [8, 0]));
         // The opposite side is the other direction.
         let answer = key().with_side(1);
         dropped.add_waiting(&answer, 1);
         dropped.settle(|_| Some((4, [10, 1])));
-        assert_eq!((dropped.of(4, 0), dropped.totals()), ([8, 1], [9, 0]));
+        assert_eq!((dropped.get(4, 0), dropped.totals()), ([8, 1], [9, 0]));
         // Another flow follows in the slot.
         dropped.begin(4, &key(), [1, 0]);
-        assert_eq!(dropped.of(4, 0), [0, 0]);
+        assert_eq!(dropped.get(4, 0), [0, 0]);
     }
 
     #[test]
@@ -166,8 +166,8 @@ mod tests {
         let mut dropped = Dropped::default();
         dropped.add_waiting(&key(), 5);
         dropped.begin(0, &key(), [3, 9]);
-        assert_eq!((dropped.of(0, 0), dropped.totals()), ([3, 0], [3, 2]));
+        assert_eq!((dropped.get(0, 0), dropped.totals()), ([3, 0], [3, 2]));
         scan(&mut dropped, 5, Some((0, [4, 9])));
-        assert_eq!((dropped.of(0, 0), dropped.totals()), ([4, 0], [4, 6]));
+        assert_eq!((dropped.get(0, 0), dropped.totals()), ([4, 0], [4, 6]));
     }
 }

@@ -102,8 +102,8 @@ impl Errors {
     }
 
     /// The error that quotes a packet of this direction.
-    pub fn of(&self, slot: u32, direction: u8) -> Option<IcmpError> {
-        self.by_slot.of(slot)[usize::from(direction & 1)]
+    pub fn get(&self, slot: u32, direction: u8) -> Option<IcmpError> {
+        self.by_slot.get(slot)[usize::from(direction & 1)]
     }
 
     /// Releases the memory for slots from this one on. None of them has a flow.
@@ -118,7 +118,7 @@ impl Waiting {
         if self.seen_ns < place.began_ns {
             return;
         }
-        let mut known = by_slot.of(place.slot);
+        let mut known = by_slot.get(place.slot);
         for (direction, error) in (0..).zip(self.errors) {
             if error.is_some() && place.only.is_none_or(|only| only == direction) {
                 known[usize::from(direction)] = error;

@@ -42,7 +42,7 @@ impl Oldest {
     }
 
     /// The slot of the oldest flow. Call this only when the table is full, so that every slot has a flow.
-    pub fn take(&mut self, slab: &Slab) -> u32 {
+    pub fn pop(&mut self, slab: &Slab) -> u32 {
         loop {
             while let Some(Reverse((rank_ns, slot))) = self.candidates.pop() {
                 let rank_now_ns = slab.get(slot).map(|entry| entry.rank_ns(self.lifetimes));

@@ -19,7 +19,7 @@ pub struct Outers {
 
 impl Outers {
     /// The endpoints noted for a flow. For a joined flow, those of either half.
-    pub fn of(&self, key: &FlowKey, is_joined: bool) -> Option<Outer> {
+    pub fn get(&self, key: &FlowKey, is_joined: bool) -> Option<Outer> {
         if !came_through_a_tunnel(key) {
             return None;
         }

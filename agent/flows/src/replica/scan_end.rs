@@ -21,7 +21,7 @@ impl Replica {
         self.settle_ends();
         self.settle_errors();
         self.settle_dropped();
-        self.tell_all(sink);
+        self.report_deferred_flows(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
             self.in_sight.forget(left);
@@ -38,9 +38,9 @@ impl Replica {
     }
 
     /// Emits the records that were put off until the end of the scan.
-    fn tell_all(&mut self, sink: &mut impl FnMut(&Record)) {
-        while let Some(slot) = self.untold.pop() {
-            self.tell(slot, sink);
+    fn report_deferred_flows(&mut self, sink: &mut impl FnMut(&Record)) {
+        while let Some(slot) = self.deferred.pop() {
+            self.report_deferred(slot, sink);
         }
     }
 
@@ -80,7 +80,7 @@ impl Replica {
             return;
         }
         self.order.shrink();
-        self.untold.shrink_to_fit();
+        self.deferred.shrink_to_fit();
         let chunks = self.slab.shrink();
         if chunks == 0 {
             return;
@@ -123,7 +123,7 @@ impl Replica {
         self.settle_ends();
         self.settle_errors();
         self.settle_dropped();
-        self.tell_all(sink);
+        self.report_deferred_flows(sink);
         self.end_those(|_| true, sink);
     }
 

@@ -173,7 +173,7 @@ impl KnownSenders {
             roles: senders.tcp.each_mut().map(TcpInfo::take_role),
             senders,
             first_ns,
-            end: self.ends.of(key),
+            end: self.ends.get(key),
         };
     }
 
@@ -287,10 +287,10 @@ impl KnownSenders {
         {
             return;
         }
-        let names = self.names.of(slot);
+        let names = self.names.get(slot);
         let are_shared = names.are_shared();
-        let tcp = self.connections.of(slot).tcp;
-        let round_trips = self.round_trips.of(slot);
+        let tcp = self.connections.get(slot).tcp;
+        let round_trips = self.round_trips.get(slot);
         let forward = usize::from(record.initiator & 1);
         let fields = &mut record.fields;
         for (end, at) in [(&mut fields.src, forward), (&mut fields.dst, 1 - forward)] {
@@ -314,7 +314,7 @@ impl KnownSenders {
 
     /// The cgroups that the counts of the last scan belong to. 0 if unknown, or if there are several.
     pub fn cgroup_ids(&self, slot: u32) -> [u64; 2] {
-        let ids = self.names.of(slot).cgroup_ids;
+        let ids = self.names.get(slot).cgroup_ids;
         ids.map(|id| if id & SHARED_NOW == 0 { id & !MARKS } else { 0 })
     }
 
@@ -386,7 +386,7 @@ impl<T: Clone + Copy + Default + PartialEq> BySlot<T> {
         &mut self.0[slot]
     }
 
-    pub fn of(&self, slot: u32) -> T {
+    pub fn get(&self, slot: u32) -> T {
         self.0.get(slot as usize).copied().unwrap_or_default()
     }
 
@@ -424,7 +424,7 @@ impl Ends {
         end.has_waited = false;
     }
 
-    fn of(&self, key: &FlowKey) -> Option<End> {
+    fn get(&self, key: &FlowKey) -> Option<End> {
         if self.by_flow.is_empty() {
             return None;
         }

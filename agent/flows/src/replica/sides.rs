@@ -85,7 +85,7 @@ impl Replica {
             None => {
                 let pending = self.senders.take_pending();
                 self.slab[slot].waiting = self.waiting.put(counters, pending);
-                self.untold.push(slot);
+                self.deferred.push(slot);
             }
         }
     }
@@ -127,7 +127,7 @@ impl Replica {
         sink: &mut impl FnMut(&Record),
     ) {
         let pending = self.senders.take_pending();
-        self.tell_end(slot, reason, sink);
+        self.report_end(slot, reason, sink);
         let hash = self.remove(slot);
         self.senders.set_pending(pending);
         self.insert(hash, next, sink);

@@ -32,7 +32,7 @@ impl Waiting {
 
     pub fn take(&mut self, number: u32) -> (FlowCounters, PendingSenders) {
         self.free.push(number);
-        (self.halves[number as usize], self.senders.of(number))
+        (self.halves[number as usize], self.senders.get(number))
     }
 }
 

@@ -98,8 +98,8 @@ impl<S: Site> Page<S> {
         }
         match request.uri().path() {
             "/metrics" => self.metrics(format(request)),
-            "/healthz" => told(self.site.lives()),
-            "/readyz" => told(self.site.is_ready()),
+            "/healthz" => health_response(self.site.lives()),
+            "/readyz" => health_response(self.site.is_ready()),
             "/" => plain(StatusCode::OK, S::INDEX),
             _ => plain(
                 StatusCode::NOT_FOUND,
@@ -156,7 +156,7 @@ fn format<B>(request: &Request<B>) -> Format {
     }
 }
 
-fn told(verdict: Verdict) -> Response<Full<Bytes>> {
+fn health_response(verdict: Verdict) -> Response<Full<Bytes>> {
     match verdict {
         Verdict::Well(line) => plain(StatusCode::OK, line + "\n"),
         Verdict::Unwell(line) => plain(StatusCode::SERVICE_UNAVAILABLE, line + "\n"),

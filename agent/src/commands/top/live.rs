@@ -171,7 +171,7 @@ async fn begin_with(
 /// Returns whether the screen has changed.
 fn note(screen: &mut Screen, event: Event) -> bool {
     match event {
-        Event::Batch(batch) => return screen.fleet_mut().take(*batch, Instant::now()),
+        Event::Batch(batch) => return screen.fleet_mut().add_batch(*batch, Instant::now()),
         Event::Disconnected { reason } => {
             screen.fleet_mut().take_as_whole();
             let who = if screen.fleet().is_collector() {

@@ -79,7 +79,7 @@ impl Fleet {
     }
 
     /// Adds a batch. Returns whether there is something new to show.
-    pub fn take(&mut self, batch: FlowBatch, now: Instant) -> bool {
+    pub fn add_batch(&mut self, batch: FlowBatch, now: Instant) -> bool {
         self.now = now;
         self.missing.lost_records = batch.lost_records;
         if batch.scan_id == 0 && !batch.snapshot {
@@ -90,7 +90,7 @@ impl Fleet {
             let every = self.every;
             let host = self.hosts.entry(Arc::default());
             let host = host.or_insert_with_key(|sender| Host::new(sender, every, now));
-            return host.take(&batch, now);
+            return host.add_batch(&batch, now);
         }
         self.is_collector = true;
         self.take_from_collector(batch)

@@ -213,7 +213,7 @@ impl Picture {
     }
 
     /// Adds a batch. Returns whether it is the last one of its scan.
-    pub fn take(&mut self, batch: &FlowBatch) -> bool {
+    pub fn add_batch(&mut self, batch: &FlowBatch) -> bool {
         if batch.scan_id == 0 && !batch.snapshot {
             // Such a batch only reports losses at the end of a stream.
             return true;

@@ -32,7 +32,7 @@ fn fleet(batches: impl IntoIterator<Item = FlowBatch>) -> Fleet {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, false, now);
     for batch in batches {
-        fleet.take(batch, now);
+        fleet.add_batch(batch, now);
     }
     fleet
 }
@@ -155,7 +155,7 @@ fn batches() -> [FlowBatch; 3] {
 fn picture() -> Picture {
     let mut picture = Picture::default();
     for batch in batches() {
-        assert!(picture.take(&batch));
+        assert!(picture.add_batch(&batch));
     }
     picture
 }
@@ -223,7 +223,7 @@ fn what_a_process_says_to_itself_is_sent_and_received_by_it() {
         }),
         ..flow(1, [3, 300, 2, 200], [3, 300, 2, 200])
     };
-    picture.take(&batch(1, vec![record]));
+    picture.add_batch(&batch(1, vec![record]));
     let both = traffic([5, 5], [500, 500]);
     assert_eq!(
         group(&picture, View::Processes, "nginx/12"),
@@ -270,7 +270,7 @@ fn those_with_the_least_are_left_out_and_counted() {
             [1, u64::from(number), 0, 0],
         )
     });
-    picture.take(&batch(1, records.collect()));
+    picture.add_batch(&batch(1, records.collect()));
     assert_eq!(picture.flows().count(), MOST_FLOWS);
     assert_eq!(picture.missing.forgotten_rows, 10);
     let least = picture
@@ -287,10 +287,10 @@ fn those_with_the_least_are_left_out_and_counted() {
 #[test]
 fn losses_do_not_put_two_windows_into_one() {
     let mut picture = Picture::default();
-    picture.take(&batch(1, vec![flow(1, [1, 60, 0, 0], [1, 60, 0, 0])]));
+    picture.add_batch(&batch(1, vec![flow(1, [1, 60, 0, 0], [1, 60, 0, 0])]));
     let mut rest = batch(2, vec![flow(1, [2, 120, 0, 0], [9, 540, 0, 0])]);
     rest.batch_index = 1;
-    picture.take(&rest);
+    picture.add_batch(&rest);
     assert_eq!(picture.windows(), 2);
     let (recent, _) = picture.recent(picture.all());
     assert_eq!(recent, traffic([2, 0], [120, 0]));
@@ -298,7 +298,7 @@ fn losses_do_not_put_two_windows_into_one() {
         lost_records: 7,
         ..FlowBatch::default()
     };
-    assert!(picture.take(&end.clone()));
+    assert!(picture.add_batch(&end.clone()));
     assert_eq!((picture.windows(), picture.scan_id()), (2, 2));
     assert_eq!(fleet([end]).missing.lost_records, 7);
 }
@@ -492,7 +492,7 @@ fn what_is_missing_is_said() {
         }),
         ..batch(4, Vec::new())
     };
-    screen.fleet_mut().take(broken.clone(), Instant::now());
+    screen.fleet_mut().add_batch(broken.clone(), Instant::now());
     screen.fleet_mut().missing.gaps = 2;
     let said = warning(&mut screen);
     for part in [
@@ -508,7 +508,7 @@ fn what_is_missing_is_said() {
         scan_id: 5,
         ..broken
     };
-    screen.fleet_mut().take(slow, Instant::now());
+    screen.fleet_mut().add_batch(slow, Instant::now());
     screen.fleet_mut().missing.restarts = 1;
     let said = warning(&mut screen);
     for part in [
@@ -531,7 +531,7 @@ fn a_pause_keeps_what_is_shown_and_loses_nothing() {
     let more = flow(1, [1, 60, 0, 0], [8, 2560, 5, 500]);
     screen
         .fleet_mut()
-        .take(batch(4, vec![more]), Instant::now());
+        .add_batch(batch(4, vec![more]), Instant::now());
     assert_eq!(shown(&mut screen, 80, 24), before);
     press(&mut screen, KeyCode::Char(' '));
     assert_ne!(shown(&mut screen, 80, 24), before);
@@ -579,7 +579,7 @@ fn a_flow_that_ended_without_packets_has_no_row() {
     let goes_on = flow(2, [1, 60, 0, 0], [3, 180, 1, 1000]);
     screen
         .fleet_mut()
-        .take(batch(4, vec![ended, goes_on]), Instant::now());
+        .add_batch(batch(4, vec![ended, goes_on]), Instant::now());
     let rows = screen.rows();
     assert!(rows.iter().all(|row| !row.has_ended()));
     assert_eq!(rows.len(), 2);
@@ -602,7 +602,7 @@ fn a_key_hides_flows_that_ended_and_shows_them_again() {
         ..flow(9, [1, 60, 0, 0], [4, 360, 2, 200])
     };
     let both = vec![ended, flow(2, [1, 60, 0, 0], [3, 180, 1, 1000])];
-    screen.fleet_mut().take(batch(4, both), Instant::now());
+    screen.fleet_mut().add_batch(batch(4, both), Instant::now());
     assert_eq!(screen.rows().len(), 4);
     press(&mut screen, KeyCode::Char('e'));
     assert_eq!(screen.rows().len(), 3);
@@ -625,7 +625,7 @@ fn the_row_that_is_chosen_stays_so_where_rows_change_places() {
     let busy = flow(2, [9, 90_000, 0, 0], [11, 90_120, 1, 1000]);
     screen
         .fleet_mut()
-        .take(batch(4, vec![busy]), Instant::now());
+        .add_batch(batch(4, vec![busy]), Instant::now());
     assert_eq!(screen.chosen, chosen);
     assert_eq!(screen.chosen_at(&screen.rows()), Some(0));
 }

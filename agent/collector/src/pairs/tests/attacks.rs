@@ -21,7 +21,7 @@ fn scan(pairs: &mut Pairs, agent: &mut Agent, records: Vec<FlowRecord>) {
 
 fn scan_at(pairs: &mut Pairs, agent: &mut Agent, records: Vec<FlowRecord>, time: Time) {
     let batch = agent.batch(records);
-    pairs.take(&sightings(&batch, credential(agent.name)), time);
+    pairs.add_batch(&sightings(&batch, credential(agent.name)), time);
 }
 
 /// Takes the next scan of another start of the agent.
@@ -301,7 +301,7 @@ fn agents_are_forgotten_when_there_is_no_room_but_not_for_each_batch() {
             at: at + Duration::from_secs(seconds),
             ..Time::now()
         };
-        pairs.take(&sightings(&batch, credential("x")), time);
+        pairs.add_batch(&sightings(&batch, credential("x")), time);
         pairs.status().not_followed
     };
     assert_eq!(take(5000, 0, flows(0..1, 5), false), 1);
@@ -452,7 +452,7 @@ fn lies_about_a_flow_of_two_hosts_change_no_line_between_these() {
         let mut lie = |pairs: &mut Pairs, seconds| {
             let mut batch = x.batch(lies(x.now + 9));
             batch.report_interval_ns = 3600 * SECOND;
-            pairs.take(&sightings(&batch, credential("x")), time(seconds));
+            pairs.add_batch(&sightings(&batch, credential("x")), time(seconds));
         };
         lie(&mut pairs, 0);
         let (began, last) = (a.now + 2, a.now + 9);

@@ -68,7 +68,7 @@ fn name_of(learned: &Learned, host: u8, client: [u8; 4], at_ns: u64) -> Option<N
     let host = IpAddr::from([192, 0, 2, host]);
     let name = learned
         .names
-        .of((Realm::of(&key()), host), client.into(), at_ns)?;
+        .lookup((Realm::of(&key()), host), client.into(), at_ns)?;
     assert_eq!(name.text(), "www.example");
     Some(name.source())
 }
@@ -110,7 +110,10 @@ fn an_exchange_is_told_of_with_its_answer_or_when_it_is_given_up() {
         ..ScanClock::default()
     };
     let exchanges = learned.exchanges.unwrap().take();
-    let told: Vec<_> = exchanges.into_iter().map(|one| one.told(clock)).collect();
+    let told: Vec<_> = exchanges
+        .into_iter()
+        .map(|one| one.into_message(clock))
+        .collect();
     let without_answer = proto::DnsExchange {
         client_addr: CLIENT.to_vec(),
         server_addr: SERVER.to_vec(),

@@ -26,7 +26,7 @@ fn learn(names: &mut Names, text: &str, client: &str, of: &[&str], ttl: u64, now
 }
 
 fn of(names: &Names, host: &str, client: &str, at_ns: u64) -> Option<(String, NameSource)> {
-    let name = names.of((realm(), address(host)), address(client), at_ns)?;
+    let name = names.lookup((realm(), address(host)), address(client), at_ns)?;
     Some((name.text().to_owned(), name.source()))
 }
 
@@ -73,7 +73,7 @@ fn a_name_holds_from_its_answer_on_until_its_time_is_over() {
     };
     for elsewhere in [Realm::default(), in_tunnel] {
         let at = (elsewhere, address("192.0.2.1"));
-        let name = names.of(at, address("10.0.0.1"), 101 * SECOND);
+        let name = names.lookup(at, address("10.0.0.1"), 101 * SECOND);
         assert!(name.is_none(), "{elsewhere:?}");
     }
     // Learned again before it expires, a name is valid without a break; learned later, there is a gap.
@@ -153,7 +153,7 @@ fn the_name_that_the_client_asked_for_goes_before_the_hosts_file_and_that_before
         Some(("h".to_owned(), NameSource::HostsFile))
     );
     let id = |names: &Names| {
-        let name = names.of(
+        let name = names.lookup(
             (realm(), address("192.0.2.1")),
             address("10.0.0.2"),
             2 * SECOND,
@@ -163,7 +163,7 @@ fn the_name_that_the_client_asked_for_goes_before_the_hosts_file_and_that_before
     let before = id(&names);
     names.set_hosts(hosts);
     assert_eq!(id(&names), before, "it is still the same");
-    let elsewhere = names.of(
+    let elsewhere = names.lookup(
         (Realm::default(), address("192.0.2.1")),
         address("10.0.0.2"),
         2 * SECOND,
@@ -178,7 +178,7 @@ fn the_addresses_of_one_name_share_it_and_it_keeps_its_id() {
     let mut names = Names::at_most(100, 7);
     let ids = |names: &Names| {
         ["192.0.2.1", "192.0.2.2"].map(|one| {
-            let name = names.of((realm(), address(one)), address("10.0.0.1"), 2 * SECOND);
+            let name = names.lookup((realm(), address(one)), address("10.0.0.1"), 2 * SECOND);
             name.unwrap().id()
         })
     };
@@ -197,7 +197,7 @@ fn the_addresses_of_one_name_share_it_and_it_keeps_its_id() {
 
 fn told(names: &Names, id: u64) -> String {
     let mut told = Vec::new();
-    names.tell(&[id], |id, text| told.push((id, text.to_owned())));
+    names.each_name(&[id], |id, text| told.push((id, text.to_owned())));
     let [(same, text)] = told.try_into().unwrap();
     assert_eq!(same, id);
     text
@@ -254,7 +254,7 @@ fn what_is_over_makes_room_first_and_is_not_counted_as_forgotten() {
 fn names_that_nobody_uses_are_given_back_and_those_of_flows_are_not() {
     let mut names = Names::at_most(10, 7);
     learn(&mut names, "held", "10.0.0.1", &["192.0.2.1"], 60, SECOND);
-    let held = names.of((realm(), address("192.0.2.1")), address("10.0.0.1"), SECOND);
+    let held = names.lookup((realm(), address("192.0.2.1")), address("10.0.0.1"), SECOND);
     let held = held.unwrap();
     for number in 0..10_000_u32 {
         let other = IpAddr::from((0x0a00_0000 + number).to_be_bytes()).to_string();
@@ -273,7 +273,7 @@ fn flows_cannot_hold_more_names_than_there_is_room_for() {
         let other = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
         let text = other.to_string();
         learn(names, &text, "10.0.0.1", &[&text], 60, SECOND);
-        names.of((realm(), other), address("10.0.0.1"), SECOND)
+        names.lookup((realm(), other), address("10.0.0.1"), SECOND)
     };
     for number in 0..30 {
         held.extend(at(&mut names, number));

@@ -23,7 +23,7 @@ const PREFIXES: [(&str, &str); 6] = [
 const CONTAINER_ID_LEN: usize = 64;
 
 /// `path` begins at the root of the hierarchy.
-pub(super) fn of(id: u64, path: &str) -> Cgroup {
+pub(super) fn cgroup(id: u64, path: &str) -> Cgroup {
     let (slice, unit) = unit(path);
     let (container_id, container_runtime) = container(path).unwrap_or_default();
     Cgroup {
@@ -138,7 +138,7 @@ mod tests {
             ("/docker/abc", "", ""),
             ("/kubepods/besteffort/pod1/x.service", "", ""),
         ] {
-            let cgroup = of(7, path);
+            let cgroup = cgroup(7, path);
             assert_eq!((cgroup.id, cgroup.path.as_str()), (7, path));
             assert_eq!(
                 (cgroup.slice.as_str(), cgroup.unit.as_str()),
@@ -183,7 +183,7 @@ mod tests {
             (format!("/system.slice/nerdctl-{ID}.scope"), "containerd"),
             (format!("/kubepods/burstable/pod2/{ID}"), ""),
         ] {
-            let cgroup = of(1, &path);
+            let cgroup = cgroup(1, &path);
             assert_eq!(
                 (
                     cgroup.container_id.as_str(),
@@ -194,7 +194,7 @@ mod tests {
             );
         }
         let inner = ID.replace('0', "f");
-        let nested = of(
+        let nested = cgroup(
             1,
             &format!("/system.slice/docker-{ID}.scope/docker/{inner}"),
         );
@@ -208,7 +208,7 @@ mod tests {
             "/system.slice/a.service{}",
             "/x".repeat(MAX_CGROUP_PATH_BYTES)
         );
-        let cgroup = of(1, &long);
+        let cgroup = cgroup(1, &long);
         assert_eq!(
             (cgroup.path.as_str(), cgroup.unit.as_str()),
             ("", "a.service")
@@ -224,7 +224,7 @@ mod tests {
             format!("/system.slice/docker-{}.scope", ID.to_uppercase()),
             format!("/{ID}0"),
         ] {
-            assert_eq!(of(1, &path).container_id, "", "{path}");
+            assert_eq!(cgroup(1, &path).container_id, "", "{path}");
         }
     }
 }

@@ -23,7 +23,7 @@ impl Share {
         match parent {
             Self::User(_) | Self::Unit(_) => parent,
             Self::Host if uid != 0 => Self::User(uid),
-            Self::Host if name::of(id, path).unit.is_empty() => Self::Host,
+            Self::Host if name::cgroup(id, path).unit.is_empty() => Self::Host,
             Self::Host => Self::Unit(id),
         }
     }

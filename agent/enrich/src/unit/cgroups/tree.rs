@@ -285,7 +285,7 @@ impl Tree {
             if before.is_some_and(|(before, _)| *before != id) {
                 self.remove(known, &path);
             }
-            let cgroup = name::of(id, if path.is_empty() { "/" } else { &path });
+            let cgroup = name::cgroup(id, if path.is_empty() { "/" } else { &path });
             let folder = self.folder(&path);
             let share = lock(known).share_of(id);
             let share = share.unwrap_or_else(|| {

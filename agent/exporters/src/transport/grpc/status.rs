@@ -109,7 +109,7 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
         | Code::Internal
         | Code::Unauthenticated => false,
     };
-    let why = told(code, message);
+    let why = reason(code, message);
     Err(if may_pass {
         Failure::Again {
             why: anyhow!(why),
@@ -125,7 +125,7 @@ fn failure(code: Code, message: &str, asked: Option<Duration>) -> Result<(), Fai
 }
 
 /// The code as spelled in gRPC's specification, and the receiver's message, in one line.
-fn told(code: Code, message: &str) -> String {
+fn reason(code: Code, message: &str) -> String {
     let mut told = String::new();
     for letter in format!("{code:?}").chars() {
         if letter.is_uppercase() && !told.is_empty() {

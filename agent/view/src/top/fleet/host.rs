@@ -91,9 +91,9 @@ impl Host {
     }
 
     /// Adds a batch of an agent's own stream.
-    pub(super) fn take(&mut self, batch: &FlowBatch, now: Instant) -> bool {
+    pub(super) fn add_batch(&mut self, batch: &FlowBatch, now: Instant) -> bool {
         (self.heard, self.has_scan) = (now, true);
-        let is_whole = self.picture.take(batch);
+        let is_whole = self.picture.add_batch(batch);
         self.label = harmless(&self.picture.hostname).into_owned();
         is_whole
     }
@@ -142,7 +142,7 @@ impl Host {
     /// Adds the batches that waited.
     pub(super) fn show(&mut self) {
         for batch in self.waiting.drain(..) {
-            self.picture.take(&batch);
+            self.picture.add_batch(&batch);
         }
         self.waiting_bytes = 0;
         self.picture.take_as_whole();

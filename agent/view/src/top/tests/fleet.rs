@@ -130,7 +130,7 @@ fn a_scan_is_shown_once_it_is_complete_also_if_others_come_between() {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, true, now);
     let mut take = |batch, expected: &[u64]| {
-        fleet.take(batch, now);
+        fleet.add_batch(batch, now);
         assert_eq!(packets_of(&fleet), expected);
         (fleet.shown().count(), warnings(&fleet))
     };
@@ -146,7 +146,7 @@ fn what_is_missing_of_a_hosts_scans_is_said_with_its_name() {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, true, now);
     let mut take = |batch| {
-        fleet.take(batch, now);
+        fleet.add_batch(batch, now);
         let packets = packets_of(&fleet).iter().sum::<u64>();
         (packets, warnings(&fleet))
     };
@@ -190,7 +190,7 @@ fn an_agent_that_was_started_again_takes_the_place_of_the_one_before() {
     let start = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, true, start);
     let mut take = |batch, after: u64| {
-        fleet.take(batch, start + Duration::from_secs(after));
+        fleet.add_batch(batch, start + Duration::from_secs(after));
         fleet.tick(start + Duration::from_secs(after + 2), 0);
         (fleet.hosts().count(), fleet.missing.ended)
     };
@@ -206,7 +206,7 @@ fn an_agent_that_was_started_again_takes_the_place_of_the_one_before() {
     // The third one says that it ends.
     let mut last = instance("db", "3", 4);
     last.account.as_mut().unwrap().r#final = true;
-    fleet.take(last, start + Duration::from_secs(102));
+    fleet.add_batch(last, start + Duration::from_secs(102));
     assert_eq!(fleet.shown().count(), 1);
     fleet.tick(start + Duration::from_secs(106), 0);
     assert_eq!((fleet.shown().count(), fleet.missing.ended), (0, 2));
@@ -238,7 +238,7 @@ fn a_batch_that_comes_again_or_on_two_streams_counts_once() {
         (part(1, true, 7), 420),
         (part(1, true, 8), 420),
     ] {
-        fleet.take(batch, Instant::now());
+        fleet.add_batch(batch, Instant::now());
         let web = fleet.hosts().find(|host| host.label == "web.example");
         assert_eq!(web.unwrap().picture.all().total.bytes[0], expected);
     }
@@ -268,7 +268,7 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
         let mut second = from(host, batch(8, vec![record]));
         second.window_end_unix_ns = second.window_start_unix_ns + seconds * SECOND;
         let now = start + Duration::from_secs(59);
-        screen.fleet_mut().take(second, now);
+        screen.fleet_mut().add_batch(second, now);
     }
     assert_eq!(silent(59 + 15, &mut screen), (false, 0));
     assert_eq!(silent(59 + 17, &mut screen), (true, 1));
@@ -288,7 +288,7 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
     // It is shown again when it is heard again. The other one is forgotten ten minutes after it fell silent.
     let again = from("web", batch(9, Vec::new()));
     let now = start + Duration::from_secs(700);
-    screen.fleet_mut().take(again, now);
+    screen.fleet_mut().add_batch(again, now);
     assert_eq!(screen.fleet().silent(), 0);
     assert_eq!(told(screen.fleet(), View::Hosts).len(), 1);
 }
@@ -301,7 +301,7 @@ fn a_host_of_long_windows_is_silent_before_it_is_forgotten() {
     for scan in [1, 2] {
         let mut slow = from("slow", batch(scan, Vec::new()));
         slow.window_end_unix_ns = slow.window_start_unix_ns + 300 * SECOND;
-        fleet.take(slow, start);
+        fleet.add_batch(slow, start);
     }
     for (after, expected) in [(900, (1, 0)), (920, (1, 1)), (1500, (1, 1)), (1520, (0, 0))] {
         fleet.tick(start + Duration::from_secs(after), 0);
@@ -323,13 +323,13 @@ fn many_flows() -> Vec<FlowRecord> {
 fn one_sender_with_too_many_hosts_costs_no_other_its_place_or_its_rows() {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, true, now);
-    fleet.take(from("web", batch(1, many_flows())), now);
+    fleet.add_batch(from("web", batch(1, many_flows())), now);
     for round in 0..2 {
         for number in 0..MOST_HOSTS + 10 {
             let mut batch = from("evil", batch(1 + round, Vec::new()));
             batch.agent.as_mut().unwrap().agent_id = number.to_string();
             let after = Duration::from_millis(1 + 3_000 * round + number as u64);
-            fleet.take(batch, now + after);
+            fleet.add_batch(batch, now + after);
         }
     }
     assert_eq!(fleet.hosts().count(), MOST_HOSTS);
@@ -340,7 +340,7 @@ fn one_sender_with_too_many_hosts_costs_no_other_its_place_or_its_rows() {
     // One machine has few agents.
     let mut fleet = Fleet::new(Duration::ZERO, true, now);
     for number in 0..100 {
-        fleet.take(instance("evil", &number.to_string(), 1), now);
+        fleet.add_batch(instance("evil", &number.to_string(), 1), now);
     }
     assert_eq!((fleet.hosts().count(), fleet.left_out()), (4, 96));
 }
@@ -355,7 +355,7 @@ fn many_hosts_share_the_room_for_rows_and_idle_ones_leave_theirs_to_the_busy() {
                 let is_busy = number < busy;
                 let flows = if is_busy { many_flows() } else { Vec::new() };
                 let batch = from(&format!("h{number:03}"), batch(round, flows));
-                fleet.take(batch, start + Duration::from_secs(round));
+                fleet.add_batch(batch, start + Duration::from_secs(round));
             }
         }
         let flows = fleet.hosts().map(|host| host.picture.flows().count());
@@ -374,16 +374,16 @@ fn many_hosts_share_the_room_for_rows_and_idle_ones_leave_theirs_to_the_busy() {
 fn a_host_that_completes_no_scan_cuts_no_others() {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, true, now);
-    fleet.take(part("good", 1, 0, false), now);
+    fleet.add_batch(part("good", 1, 0, false), now);
     for index in 0..30 {
         let mut large = part("evil", 1, index, false);
         large.records = std::iter::repeat_n(large.records[0].clone(), 3_000).collect();
-        fleet.take(large, now);
+        fleet.add_batch(large, now);
     }
     // Too many of them wait to keep them.
     assert!(packets_of(&fleet)[0] > 0);
-    fleet.take(part("good", 1, 1, true), now);
-    fleet.take(part("evil", 1, 30, true), now);
+    fleet.add_batch(part("good", 1, 1, true), now);
+    fleet.add_batch(part("evil", 1, 30, true), now);
     assert_eq!(packets_of(&fleet), [30 * 3_000 + 1, 2]);
     let missing = fleet.hosts().map(|host| host.missing);
     let missing: Vec<_> = missing.map(|one| (one.scans, one.parts)).collect();
@@ -395,13 +395,13 @@ fn a_host_that_completes_no_scan_cuts_no_others() {
 fn a_host_hides_nothing_that_others_say() {
     let mut fleet = two_hosts();
     let now = Instant::now();
-    fleet.take(part("new", 1, 0, false), now);
+    fleet.add_batch(part("new", 1, 0, false), now);
     let quiet = FlowBatch {
         tracked_flows: None,
         account: None,
         ..from("quiet", batch(1, Vec::new()))
     };
-    fleet.take(quiet, now);
+    fleet.add_batch(quiet, now);
     assert_eq!(fleet.tracked_flows(), (3, 1));
     assert_eq!((fleet.shown().count(), fleet.beginning()), (3, 1));
     let total = |fleet: &Fleet| -> serde_json::Value {
@@ -427,7 +427,7 @@ fn a_host_hides_nothing_that_others_say() {
         account: Some(account),
         ..from("wrong", batch(1, Vec::new()))
     };
-    fleet.take(wrong, now);
+    fleet.add_batch(wrong, now);
     assert_eq!(total(&fleet)["account_closes"], false);
     let said = warnings(&fleet);
     assert!(

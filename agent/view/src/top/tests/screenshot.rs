@@ -340,7 +340,7 @@ fn a_terminal_of_80_columns_has_room_for_bytes_and_one_of_200_for_everything() {
 fn flows_with_one_name_are_one_row_of_names() {
     let mut picture = Picture::default();
     for scan in scans() {
-        picture.take(&scan);
+        picture.add_batch(&scan);
     }
     let names: Vec<_> = picture.groups(View::Names).map(|(name, _)| name).collect();
     assert_eq!(names.len(), NAMES.len());

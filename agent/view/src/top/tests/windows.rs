@@ -14,7 +14,7 @@ const RECORDED: [u64; 15] = [
 /// The scan after this one takes `length_ms`.
 fn scan(picture: &mut Picture, scan_id: u64, length_ms: u64, records: Vec<FlowRecord>) {
     let start = picture.end_unix_ns;
-    picture.take(&FlowBatch {
+    picture.add_batch(&FlowBatch {
         window_start_unix_ns: start,
         window_end_unix_ns: start + length_ms * MS,
         ..batch(scan_id, records)
@@ -121,7 +121,7 @@ fn a_full_table_is_told_as_long_as_its_scan_is_shown() {
     let mut told = |length_ms, refused_in_window| {
         scan_id += 1;
         let start = picture.end_unix_ns;
-        picture.take(&FlowBatch {
+        picture.add_batch(&FlowBatch {
             window_start_unix_ns: start,
             window_end_unix_ns: start + length_ms * MS,
             refused_in_window,
