@@ -330,6 +330,23 @@ fn the_handshake_tells_the_initiator_else_the_first_packet() {
 }
 
 #[test]
+fn each_end_keeps_the_dscp_of_its_first_packet_and_is_marked_once_another_follows() {
+    let mut replica = replica(8);
+    let mut scan_with = |second: u64, dscp: [u8; 2]| {
+        let mut counters = counters(second, &[ACK], &[ACK]);
+        began(&mut counters, 0, dscp[0]);
+        counters.classes = counters.classes.and_later(Classes::first(1, dscp[1]));
+        let record = scan(&mut replica, second, &[(1, counters)])[0];
+        [record.src, record.dst].map(|end| (end.dscp, end.dscp_changed))
+    };
+    let (first, second) = (Some(46), Some(10));
+    assert_eq!(scan_with(5, [46, 10]), [(first, false), (second, false)]);
+    assert_eq!(scan_with(6, [46, 12]), [(first, false), (second, true)]);
+    // It goes back, and the other end has another one.
+    assert_eq!(scan_with(7, [0, 10]), [(first, true), (second, true)]);
+}
+
+#[test]
 fn times_and_flags_only_grow() {
     let mut replica = replica(8);
     let mut first = counters(5, &[PSH], &[ACK]);

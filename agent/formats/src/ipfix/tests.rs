@@ -64,6 +64,31 @@ fn a_biflow_says_whether_its_source_is_known_to_be_the_initiator() {
 }
 
 #[test]
+fn each_direction_has_its_dscp() {
+    const CLASS_OF_SERVICE: u16 = 5;
+    const DSCP: u16 = 195;
+    let mut flow = flows::tcp();
+    flow.dst_mut().dscp = Some(10);
+    for (is_biflow, expected) in [
+        (true, vec![(Some(46), Some(10))]),
+        (false, vec![(Some(46), None), (Some(10), None)]),
+    ] {
+        let settings = Settings {
+            is_biflow,
+            ..Settings::datagrams()
+        };
+        let messages = send(&mut encoder(settings), &flows::batch(1), &[flow.clone()]);
+        let records = of_flows(read(&mut Collector::default(), &messages));
+        let dscp = records.iter().map(|record| {
+            let class = record.number(CLASS_OF_SERVICE);
+            assert_eq!(class, record.number(DSCP).map(|dscp| dscp << 2));
+            (record.number(DSCP), record.reverse(DSCP))
+        });
+        assert_eq!(dscp.collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
 fn a_record_and_its_template_have_room_in_the_shortest_message() {
     for (is_biflow, enterprise) in [
         (true, None),

@@ -310,6 +310,34 @@ fn what_tcp_knows_is_said_of_the_ends_that_are_here() {
 }
 
 #[test]
+fn each_direction_has_its_dscp_and_a_mark_only_if_that_changed() {
+    let flow = |changed: [bool; 2]| FlowRecord {
+        src: Some(Endpoint {
+            dscp: Some(46),
+            dscp_changed: changed[0],
+            ..tcp_record().src().clone()
+        }),
+        dst: Some(Endpoint {
+            dscp: Some(10),
+            dscp_changed: changed[1],
+            ..tcp_record().dst().clone()
+        }),
+        ..tcp_record()
+    };
+    let lines = lines(&[batch(vec![flow([true, false]), flow([false, true])])]);
+    for (line, marked, unmarked) in [
+        (&lines[0], "dscp_changed", "reverse_dscp_changed"),
+        (&lines[1], "reverse_dscp_changed", "dscp_changed"),
+    ] {
+        assert_eq!(
+            (&line["dscp"], &line["reverse_dscp"]),
+            (&json!(46), &json!(10))
+        );
+        assert_eq!((&line[marked], line.get(unmarked)), (&json!(true), None));
+    }
+}
+
+#[test]
 fn round_trips_that_were_measured_are_said_of_each_end() {
     let lines = lines(&[batch(vec![FlowRecord {
         src: Some(Endpoint {
