@@ -1,11 +1,17 @@
 //! Faults in the programs, and in the data that they share with the agent.
 
-use super::{FLIPS, Fault, SHARED, Target, agent, corpus, races};
+use super::{FLIPS, Fault, SHARED, Target, agent, corpus, races, unit};
 
 const SAME_FLOWS: Target =
     races("two_cpus_that_bring_the_same_new_flows_at_once_make_one_entry_of_each");
 const EVERY_FRAME: Target = agent("corpus::every_frame_counts_in_the_kernel_as_its_entry_says");
 const HOST_FRAMES: Target = corpus("every_frame_gives_what_its_entry_says");
+
+const DSCP: Target = agent("directions::each_end_has_its_dscp_and_a_mark_if_that_changed");
+const RATE: Target = unit(
+    "agent-common",
+    "tcp::tests::a_rate_is_that_of_its_sample_and_needs_one",
+);
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -336,5 +342,33 @@ pub(super) const FAULTS: &[Fault] = &[
         target: agent(
             "initiator::a_socket_of_the_host_shows_who_opened_a_connection_that_is_older_than_the_agent",
         ),
+    },
+    Fault {
+        name: "a DSCP that changes within a scan leaves no mark",
+        file: "agent-common/src/flow.rs",
+        from: "            Self::CHANGED\n        };",
+        to: "            0 * Self::CHANGED\n        };",
+        target: DSCP,
+    },
+    Fault {
+        name: "the DSCP of answers is that of the first packet",
+        file: "agent-common/src/flow.rs",
+        from: "self.news_of(direction, Self::first(direction, dscp).of(direction))",
+        to: "self.news_of(direction, Self::first(direction, if self.0 == 0 { dscp } else { 0 }).of(direction))",
+        target: DSCP,
+    },
+    Fault {
+        name: "a delivery rate without a sample is zero",
+        file: "agent-common/src/tcp.rs",
+        from: "(rate != 0).then_some(rate)",
+        to: "Some(rate)",
+        target: RATE,
+    },
+    Fault {
+        name: "a delivery rate is in segments",
+        file: "agent-common/src/tcp.rs",
+        from: "u64::from(self.rate_delivered) * u64::from(self.mss)",
+        to: "u64::from(self.rate_delivered)",
+        target: RATE,
     },
 ];

@@ -1,8 +1,14 @@
-//! Faults in the messages of outputs: record times, template and domain numbers, the account's series.
+//! Faults in the messages of outputs: record times, elements and attributes, template and domain numbers, the account's
+//! series.
 
-use super::{Fault, agent, unit};
+use super::{Fault, Target, agent, unit};
 
 const TIMES: &str = "agent/proto/src/lib.rs";
+const FLOW_PROTO: &str = "agent/proto/flow/v1/flow.proto";
+const ENRICHED: Target = unit(
+    "formats",
+    "ipfix::tests::enriched::a_record_has_what_was_found_out_from_its_source_on",
+);
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -70,5 +76,50 @@ pub(super) const FAULTS: &[Fault] = &[
         from: "if self.has_moved().await {",
         to: "if false && self.has_moved().await {",
         target: agent("outputs::ipfix::moves::datagrams_follow_the_name_of_their_receiver"),
+    },
+    Fault {
+        name: "the DSCP of the answers is that of the source",
+        file: "agent/formats/src/ipfix/flow.rs",
+        from: "IP_DIFF_SERV_CODE_POINT.reverse(), reverse_dscp",
+        to: "IP_DIFF_SERV_CODE_POINT.reverse(), dscp + 0 * reverse_dscp",
+        target: unit("formats", "ipfix::tests::each_direction_has_its_dscp"),
+    },
+    Fault {
+        name: "the mark of a changed DSCP is that of the other direction",
+        file: FLOW_PROTO,
+        from: "// dscp_changed, reverse_dscp_changed?.",
+        to: "// reverse_dscp_changed, dscp_changed?.",
+        target: unit(
+            "formats",
+            "json::tests::each_direction_has_its_dscp_and_a_mark_only_if_that_changed",
+        ),
+    },
+    Fault {
+        name: "the congestion window of the source is that of the destination",
+        file: FLOW_PROTO,
+        from: "(PEN/1037, PEN/1038)",
+        to: "(PEN/1038, PEN/1037)",
+        target: ENRICHED,
+    },
+    Fault {
+        name: "the delivery rate of the source is that of the destination",
+        file: FLOW_PROTO,
+        from: "(PEN/1039, PEN/1040)",
+        to: "(PEN/1040, PEN/1039)",
+        target: ENRICHED,
+    },
+    Fault {
+        name: "a delivery rate that is not known is zero",
+        file: "agent/formats/src/ipfix/enriched.rs",
+        from: "value.unwrap_or(u64::MAX)",
+        to: "value.unwrap_or_default()",
+        target: ENRICHED,
+    },
+    Fault {
+        name: "a congestion window that is not known is zero",
+        file: "agent/formats/src/ipfix/enriched.rs",
+        from: "value.unwrap_or(u32::MAX)",
+        to: "value.unwrap_or_default()",
+        target: ENRICHED,
     },
 ];

@@ -1,6 +1,11 @@
 //! Faults in the agent's user-space half: the flip, the pages, the scan, the replica, names.
 
-use super::{FLIPS, Fault, SHARED, agent, races, unit};
+use super::{FLIPS, Fault, SHARED, Target, agent, races, unit};
+
+const DSCP: Target = unit(
+    "flows",
+    "replica::tests::each_end_keeps_the_dscp_of_its_first_packet_and_is_marked_once_another_follows",
+);
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
@@ -243,5 +248,26 @@ pub(super) const FAULTS: &[Fault] = &[
         target: agent(
             "lifecycle::names::an_interface_is_selected_and_filtered_by_its_alternative_names",
         ),
+    },
+    Fault {
+        name: "a DSCP that changes in a later scan leaves no mark",
+        file: "agent/flows/src/replica/entry.rs",
+        from: "Classes::expand(self.classes).and_later(counters.classes)",
+        to: "Classes::expand(self.classes)",
+        target: DSCP,
+    },
+    Fault {
+        name: "both ends have the DSCP of one",
+        file: "agent/flows/src/replica/entry.rs",
+        from: "classes.dscp(direction as u8)",
+        to: "classes.dscp(0 * direction as u8)",
+        target: DSCP,
+    },
+    Fault {
+        name: "both ends have the mark of a changed DSCP if one has",
+        file: "agent/flows/src/replica/entry.rs",
+        from: "classes.has_changed(direction as u8)",
+        to: "classes.has_changed(direction as u8) || classes.has_changed(1 - direction as u8)",
+        target: DSCP,
     },
 ];
