@@ -59,7 +59,7 @@ pub mod withdrawn;
 pub use address::{ListenAddr, ListenError};
 pub use limits::{DEFAULT_MAX_CONNECTIONS, DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits};
 pub use listen::Listeners;
-pub use passed::PassedSockets;
+pub use passed::{PassedSockets, Stored};
 pub use peer::Peer;
 
 use calls::Serving;

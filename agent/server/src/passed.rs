@@ -1,10 +1,23 @@
-//! Listening sockets that the service manager opened for this process (`sd_listen_fds(3)`).
+//! Descriptors that the service manager passes to this process (`sd_listen_fds(3)`): listening sockets that it opened,
+//! and what a predecessor of this process stored with it.
 
-use std::{io, net::TcpListener, os::unix::net::UnixListener, path::Path};
+use std::{
+    env, io,
+    net::TcpListener,
+    os::{
+        fd::{FromRawFd as _, OwnedFd},
+        unix::net::UnixListener,
+    },
+    path::Path,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use listenfd::ListenFd;
-use rustix::net::sockopt;
+use rustix::{
+    io::{FdFlags, fcntl_setfd},
+    net::sockopt,
+};
+use sys::fd_store;
 
 use super::address::{ListenAddr, ListenError};
 
@@ -15,6 +28,9 @@ const FIRST: usize = 3;
 #[derive(Debug, Default)]
 pub struct PassedSockets(Vec<PassedSocket>);
 
+/// A descriptor that a predecessor stored, with its name without the prefix.
+pub type Stored = (String, OwnedFd);
+
 #[derive(Debug)]
 pub(super) enum PassedSocket {
     Unix(UnixListener),
@@ -22,12 +38,21 @@ pub(super) enum PassedSocket {
 }
 
 impl PassedSockets {
-    /// Takes the sockets, and removes the environment variables that describe them. The process must have no other
-    /// thread yet.
-    pub fn take() -> Result<Self> {
+    /// Takes the sockets and what a predecessor stored, and removes the environment variables that describe them. The
+    /// process must have no other thread yet.
+    pub fn take() -> Result<(Self, Vec<Stored>)> {
+        let names = env::var("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
         let mut passed = ListenFd::from_env();
-        let sockets = (0..passed.len()).map(|index| PassedSocket::take(&mut passed, index));
-        Ok(Self(sockets.collect::<Result<_>>()?))
+        let (mut sockets, mut stored) = (Vec::new(), Vec::new());
+        for index in 0..passed.len() {
+            let name = names.next().unwrap_or_default();
+            match name.strip_prefix(fd_store::NAME_PREFIX) {
+                Some(name) => stored.push((name.to_owned(), take_stored(&mut passed, index)?)),
+                None => sockets.push(PassedSocket::take(&mut passed, index)?),
+            }
+        }
+        Ok((Self(sockets), stored))
     }
 
     /// Fails if other hosts can reach one of them; see [`ListenAddr::refuse_open`].
@@ -42,6 +67,17 @@ impl PassedSockets {
     pub(super) fn into_sockets(self) -> Vec<PassedSocket> {
         self.0
     }
+}
+
+fn take_stored(passed: &mut ListenFd, index: usize) -> Result<OwnedFd> {
+    let number = FIRST + index;
+    let what = || format!("take the stored file {number} from the service manager");
+    let raw = passed.take_raw_fd(index).with_context(what)?;
+    let raw = raw.with_context(what)?;
+    // SAFETY: the service manager passed the descriptor to this process, and `passed` has just given it up.
+    let stored = unsafe { OwnedFd::from_raw_fd(raw) };
+    fcntl_setfd(&stored, FdFlags::CLOEXEC).with_context(what)?;
+    Ok(stored)
 }
 
 impl PassedSocket {

@@ -1,10 +1,11 @@
-//! The process and the system it runs on: clocks, local time, limited logging, files that change while they are used, memory, open files, and
+//! The process and the system it runs on: clocks, local time, limited logging, the service manager's store of file descriptors, files that change while they are used, memory, open files, and
 //! threads that give way.
 //!
 //! May depend on: no other crate of the agent.
 
 pub mod background;
 pub mod clock;
+pub mod fd_store;
 pub mod local_time;
 pub mod log_limit;
 pub mod open_files;
