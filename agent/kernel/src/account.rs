@@ -1,19 +1,20 @@
 //! Reads what each hook counted on a page that went idle.
 
-use std::os::fd::AsFd as _;
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use agent_common::{
     HookAccount, Pair,
-    account::{
-        AllPending, COMMON_REASONS, Common, PENDING_PLACES, PENDING_REASONS, Pending, RARE_REASONS,
-        Rare,
-    },
+    account::{AllPending, COMMON_REASONS, Common, PENDING_PLACES, PENDING_REASONS, Pending, Rare},
     direction::hook_number,
 };
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
 
-use super::{mapped_array::MappedArray, memory::map_memory_bytes};
+use super::{carry::Keep, mapped_array::MappedArray, memory::map_memory_bytes};
 
 /// Layout of the accounts in their maps: by page, then by hook. Each CPU has its own copy of the counters that every
 /// packet adds to.
@@ -60,7 +61,7 @@ impl Layout {
 /// differences.
 pub struct Accounts {
     /// Keeps the maps open while they are mapped.
-    _maps: [MapData; 3],
+    maps: [MapData; 3],
     kernel_memory_bytes: u64,
     common: MappedArray,
     rare: MappedArray,
@@ -75,6 +76,11 @@ pub struct Maps {
     pub rare: MapData,
     pub pending: MapData,
 }
+
+/// The names of the maps in the store.
+const COMMON: &str = "common";
+const RARE: &str = "rare";
+const PENDING: &str = "pending";
 
 /// Pending counters in one entry.
 const PLACES: usize = PENDING_REASONS.len() * PENDING_PLACES;
@@ -100,35 +106,100 @@ impl Accounts {
                 .map(map_memory_bytes)
                 .iter()
                 .sum(),
-            _maps: [common, rare, pending],
+            maps: [common, rare, pending],
             layout,
             before: vec![HookAccount::default(); layout.rare_entries() as usize],
         })
     }
 
-    /// The accounts of a page. The page must be idle while they are read.
+    /// Stores the accounts for a successor.
+    pub fn keep(&self, keep: &Keep) -> io::Result<()> {
+        let names = [COMMON, RARE, PENDING];
+        let mut stored = names.into_iter().zip(&self.maps);
+        stored.try_for_each(|(name, map)| keep.put_file(name, map.fd().as_fd()))
+    }
+
+    /// Opens the accounts among the files that an earlier process has stored.
+    pub fn open(files: &mut BTreeMap<String, OwnedFd>, layout: Layout) -> Result<Self> {
+        let mut map = |name: &str, entries: u32, len: usize| {
+            let map = files
+                .remove(name)
+                .with_context(|| format!("the predecessor's map {name} is missing"))?;
+            let map = MapData::from_fd(map).context("ask for the map's shape")?;
+            let info = map.info().context("ask for the map's shape")?;
+            ensure!(
+                (info.value_size() as usize, info.max_entries()) == (len, entries),
+                "the predecessor's map {name} is of another kind"
+            );
+            Ok(map)
+        };
+        let maps = Maps {
+            common: map(COMMON, layout.common_entries(), size_of::<Common>())?,
+            rare: map(RARE, layout.rare_entries(), size_of::<Rare>())?,
+            pending: map(PENDING, layout.pending_entries(), size_of::<AllPending>())?,
+        };
+        Self::new(maps, layout)
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The accounts of a page. The page must be idle while they are read. Reading changes nothing in the kernel, so
+    /// whoever reads them after a crash finds all that was counted.
     pub fn of_idle(&mut self, page: u32) -> PageAccounts<'_> {
-        for cpu in 0..self.layout.cpus {
-            self.settle(cpu * 2 + page);
-        }
+        let pending = self.pending_of(page);
         PageAccounts {
             accounts: self,
             page,
+            pending,
         }
     }
 
-    /// Adds one CPU's pending counters to the accounts.
-    fn settle(&self, entry: u32) {
-        for (place, pending) in self.pending(entry) {
-            let Pending { counter, account } = pending;
-            let rare = (account as usize * RARE_REASONS + reason_at(place)) * NUMBERS_OF_PAIR;
-            let place = entry as usize * PLACES + place;
-            for (number, more) in [counter.packets, counter.bytes].into_iter().enumerate() {
-                let sum = self.rare.load(rare + number).wrapping_add(more);
-                self.rare.store(rare + number, sum);
-                self.pending.store(place * NUMBERS_OF_PENDING + number, 0);
-            }
+    /// What all hooks counted on a page since the maps were made. The page must be idle.
+    pub fn sum_of_idle(&self, page: u32) -> HookAccount {
+        let mut sum = HookAccount::default();
+        for pending in self.pending_of(page) {
+            pending.add_to(&mut sum);
         }
+        for index in 0..self.layout.per_page {
+            self.add_account(page, index, &mut sum);
+        }
+        sum
+    }
+
+    /// What has been taken of a page's accounts so far.
+    pub fn taken(&self, page: u32) -> HookAccount {
+        let per_page = self.layout.per_page as usize;
+        let mut sum = HookAccount::default();
+        for account in &self.before[page as usize * per_page..][..per_page] {
+            sum.merge(account);
+        }
+        sum
+    }
+
+    /// The pending counters of a page, on all CPUs.
+    fn pending_of(&self, page: u32) -> Vec<PendingOf> {
+        let entries = (0..self.layout.cpus).map(|cpu| cpu * 2 + page);
+        let pending = entries.flat_map(|entry| self.pending(entry));
+        pending
+            .map(|(place, pending)| PendingOf {
+                account: pending.account,
+                reason: reason_at(place),
+                counter: pending.counter,
+            })
+            .collect()
+    }
+
+    /// Adds what an account has in the maps, without what is pending.
+    fn add_account(&self, page: u32, index: u32, sum: &mut HookAccount) {
+        let account = (page * self.layout.per_page + index) as usize;
+        let all = self.layout.rare_entries() as usize;
+        let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
+        for cpu in 0..self.layout.cpus as usize {
+            add(&self.common, cpu * all + account, common);
+        }
+        add(&self.rare, account, rare);
     }
 
     /// The pending counters of an entry that are not zero, each with its place in the entry.
@@ -185,30 +256,44 @@ fn reason_at(place: usize) -> usize {
     PENDING_REASONS[place / PENDING_PLACES] as usize - COMMON_REASONS
 }
 
+/// A counter that a CPU has not yet added to its account.
+struct PendingOf {
+    /// The number of the account on both pages.
+    account: u64,
+    reason: usize,
+    counter: Pair,
+}
+
+impl PendingOf {
+    fn add_to(&self, sum: &mut HookAccount) {
+        sum.counters[COMMON_REASONS + self.reason] += self.counter;
+    }
+}
+
 /// The accounts of an idle page.
 pub struct PageAccounts<'a> {
     accounts: &'a mut Accounts,
     page: u32,
+    pending: Vec<PendingOf>,
 }
 
 impl PageAccounts<'_> {
     /// Packets and bytes that the hook at `index` (interface slot × 2 + direction) counted since the page was last
     /// idle.
     pub fn take(&mut self, index: u32) -> Result<HookAccount> {
-        let Layout { per_page, cpus } = self.accounts.layout;
+        let per_page = self.accounts.layout.per_page;
         ensure!(
             index < per_page,
             "there is no account {index} of {per_page}"
         );
-        let account = (self.page * per_page + index) as usize;
-        let all = self.accounts.layout.rare_entries() as usize;
+        let account = self.page * per_page + index;
         let mut sum = HookAccount::default();
-        let (common, rare) = sum.counters.split_at_mut(COMMON_REASONS);
-        for cpu in 0..cpus as usize {
-            add(&self.accounts.common, cpu * all + account, common);
+        let pending = self.pending.iter();
+        for pending in pending.filter(|pending| pending.account == u64::from(account)) {
+            pending.add_to(&mut sum);
         }
-        add(&self.accounts.rare, account, rare);
-        let before = &mut self.accounts.before[account];
+        self.accounts.add_account(self.page, index, &mut sum);
+        let before = &mut self.accounts.before[account as usize];
         let growth = sum.since(before);
         *before = sum;
         Ok(growth)

@@ -2,7 +2,7 @@
 //!
 //! - [`load`] loads programs and maps, [`shared_maps`] if there are several sets; [`bound`] has programs of one interface each.
 //! - [`interfaces`] chooses where to count, [`netns`] enters network namespaces, [`links`] reads and follows interfaces, [`devices`] knows
-//!   which stand on each other, and [`attach`] attaches the programs. [`ipsec`] and [`flowtables`] find what cannot be counted right.
+//!   which stand on each other, and [`attach`] attaches the programs. [`carry`] keeps them attached for the next process. [`ipsec`] and [`flowtables`] find what cannot be counted right.
 //! - [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`account`] reads the counters, [`outers`] has
 //!   the tunnels of flows, and [`fragments`] their datagrams. [`rule_maps`] hold the filter rules.
 //! - [`connections`] has what TCP knew of connections that ended, [`dns`] DNS messages, [`icmp_errors`] ICMP errors, [`processes`] who made
@@ -19,6 +19,7 @@ pub mod bound;
 pub mod bpf;
 pub mod btf;
 pub mod capabilities;
+pub mod carry;
 pub mod cgroup_limit;
 pub mod connections;
 pub mod devices;

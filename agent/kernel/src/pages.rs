@@ -1,4 +1,5 @@
-//! The flow table's two pages: flips them, and drains the one that went idle.
+//! The flow table's two pages: flips them, and drains the one that went idle. It reads the page first, and empties it
+//! once what it read is safe.
 //!
 //! Programs read the page number once per packet. [`Pages::flip`] stores the other number, then rewrites a
 //! slot of the outer map. The kernel's update of a map-in-map returns only after every running program has
@@ -6,6 +7,7 @@
 //! belongs to userspace.
 
 mod growth;
+mod old;
 mod page;
 mod senders;
 mod size;
@@ -22,17 +24,19 @@ use std::{
 use agent_common::{
     FlowCounters, FlowKey, PageFill, Senders, Switches, sample, senders::Kinds, slots::Hash,
 };
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use aya::maps::MapData;
 use sys::log_limit::LogLimit;
 
-pub use self::size::Size;
 use self::{
     growth::Growth,
     page::{Page, Taken, Windows},
     size::Mark,
 };
-use super::{account::possible_cpus, bpf, links::netlink::errno, memory::map_memory_bytes};
+pub use self::{old::OldPages, size::Size};
+use super::{
+    account::possible_cpus, bpf, carry::Keep, links::netlink::errno, memory::map_memory_bytes,
+};
 
 /// The programs' maps that belong to the pages.
 pub struct Maps {
@@ -80,12 +84,16 @@ pub struct Pages {
     refused: LogLimit,
     /// Flows that found no slot since the start.
     behind_flows: u64,
-    /// The page that was drained last had flows in its overflow map.
+    /// The page that was read last had flows in its overflow map.
     some_were_behind: bool,
+    /// How many flows the page had that was read last.
+    read_flows: u64,
     /// Memory of the maps that hold the pages.
     outer_memory_bytes: u64,
     factors: [u64; Hash::FACTORS],
     taken: Taken,
+    /// Where a successor finds the pages.
+    keep: Keep,
 }
 
 impl Pages {
@@ -133,8 +141,10 @@ impl Pages {
             refused: LogLimit::default(),
             behind_flows: 0,
             some_were_behind: false,
+            read_flows: 0,
             factors,
             taken: Taken::default(),
+            keep: Keep::default(),
         };
         for index in [0, 1] {
             let placed = pages.place_all(index);
@@ -146,10 +156,24 @@ impl Pages {
         Ok(pages)
     }
 
+    /// Stores the pages for a successor, from now on also those of another size, before programs use them.
+    pub fn keep(&mut self, keep: Keep) -> io::Result<()> {
+        for (index, page) in (0..).zip(&self.both) {
+            keep_windows(&keep, index, page.windows())?;
+            let behind = page.behind();
+            keep.put_file(&old::behind_name(index), behind.map().fd().as_fd())?;
+            if let Some(senders) = behind.senders() {
+                keep.put_file(&old::senders_behind_name(index), senders.fd().as_fd())?;
+            }
+        }
+        self.keep = keep;
+        Ok(())
+    }
+
     fn place_all(&self, index: u32) -> io::Result<()> {
         let behind = self.both[index as usize].behind();
-        place_in(&self.maps.behind, index, behind)?;
-        if let Some(senders) = self.both[index as usize].senders_behind() {
+        place_in(&self.maps.behind, index, behind.map())?;
+        if let Some(senders) = behind.senders() {
             place_in(&self.maps.senders_behind, index, senders)?;
         }
         let windows = self.both[index as usize].windows();
@@ -261,38 +285,80 @@ impl Pages {
         idle: u32,
         sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
-        if idle == self.switches.page {
-            bail!("page {idle} is in use by the programs");
-        }
-        let drained = self.take(idle, sink)?;
-        if self.switches.page != Switches::OFF {
-            self.adapt(idle, drained)?;
-        }
+        let drained = self.read(idle, sink)?;
+        self.clear(idle)?;
         Ok(drained)
     }
 
-    /// Drains any page, while no program runs.
+    /// Passes every entry of the idle page to `sink`, as [`drain`](Self::drain) does, and leaves it there until
+    /// [`clear`](Self::clear). Between the two, what was read can be stored.
+    pub fn read(
+        &mut self,
+        idle: u32,
+        sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> Result<u64> {
+        self.refuse_active(idle)?;
+        self.read_flows = self.read_any(idle, sink)?;
+        Ok(self.read_flows)
+    }
+
+    /// Empties the idle page after [`read`](Self::read), and gives it another size if it needs one.
+    pub fn clear(&mut self, idle: u32) -> Result<()> {
+        self.refuse_active(idle)?;
+        self.clear_any(idle)?;
+        if self.switches.page == Switches::OFF {
+            return Ok(());
+        }
+        self.adapt(idle, self.read_flows)
+    }
+
+    /// Moves every entry of any page to `sink`, while no program runs.
     pub fn take(
+        &mut self,
+        idle: u32,
+        sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> Result<u64> {
+        let drained = self.read_any(idle, sink)?;
+        self.clear_any(idle)?;
+        Ok(drained)
+    }
+
+    fn refuse_active(&self, idle: u32) -> Result<()> {
+        ensure!(
+            idle != self.switches.page,
+            "page {idle} is in use by the programs"
+        );
+        Ok(())
+    }
+
+    fn read_any(
         &mut self,
         idle: u32,
         mut sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
-        let fill = self.fill_of(idle)?;
-        let behind_flows = behind_flows(&fill);
+        let behind_flows = behind_flows(&self.fill_of(idle)?);
         self.behind_flows += behind_flows;
         self.some_were_behind = behind_flows != 0;
-        let page = &mut self.both[idle as usize];
-        let mut drained = page.drain_windows(&mut self.taken, &mut sink);
+        let page = &self.both[idle as usize];
+        let mut read = page.windows().read(&mut self.taken, &mut sink);
         if behind_flows != 0 {
-            let behind = page.drain_behind(&mut self.taken, &mut sink);
-            drained += behind.context("drain the map behind a page of the flow table")?;
+            let behind = page.behind().read(&mut sink);
+            read += behind.context("read the map behind a page of the flow table")?;
         }
+        Ok(read)
+    }
+
+    fn clear_any(&mut self, idle: u32) -> Result<()> {
+        let fill = self.fill_of(idle)?;
+        let page = &mut self.both[idle as usize];
+        page.clear(behind_flows(&fill) != 0)
+            .context("empty the map behind a page of the flow table")?;
         let empty = [0; size_of::<PageFill>()];
         if fill != empty {
             bpf::update(self.maps.fill.fd().as_fd(), idle, &empty)
                 .context("note that a page is empty")?;
         }
-        Ok(drained)
+        Ok(())
     }
 
     /// Gives the idle page, which had `drained` flows, the wanted size if windows of that size are ready. Otherwise
@@ -336,14 +402,23 @@ impl Pages {
     /// Gives the idle page other windows. If the kernel refuses, the page keeps the ones it has.
     fn resize(&mut self, idle: u32, windows: Windows) -> Result<()> {
         let size = windows.size();
+        let kept = keep_windows(&self.keep, idle, &windows).and_then(|()| self.keep.settle());
+        if let Err(error) = kept {
+            self.stays(&anyhow!(error).context("store a page of another size"));
+            self.forget_windows(idle, size);
+            return Ok(());
+        }
         let placed = self.place_senders(idle, &windows);
         if let Err(error) = placed.and_then(|()| self.place(idle, &windows)) {
             self.stays(&anyhow!(error).context("place a page of another size"));
+            self.forget_windows(idle, size);
             // Senders must match the windows in size, so put the old windows' senders back.
             let restored = self.place_senders(idle, self.both[idle as usize].windows());
             return restored.context("place who sent the flows of a page again");
         }
+        let before = self.both[idle as usize].size();
         self.both[idle as usize].change(windows);
+        self.forget_windows(idle, before);
         let of_page = &mut self.switches.sizes[idle as usize];
         *of_page = size.of_page(self.mark, self.possible_cpus, of_page.sample_below);
         // Store the size before the flip, whose own store may show programs the page's number first.
@@ -355,6 +430,18 @@ impl Pages {
             "a page of the flow table has another size"
         );
         Ok(())
+    }
+
+    /// Windows of this size are empty, so it does no harm if they stay in the store.
+    fn forget_windows(&self, index: u32, size: Size) {
+        for name in [
+            old::windows_name(index, size),
+            old::senders_name(index, size),
+        ] {
+            if let Err(error) = self.keep.remove_file(&name) {
+                tracing::debug!(%error, name, "an empty page stays in the store");
+            }
+        }
     }
 
     fn stays(&mut self, error: &anyhow::Error) {
@@ -405,6 +492,19 @@ impl Pages {
         Ok(fill)
     }
 
+    /// What the programs record about the senders of flows.
+    pub fn kinds(&self) -> Kinds {
+        self.senders
+    }
+
+    /// Waits until every program that is running now has finished, also those of an earlier process.
+    pub fn wait_for_programs(&self) -> Result<()> {
+        // Any update of a map of maps waits.
+        let idle = u32::from(self.switches.page == 0);
+        self.place(idle, self.both[idle as usize].windows())
+            .context("wait for the programs that are running")
+    }
+
     /// The number of the page that the programs fill.
     pub fn active_number(&self) -> u32 {
         self.switches.page
@@ -434,6 +534,15 @@ impl Pages {
             .map(|page| page.memory_bytes(self.some_were_behind))
             .sum();
         self.outer_memory_bytes + pages
+    }
+}
+
+fn keep_windows(keep: &Keep, index: u32, windows: &Windows) -> io::Result<()> {
+    let size = windows.size();
+    keep.put_file(&old::windows_name(index, size), windows.map().fd().as_fd())?;
+    match windows.senders() {
+        Some(senders) => keep.put_file(&old::senders_name(index, size), senders.fd().as_fd()),
+        None => Ok(()),
     }
 }
 

@@ -1,14 +1,22 @@
 //! One page of the flow table: its windows, in this process's memory, and the hash map behind them.
 
-use std::{collections::HashMap, io, os::fd::AsFd as _, slice};
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    slice,
+};
 
 use agent_common::{
     FlowCounters, FlowKey, Senders,
     senders::Kinds,
     slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
 };
-use anyhow::{Context as _, Result};
-use aya::{Pod, maps::MapData};
+use anyhow::{Context as _, Result, ensure};
+use aya::{
+    Pod,
+    maps::{MapData, MapInfo, MapType},
+};
 use aya_obj::generated::{
     BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
@@ -30,10 +38,8 @@ const BATCH_ENTRIES: usize = 512;
 
 pub struct Page {
     windows: Windows,
-    behind: MapData,
-    /// Set if senders are kept.
-    senders_behind: Option<SendersBehind>,
-    /// Memory of the overflow maps while they are empty.
+    behind: Behind,
+    /// Memory of the overflow map while it is empty.
     empty_behind_memory_bytes: u64,
 }
 
@@ -73,10 +79,20 @@ impl Windows {
                 size.room_flows()
             )
         })?;
-        let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
         let keeps_senders = kinds != Kinds::NONE;
         let senders = keeps_senders.then(|| SendersOfPage::create(size.windows, kinds));
-        let senders = senders.transpose()?;
+        Self::of(map, size, senders.transpose()?)
+    }
+
+    /// The windows that another process made, with its array of senders.
+    pub fn open(map: OwnedFd, size: Size, senders: Option<OwnedFd>, kinds: Kinds) -> Result<Self> {
+        let map = array::<Window>(map, slots::elements(size.windows))?;
+        let senders = senders.map(|senders| SendersOfPage::open(senders, size.windows, kinds));
+        Self::of(map, size, senders.transpose()?)
+    }
+
+    fn of(map: MapData, size: Size, senders: Option<SendersOfPage>) -> Result<Self> {
+        let mapped = MappedWindows::new(map.fd().as_fd(), size.windows);
         let of_senders = senders.as_ref().map_or(0, SendersOfPage::memory_bytes);
         Ok(Self {
             mapped: mapped.context("map a page of the flow table")?,
@@ -106,26 +122,10 @@ impl Page {
     /// Makes an empty page.
     pub fn create(size: Size, behind_flows: u32, kinds: Kinds) -> Result<Self> {
         let windows = Windows::create(size, kinds)?;
-        let behind = inner_map::create(
-            "flows_behind",
-            Shape {
-                map_type: BPF_MAP_TYPE_HASH as u32,
-                key_len_bytes: size_of::<FlowKey>() as u32,
-                value_len_bytes: size_of::<FlowCounters>() as u32,
-                max_entries: behind_flows,
-                flags: BPF_F_NO_PREALLOC,
-            },
-        )
-        .context("create the map behind a page of the flow table")?;
-        let keeps_senders = kinds != Kinds::NONE;
-        let senders_behind = keeps_senders.then(|| SendersBehind::create(behind_flows));
-        let senders_behind = senders_behind.transpose()?;
-        let memory = |one: &SendersBehind| map_memory_bytes(one.map());
+        let behind = Behind::create(behind_flows, kinds)?;
         Ok(Self {
             windows,
-            empty_behind_memory_bytes: map_memory_bytes(&behind)
-                + senders_behind.as_ref().map_or(0, memory),
-            senders_behind,
+            empty_behind_memory_bytes: behind.memory_bytes(),
             behind,
         })
     }
@@ -138,9 +138,7 @@ impl Page {
     /// only if there may be some.
     pub fn memory_bytes(&self, may_have_behind: bool) -> u64 {
         let behind = if may_have_behind {
-            let senders = self.senders_behind.as_ref();
-            map_memory_bytes(&self.behind)
-                + senders.map_or(0, |senders| map_memory_bytes(senders.map()))
+            self.behind.memory_bytes()
         } else {
             self.empty_behind_memory_bytes
         };
@@ -156,12 +154,8 @@ impl Page {
         self.windows = windows;
     }
 
-    pub fn behind(&self) -> &MapData {
+    pub fn behind(&self) -> &Behind {
         &self.behind
-    }
-
-    pub fn senders_behind(&self) -> Option<&MapData> {
-        self.senders_behind.as_ref().map(SendersBehind::map)
     }
 
     /// Puts a flow into the slot that a program would choose. Returns whether there was one.
@@ -193,87 +187,150 @@ impl Page {
         counters: &FlowCounters,
         senders: &Senders,
     ) -> io::Result<bool> {
-        match bpf::update_by_bytes(self.behind.fd().as_fd(), bytes(key), bytes(counters)) {
+        match bpf::update_by_bytes(self.behind.map.fd().as_fd(), bytes(key), bytes(counters)) {
             Ok(()) => {}
             Err(error) if error.raw_os_error() == Some(libc::E2BIG) => return Ok(false),
             Err(error) => return Err(error),
         }
-        if let Some(behind) = &self.senders_behind {
+        if let Some(behind) = &self.behind.senders {
             bpf::update_by_bytes(behind.map().fd().as_fd(), bytes(key), bytes(senders))?;
         }
         Ok(true)
     }
 
-    /// Moves every entry of the windows to `sink`. Returns how many there were.
-    pub fn drain_windows(
-        &mut self,
-        taken: &mut Taken,
-        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
-    ) -> u64 {
-        let mut drained = 0;
+    /// Removes every entry of the windows, and of the overflow map if it has any.
+    pub fn clear(&mut self, has_behind: bool) -> io::Result<()> {
         let Windows {
             mapped, senders, ..
         } = &mut self.windows;
-        mapped.take(senders.as_mut(), |window, senders| {
-            taken.add(window, senders);
-            if taken.keys.len() + window.len() > BATCH_ENTRIES {
-                drained += taken.hand_on(sink);
-            }
-        });
-        drained + taken.hand_on(sink)
+        mapped.clear(senders.as_mut());
+        if has_behind {
+            self.behind.clear()?;
+        }
+        Ok(())
     }
+}
 
-    /// Moves every entry of the overflow map to `sink`. Returns how many there were.
-    pub fn drain_behind(
-        &mut self,
+impl Windows {
+    /// Passes every entry to `sink`, and leaves it there. Returns how many there are.
+    pub fn read(
+        &self,
         taken: &mut Taken,
         sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
+    ) -> u64 {
+        let mut count = 0;
+        self.mapped.read(self.senders.as_ref(), |window, senders| {
+            taken.add(window, senders);
+            if taken.keys.len() + window.len() > BATCH_ENTRIES {
+                count += taken.hand_on(sink);
+            }
+        });
+        count + taken.hand_on(sink)
+    }
+}
+
+/// The overflow map of a page, for flows that find no slot.
+pub struct Behind {
+    map: MapData,
+    /// Set if senders are kept.
+    senders: Option<SendersBehind>,
+}
+
+impl Behind {
+    fn create(flows: u32, kinds: Kinds) -> Result<Self> {
+        let map = inner_map::create(
+            "flows_behind",
+            Shape {
+                map_type: BPF_MAP_TYPE_HASH as u32,
+                key_len_bytes: size_of::<FlowKey>() as u32,
+                value_len_bytes: size_of::<FlowCounters>() as u32,
+                max_entries: flows,
+                flags: BPF_F_NO_PREALLOC,
+            },
+        )
+        .context("create the map behind a page of the flow table")?;
+        let keeps_senders = kinds != Kinds::NONE;
+        let senders = keeps_senders.then(|| SendersBehind::create(flows));
+        Ok(Self {
+            map,
+            senders: senders.transpose()?,
+        })
+    }
+
+    /// The maps that another process made.
+    pub fn open(map: OwnedFd, senders: Option<OwnedFd>) -> Result<Self> {
+        Ok(Self {
+            map: hash::<FlowKey, FlowCounters>(map)?,
+            senders: senders.map(SendersBehind::open).transpose()?,
+        })
+    }
+
+    pub fn map(&self) -> &MapData {
+        &self.map
+    }
+
+    pub fn senders(&self) -> Option<&MapData> {
+        self.senders.as_ref().map(SendersBehind::map)
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        map_memory_bytes(&self.map) + self.senders().map_or(0, map_memory_bytes)
+    }
+
+    /// Passes every entry to `sink`, and leaves it there. Returns how many there are.
+    pub fn read(
+        &self,
+        sink: &mut impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> io::Result<u64> {
-        let known = self.senders_behind.as_ref().map(|senders| {
+        let known = self.senders.as_ref().map(|senders| {
             // The flows count even if their senders cannot be read.
-            senders.take().unwrap_or_else(|error| {
+            senders.all().unwrap_or_else(|error| {
                 tracing::warn!(%error, "who sent the flows behind the slots cannot be read");
                 HashMap::new()
             })
         });
-        let mut drained = 0;
-        let mut cursor = None;
-        let Taken {
-            keys,
-            values,
-            senders,
-        } = taken;
-        loop {
-            keys.resize(keys.capacity(), FlowKey::default());
-            values.resize(keys.len(), FlowCounters::default());
-            let (count, last) =
-                match bpf::take_batch(self.behind.fd().as_fd(), &mut cursor, keys, values) {
-                    Ok(batch) => batch,
-                    // A bucket has more entries than the buffers hold.
-                    Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                        keys.reserve(keys.len() * 2);
-                        continue;
-                    }
-                    Err(error) => {
-                        keys.clear();
-                        values.clear();
-                        return Err(error);
-                    }
-                };
+        let mut count = 0;
+        let mut senders = Vec::new();
+        bpf::read_all(self.map.fd().as_fd(), |keys, values| {
+            senders.clear();
             if let Some(known) = &known {
                 let of = |key| known.get(key).copied().unwrap_or_default();
-                senders.extend(keys[..count].iter().map(of));
+                senders.extend(keys.iter().map(of));
             }
-            sink(&keys[..count], &values[..count], senders);
-            senders.clear();
-            drained += count as u64;
-            if last {
-                keys.clear();
-                values.clear();
-                return Ok(drained);
-            }
-        }
+            sink(keys, values, &senders);
+            count += keys.len() as u64;
+        })?;
+        Ok(count)
     }
+
+    fn clear(&self) -> io::Result<()> {
+        bpf::take_all::<FlowKey, FlowCounters>(self.map.fd().as_fd(), |_, _| {})?;
+        self.senders.as_ref().map_or(Ok(()), SendersBehind::clear)
+    }
+}
+
+/// A descriptor from elsewhere as an array with values of this type. Fails if it is anything else.
+pub(super) fn array<V>(map: OwnedFd, elements: u32) -> Result<MapData> {
+    opened(map, |info| {
+        (info.key_size(), info.value_size(), info.max_entries())
+            == (size_of::<u32>() as u32, size_of::<V>() as u32, elements)
+            && info.map_type().is_ok_and(|kind| kind == MapType::Array)
+    })
+}
+
+/// A descriptor from elsewhere as a hash map of these types. Fails if it is anything else.
+pub(super) fn hash<K, V>(map: OwnedFd) -> Result<MapData> {
+    opened(map, |info| {
+        (info.key_size(), info.value_size()) == (size_of::<K>() as u32, size_of::<V>() as u32)
+            && info.map_type().is_ok_and(|kind| kind == MapType::Hash)
+    })
+}
+
+fn opened(map: OwnedFd, is_it: impl FnOnce(&MapInfo) -> bool) -> Result<MapData> {
+    let map = MapData::from_fd(map).context("ask for the map's shape")?;
+    let info = map.info().context("ask for the map's shape")?;
+    ensure!(is_it(&info), "it is a map of another kind");
+    Ok(map)
 }
 
 fn bytes<T: Pod>(value: &T) -> &[u8] {

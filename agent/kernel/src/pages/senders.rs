@@ -1,7 +1,12 @@
 //! Who sent the flows of a page: an array beside its windows, mapped into this process, and a hash map beside its
 //! overflow map.
 
-use std::{collections::HashMap, io, os::fd::AsFd as _, ptr::NonNull};
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    ptr::NonNull,
+};
 
 use agent_common::{
     FlowKey, Sample, Senders, TcpInfo,
@@ -15,6 +20,7 @@ use aya_obj::generated::{
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
 };
 
+use super::page::{array, hash};
 use crate::{
     bpf::{self, Shape},
     inner_map,
@@ -49,6 +55,17 @@ impl SendersOfPage {
             },
         )
         .context("create a page of the flows' senders")?;
+        Self::over(map, windows, kinds)
+    }
+
+    /// The array that another process made.
+    pub fn open(map: OwnedFd, windows: u32, kinds: Kinds) -> Result<Self> {
+        let map = array::<PlaneOfWindow>(map, windows * kinds.planes())?;
+        Self::over(map, windows, kinds)
+    }
+
+    fn over(map: MapData, windows: u32, kinds: Kinds) -> Result<Self> {
+        let elements = windows * kinds.planes();
         let start = Self::mapped(&map, elements).context("map a page of the flows' senders")?;
         Ok(Self {
             memory_bytes: map_memory_bytes(&map),
@@ -71,27 +88,38 @@ impl SendersOfPage {
         self.memory_bytes
     }
 
-    /// Removes and returns the senders of a flow. No program may use the page meanwhile.
-    pub fn take(&mut self, window: u32, slot: usize) -> Senders {
-        let mut taken = Senders::default();
+    /// The senders of a flow. No program may use the page meanwhile.
+    pub fn of(&self, window: u32, slot: usize) -> Senders {
+        let mut found = Senders::default();
         let kinds = self.kinds;
         let of_flow = self.of_flow(window, slot);
         if kinds.has(Kinds::CGROUPS) {
-            taken.cgroup_ids = of_flow.take(Kinds::CGROUP_PLANE);
+            found.cgroup_ids = of_flow.read(Kinds::CGROUP_PLANE);
         }
         if kinds.has(Kinds::PROCESSES) {
-            taken.process_keys = of_flow.take(kinds.process_plane());
+            found.process_keys = of_flow.read(kinds.process_plane());
         }
         if kinds.has(Kinds::TCP) {
             let first = kinds.tcp_plane();
             let words: [_; TcpInfo::WORDS] =
-                std::array::from_fn(|word| of_flow.take(first + word as u32));
-            taken.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
+                std::array::from_fn(|word| of_flow.read(first + word as u32));
+            found.tcp = [0, 1].map(|side| TcpInfo::of_words(words.map(|both| both[side])));
         }
         if kinds.has(Kinds::ROUND_TRIPS) {
-            taken.round_trips = of_flow.take(kinds.round_trip_plane()).map(Sample);
+            found.round_trips = of_flow.read(kinds.round_trip_plane()).map(Sample);
         }
-        taken
+        found
+    }
+
+    /// Removes the senders of a flow. No program may use the page meanwhile.
+    pub fn clear(&mut self, window: u32, slot: usize) {
+        let of_flow = self.of_flow(window, slot);
+        for plane in 0..self.kinds.planes() {
+            // Zeros are not written again, so the cache line stays clean.
+            if of_flow.read(plane) != [0; 2] {
+                of_flow.put(plane, [0; 2]);
+            }
+        }
     }
 
     /// Stores the senders of a flow. No program may use the page meanwhile.
@@ -117,7 +145,7 @@ impl SendersOfPage {
     }
 
     /// The place of a flow's senders.
-    fn of_flow(&mut self, window: u32, slot: usize) -> OfFlow<'_> {
+    fn of_flow(&self, window: u32, slot: usize) -> OfFlow<'_> {
         assert!(window < self.windows, "{window} of {}", self.windows);
         assert!(slot < SLOTS as usize, "{slot}");
         // SAFETY: the window is in the first plane, as was just checked. There is at least one plane: the kernel makes
@@ -140,16 +168,9 @@ struct OfFlow<'a> {
 
 impl OfFlow<'_> {
     #[inline]
-    fn take(&self, plane: u32) -> [u64; 2] {
-        let noted = self.at(plane);
+    fn read(&self, plane: u32) -> [u64; 2] {
         // SAFETY: no program uses the page, and any bytes are numbers.
-        let both = unsafe { noted.read() };
-        // Zeros are not written again, so the cache line stays clean.
-        if both != [0; 2] {
-            // SAFETY: as above.
-            unsafe { noted.write([0; 2]) };
-        }
-        both
+        unsafe { self.at(plane).read() }
     }
 
     fn put(&self, plane: u32, both: [u64; 2]) {
@@ -194,17 +215,30 @@ impl SendersBehind {
         Ok(Self(map))
     }
 
+    /// The map that another process made.
+    pub fn open(map: OwnedFd) -> Result<Self> {
+        hash::<FlowKey, Senders>(map).map(Self)
+    }
+
     pub fn map(&self) -> &MapData {
         &self.0
     }
 
-    /// Removes and returns all senders. No program may use the page meanwhile.
-    pub fn take(&self) -> io::Result<HashMap<FlowKey, Senders>> {
-        let mut taken = HashMap::new();
-        bpf::take_all(self.0.fd().as_fd(), |&key, &senders| {
-            taken.insert(key, senders);
-        })?;
-        Ok(taken)
+    /// All senders. No program may use the page meanwhile.
+    pub fn all(&self) -> io::Result<HashMap<FlowKey, Senders>> {
+        let mut all = HashMap::new();
+        bpf::read_all(
+            self.0.fd().as_fd(),
+            |keys: &[FlowKey], senders: &[Senders]| {
+                all.extend(keys.iter().copied().zip(senders.iter().copied()));
+            },
+        )?;
+        Ok(all)
+    }
+
+    /// Removes all senders. No program may use the page meanwhile.
+    pub fn clear(&self) -> io::Result<()> {
+        bpf::take_all::<FlowKey, Senders>(self.0.fd().as_fd(), |_, _| {})
     }
 }
 

@@ -1,4 +1,4 @@
-//! The windows of a page, mapped into this process, so that a scan reads and empties them without a system call.
+//! The windows of a page, mapped into this process, so that a scan reads and empties them without a system call. It empties them only when what it read is safe.
 
 use std::{io, os::fd::BorrowedFd, ptr::NonNull};
 
@@ -56,24 +56,25 @@ impl MappedWindows {
         Some(number)
     }
 
-    /// Passes on the flows of each non-empty window, in the order of the windows, and empties it. Each flow comes with
-    /// its senders if they are kept. No program may use the page meanwhile.
-    pub(super) fn take(
-        &mut self,
-        mut senders: Option<&mut SendersOfPage>,
+    /// Passes on the flows of each non-empty window, in the order of the windows, and leaves them there. Each flow comes
+    /// with its senders if they are kept. No program may use the page meanwhile.
+    pub(super) fn read(
+        &self,
+        senders: Option<&SendersOfPage>,
         mut each: impl FnMut(&[Slot], &[Senders]),
     ) {
         let mut flows = [Slot::default(); SLOTS as usize];
         let mut of_flows = [Senders::default(); SLOTS as usize];
         for word in 0..self.windows.div_ceil(u64::BITS) {
-            let mut bits = self.take_word(word);
+            // SAFETY: no program uses the page, and any bytes are a number.
+            let mut bits = unsafe { self.word(word).read() };
             while bits != 0 {
                 let window = word * u64::BITS + bits.trailing_zeros();
                 bits &= bits - 1;
-                let count = self.take_window(window, &mut flows, |flow, at, slot| {
-                    if let Some(senders) = &mut senders {
+                let count = self.read_window(window, &mut flows, |flow, at, slot| {
+                    if let Some(senders) = senders {
                         of_flows[at] = if flow.counters.bits.was_asked() {
-                            senders.take(window, slot)
+                            senders.of(window, slot)
                         } else {
                             Senders::default()
                         };
@@ -85,10 +86,21 @@ impl MappedWindows {
         }
     }
 
-    /// Takes a word of the bitmaps and leaves zero.
-    fn take_word(&mut self, word: u32) -> u64 {
-        // SAFETY: no program uses the page, and any bytes are a number.
-        unsafe { self.word(word).replace(0) }
+    /// Empties each window that is not. No program may use the page meanwhile.
+    pub(super) fn clear(&mut self, mut senders: Option<&mut SendersOfPage>) {
+        for word in 0..self.windows.div_ceil(u64::BITS) {
+            // SAFETY: no program uses the page, and any bytes are a number.
+            let mut bits = unsafe { self.word(word).replace(0) };
+            while bits != 0 {
+                let window = word * u64::BITS + bits.trailing_zeros();
+                bits &= bits - 1;
+                self.clear_window(window, |slot| {
+                    if let Some(senders) = &mut senders {
+                        senders.clear(window, slot);
+                    }
+                });
+            }
+        }
     }
 
     /// The place of a word of the bitmaps, which follow the windows.
@@ -100,33 +112,53 @@ impl MappedWindows {
         unsafe { bitmaps.cast::<u64>().add(word as usize) }
     }
 
-    /// Copies the flows of a window and empties it. Returns how many there are. Calls `each` with a flow, its index
-    /// among the copied flows, and its slot.
+    /// Copies the flows of a window. Returns how many there are. Calls `each` with a flow, its index among the copied
+    /// flows, and its slot.
     #[inline]
-    fn take_window(
-        &mut self,
+    fn read_window(
+        &self,
         window: u32,
         flows: &mut [Slot; SLOTS as usize],
         mut each: impl FnMut(&Slot, usize, usize),
     ) -> usize {
-        assert!(window < self.windows, "{window} of {}", self.windows);
-        // SAFETY: the window lies in the array, as was just checked.
-        let window = unsafe { self.start.add(window as usize) }.cast::<Slot>();
         let mut count = 0;
         for number in 0..SLOTS as usize {
-            // SAFETY: a window has `SLOTS` slots.
-            let slot = unsafe { window.add(number) };
             // SAFETY: no program uses the page, and any bytes are a slot.
-            let flow = unsafe { slot.read() };
+            let flow = unsafe { self.slot(window, number).read() };
             if flow.counters.state != EMPTY {
-                // SAFETY: as above.
-                unsafe { slot.write_bytes(0, 1) };
                 each(&flow, count, number);
                 flows[count] = flow;
                 count += 1;
             }
         }
         count
+    }
+
+    /// Empties a window. Calls `each` with each slot whose flow has senders.
+    #[inline]
+    fn clear_window(&mut self, window: u32, mut each: impl FnMut(usize)) {
+        for number in 0..SLOTS as usize {
+            let slot = self.slot(window, number);
+            // SAFETY: no program uses the page, and any bytes are a slot.
+            let counters = unsafe { &slot.as_ref().counters };
+            if counters.state != EMPTY {
+                if counters.bits.was_asked() {
+                    each(number);
+                }
+                // SAFETY: as above.
+                unsafe { slot.write_bytes(0, 1) };
+            }
+        }
+    }
+
+    #[inline]
+    fn slot(&self, window: u32, number: usize) -> NonNull<Slot> {
+        assert!(window < self.windows, "{window} of {}", self.windows);
+        assert!(number < SLOTS as usize, "{number}");
+        // SAFETY: the window lies in the array, as was just checked.
+        let window = unsafe { self.start.add(window as usize) }.cast::<Slot>();
+        // SAFETY: a window has `SLOTS` slots, and the number was just checked.
+        unsafe { window.add(number) }
     }
 }
 
