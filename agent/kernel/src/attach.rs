@@ -3,8 +3,9 @@
 //! attaches, [`programs`] loads the programs, and [`changes`] follows interfaces that appear and leave. Dropping
 //! [`Attachments`] detaches everything.
 //!
-//! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends. Filters
-//! on clsact stay after a SIGKILL; the next start removes them.
+//! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends, unless the service
+//! manager has a copy ([`link_store`]): then the next start takes them over ([`takeover`]). Filters on clsact stay after a
+//! SIGKILL; the next start removes them.
 
 use std::{
     sync::{
@@ -21,7 +22,8 @@ use anyhow::{Context as _, Error, Result, ensure};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    bpf::{LinkPlace, create_link},
+    bpf::LinkPlace,
+    carry::{InheritedLinks, Keep},
     links::{Link, tags::TagPlace},
     load::{Kernel, ProgramSet},
 };
@@ -35,6 +37,7 @@ mod clsact;
 mod held;
 mod instance;
 mod lines;
+mod link_store;
 mod namespace;
 mod noted;
 mod pending;
@@ -42,6 +45,7 @@ mod programs;
 mod release;
 mod slots;
 mod stacks;
+mod takeover;
 mod tc_netlink;
 #[cfg(test)]
 mod tests;
@@ -56,6 +60,8 @@ pub use pending::{Absent, NotCounted, Uncounted};
 pub use programs::load_all;
 use slots::Place;
 pub use slots::{AttachedHook, Left, Slots, Why};
+use takeover::Carried;
+pub use takeover::TakenOver;
 pub use watcher::NameInterface;
 pub use xdp::{AtXdp, InsteadOfXdp, at_xdp, cannot_be_asked, warn_of_hidden_tags};
 
@@ -199,10 +205,13 @@ impl Hook {
 }
 
 /// The hooks that are attached or being attached. Dropping it stops attaching. It then detaches the hooks or leaves
-/// that to the kernel; see [`release`].
+/// that to the kernel; see [`release`]. [`leave`](Self::leave) leaves them to a successor instead.
 pub struct Attachments {
     slots: Slots,
     stop: Arc<AtomicBool>,
+    carried: Carried,
+    /// There may be filters, in any network namespace.
+    is_clsact_open: Arc<AtomicBool>,
     /// By network namespace.
     watches: Vec<Watch>,
     /// The thread that detaches when the agent ends.
@@ -219,6 +228,14 @@ pub struct Interfaces {
     pub name_interface: NameInterface,
 }
 
+/// What predecessors have left attached, and where to store what this process attaches. The default is nothing, and
+/// nowhere.
+#[derive(Clone, Default)]
+pub struct Carry {
+    pub inherited: InheritedLinks,
+    pub keep: Keep,
+}
+
 /// Reports from the threads that attach and follow interfaces.
 pub struct Reports {
     /// Resolves when all of the first hooks are attached, or with an error when one fails. Hooks attached by then stay
@@ -230,10 +247,12 @@ pub struct Reports {
 
 impl Attachments {
     /// Starts attaching the hooks of every selected interface, then those of interfaces that appear later. The hooks of
-    /// an interface end when it leaves its network namespace.
+    /// an interface end when it leaves its network namespace. Takes inherited links over. Those that nobody has taken
+    /// over when all first hooks are attached are detached; if the start fails, they stay.
     pub fn start(
         kernel: &mut Kernel,
         interfaces: Interfaces,
+        carry: Carry,
         settings: AttachSettings,
     ) -> Result<(Self, Reports)> {
         let Interfaces {
@@ -246,6 +265,8 @@ impl Attachments {
         ensure!(sets.len() == selected.len(), "the programs are taken");
         let stop = Arc::new(AtomicBool::new(false));
         let gate = Arc::new(Mutex::new(()));
+        let carried = Carried::new(carry.inherited, carry.keep);
+        let is_clsact_open = Arc::<AtomicBool>::default();
         let (attached, outcome) = Attached::in_all(sets.len());
         let (failed, failures) = mpsc::channel(1);
         let reports = Reports {
@@ -259,6 +280,8 @@ impl Attachments {
             selection,
             name_interface,
             stop: Arc::clone(&stop),
+            is_clsact_open: Arc::clone(&is_clsact_open),
+            carried: carried.clone(),
             gate: Arc::clone(&gate),
             attached: Arc::new(attached),
             failed,
@@ -277,6 +300,8 @@ impl Attachments {
         let attachments = Self {
             slots,
             stop,
+            carried,
+            is_clsact_open,
             watches: watches.into_iter().flatten().collect(),
             detaching: None,
         };
@@ -369,6 +394,34 @@ impl Attachments {
                 true
             }
         }
+    }
+
+    /// What was taken over from predecessors so far, and how often packets were not counted meanwhile.
+    pub fn taken_over(&self) -> TakenOver {
+        self.carried.taken_over()
+    }
+
+    /// Whether [`leave`](Self::leave) would leave everything: every link is stored, and there are no filters.
+    pub fn can_leave(&self) -> bool {
+        self.carried.store.is_there()
+            && !self.is_clsact_open.load(Relaxed)
+            && self.detaching.is_none()
+            && self.slots.are_all_stored()
+    }
+
+    /// Stops attaching and following, and leaves every link attached for a successor, who finds it in the store. The
+    /// programs go on counting. If that [cannot be](Self::can_leave), detaches everything and returns `false`.
+    pub fn leave(mut self) -> bool {
+        self.stop();
+        end_all(&mut self.watches);
+        // What was attached until now counts, too.
+        if !self.can_leave() {
+            return false;
+        }
+        for link in self.slots.take_links() {
+            link.leave();
+        }
+        true
     }
 
     fn stop(&self) {

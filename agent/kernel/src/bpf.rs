@@ -12,11 +12,12 @@ use agent_common::Direction;
 use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, BPF_F_XDP_DEV_BOUND_ONLY, BPF_F_XDP_HAS_FRAGS, BPF_OBJ_NAME_LEN,
     XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_func_info,
-    bpf_insn, bpf_link_info, bpf_map_type, bpf_prog_info, bpf_prog_type, bpf_stats_type,
+    bpf_insn, bpf_link_info, bpf_link_type, bpf_map_type, bpf_prog_info, bpf_prog_type,
+    bpf_stats_type,
 };
 
 /// Where a link attaches its program to an interface.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkPlace {
     /// Before the programs that are already there (kernel 6.6).
     TcxFirst(Direction),
@@ -24,6 +25,21 @@ pub enum LinkPlace {
     TcxLast(Direction),
     XdpNative,
     XdpGeneric,
+}
+
+impl LinkPlace {
+    /// The direction of the packets that a program there sees.
+    pub fn direction(self) -> Direction {
+        match self {
+            Self::TcxFirst(direction) | Self::TcxLast(direction) => direction,
+            Self::XdpNative | Self::XdpGeneric => Direction::Ingress,
+        }
+    }
+
+    /// Whether an interface takes only one program there.
+    pub fn is_exclusive(self) -> bool {
+        matches!(self, Self::XdpNative | Self::XdpGeneric)
+    }
 }
 
 /// A map's shape, as `BPF_MAP_CREATE` has it.
@@ -170,20 +186,23 @@ pub fn load_btf(btf: &[u8]) -> io::Result<OwnedFd> {
     bpf_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr)
 }
 
+/// Operation, registers (source, destination), offset, and the operand: `struct bpf_insn`.
+const fn instruction(operation: u8, registers: u8, operand: i32) -> u64 {
+    let bytes = operand.to_ne_bytes();
+    u64::from_ne_bytes([
+        operation, registers, 0, 0, bytes[0], bytes[1], bytes[2], bytes[3],
+    ])
+}
+
+// linux/bpf_common.h, linux/bpf.h.
+const MOVE: u8 = 0xb7;
+const MOVE_REGISTER: u8 = 0xbf;
+const ADD: u8 = 0x07;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+
 /// Loads a TC program that calls `bpf_probe_read_kernel` and unloads it, to find out whether programs may call it.
 pub fn load_reader_of_kernel_memory() -> io::Result<()> {
-    /// Operation, registers (source, destination), offset, and the operand: `struct bpf_insn`.
-    const fn instruction(operation: u8, registers: u8, operand: i32) -> u64 {
-        let bytes = operand.to_ne_bytes();
-        u64::from_ne_bytes([
-            operation, registers, 0, 0, bytes[0], bytes[1], bytes[2], bytes[3],
-        ])
-    }
-    const MOVE: u8 = 0xb7;
-    const MOVE_REGISTER: u8 = 0xbf;
-    const ADD: u8 = 0x07;
-    const CALL: u8 = 0x85;
-    const EXIT: u8 = 0x95;
     const PROBE_READ_KERNEL: i32 = 113;
     let instructions = [
         // Eight bytes of the stack, from address 0.
@@ -203,6 +222,32 @@ pub fn load_reader_of_kernel_memory() -> io::Result<()> {
     bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr).map(drop)
 }
 
+/// Loads a program for this place that lets every packet pass. With `has_frags`, XDP takes frames of several buffers
+/// (kernel 5.18).
+pub fn load_passing(place: LinkPlace, has_frags: bool) -> io::Result<OwnedFd> {
+    /// `TCX_NEXT`.
+    const NEXT: i32 = -1;
+    /// `XDP_PASS`.
+    const PASS: i32 = 2;
+    let mut attr = attributes();
+    let pass = if place.is_exclusive() {
+        attr.__bindgen_anon_3.prog_type = bpf_prog_type::BPF_PROG_TYPE_XDP as u32;
+        attr.__bindgen_anon_3.expected_attach_type = bpf_attach_type::BPF_XDP as u32;
+        if has_frags {
+            attr.__bindgen_anon_3.prog_flags = BPF_F_XDP_HAS_FRAGS;
+        }
+        PASS
+    } else {
+        attr.__bindgen_anon_3.prog_type = bpf_prog_type::BPF_PROG_TYPE_SCHED_CLS as u32;
+        NEXT
+    };
+    let instructions = [instruction(MOVE, 0, pass), instruction(EXIT, 0, 0)];
+    attr.__bindgen_anon_3.insn_cnt = instructions.len() as u32;
+    attr.__bindgen_anon_3.insns = instructions.as_ptr() as u64;
+    attr.__bindgen_anon_3.license = c"GPL".as_ptr() as u64;
+    bpf_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr)
+}
+
 /// Asks for the programs on an interface's TCX ingress hook. Fails with EINVAL before kernel 6.6, which introduced TCX.
 pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
     let mut attr = attributes();
@@ -215,7 +260,10 @@ pub fn query_tcx_ingress(ifindex: u32) -> io::Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub struct LinkInfo {
     pub id: u32,
-    /// The interface that the link is on; 0 if the interface is gone. Valid for XDP links only.
+    pub program_id: u32,
+    pub is_xdp: bool,
+    /// The interface that the link is on; 0 if the interface is gone or the link is detached. Valid for XDP and TCX links
+    /// only.
     pub ifindex: u32,
 }
 
@@ -228,10 +276,13 @@ pub fn link(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     attr.info.info_len = size_of::<bpf_link_info>() as u32;
     attr.info.info = &raw mut info as u64;
     bpf(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
-    // SAFETY: every member of the union is made of integers, and all of it was zero before the call.
+    // SAFETY: every member of the union is made of integers, and all of it was zero before the call. A TCX link's index
+    // is at the same place.
     let ifindex = unsafe { info.__bindgen_anon_1.xdp.ifindex };
     Ok(LinkInfo {
         id: info.id,
+        program_id: info.prog_id,
+        is_xdp: info.type_ == bpf_link_type::BPF_LINK_TYPE_XDP as u32,
         ifindex,
     })
 }
@@ -273,6 +324,23 @@ pub fn create_link(program: BorrowedFd<'_>, ifindex: u32, place: LinkPlace) -> i
     attr.link_create.attach_type = attach_type as u32;
     attr.link_create.flags = flags;
     bpf_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr)
+}
+
+/// Switches a link to another program of the same type. Each packet is seen by one of the two. Fails with ENOLINK if the
+/// link is on no interface.
+pub fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = attributes();
+    attr.link_update.link_fd = fd(link);
+    attr.link_update.__bindgen_anon_1.new_prog_fd = fd(program);
+    bpf(bpf_cmd::BPF_LINK_UPDATE, &mut attr).map(drop)
+}
+
+/// Detaches an XDP or TCX link, whoever else has descriptors of it. Succeeds if it is on no interface. For a TCX link, no
+/// packet is with its program once this returns (`tcx_link_release`).
+pub fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attr = attributes();
+    attr.link_detach.link_fd = fd(link);
+    bpf(bpf_cmd::BPF_LINK_DETACH, &mut attr).map(drop)
 }
 
 /// Attaches an iterator that needs no map, for [`open_iterator`]. The link keeps the program.
@@ -421,34 +489,39 @@ pub fn lookup(map: BorrowedFd<'_>, key: u32, value: &mut [u8]) -> io::Result<()>
     bpf(bpf_cmd::BPF_MAP_LOOKUP_ELEM, &mut attr).map(drop)
 }
 
-/// Moves up to `keys.len()` entries out of a hash map.
-///
-/// `cursor` is `None` at the first call; each call advances it. Returns how many entries were moved, and
-/// whether they were the last. Source: `kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`.
-pub fn take_batch<K, V>(
-    map: BorrowedFd<'_>,
-    cursor: &mut Option<u32>,
-    keys: &mut [K],
-    values: &mut [V],
-) -> io::Result<(usize, bool)> {
-    let command = bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH;
-    batch(command, map, cursor, keys, values)
-}
-
 /// Moves all entries out of a hash map that no program uses.
 pub fn take_all<K: Copy + Default, V: Copy + Default>(
     map: BorrowedFd<'_>,
     mut each: impl FnMut(&K, &V),
 ) -> io::Result<()> {
+    let command = bpf_cmd::BPF_MAP_LOOKUP_AND_DELETE_BATCH;
+    all(command, map, |keys, values| {
+        for (key, value) in keys.iter().zip(values) {
+            each(key, value);
+        }
+    })
+}
+
+/// Reads all entries of a hash map that no program uses, many at a time.
+pub fn read_all<K: Copy + Default, V: Copy + Default>(
+    map: BorrowedFd<'_>,
+    each: impl FnMut(&[K], &[V]),
+) -> io::Result<()> {
+    all(bpf_cmd::BPF_MAP_LOOKUP_BATCH, map, each)
+}
+
+fn all<K: Copy + Default, V: Copy + Default>(
+    command: bpf_cmd,
+    map: BorrowedFd<'_>,
+    mut each: impl FnMut(&[K], &[V]),
+) -> io::Result<()> {
     const AT_ONCE: usize = 512;
     let mut cursor = None;
     let (mut keys, mut values) = (vec![K::default(); AT_ONCE], vec![V::default(); AT_ONCE]);
     loop {
-        match take_batch(map, &mut cursor, &mut keys, &mut values) {
+        match batch(command, map, &mut cursor, &mut keys, &mut values) {
             Ok((count, last)) => {
-                for (key, value) in keys.iter().zip(&values).take(count) {
-                    each(key, value);
-                }
+                each(&keys[..count], &values[..count]);
                 if last {
                     return Ok(());
                 }
@@ -463,7 +536,10 @@ pub fn take_all<K: Copy + Default, V: Copy + Default>(
     }
 }
 
-/// Reads as [`take_batch`] does, but leaves the entries in the map.
+/// Reads up to `keys.len()` entries of a hash map.
+///
+/// `cursor` is `None` at the first call; each call advances it. Returns how many entries were read, and whether they were
+/// the last. Source: `kernel/bpf/hashtab.c`, `__htab_map_lookup_and_delete_batch`.
 pub fn read_batch<K, V>(
     map: BorrowedFd<'_>,
     cursor: &mut Option<u32>,

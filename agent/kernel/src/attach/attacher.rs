@@ -4,6 +4,10 @@
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use agent_common::{Direction, LinkType, direction::hook_number};
@@ -12,12 +16,12 @@ use anyhow::{Context as _, Result};
 use super::{
     AttachSettings, Hook, IngressHook, LinkPlace, Mode, TcAttach, TcxOrder, XdpMode,
     clsact::Clsact,
-    create_link,
     held::HeldLink,
     lines::{Line, Lines},
     link_type,
     programs::{Programs, tc_name},
     slots::{AttachedHook, Slots},
+    takeover::Takeover,
 };
 use crate::links::{AttachedXdp, Link, LinkSocket, driver::Drivers, tags::Features};
 
@@ -29,6 +33,9 @@ pub(super) struct Attacher {
     pub features: Features,
     pub drivers: Drivers,
     pub clsact: Option<Clsact>,
+    /// Clsact is open in this network namespace or in another one.
+    pub is_clsact_open: Arc<AtomicBool>,
+    pub takeover: Takeover,
     /// The interfaces selected at the start; empty once they are attached.
     pub first: Vec<Link>,
     pub lines: Lines,
@@ -182,13 +189,9 @@ impl Attacher {
                 LinkPlace::TcxLast(direction)
             }
         };
+        let to = (self.slots.id(link.ifindex), link);
         let program = self.programs.get(program)?;
-        let tcx = create_link(program, link.ifindex, place);
-        Ok(tcx.map(|fd| HeldLink {
-            fd,
-            place,
-            _program: None,
-        }))
+        Ok(self.takeover.attach(to, place, program, &mut self.lines))
     }
 
     pub(super) fn hold(&self, link: &Link, held: HeldLink) {
@@ -234,6 +237,7 @@ impl Attacher {
     /// start fails.
     fn open_clsact(&mut self) -> Result<()> {
         let clsact = self.clsact.insert(Clsact::open()?);
+        self.is_clsact_open.store(true, Relaxed);
         let settings = self.settings;
         let has_egress = |link: &&Link| settings.has_hook(link, Direction::Egress);
         clsact.ensure_egress_of(self.first.iter().filter(has_egress))
@@ -247,6 +251,13 @@ impl Attacher {
         program_name: &str,
     ) -> Result<()> {
         let clsact = self.clsact.as_mut().context("clsact is not open")?;
-        clsact.attach(link, direction, program, program_name)
+        clsact.prepare(link, direction)?;
+        let id = self.slots.id(link.ifindex);
+        let began = self.takeover.clear(id, link, direction);
+        let attached = clsact.attach(link, direction, program, program_name);
+        if let Some(began) = began {
+            self.takeover.tell_of_gap(link, began, &mut self.lines);
+        }
+        attached
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The kernel keeps a filter when its maker is killed. So each of our filters can be recognized by its name, priority
 //! and handle, and its name says which instance of the agent made it. Every start removes the filters of instances that
-//! are gone. It removes nothing else, with one exception: netlink cannot remove a filter by name, so a filter that a
-//! stranger puts in the place of ours right after our check is removed.
+//! are gone ([`stale`]). It removes nothing else, with one exception: netlink cannot remove a filter by name, so a
+//! filter that a stranger puts in the place of ours right after our check is removed.
 //!
 //! The qdisc stays, even if we added it. The kernel removes a qdisc together with all its filters, and cannot be asked
 //! to do so only if there are none. A filter that someone adds after our check would go with it. The kernel does not
@@ -16,13 +16,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 use sys::log_limit::LogLimit;
 
 use super::{
-    instance::{Instance, Living},
+    instance::Instance,
     tc_netlink::{Place, TcSocket},
 };
 use crate::links::{Link, netlink::errno};
 
+mod stale;
 #[cfg(test)]
 mod tests;
+
+pub(super) use stale::StaleFilters;
 
 /// First on ingress and last on egress, so the program sees packets as they are on the wire, before others change or
 /// drop them. The kernel itself chooses 49152 and below, and people choose round numbers.
@@ -73,8 +76,19 @@ impl Clsact {
         Ok(())
     }
 
-    /// Attaches the program to one direction of an interface. First removes a filter of ours that an earlier detach
-    /// could not remove: two of them would count every packet twice.
+    /// Does everything that [`Self::attach`] needs. Removes a filter of ours that an earlier detach could not remove: two
+    /// of them would count every packet twice.
+    pub(super) fn prepare(&mut self, link: &Link, direction: Direction) -> Result<()> {
+        for place in self.places(link.ifindex) {
+            if place.direction == direction {
+                self.remove(place)
+                    .context("remove the filter that is there")?;
+            }
+        }
+        self.ensure_qdisc(link, direction)
+    }
+
+    /// Attaches the program to one direction of an interface.
     pub(super) fn attach(
         &mut self,
         link: &Link,
@@ -82,13 +96,6 @@ impl Clsact {
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
-        for place in self.places(link.ifindex) {
-            if place.direction == direction {
-                self.remove(place)
-                    .context("remove the filter that is there")?;
-            }
-        }
-        self.ensure_qdisc(link, direction)?;
         let instance = self.instance.number;
         let name = format!("{NAME_PREFIX}{program_name}@{instance}");
         let place = self
@@ -101,6 +108,12 @@ impl Clsact {
             })?;
         self.filters.push(place);
         Ok(())
+    }
+
+    /// Ends as a killed process does: its filters stay.
+    #[cfg(test)]
+    pub(super) fn kill(mut self) {
+        self.filters.clear();
     }
 
     /// Whether all filters that were added to an interface are still there.
@@ -265,58 +278,6 @@ fn remove(socket: &mut TcSocket, place: Place, instance: u64) -> Result<bool> {
         Ok(true) => Err(error),
         Err(unknown) => Err(error.context(format!("list the filters again: {unknown:#}"))),
     }
-}
-
-/// Removes filters of killed agents on every interface of this network namespace. Call it before this process has
-/// filters of its own.
-pub(super) fn remove_stale() -> Result<()> {
-    let mut socket = TcSocket::open()?;
-    let mut failed = Vec::new();
-    for ifindex in socket.filter_qdiscs()?.into_keys() {
-        for direction in [Direction::Ingress, Direction::Egress] {
-            // A failure must not keep the other filters from being removed.
-            let outcome = remove_stale_on(&mut socket, ifindex, direction);
-            failed.extend(outcome.err());
-        }
-    }
-    if let Some(error) = failed.first() {
-        let sides = failed.len();
-        tracing::warn!(sides, "filters of killed agents may stay: {error:#}");
-    }
-    Ok(())
-}
-
-fn remove_stale_on(socket: &mut TcSocket, ifindex: u32, direction: Direction) -> Result<()> {
-    let mut ours = socket.list(ifindex, direction, priority(direction))?;
-    ours.retain(|(place, name)| instance_number(*place, name).is_some());
-    if ours.is_empty() {
-        return Ok(());
-    }
-    // Read after the filters: an agent opens its socket before it adds its first filter, so a living agent is found.
-    let mut living = Living::default();
-    let mut outcome = Ok(());
-    for (place, name) in ours {
-        let Some(number) = instance_number(place, &name) else {
-            continue;
-        };
-        if living.has(number)? {
-            continue;
-        }
-        let tell = |was_there| {
-            if was_there {
-                tracing::info!(
-                    ifindex,
-                    side = ?direction,
-                    name,
-                    "removed a filter that a killed agent left behind"
-                );
-            }
-        };
-        let removed = remove(socket, place, number).map(tell);
-        let what = || format!("remove {name} from interface index {ifindex}");
-        outcome = outcome.and(removed.with_context(what));
-    }
-    outcome
 }
 
 /// The instance whose filter this is; `None` if it is not ours.

@@ -10,12 +10,13 @@ pub(super) enum Line {
     OurGenericXdp,
     ForeignGenericXdp,
     HiddenTags,
+    Gap,
 }
 
 #[derive(Default)]
 pub(super) struct Lines {
     pub are_limited: bool,
-    limits: [LogLimit; Line::HiddenTags as usize + 1],
+    limits: [LogLimit; Line::Gap as usize + 1],
 }
 
 impl Lines {

@@ -2,7 +2,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread::JoinHandle,
 };
 
@@ -20,6 +23,7 @@ use super::{
     pending::NotCounted,
     programs::Programs,
     stacks::Stacks,
+    takeover::{Carried, Takeover},
     watcher::{PROGRESS_INTERVAL, Watcher, WatcherLog},
 };
 use crate::{
@@ -39,6 +43,9 @@ pub(super) struct Common {
     pub selection: Selection,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
+    pub is_clsact_open: Arc<AtomicBool>,
+    /// What predecessors have left, and where to store what is attached.
+    pub carried: Carried,
     /// Locked until every namespace is known to be watchable. Nothing is attached before that.
     pub gate: Arc<Mutex<()>>,
     pub attached: Arc<Attached>,
@@ -78,6 +85,8 @@ impl Watch {
             selection,
             name_interface,
             stop,
+            is_clsact_open,
+            carried,
             gate,
             attached,
             failed,
@@ -96,6 +105,8 @@ impl Watch {
                 features: Features::open(),
                 drivers: Drivers::default(),
                 clsact: None,
+                is_clsact_open,
+                takeover: Takeover::new(carried.clone()),
                 first: Vec::new(),
                 lines: Lines::default(),
             },
@@ -103,7 +114,7 @@ impl Watch {
             table: table.clone(),
             links: LinkSocket::open()?,
             name_interface,
-            stop,
+            stop: Arc::clone(&stop),
             not_counted: Arc::clone(&not_counted),
             progress_interval: PROGRESS_INTERVAL,
             log: WatcherLog::default(),
@@ -131,7 +142,12 @@ impl Watch {
             drop(gate.lock().unwrap_or_else(PoisonError::into_inner));
             let outcome = watcher.start(&selected);
             let is_attached = outcome.is_ok();
-            attached.tell(outcome.map_err(|error| here.locate(error)));
+            attached.tell(outcome.map_err(|error| here.locate(error)), || {
+                // Whoever was asked to stop has not tried to take all of them over.
+                if !stop.load(Relaxed) {
+                    carried.detach_rest();
+                }
+            });
             drop(attached);
             if is_attached {
                 watcher.follow();
@@ -184,12 +200,16 @@ impl Attached {
         (Self(Mutex::new(waiting)), receiver)
     }
 
-    fn tell(&self, outcome: Result<()>) {
+    /// Reports the outcome of one namespace. If all are attached then, calls `finish` before anybody hears of it.
+    fn tell(&self, outcome: Result<()>, finish: impl FnOnce()) {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         waiting.namespaces -= 1;
         if (outcome.is_err() || waiting.namespaces == 0)
             && let Some(sender) = waiting.outcome.take()
         {
+            if outcome.is_ok() {
+                finish();
+            }
             // If the receiver is gone, the agent was asked to stop meanwhile.
             let _ = sender.send(outcome);
         }
@@ -198,6 +218,8 @@ impl Attached {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use anyhow::anyhow;
 
     use super::*;
@@ -205,16 +227,19 @@ mod tests {
     #[test]
     fn all_are_attached_when_the_last_one_is_and_none_when_one_fails() {
         let (attached, mut outcome) = Attached::in_all(2);
-        attached.tell(Ok(()));
-        assert!(outcome.try_recv().is_err());
-        attached.tell(Ok(()));
-        assert!(outcome.try_recv().unwrap().is_ok());
+        let finished = Cell::new(false);
+        let finish = || finished.set(true);
+        attached.tell(Ok(()), finish);
+        assert!(outcome.try_recv().is_err() && !finished.get());
+        attached.tell(Ok(()), finish);
+        assert!(outcome.try_recv().unwrap().is_ok() && finished.get());
 
         let (attached, mut outcome) = Attached::in_all(3);
-        attached.tell(Err(anyhow!("first")));
+        let finish = || panic!("not all are attached");
+        attached.tell(Err(anyhow!("first")), finish);
         let error = outcome.try_recv().unwrap().unwrap_err();
         assert_eq!(error.to_string(), "first");
-        attached.tell(Err(anyhow!("second")));
-        attached.tell(Ok(()));
+        attached.tell(Err(anyhow!("second")), finish);
+        attached.tell(Ok(()), finish);
     }
 }

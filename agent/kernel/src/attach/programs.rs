@@ -132,6 +132,6 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
 }
 
 /// Multi-buffer XDP exists from kernel 5.18; earlier kernels refuse the flag.
-fn has_xdp_frags() -> bool {
+pub(super) fn has_xdp_frags() -> bool {
     KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(5, 18, 0))
 }

@@ -30,9 +30,12 @@ pub(super) fn release(links: Vec<Arc<HeldLink>>) {
     drop(exclusive);
     let mut in_flight = None;
     if shared.len() > FEW {
-        let fds: Vec<RawFd> = shared.iter().map(|link| link.fd.as_raw_fd()).collect();
+        let fds: Vec<RawFd> = shared.iter().map(|link| link.as_raw_fd()).collect();
         match hand_over(&fds) {
             Ok(sockets) => {
+                for link in &shared {
+                    link.leave_to_kernel();
+                }
                 in_flight = Some(sockets);
                 tracing::info!(
                     links = fds.len(),

@@ -296,6 +296,13 @@ impl Slots {
             .sum()
     }
 
+    /// Whether a successor would find every link.
+    pub(super) fn are_all_stored(&self) -> bool {
+        let state = self.state();
+        let mut links = state.watched.values().flat_map(|watched| &watched.links);
+        links.all(|link| link.is_stored())
+    }
+
     pub(super) fn take_links(&self) -> Vec<Arc<HeldLink>> {
         let mut state = self.state();
         let links = state.watched.values_mut();
@@ -453,10 +460,9 @@ mod tests {
     #[test]
     fn a_link_whose_interface_has_left_comes_back() {
         let slots = Slots::new(1, 1);
-        let link = || HeldLink {
-            fd: std::fs::File::open("/dev/null").unwrap().into(),
-            place: LinkPlace::TcxFirst(Direction::Ingress),
-            _program: None,
+        let link = || {
+            let fd = std::fs::File::open("/dev/null").unwrap();
+            HeldLink::new(fd.into(), LinkPlace::TcxFirst(Direction::Ingress), None)
         };
         slots.take(7, "a");
         assert!(slots.hold(7, link()).is_none());

@@ -20,6 +20,7 @@ use super::{
     lines::Lines,
     programs::Programs,
     slots::Place,
+    takeover::{Carried, Takeover},
     watcher::{Look, Watcher, WatcherLog},
     xdp::Plan,
     *,
@@ -30,7 +31,7 @@ use crate::{
     load::LoadSettings,
 };
 
-const SETTINGS: AttachSettings = AttachSettings {
+pub(super) const SETTINGS: AttachSettings = AttachSettings {
     ingress_hook: IngressHook::Tc,
     xdp_mode: XdpMode::Auto,
     xdp_without_tags: true,
@@ -40,10 +41,15 @@ const SETTINGS: AttachSettings = AttachSettings {
 };
 
 pub(super) fn kernel() -> Kernel {
+    kernel_for(4, SETTINGS)
+}
+
+pub(super) fn kernel_for(max_interfaces: u32, settings: AttachSettings) -> Kernel {
     Kernel::load(&LoadSettings {
         min_flows: 16,
         max_flows: 16,
-        max_interfaces: 4,
+        max_interfaces,
+        asks_drivers: settings.may_ask_drivers(),
         sample_rate: 1,
         ..LoadSettings::smallest(vec![0])
     })
@@ -64,6 +70,16 @@ fn watcher(
     pattern: &str,
     settings: AttachSettings,
 ) -> (Watcher, Receiver<Detach>) {
+    watcher_with(kernel, pattern, settings, Carried::default())
+}
+
+/// The same, beside what predecessors have left.
+pub(super) fn watcher_with(
+    kernel: &mut Kernel,
+    pattern: &str,
+    settings: AttachSettings,
+    carried: Carried,
+) -> (Watcher, Receiver<Detach>) {
     let selection = Selection {
         include: vec![pattern.parse().unwrap()],
         exclude: Vec::new(),
@@ -82,6 +98,8 @@ fn watcher(
             features: Features::open(),
             drivers: Drivers::default(),
             clsact: None,
+            is_clsact_open: Arc::default(),
+            takeover: Takeover::new(carried),
             first: Vec::new(),
             lines: Lines::default(),
         },
@@ -107,7 +125,7 @@ fn watcher(
     (watcher, to_detach)
 }
 
-fn wires(namespace: &Namespace, count: usize) -> Vec<Link> {
+pub(super) fn wires(namespace: &Namespace, count: usize) -> Vec<Link> {
     for number in 0..count {
         let (near, far) = (format!("new{number}"), format!("far{number}"));
         namespace.add_wire([&near, &far]).unwrap();
@@ -417,7 +435,7 @@ fn a_panic_of_a_thread_that_watches_ends_the_agent() {
             },
             name_interface: Arc::new(|_, names| panic!("{names:?} is named, as the test wants it")),
         };
-        Attachments::start(&mut kernel, interfaces, SETTINGS)
+        Attachments::start(&mut kernel, interfaces, Carry::default(), SETTINGS)
     };
     let (_attachments, mut reports) = namespace.enter(start).unwrap();
     reports.attached.blocking_recv().unwrap().unwrap();

@@ -17,7 +17,7 @@ use sys::log_limit::LogLimit;
 use super::{
     attacher::Attacher,
     closer::Closer,
-    clsact,
+    clsact::StaleFilters,
     noted::{Changes, Noted},
     pending::{NotCounted, Pending, Waiting},
     slots::Slots,
@@ -99,15 +99,17 @@ impl Look {
 }
 
 impl Watcher {
-    /// Removes filters of killed agents, then attaches the hooks of the interfaces that have slots. Returns early at
+    /// Attaches the hooks of the interfaces that have slots, and removes the filters of killed agents. Returns early at
     /// the first hook that fails, or when asked to stop. Skips an interface that is gone.
     pub(super) fn start(&mut self, links: &[Link]) -> Result<()> {
-        if let Err(error) = clsact::remove_stale() {
-            tracing::warn!("cannot look for filters of killed agents: {error:#}");
+        match StaleFilters::find() {
+            Ok(filters) => self.attacher.takeover.filters = filters,
+            Err(error) => tracing::warn!("cannot look for filters of killed agents: {error:#}"),
         }
         links.clone_into(&mut self.attacher.first);
         let outcome = self.attach_first(links);
         self.attacher.first.clear();
+        self.attacher.takeover.filters.remove_rest();
         outcome
     }
 

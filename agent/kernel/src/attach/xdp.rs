@@ -10,10 +10,7 @@ use std::{
 use agent_common::Direction;
 use anyhow::{Result, anyhow};
 
-use super::{
-    Attacher, Hook, LinkPlace, Mode, XdpMode, create_link, held::HeldLink, lines::Line, link_type,
-    programs::xdp_name,
-};
+use super::{Attacher, Hook, LinkPlace, Mode, XdpMode, lines::Line, link_type, programs::xdp_name};
 use crate::links::{
     Link,
     driver::Drivers,
@@ -164,18 +161,16 @@ impl Attacher {
             Some(program) => program.as_fd(),
             None => self.programs.get(xdp_name(link_type(link)?))?,
         };
-        let xdp = create_link(program, link.ifindex, place);
+        let to = (self.slots.id(link.ifindex), link);
+        let lines = &mut self.lines;
+        let xdp = self.takeover.attach(to, place, program, lines);
         if xdp.as_ref().is_err_and(is_invalid) {
             // `bpf_xdp_link_attach` answers the same for an interface that is gone. Reading its counters fails with
             // ENODEV then.
             self.counters.counters(link.ifindex)?;
         }
-        let xdp = match xdp {
-            Ok(fd) => HeldLink {
-                fd,
-                place,
-                _program: tagged,
-            },
+        let mut xdp = match xdp {
+            Ok(xdp) => xdp,
             Err(error) if settings.xdp_mode == XdpMode::Auto && is_taken(&error) => {
                 let in_words = "another XDP program is there (`ip link` shows it); what it drops, sends \
                                 back or redirects is not counted";
@@ -195,6 +190,9 @@ impl Attacher {
         }
         if tags_unknown && let Some(interfaces) = self.lines.due(Line::HiddenTags) {
             warn_of_hidden_tags(&link.name, interfaces, "--xdp-without-tags");
+        }
+        if let Some(program) = tagged {
+            xdp.keep(program);
         }
         self.hold(link, xdp);
         hook.mode = mode;

@@ -43,6 +43,7 @@ impl Wire {
 
     fn attach(&self, clsact: &mut Clsact) -> Place {
         let (link, program) = (&self.link, self.ours.as_fd());
+        clsact.prepare(link, Direction::Ingress).unwrap();
         clsact
             .attach(link, Direction::Ingress, program, "tc_ingress")
             .unwrap();
@@ -207,6 +208,7 @@ fn a_filter_that_cannot_be_removed_is_removed_later_and_never_counts_beside_anot
 
         let again = |clsact: &mut Clsact| {
             let program = wire.ours.as_fd();
+            clsact.prepare(&wire.link, Direction::Ingress)?;
             clsact.attach(&wire.link, Direction::Ingress, program, "tc_ingress")
         };
         without_privilege(|| again(&mut clsact)).unwrap_err();
@@ -291,10 +293,13 @@ fn what_a_killed_agent_left_goes_also_where_some_of_it_cannot_be_removed() {
         socket.add_clsact(last.ifindex)?;
         wire.add_stranger(&mut socket, place(last.ifindex), name);
 
-        let log = logged(|| remove_stale().unwrap());
+        let log = logged(|| StaleFilters::find().unwrap().remove_rest());
         let told = format!("filters of killed agents may stay: remove {name} from interface index");
         assert!(log.contains(&told), "{log}");
-        assert!(log.contains(&format!("sides={}", refused.len())), "{log}");
+        assert!(
+            log.contains(&format!("failures={}", refused.len())),
+            "{log}"
+        );
         assert_eq!(log.matches("removed a filter").count(), 1, "{log}");
         let left = socket.list(last.ifindex, Direction::Ingress, INGRESS_PRIORITY)?;
         assert!(left.is_empty(), "{left:?}");
