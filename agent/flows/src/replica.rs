@@ -28,7 +28,7 @@ mod waiting;
 
 use std::{hash::BuildHasher as _, ops::Range, sync::Arc, time::Duration};
 
-use agent_common::{Encapsulation, FlowCounters, FlowKey, InterfaceId, Senders};
+use agent_common::{Encapsulation, FlowCounters, FlowKey, InterfaceId, Pair, Senders};
 use foldhash::{SharedSeed, fast::SeedableRandomState};
 use hashbrown::HashTable;
 use proto::{EndReason, record::Record};
@@ -428,6 +428,11 @@ impl Replica {
             }
         }
         slots.end < end
+    }
+
+    /// Packets and bytes that were taken in and are in no record yet, since their report interval is not over.
+    pub fn waiting(&self) -> Pair {
+        self.reports.waiting()
     }
 
     pub fn len(&self) -> usize {

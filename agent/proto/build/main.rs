@@ -29,6 +29,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.CollectedStream",
     ".flow.v1.CollectorStatus",
     ".flow.v1.ConsumerStatus",
+    ".flow.v1.CarriedOver",
     ".flow.v1.Count",
     ".flow.v1.DepartedOutputs",
     ".flow.v1.DnsStatus",

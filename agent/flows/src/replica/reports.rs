@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use agent_common::Counts;
+use agent_common::{Counts, Pair};
 use sys::clock;
 
 /// Unreported counts by slot. Without a report interval, everything is reported at once and this is empty.
@@ -13,6 +13,8 @@ pub struct Reports {
     /// Everything that waits is due.
     is_over: bool,
     waiting: Vec<Waiting>,
+    /// The sum of all counts in `waiting`.
+    sum: Pair,
 }
 
 /// The counts of a flow since its last record.
@@ -56,6 +58,15 @@ struct Waiting {
     since_boot_ns: u64,
 }
 
+/// Packets and bytes of both directions.
+fn pair(unreported: &Unreported) -> Pair {
+    let mut sum = Pair::default();
+    for counts in unreported.counts {
+        sum += counts.pair();
+    }
+    sum
+}
+
 impl Reports {
     /// An interval of zero reports everything at once.
     pub fn every(interval: Duration) -> Self {
@@ -88,6 +99,7 @@ impl Reports {
             return Some(more);
         }
         self.at(slot).unreported.add(more);
+        self.sum += pair(&more);
         self.due(slot, now_boot_ns)
     }
 
@@ -98,7 +110,9 @@ impl Reports {
         }
         let waiting = self.at(slot);
         waiting.since_boot_ns = now_boot_ns;
-        Some(std::mem::take(&mut waiting.unreported))
+        let due = std::mem::take(&mut waiting.unreported);
+        self.leave(&due);
+        Some(due)
     }
 
     /// The boot time at which the flow's waiting counts are due. `None` if nothing waits.
@@ -134,10 +148,23 @@ impl Reports {
 
     /// Takes the unreported counts of a flow that ends.
     pub fn take(&mut self, slot: u32) -> Unreported {
-        let waiting = self.waiting.get_mut(slot as usize);
-        waiting.map_or_else(Default::default, |waiting| {
-            std::mem::take(&mut waiting.unreported)
-        })
+        let Some(waiting) = self.waiting.get_mut(slot as usize) else {
+            return Unreported::default();
+        };
+        let taken = std::mem::take(&mut waiting.unreported);
+        self.leave(&taken);
+        taken
+    }
+
+    /// Packets and bytes of all flows that wait.
+    pub fn waiting(&self) -> Pair {
+        self.sum
+    }
+
+    fn leave(&mut self, unreported: &Unreported) {
+        let Pair { packets, bytes } = pair(unreported);
+        self.sum.packets = self.sum.packets.wrapping_sub(packets);
+        self.sum.bytes = self.sum.bytes.wrapping_sub(bytes);
     }
 
     /// Releases the memory for slots from this one on. None of them has a flow.
