@@ -35,7 +35,7 @@ use kernel::{
 use proto::{AgentStatus, ListenerStatus, SettingsInForce, batch::Identity};
 use rules::Rule;
 use server::{
-    Limits, ListenAddr, Listeners, PassedSockets, Server,
+    Limits, ListenAddr, Listeners, PassedSockets, Server, Stored,
     active_rules::ReplaceError,
     listen::Listening,
     metrics::{self, MetricsListener, TimePrograms},
@@ -49,6 +49,7 @@ use tokio::{
 };
 
 use crate::{
+    carry::{Carry, Carrying},
     changes::{Changes, Request, Times},
     memory_limit::Needs,
     rules::RunningRules,
@@ -113,6 +114,8 @@ pub struct Config {
     pub stdout: Option<Format>,
     /// Other outputs.
     pub outputs: Vec<Prepared>,
+    /// Leave the programs counting for the next process, and take over what the one before has counted.
+    pub carry_over: bool,
     /// How long to count. `None` counts until the agent is stopped.
     pub duration: Option<Duration>,
     /// Log level of the programs: 0 is off, 1 to 5 are error to trace (aya-log's levels).
@@ -157,15 +160,18 @@ pub struct Agent {
     changes: Changes,
     requests: mpsc::Receiver<Request>,
     limits: watch::Sender<Limits>,
+    carrying: Carrying,
+    carry: Option<Carry>,
 }
 
 impl Agent {
     /// Chooses the interfaces, loads the programs, applies the rules, and opens the listeners in addition to the
     /// `passed` sockets. "The agent's own network namespace" in the configuration is that of the calling thread.
-    pub async fn start(config: Config, passed: PassedSockets) -> Result<Self> {
+    pub async fn start(config: Config, passed: PassedSockets, stored: Vec<Stored>) -> Result<Self> {
         process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
+        let carrying = Carrying::begin(config.carry_over, stored, &identity.instance_id).await;
         let listens_at: Vec<_> = config.listen.iter().map(ToString::to_string).collect();
         let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
         outputs.refuse_unwritable(&config.outputs).await?;
@@ -211,13 +217,7 @@ impl Agent {
         let tls = config.tls.clone().map(ReloadableServerTls::new);
         let listeners = Listeners::bind(&config.listen, passed).await?;
         let listeners = listeners.with_tls(tls.clone());
-        let metrics = match config.metrics {
-            Some(address) => {
-                let listener = MetricsListener::bind(address).await?;
-                Some((listener, time_programs(kernel.run_times.clone())))
-            }
-            None => None,
-        };
+        let metrics = bind_metrics(config.metrics, &kernel).await?;
         let all = selected.iter().enumerate();
         let all = all.flat_map(|(netns, (_, links))| links.iter().map(move |link| (netns, link)));
         for (slot, (netns, link)) in (0..).zip(all) {
@@ -236,6 +236,7 @@ impl Agent {
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
+        let carry = carrying.start(&mut kernel, config.sample_rate)?;
         // Before the first scan, so that the outputs get every batch.
         outputs.replace(config.outputs.clone());
         Ok(Self {
@@ -257,6 +258,8 @@ impl Agent {
             changes,
             requests,
             limits,
+            carrying,
+            carry,
         })
     }
 
@@ -324,17 +327,16 @@ impl Agent {
             rules,
             requests,
             limits,
+            carrying,
+            carry,
             ..
         } = self;
         let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
-        let to_watch = attach::Interfaces {
-            selected,
-            slots,
-            selection: config.selection.clone(),
-            name_interface: name_interface(rules.clone()),
-        };
-        let (attachments, reports) = Attachments::start(&mut kernel, to_watch, config.attach)?;
+        let to_watch = to_watch(selected, slots, &config, &rules);
+        let (of_links, heritages) = carrying.open();
+        let (attachments, reports) =
+            Attachments::start(&mut kernel, to_watch, of_links, config.attach)?;
         let (replica, names) = supplied(&enrichment, config.replica);
         let scanner = Scanner::new(ScannerParts {
             kernel,
@@ -343,6 +345,7 @@ impl Agent {
             encoder: encoder(&identity, &config, names),
             enrichment,
             hub: hub.clone(),
+            carry,
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;
@@ -380,15 +383,13 @@ impl Agent {
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),
+            heritages,
             selecting: JoinSet::new(),
         };
         tokio::spawn(manager.clone().show(statuses.clone()));
         let stop = async {
-            tokio::select! {
-                () = stop => {}
-                () = counted_for(config.duration, counting) => {}
-                () = printing::was_the_only_output(stdout_is_gone, &outputs) => {}
-            }
+            let gone = printing::was_the_only_output(stdout_is_gone, &outputs);
+            stopped(stop, config.duration, counting, gone).await;
             manager.stopping();
         };
         let publish_status = |scanner: &Scanner, times, late, is_final| {
@@ -401,7 +402,9 @@ impl Agent {
         // Dropping the scanner detaches the programs that are still attached. That runs on its own thread, so that no
         // consumer waits for it to get the last records.
         let mut detaching = None;
-        let end = |scanner: Scanner| detaching = Some(spawn_blocking(move || drop(scanner)));
+        let end = |scanner: Scanner, leaves| {
+            detaching = Some(spawn_blocking(move || scanner.end_hooks(leaves)));
+        };
         // The scanner holds accounts, which are too large for the caller's stack.
         let ended = Box::pin(scanning.run(stop, scanner, publish_status, tell, end)).await;
         // The receiver is gone if the server ended early. Its error is reported below.
@@ -411,6 +414,45 @@ impl Agent {
         ended?;
         given_away
     }
+}
+
+fn to_watch(
+    selected: Vec<(Namespace, Vec<Link>)>,
+    slots: Slots,
+    config: &Config,
+    rules: &RunningRules,
+) -> attach::Interfaces {
+    attach::Interfaces {
+        selected,
+        slots,
+        selection: config.selection.clone(),
+        name_interface: name_interface(rules.clone()),
+    }
+}
+
+/// Waits until one of the reasons to stop is there.
+async fn stopped(
+    stop: impl Future<Output = ()>,
+    duration: Option<Duration>,
+    counting: watch::Receiver<bool>,
+    stdout_is_gone: impl Future<Output = ()>,
+) {
+    tokio::select! {
+        () = stop => {}
+        () = counted_for(duration, counting) => {}
+        () = stdout_is_gone => {}
+    }
+}
+
+async fn bind_metrics(
+    address: Option<SocketAddr>,
+    kernel: &Kernel,
+) -> Result<Option<(MetricsListener, TimePrograms)>> {
+    let Some(address) = address else {
+        return Ok(None);
+    };
+    let listener = MetricsListener::bind(address).await?;
+    Ok(Some((listener, time_programs(kernel.run_times.clone()))))
 }
 
 async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {

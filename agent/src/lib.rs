@@ -6,9 +6,10 @@
 //!
 //! Start reading at [`agent`], which starts and stops all of this. [`commands`] are what a user types. [`rules`] and [`changes`]
 //! replace settings of a running agent, [`status`] makes the status message, and [`memory_limit`] compares settings with the
-//! cgroup's limit. [`service_manager`] talks to systemd; [`log_queue`], [`log_filter`] and [`journal`] are the log.
+//! cgroup's limit. [`carry`] lets the next process continue. [`service_manager`] talks to systemd; [`log_queue`], [`log_filter`] and [`journal`] are the log.
 
 pub mod agent;
+pub mod carry;
 pub mod changes;
 pub mod commands;
 pub mod journal;

@@ -25,7 +25,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use formats::harmless::harmless;
 use rules::fault::{self, Fault};
-use server::PassedSockets;
+use server::{PassedSockets, Stored};
 use tokio::runtime::Builder;
 use tracing_subscriber::{
     Layer as _, filter::filter_fn, layer::SubscriberExt as _, reload, util::SubscriberInitExt as _,
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     let passed = if matches!(cli.command, Command::Run(_)) {
         PassedSockets::take()
     } else {
-        Ok(PassedSockets::default())
+        Ok(Default::default())
     };
     let (log, is_journal) = match start_log() {
         Ok(log) => log,
@@ -201,11 +201,11 @@ fn shown(error: &anyhow::Error) -> String {
     }
 }
 
-/// Runs a command. `settings` and `passed` (the sockets from the service manager) are for `run`.
+/// Runs a command. `settings` and `passed` (what the service manager passed) are for `run`.
 fn execute(
     command: Command,
     settings: Option<anyhow::Result<Settings>>,
-    passed: anyhow::Result<PassedSockets>,
+    passed: anyhow::Result<(PassedSockets, Vec<Stored>)>,
     log: LogControl,
 ) -> anyhow::Result<ExitCode> {
     if let Command::Man { directory } = command {
@@ -516,7 +516,7 @@ mod tests {
                 directory: path.clone(),
             },
             None,
-            Ok(PassedSockets::default()),
+            Ok(Default::default()),
             LogControl::fixed(),
         )
         .unwrap();

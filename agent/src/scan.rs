@@ -21,7 +21,7 @@ use flows::{
 };
 use hub::Hub;
 use kernel::{
-    attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, warn_of_hidden_tags},
+    attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, TakenOver, warn_of_hidden_tags},
     interfaces::Selection,
     links::{Counters, tags::TagWatch},
     load::Kernel,
@@ -30,6 +30,7 @@ use kernel::{
 use proto::{
     AgentStatus,
     accounts::{self, AccountOfHook, Accounts, Series},
+    batch::Batch,
     record::Record,
 };
 use server::scanner_requests::{RequestError, Snapshot};
@@ -37,6 +38,8 @@ use sys::{
     clock::{self, ScanClock, Sleep},
     log_limit::LogLimit,
 };
+
+use crate::carry::{Carry, Heritage, Scanned as Committed};
 
 mod durations;
 mod interfaces;
@@ -132,7 +135,7 @@ pub struct Scanner {
     completed: Option<Result<Snapshot, RequestError>>,
     encoder: BatchEncoder,
     sample_rates: SampleRates,
-    hub: Hub,
+    out: Out,
     interfaces: Interfaces,
     pub hooks: Vec<HookState>,
     pub departed: Departed,
@@ -143,6 +146,7 @@ pub struct Scanner {
     pub traffic: [ByProtocol; 2],
     drained: Drained,
     pub stats: ScanStats,
+    pub carried_over: CarriedOver,
     /// For departed interfaces, and for interfaces that are not watched.
     series: [Series; 2],
     window_start_unix_ns: u64,
@@ -166,6 +170,47 @@ pub struct ScannerParts {
     pub tags: BTreeMap<u32, TagWatch>,
     /// Has supplied the replica and the encoder.
     pub enrichment: Vec<Box<dyn Kind>>,
+    /// Set if a successor may continue.
+    pub carry: Option<Carry>,
+}
+
+/// Where batches go.
+struct Out {
+    hub: Hub,
+    carry: Option<Carry>,
+}
+
+impl Out {
+    /// Publishes a batch, or holds it back until the scan is committed.
+    fn publish(&mut self, batch: &Batch) {
+        match &mut self.carry {
+            Some(carry) => carry.hold(batch),
+            None => self.hub.publish(batch),
+        }
+    }
+}
+
+/// What a scan is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    Scan,
+    /// The last one of this process. The programs go on counting for the next one.
+    HandOver,
+    /// The last one, with the programs detached.
+    End,
+}
+
+/// What was taken over from earlier processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CarriedOver {
+    pub processes: u64,
+    pub flows: u64,
+    /// Packets and bytes that these processes had counted and not drained.
+    pub seen: Pair,
+    /// Batches that were published once more, since it was not certain that all consumers had them.
+    pub repeated_batches: u64,
+    /// Packets and bytes that waited for their report interval, and are in no record.
+    pub unreported: Pair,
 }
 
 impl Scanner {
@@ -182,7 +227,11 @@ impl Scanner {
             completed: None,
             sample_rates: SampleRates::all(parts.encoder.sample_rate()),
             encoder: parts.encoder,
-            hub: parts.hub,
+            out: Out {
+                hub: parts.hub,
+                carry: parts.carry,
+            },
+            carried_over: CarriedOver::default(),
             interfaces: parts.interfaces,
             hooks: Vec::new(),
             departed: Departed::default(),
@@ -203,22 +252,61 @@ impl Scanner {
     /// Drains what the programs counted since the last scan. `due` is when the interval ended.
     pub fn scan(&mut self, due: Instant) -> Result<()> {
         self.stats.lateness.note(due.elapsed());
-        self.run(false)
+        self.run(Purpose::Scan)
     }
 
     /// Scans before the interval is over.
     pub fn scan_early(&mut self) -> Result<()> {
         self.stats.early += 1;
-        self.run(false)
+        self.run(Purpose::Scan)
     }
 
     /// Detaches the programs. If that takes longer than [`DETACH_PATIENCE`], switches them off first; dropping the
     /// scanner then detaches them. Drains both pages and ends every flow.
     pub fn finish(&mut self) -> Result<()> {
-        self.run(true)
+        self.run(Purpose::End)
     }
 
-    fn run(&mut self, is_final: bool) -> Result<()> {
+    /// Whether the programs can go on counting for a successor.
+    pub fn can_leave(&self) -> bool {
+        self.out.carry.is_some() && self.attachments.can_leave()
+    }
+
+    /// Scans a last time and ends every flow, but leaves the programs counting: see [`leave`](Self::leave).
+    pub fn hand_over(&mut self) -> Result<()> {
+        self.run(Purpose::HandOver)
+    }
+
+    /// Ends counting, or leaves it to a successor.
+    pub fn end_hooks(self, leaves: bool) {
+        if leaves {
+            self.leave();
+        } else {
+            self.detach();
+        }
+    }
+
+    /// Ends without detaching anything, after [`hand_over`](Self::hand_over). The successor drains what is counted from
+    /// then on.
+    fn leave(self) {
+        if !self.attachments.leave() {
+            tracing::warn!(
+                "the programs could not be left attached: packets between now and the next start are not counted"
+            );
+        }
+    }
+
+    /// Detaches everything, and removes what a successor would take over.
+    fn detach(self) {
+        drop(self.attachments);
+        if let Some(carry) = self.out.carry {
+            carry.end();
+        }
+    }
+
+    fn run(&mut self, purpose: Purpose) -> Result<()> {
+        let is_last = purpose != Purpose::Scan;
+        let is_final = purpose == Purpose::End;
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
         let (scan_clock, set_by_ns) = self.clock()?;
@@ -239,6 +327,8 @@ impl Scanner {
             }
             // Once this returns, any program that was running while it was detached has finished with its page.
             self.kernel.pages.stop()?.to_vec()
+        } else if is_last {
+            vec![self.kernel.pages.flip()?]
         } else {
             vec![self.kernel.pages.flip_sampling(self.sample_rates.next)?]
         };
@@ -251,7 +341,7 @@ impl Scanner {
         // Only after the snapshot: it carries the times of the scan that it shows.
         self.follow_set_clock(set_by_ns);
         self.replica.begin_scan(scan_clock);
-        self.note_sampling(is_final);
+        self.note_sampling(is_last);
         self.note_progress();
         let left_ids = left.iter().map(|left| left.id).collect();
         self.interfaces.read_after_flip(&left_ids)?;
@@ -263,7 +353,7 @@ impl Scanner {
         if refused {
             self.replica.note_gap();
         }
-        let encode = self.hub.has_consumers();
+        let encode = self.out.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
         self.stats.count += 1;
         if encode {
@@ -280,8 +370,8 @@ impl Scanner {
         // Draining a page may resize it.
         let has_grown = self.kernel.pages.room_flows() >= self.kernel.pages.capacity();
         let mut occupancy = 0;
-        for page in idle {
-            occupancy += self.drain(page, encode)?;
+        for &page in &idle {
+            occupancy += self.read(page, encode)?;
         }
         self.drained.merge_into(&mut self.traffic, &mut self.hooks);
         if refused && let Some(windows) = self.refusals.event() {
@@ -297,8 +387,16 @@ impl Scanner {
                 }
             );
         }
-        self.hub.set_accounts(|| self.accounts(window_end_unix_ns));
-        self.end(is_final, encode, occupancy, &left_ids);
+        let out = &self.out;
+        out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
+        self.end(purpose, encode, occupancy, &left_ids);
+        self.commit(idle.first().copied(), window_end_unix_ns);
+        for page in idle {
+            self.kernel.pages.clear(page)?;
+        }
+        if let Some(carry) = &mut self.out.carry {
+            carry.cleared()?;
+        }
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
         self.stats.occupancy = occupancy;
@@ -316,10 +414,10 @@ impl Scanner {
 
     /// Everything that this scan drains was counted at one rate, which applies to all of its records. If the next scan
     /// has another rate, every pending report goes out with this one.
-    fn note_sampling(&mut self, is_final: bool) {
+    fn note_sampling(&mut self, is_last: bool) {
         let rates = &mut self.sample_rates;
         rates.scanned = rates.current;
-        if !is_final {
+        if !is_last {
             rates.current = rates.next;
         }
         self.encoder.sample(Sampling {
@@ -473,19 +571,145 @@ impl Scanner {
         }
     }
 
-    fn drain(&mut self, page: u32, encode: bool) -> Result<u64> {
+    /// Writes to the ledger what this scan read, and publishes its batches. `page` is the one that was read.
+    fn commit(&mut self, page: Option<u32>, window_end_unix_ns: u64) {
+        let Self {
+            kernel,
+            out: Out { hub, carry },
+            interfaces,
+            sample_rates,
+            stats,
+            replica,
+            ..
+        } = self;
+        if let Some(carry) = carry {
+            let scanned = Committed {
+                page,
+                window_end_unix_ns,
+                sample_rate: sample_rates.current,
+                scan_id: stats.count,
+                interfaces: interfaces.messages(),
+                waiting: replica.waiting(),
+            };
+            carry.commit(kernel, &scanned, hub);
+        }
+    }
+
+    /// Takes in what an earlier process has counted and not drained, as a scan of its own. No program of that process
+    /// may still run.
+    pub fn carry_over(&mut self, mut heritage: Heritage) -> Result<()> {
+        self.kernel.pages.wait_for_programs()?;
+        let (scan_clock, set_by_ns) = self.clock()?;
+        if self.taking.is_some() {
+            self.complete_snapshot();
+        }
+        self.follow_set_clock(set_by_ns);
+        self.replica.begin_scan(scan_clock);
+        let encode = self.out.hub.has_consumers();
+        for batch in heritage.batches()? {
+            self.out.publish(&batch);
+            self.carried_over.repeated_batches += 1;
+        }
+        let window_end_unix_ns = clock::unix_ns(scan_clock);
+        self.encoder.sample(Sampling {
+            rate: heritage.sample_rate(),
+            is_asked: heritage.sample_rate() != self.sample_rates.own,
+        });
+        let mut account = HookAccount::default();
+        for page in [0, 1] {
+            account.merge(&heritage.account(page));
+        }
+        let refused = account.not_inserted().packets != 0;
+        let seen = account.get(Reason::Seen);
+        account.counters[Reason::Flows as usize] = Pair::default();
+        self.account.merge(&account);
+        self.departed.account.merge(&account);
+        self.stats.count += 1;
+        if encode {
+            let mut interfaces = heritage.interfaces();
+            let known = |one: &proto::Interface| {
+                let mut own = self.interfaces.messages().iter();
+                own.any(|own| (own.netns, own.ifindex) == (one.netns, one.ifindex))
+            };
+            interfaces.retain(|one| !known(one));
+            interfaces.extend_from_slice(self.interfaces.messages());
+            self.encoder.begin(&ScanHeader {
+                scan_id: self.stats.count,
+                window_start_unix_ns: heritage.window_end_unix_ns(),
+                window_end_unix_ns,
+                capacity: u64::from(self.kernel.pages.capacity()),
+                refused_in_window: refused,
+                interfaces: interfaces.into(),
+            });
+        }
+        let (mut flows, mut sum) = (0, Pair::default());
+        for page in heritage.undrained() {
+            let Self {
+                replica,
+                encoder,
+                out,
+                drained,
+                ..
+            } = self;
+            let mut sink = sink(encoder, out, encode);
+            flows += heritage.read(page, |keys, counters, senders| {
+                sum += drained.add(keys, counters);
+                replica.update_with(keys, counters, senders, &mut sink);
+            })?;
+        }
+        self.account.add(Reason::Flows, sum.packets, sum.bytes);
+        self.departed
+            .account
+            .add(Reason::Flows, sum.packets, sum.bytes);
+        self.drained.merge_into(&mut self.traffic, &mut self.hooks);
+        let out = &self.out;
+        out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
+        self.end(Purpose::Scan, encode, flows, &BTreeSet::new());
+        if let Some(carry) = &mut self.out.carry {
+            carry.drained(&heritage.instance);
+        }
+        self.commit(None, window_end_unix_ns);
+        if let Some(carry) = &mut self.out.carry {
+            carry.cleared()?;
+            carry.keep().forget(&heritage.instance, &heritage.files);
+        }
+        let carried = &mut self.carried_over;
+        carried.processes += 1;
+        carried.flows += flows;
+        carried.seen += seen;
+        carried.unreported += heritage.waiting();
+        tracing::info!(
+            instance = heritage.instance,
+            flows,
+            packets = seen.packets,
+            bytes = seen.bytes,
+            repeated_batches = carried.repeated_batches,
+            "carried over what an earlier process had counted since its last scan"
+        );
+        let waiting = heritage.waiting();
+        if waiting != Pair::default() {
+            tracing::warn!(
+                packets = waiting.packets,
+                bytes = waiting.bytes,
+                "an earlier process had counted these packets, but was killed before they were due for a report                  (--report-interval): they are in no record"
+            );
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, page: u32, encode: bool) -> Result<u64> {
         let Self {
             kernel,
             replica,
             encoder,
-            hub,
+            out,
             account,
             drained,
             enrichment,
             ..
         } = self;
         let mut sum = Pair::default();
-        let mut sink = sink(encoder, hub, encode);
+        let mut sink = sink(encoder, out, encode);
         for kind in enrichment {
             // The flows count even without it.
             if let Err(error) = kind.drain(page, kernel, replica) {
@@ -494,7 +718,7 @@ impl Scanner {
         }
         let Kernel { pages, outers, .. } = kernel;
         let count = pages
-            .drain(page, |keys, counters, senders| {
+            .read(page, |keys, counters, senders| {
                 sum += drained.add(keys, counters);
                 if outers.are_kept() {
                     for (key, counters) in keys.iter().zip(counters) {
@@ -505,35 +729,40 @@ impl Scanner {
                 }
                 replica.update_with(keys, counters, senders, &mut sink);
             })
-            .context("drain the flow table")?;
+            .context("read the flow table")?;
         account.add(Reason::Flows, sum.packets, sum.bytes);
         Ok(count)
     }
 
     /// Ends flows that have timed out and flows of interfaces that have left.
-    fn end(&mut self, is_final: bool, encode: bool, occupancy: u64, left: &BTreeSet<InterfaceId>) {
+    fn end(
+        &mut self,
+        purpose: Purpose,
+        encode: bool,
+        occupancy: u64,
+        left: &BTreeSet<InterfaceId>,
+    ) {
         let Self {
             replica,
             encoder,
-            hub,
+            out,
             account,
             enrichment,
             last_clock,
             ..
         } = self;
         {
-            let mut sink = sink(encoder, hub, encode);
-            if is_final {
-                replica.finish(&mut sink);
-            } else {
-                replica.end_scan(left, &mut sink);
+            let mut sink = sink(encoder, out, encode);
+            match purpose {
+                Purpose::Scan => replica.end_scan(left, &mut sink),
+                Purpose::HandOver | Purpose::End => replica.finish(&mut sink),
             }
         }
         for kind in enrichment {
             for exchange in kind.end_scan(last_clock.boot_ns, replica) {
                 if encode {
                     let exchange = exchange.into_message(*last_clock);
-                    encoder.push_exchange(exchange, &mut |batch| hub.publish(&batch));
+                    encoder.push_exchange(exchange, &mut |batch| out.publish(&batch));
                 }
             }
         }
@@ -542,9 +771,9 @@ impl Scanner {
                 occupancy,
                 tracked: replica.len() as u64,
                 account,
-                is_final,
+                is_final: purpose == Purpose::End,
             };
-            encoder.finish(&trailer, &mut |batch| hub.publish(&batch));
+            encoder.finish(&trailer, &mut |batch| out.publish(&batch));
         }
     }
 
@@ -656,6 +885,11 @@ impl Scanner {
         }
     }
 
+    /// The links that were taken over from earlier processes.
+    pub fn taken_over_links(&self) -> TakenOver {
+        self.attachments.taken_over()
+    }
+
     pub fn interfaces(&self) -> &Interfaces {
         &self.interfaces
     }
@@ -684,10 +918,14 @@ impl Scanner {
     }
 }
 
-fn sink<'a>(encoder: &'a mut BatchEncoder, hub: &'a Hub, encode: bool) -> impl FnMut(&Record) + 'a {
+fn sink<'a>(
+    encoder: &'a mut BatchEncoder,
+    out: &'a mut Out,
+    encode: bool,
+) -> impl FnMut(&Record) + 'a {
     move |record| {
         if encode {
-            encoder.push(record, &mut |batch| hub.publish(&batch));
+            encoder.push(record, &mut |batch| out.publish(&batch));
         }
     }
 }

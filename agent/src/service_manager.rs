@@ -1,5 +1,5 @@
 //! Notifies the service manager by `sd_notify(3)`: that the agent is ready, reloads or stops, that its main loop is
-//! alive, and with a status line for people.
+//! alive, and with a status line for people. [`is_restarting`] and [`most_stored`] ask systemd about the unit.
 //!
 //! No message blocks a scan: the owner of the socket may have stopped reading.
 
@@ -30,6 +30,10 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
 };
+
+mod unit;
+
+pub use unit::{is_restarting, most_stored};
 
 /// How often to retry a message that must not be lost.
 const RETRY: Duration = Duration::from_millis(50);

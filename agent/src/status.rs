@@ -116,10 +116,29 @@ pub fn agent_status(
             ingress: by_protocol(&scanner.traffic[0]).collect(),
             egress: by_protocol(&scanner.traffic[1]).collect(),
         }),
+        carried_over: carried_over(scanner),
         ..proto::AgentStatus::default()
     };
     scanner.report_enrichment(&mut status);
     status
+}
+
+/// `None` if nothing was taken over.
+fn carried_over(scanner: &Scanner) -> Option<proto::CarriedOver> {
+    let maps = scanner.carried_over;
+    let links = scanner.taken_over_links();
+    let is_something = maps.processes != 0 || links.links != 0 || links.gaps != 0;
+    is_something.then_some(proto::CarriedOver {
+        processes: maps.processes,
+        flows: maps.flows,
+        seen_packets: maps.seen.packets,
+        seen_bytes: maps.seen.bytes,
+        repeated_batches: maps.repeated_batches,
+        unreported_packets: maps.unreported.packets,
+        unreported_bytes: maps.unreported.bytes,
+        links: links.links,
+        gaps: links.gaps,
+    })
 }
 
 fn failed_flows(failed: Failed) -> BTreeMap<String, u64> {

@@ -83,6 +83,18 @@ fn what_waits_for_reports_and_each_output_need_memory() {
     assert_eq!(may_ask - may_not, needed[1] - needed[0]);
 }
 
+/// systemd passes the names of all stored descriptors in one environment variable. If it were longer than the kernel allows
+/// (`MAX_ARG_STRLEN`), the service could not start again.
+#[test]
+fn the_names_of_all_stored_descriptors_fit_into_one_variable() {
+    const MAX_VARIABLE_BYTES: u64 = 128 << 10;
+    /// `carry-map.`, a UUID, a dot, and 15 bytes for what it is.
+    const LONGEST_NAME_BYTES: u64 = 62;
+    let most = number("FileDescriptorStoreMax", "");
+    let needed = "LISTEN_FDNAMES=".len() as u64 + most * (LONGEST_NAME_BYTES + 1);
+    assert!(needed < MAX_VARIABLE_BYTES, "{needed} bytes");
+}
+
 /// In one network namespace, with a Unix socket and a TCP address.
 #[test]
 fn the_units_open_files_are_enough_whatever_the_settings() {

@@ -20,9 +20,10 @@ use super::{
     wakes::{Wake, Wakes},
 };
 use crate::{
+    carry::Heritage,
     changes::{Change, Request, Times},
     scan::Scanner,
-    service_manager::Watchdog,
+    service_manager::{self, Watchdog},
     terminal,
 };
 
@@ -45,6 +46,8 @@ pub(super) struct Scanning {
     pub reports: Reports,
     /// Fed between requests, so a scan that hangs starves it.
     pub watchdog: Watchdog,
+    /// What earlier processes have counted, until all hooks are attached.
+    pub heritages: Vec<Heritage>,
     /// Selection changes in progress, each with the client that waits for it.
     pub selecting: JoinSet<oneshot::Sender<Result<()>>>,
 }
@@ -162,14 +165,15 @@ async fn in_force(
 impl Scanning {
     /// Scans at every interval, and earlier if a page fills up, until `shutdown`, or until attaching a hook or
     /// following the interfaces fails. Then scans once more with the programs off. Calls `tell` when all initial hooks
-    /// are attached, and `end` with the scanner once everything it found is published.
+    /// are attached, and `end` with the scanner once everything it found is published, and whether its programs go on
+    /// counting.
     pub(super) async fn run(
         mut self,
         shutdown: impl Future<Output = ()>,
         mut scanner: Scanner,
         publish_status: impl Fn(&Scanner, Times, u64, bool),
         tell: impl Fn(&Scanner),
-        end: impl FnOnce(Scanner),
+        end: impl FnOnce(Scanner, bool),
     ) -> Result<()> {
         let mut late = LateScans::default();
         let (mut is_attaching, mut failed) = (true, None);
@@ -210,7 +214,7 @@ impl Scanning {
                         Ok(()) => {
                             // The attaching threads have loaded their programs.
                             process_memory::give_back();
-                            scanner.note_progress();
+                            scanner = Box::pin(self.carry_over(scanner)).await?;
                             publish_status(&scanner, times, late.count, false);
                             tell(&scanner);
                             continue;
@@ -246,12 +250,16 @@ impl Scanning {
                 // At a scan and not sooner, however often collectors change what they ask for.
                 times = self.apply_throttle(&mut scanner);
             }
+            let leaves = is_final
+                && failed.is_none()
+                && scanner.can_leave()
+                && service_manager::is_restarting().await;
             let started = Instant::now();
             let outcome;
-            (scanner, outcome) = scan(scanner, wake).await?;
+            (scanner, outcome) = scan(scanner, wake, leaves).await?;
             if outcome.is_err() {
                 self.refuse_changes().await;
-                end(scanner);
+                end(scanner, false);
                 return outcome;
             }
             // If scans follow each other without a pause, select picks a branch above at random, so the watchdog is fed
@@ -266,10 +274,28 @@ impl Scanning {
             selected_anew.drain(..).for_each(Made::send_outcome);
             if is_final {
                 log_final(&scanner);
-                end(scanner);
+                end(scanner, leaves);
                 return failed.map_or(Ok(()), Err);
             }
         }
+    }
+
+    /// All hooks are attached: takes in what earlier processes have counted, since none of their programs runs any more.
+    async fn carry_over(&mut self, mut scanner: Scanner) -> Result<Scanner> {
+        scanner.note_progress();
+        for heritage in self.heritages.drain(..) {
+            let instance = heritage.instance.clone();
+            let outcome;
+            (scanner, outcome) = spawn_blocking(move || {
+                let outcome = scanner.carry_over(heritage);
+                (scanner, outcome)
+            })
+            .await
+            .context("the task that carries over")?;
+            outcome.with_context(|| format!("carry over what process {instance} has counted"))?;
+            self.watchdog.feed();
+        }
+        Ok(scanner)
     }
 
     /// Encodes flows for a snapshot for a short while.
@@ -359,11 +385,12 @@ impl Scanning {
 }
 
 /// Scans on a thread of its own.
-async fn scan(mut scanner: Scanner, wake: Wake) -> Result<(Scanner, Result<()>)> {
+async fn scan(mut scanner: Scanner, wake: Wake, leaves: bool) -> Result<(Scanner, Result<()>)> {
     let task = spawn_blocking(move || {
         let outcome = match wake {
             Wake::Interval(due) => scanner.scan(due.into_std()),
             Wake::Filled | Wake::Departed | Wake::Asked => scanner.scan_early(),
+            Wake::End if leaves => scanner.hand_over(),
             Wake::End => scanner.finish(),
         };
         (scanner, outcome)

@@ -3,7 +3,7 @@
 use std::{error::Error, fmt, process::ExitCode};
 
 use anyhow::{Context as _, Result};
-use server::PassedSockets;
+use server::{PassedSockets, Stored};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::settings::{Layers, Settings};
@@ -40,7 +40,7 @@ impl Error for RefusedSettings {}
 pub async fn run(
     layers: Layers,
     settings: Settings,
-    passed: PassedSockets,
+    (passed, stored): (PassedSockets, Vec<Stored>),
     log: LogControl,
 ) -> Result<ExitCode> {
     let manager = ServiceManager::from_environment()?;
@@ -52,7 +52,7 @@ pub async fn run(
             .refuse_open()
             .map_err(|error| RefusedSettings(error.into()))?;
     }
-    let agent = Agent::start(config, passed).await?;
+    let agent = Agent::start(config, passed, stored).await?;
     let running = Running {
         rules: agent.rules(),
         changes: agent.changes(),

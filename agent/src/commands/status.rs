@@ -6,7 +6,7 @@ use agent_common::Reason;
 use anyhow::Result;
 use formats::{harmless, human, table};
 use proto::{
-    AgentStatus, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
+    AgentStatus, CarriedOver, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
     ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
     UncountedInterface,
 };
@@ -335,6 +335,29 @@ fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
     )
 }
 
+fn carried_line(carried: &CarriedOver) -> String {
+    let mut parts = vec![format!(
+        "carried   over from {} earlier processes: {} packets in {} flows, and {} links",
+        carried.processes,
+        human::count(carried.seen_packets),
+        human::count(carried.flows),
+        carried.links
+    )];
+    if carried.gaps != 0 {
+        parts.push(format!(
+            "{} hooks were attached anew, with a gap of some milliseconds",
+            carried.gaps
+        ));
+    }
+    if carried.unreported_packets != 0 {
+        parts.push(format!(
+            "{} packets waited for their report when a process was killed, and are in no record",
+            human::count(carried.unreported_packets)
+        ));
+    }
+    parts.join("; ")
+}
+
 fn drops_line(drops: &KernelDrops) -> String {
     let all: u64 = drops.by_reason.values().sum();
     let mut by_reason: Vec<_> = drops.by_reason.iter().collect();
@@ -478,6 +501,9 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(drops) = &status.kernel_drops {
         lines.push(drops_line(drops));
+    }
+    if let Some(carried) = &status.carried_over {
+        lines.push(carried_line(carried));
     }
     if let Some(scans) = &status.scans {
         lines.push(format!(

@@ -13,7 +13,6 @@ use agent::{
 };
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use server::PassedSockets;
 
 static PAUSED: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/flow-agent-ebpf"));
 
@@ -43,7 +42,7 @@ fn main() -> Result<ExitCode> {
             runtime.block_on(Box::pin(run::run(
                 layers,
                 settings,
-                PassedSockets::default(),
+                Default::default(),
                 LogControl::fixed(),
             )))
         }

@@ -38,6 +38,11 @@ pub struct Cgroups {
     wake: tree::Wake,
 }
 
+/// The systemd unit that a control group belongs to, by its path from the root of the hierarchy; empty if there is none.
+pub fn unit_of(path: &str) -> &str {
+    name::unit(path).1
+}
+
 /// Where the cgroup v2 hierarchy is mounted.
 pub fn find() -> Result<PathBuf> {
     Ok(Mount::find()?.path)

@@ -36,6 +36,10 @@ const LOGS: &str = "Logs";
 
 /// Count the flows of interfaces and stream them.
 #[derive(Clone, Debug, clap::Args)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is an option of its own"
+)]
 pub struct Args {
     /// A file of settings, each under its option's name with underscores. Variables and options come
     /// before it [default: /etc/flow-agent/config.toml, if it exists].
@@ -260,6 +264,13 @@ pub struct Args {
     #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
     pub output: Vec<OutputArgs>,
 
+    /// Leave the programs counting while the agent restarts or after it was killed, so that no packet goes uncounted.
+    /// Needs systemd with room in the unit's store (`FileDescriptorStoreMax`).
+    #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_CARRY_OVER", action = ArgAction::Set,
+          num_args = 0..=1, require_equals = true, default_value = "false",
+          default_missing_value = "true", hide_possible_values = true, help_heading = OUTPUT)]
+    pub carry_over: bool,
+
     /// Stop after counting for this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
@@ -374,6 +385,7 @@ impl Args {
             metrics: self.metrics.0,
             stdout: conflicts::stdout(&self.output)?,
             outputs: conflicts::outputs(&self.output)?,
+            carry_over: self.carry_over,
             duration: self.duration,
             bpf_log_level: self.bpf_log_level as u8,
         })

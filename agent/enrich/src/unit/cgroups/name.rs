@@ -42,7 +42,7 @@ pub(super) fn cgroup(id: u64, path: &str) -> Cgroup {
 
 /// The slice and the unit. As in systemd, slices come first, and the unit is the first part that is not a slice.
 /// Everything below belongs to the unit.
-fn unit(path: &str) -> (&str, &str) {
+pub(super) fn unit(path: &str) -> (&str, &str) {
     let mut slice = "";
     for part in parts(path) {
         // systemd escapes a name with `_` if the kernel could take it for one of its own files.

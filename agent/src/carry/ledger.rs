@@ -1,0 +1,312 @@
+//! The ledger: what a successor needs to know if this process ends at any moment, in a file in memory that the service
+//! manager keeps.
+//!
+//! A scan reads a page and leaves it as it is. It then commits its batches and the page's account to the ledger,
+//! publishes the batches, empties the page, and marks the page as empty. So a successor finds each packet either on a
+//! page or in the batches of the last commit, and knows which.
+//!
+//! There are two files, which commits take in turns: the last one stays whole until the next one is. A commit is there
+//! once its header is: a magic number, a sequence number, the length of the state and its checksum, and two marks.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::FileExt as _,
+    },
+};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The names of the files in the store.
+pub const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
+
+const MAGIC: u64 = u64::from_le_bytes(*b"flwagt-1");
+const HEADER_LEN_BYTES: usize = 40;
+/// Beside the header, since they are written later.
+const CLEARED_AT: u64 = 40;
+const DELIVERED_AT: u64 = 44;
+const STATE_AT: u64 = 48;
+/// No state is longer. Bounds what is read of a file that somebody else has written.
+const MOST_STATE_BYTES: u64 = 64 << 20;
+
+/// Writes commits. They outlive the process if the service manager keeps the files.
+pub struct Ledger {
+    files: [File; 2],
+    /// Of the last commit.
+    seq: u64,
+    state_end: u64,
+}
+
+impl Ledger {
+    pub fn create() -> Result<Self> {
+        let file = |name: &str| {
+            let file = memfd_create(name, MemfdFlags::CLOEXEC);
+            file.map(File::from).context("make a file in memory")
+        };
+        let [first, second] = NAMES.map(file);
+        Ok(Self {
+            files: [first?, second?],
+            seq: 0,
+            state_end: 0,
+        })
+    }
+
+    pub fn files(&self) -> [(&'static str, BorrowedFd<'_>); 2] {
+        let [first, second] = &self.files;
+        [(NAMES[0], first.as_fd()), (NAMES[1], second.as_fd())]
+    }
+
+    /// Commits a state with the bytes of its batches, one after the other. The page of an earlier commit must be empty.
+    pub fn commit<'a>(
+        &mut self,
+        state: &impl Serialize,
+        batches: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Result<()> {
+        let state = serde_json::to_vec(state).context("write the ledger's state")?;
+        let seq = self.seq + 1;
+        let file = self.file(seq);
+        // The header of the commit before the last one: without it, this file has none until the end.
+        file.write_all_at(&[0; STATE_AT as usize], 0)?;
+        file.write_all_at(&state, STATE_AT)?;
+        let mut end = STATE_AT + state.len() as u64;
+        self.state_end = end;
+        for batch in batches {
+            self.file(seq).write_all_at(batch, end)?;
+            end += batch.len() as u64;
+        }
+        let file = self.file(seq);
+        file.set_len(end)?;
+        file.write_all_at(&header(seq, &state), 0)?;
+        self.seq = seq;
+        Ok(())
+    }
+
+    /// Marks the page of the last commit as empty.
+    pub fn cleared(&self) -> io::Result<()> {
+        self.file(self.seq).write_all_at(&[1], CLEARED_AT)
+    }
+
+    /// Notes that all consumers have the batches of the commit `seq`, and frees their memory.
+    pub fn delivered(&self, seq: u64) -> io::Result<()> {
+        if seq != self.seq {
+            return Ok(());
+        }
+        let file = self.file(seq);
+        file.write_all_at(&[1], DELIVERED_AT)?;
+        file.set_len(self.state_end)
+    }
+
+    /// The number of the last commit.
+    pub fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// Takes all commits back: a successor then knows that it knows nothing.
+    pub fn invalidate(&self) -> io::Result<()> {
+        let [first, second] = &self.files;
+        [first, second]
+            .into_iter()
+            .try_for_each(|file| file.set_len(0))
+    }
+
+    fn file(&self, seq: u64) -> &File {
+        &self.files[(seq % 2) as usize]
+    }
+}
+
+fn header(seq: u64, state: &[u8]) -> [u8; HEADER_LEN_BYTES] {
+    let mut header = [0; HEADER_LEN_BYTES];
+    let words = [
+        MAGIC,
+        seq,
+        state.len() as u64,
+        crc32fast::hash(state).into(),
+    ];
+    for (place, word) in header.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    let checksum = crc32fast::hash(&header[..32]);
+    header[32..].copy_from_slice(&u64::from(checksum).to_le_bytes());
+    header
+}
+
+/// The last commit of a process.
+#[derive(Debug)]
+pub struct Commit<S> {
+    pub state: S,
+    /// The bytes of the batches; empty if all consumers have them.
+    pub batches: Vec<u8>,
+    /// Whether the page of this commit is empty.
+    pub is_cleared: bool,
+    pub is_delivered: bool,
+}
+
+/// Reads the last whole commit from the files of a ledger.
+pub fn read<S: DeserializeOwned>(files: impl IntoIterator<Item = OwnedFd>) -> Result<Commit<S>> {
+    let files: Vec<_> = files.into_iter().map(File::from).collect();
+    let commits = files.iter().filter_map(|file| {
+        let (seq, state) = whole(file)?;
+        Some((seq, state, file))
+    });
+    let last = commits.max_by_key(|(seq, ..)| *seq);
+    let (_, state, file) = last.context("the predecessor's ledger has no whole commit")?;
+    let mark = |at| -> Result<bool> {
+        let mut mark = [0; 1];
+        file.read_exact_at(&mut mark, at)?;
+        Ok(mark == [1])
+    };
+    let (is_cleared, is_delivered) = (mark(CLEARED_AT)?, mark(DELIVERED_AT)?);
+    let at = STATE_AT + state.len() as u64;
+    let len = file.metadata()?.len().saturating_sub(at);
+    let mut batches = vec![0; if is_delivered { 0 } else { len as usize }];
+    file.read_exact_at(&mut batches, at)
+        .context("read the predecessor's batches")?;
+    let state = serde_json::from_slice(&state).context("read the predecessor's state")?;
+    Ok(Commit {
+        state,
+        batches,
+        is_cleared,
+        is_delivered,
+    })
+}
+
+/// The sequence number and the state of a file's commit, if it is whole.
+fn whole(file: &File) -> Option<(u64, Vec<u8>)> {
+    let mut found = [0; HEADER_LEN_BYTES];
+    file.read_exact_at(&mut found, 0).ok()?;
+    let word = |number: usize| {
+        let bytes = found[8 * number..].first_chunk().expect("there are five");
+        u64::from_le_bytes(*bytes)
+    };
+    let (seq, len) = (word(1), word(2));
+    if len > MOST_STATE_BYTES {
+        return None;
+    }
+    let mut state = vec![0; len as usize];
+    file.read_exact_at(&mut state, STATE_AT).ok()?;
+    (found == header(seq, &state)).then_some((seq, state))
+}
+
+/// Where a batch lies among the bytes of a commit.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Stored {
+    pub len_bytes: u64,
+    pub records: u32,
+    pub packets: u64,
+    pub bytes: u64,
+    pub scan_id: u64,
+    pub index: u32,
+    pub last_of_scan: bool,
+}
+
+/// Cuts the bytes of a commit into its batches.
+pub fn cut(batches: &[u8], stored: &[Stored]) -> Result<Vec<(Stored, Vec<u8>)>> {
+    let mut rest = batches;
+    let mut cut = Vec::new();
+    for one in stored {
+        let bytes = rest.split_off(..one.len_bytes as usize);
+        let bytes = bytes.context("the predecessor's ledger lacks batches")?;
+        cut.push((one.clone(), bytes.to_vec()));
+    }
+    ensure!(
+        rest.is_empty(),
+        "the predecessor's ledger has too many bytes"
+    );
+    Ok(cut)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type State = Vec<u32>;
+
+    fn files(ledger: &Ledger) -> Vec<OwnedFd> {
+        let files = ledger.files.iter();
+        files.map(|file| file.try_clone().unwrap().into()).collect()
+    }
+
+    fn found(ledger: &Ledger) -> Commit<State> {
+        read(files(ledger)).unwrap()
+    }
+
+    #[test]
+    fn the_last_whole_commit_is_found() {
+        let mut ledger = Ledger::create().unwrap();
+        let none = read::<State>(files(&ledger)).unwrap_err().to_string();
+        assert!(none.contains("no whole commit"), "{none}");
+        ledger.commit(&[1], [&b"one"[..], b"two"]).unwrap();
+        let first = found(&ledger);
+        assert_eq!((first.state, first.batches), (vec![1], b"onetwo".to_vec()));
+        assert!(!first.is_cleared && !first.is_delivered);
+        ledger.cleared().unwrap();
+        assert!(found(&ledger).is_cleared);
+
+        ledger.commit(&[2, 2], [&b"three"[..]]).unwrap();
+        let second = found(&ledger);
+        assert_eq!(
+            (second.state, second.batches),
+            (vec![2, 2], b"three".to_vec())
+        );
+        assert!(!second.is_cleared);
+        // A mark of an earlier commit is too late.
+        ledger.delivered(1).unwrap();
+        assert!(!found(&ledger).is_delivered);
+        ledger.delivered(2).unwrap();
+        let second = found(&ledger);
+        assert!(second.is_delivered && second.batches.is_empty());
+
+        ledger.commit(&[3], []).unwrap();
+        assert_eq!(found(&ledger).state, [3]);
+        ledger.invalidate().unwrap();
+        assert!(read::<State>(files(&ledger)).is_err());
+    }
+
+    #[test]
+    fn whatever_bit_of_a_commit_is_flipped_the_one_before_it_counts() {
+        let mut ledger = Ledger::create().unwrap();
+        ledger.commit(&[1], []).unwrap();
+        ledger.commit(&[2], []).unwrap();
+        let file = ledger.file(2);
+        let len = file.metadata().unwrap().len();
+        for at in (0..len).filter(|at| !(CLEARED_AT..STATE_AT).contains(at)) {
+            for bit in 0..8 {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, at).unwrap();
+                file.write_all_at(&[byte[0] ^ 1 << bit], at).unwrap();
+                assert_eq!(found(&ledger).state, [1], "bit {bit} of byte {at}");
+                file.write_all_at(&byte, at).unwrap();
+            }
+        }
+        assert_eq!(found(&ledger).state, [2]);
+        for cut in 0..len {
+            file.set_len(cut).unwrap();
+            assert_eq!(found(&ledger).state, [1], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn batches_are_cut_as_they_were_stored() {
+        let stored = |len_bytes| Stored {
+            len_bytes,
+            records: 0,
+            packets: 0,
+            bytes: 0,
+            scan_id: 0,
+            index: 0,
+            last_of_scan: false,
+        };
+        let all = [stored(3), stored(0), stored(2)];
+        let parts: Vec<_> = cut(b"abcde", &all)
+            .unwrap()
+            .into_iter()
+            .map(|(_, part)| part)
+            .collect();
+        assert_eq!(parts, [&b"abc"[..], b"", b"de"]);
+        assert!(cut(b"abcd", &all).is_err() && cut(b"abcdef", &all).is_err());
+    }
+}
