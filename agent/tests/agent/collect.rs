@@ -51,16 +51,16 @@ fn warns_of_slowness_alone(log: &str) -> bool {
 }
 
 /// A running `flow-agent collect`, on the loopback interface of a host.
-struct Collector {
+pub struct Collector {
     process: Process,
     log: PathBuf,
-    address: SocketAddr,
+    pub address: SocketAddr,
     _folder: TempDir,
 }
 
 impl Collector {
     /// At any port, if it is 0, and where the settings say it, if they do.
-    fn start(host: &Host, port: u16, settings: &[&str]) -> Self {
+    pub fn start(host: &Host, port: u16, settings: &[&str]) -> Self {
         Self::start_by(flow_agent(host), port, settings)
     }
 

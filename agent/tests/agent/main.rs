@@ -10,6 +10,7 @@
 mod accounts;
 mod admission;
 mod captures;
+mod carry_over;
 mod clients;
 mod closing;
 mod collect;

@@ -286,6 +286,14 @@ pub fn tag_beside_on(host: &Host, ifindex: u32, vlan_id: u16) -> Attached {
     link_to(host, ifindex, &tagger, TCX_EGRESS, 0)
 }
 
+/// A stranger's map: an array of one number.
+pub fn strange_map() -> OwnedFd {
+    let mut attr = [0_u32; 16];
+    // One entry, with a key of 4 bytes and a value of 8.
+    attr[..4].copy_from_slice(&[ARRAY, 4, 8, 1]);
+    owned(bpf(BPF_MAP_CREATE, &mut attr).unwrap())
+}
+
 /// Counts the frames of a TCX hook that are longer than this, until the value is dropped.
 pub struct LongFrames {
     count: OwnedFd,
@@ -294,10 +302,7 @@ pub struct LongFrames {
 
 impl LongFrames {
     pub fn at(host: &Host, attach_type: u32, longer_than_bytes: u32) -> Self {
-        let mut attr = [0_u32; 16];
-        // One entry, with a key of 4 bytes and a value of 8.
-        attr[..4].copy_from_slice(&[ARRAY, 4, 8, 1]);
-        let count = owned(bpf(BPF_MAP_CREATE, &mut attr).unwrap());
+        let count = strange_map();
         let counter = load_instructions(
             SCHED_CLS,
             &[

@@ -67,7 +67,7 @@ impl Agent {
     /// The same with a command that runs the binary with the arguments added to it.
     pub fn start_by(command: Command, interface: &str, settings: &[&str]) -> Self {
         let mut agent = Self::begin(command, interface, settings);
-        agent.0.wait_until_counting(patience(), || Ok(())).unwrap();
+        agent.wait_until_counting();
         agent
     }
 
@@ -98,8 +98,13 @@ impl Agent {
         let settings = ["--config", file.to_str().unwrap()];
         let agent = lab::Agent::begin(command, interface, &settings);
         let mut agent = Self(agent.unwrap());
-        agent.0.wait_until_counting(patience(), || Ok(())).unwrap();
+        agent.wait_until_counting();
         agent
+    }
+
+    /// Waits until all hooks are attached.
+    pub fn wait_until_counting(&mut self) {
+        self.0.wait_until_counting(patience(), || Ok(())).unwrap();
     }
 
     pub fn wait_until_logged(&mut self, text: &str) {
@@ -217,7 +222,18 @@ impl Agent {
         self.wait_for_success();
         let mut sums = BTreeMap::new();
         let (accounts, _) = self.read(|line| add_to(&mut sums, &line));
+        assert_eq!(is_final(&accounts), true);
         (accounts, sums)
+    }
+
+    /// Ends it with SIGTERM where its programs go on counting for the next one. Asserts that every account that it wrote
+    /// closes, and that none is final. Returns its log.
+    pub fn leave(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        self.wait_for_success();
+        let (accounts, log) = self.read(|_| {});
+        assert_eq!(is_final(&accounts), false, "{log}");
+        log
     }
 
     pub fn signal(&self, signal: i32) {
@@ -248,6 +264,7 @@ impl Agent {
     fn report(&self) -> Report {
         let mut flows = Vec::new();
         let (accounts, log) = self.read(|line| flows.push(line));
+        assert_eq!(is_final(&accounts), true);
         Report {
             accounts,
             flows,
@@ -273,9 +290,12 @@ impl Agent {
                 _ => panic!("lost batches: {line}"),
             }
         }
-        assert_eq!(accounts.last().expect("an account")["final"], true);
         (accounts, log)
     }
+}
+
+fn is_final(accounts: &[Value]) -> &Value {
+    &accounts.last().expect("an account")["final"]
 }
 
 /// The tests of races have a binary of their own.
@@ -454,7 +474,8 @@ fn sum(counts: &Value) -> Pair {
     counts.as_object().unwrap().values().map(pair).sum()
 }
 
-fn assert_closes(account: &Value) {
+/// Asserts that each packet of an account has its place.
+pub fn assert_closes(account: &Value) {
     let placed = pair(&account["flows"])
         + sum(&account["unparsed"])
         + sum(&account["not_inserted"])
