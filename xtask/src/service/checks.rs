@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::machine::{Machine, wait_for};
 
+mod carry;
 mod collect;
 mod files;
 mod netns;
@@ -52,7 +53,15 @@ pub const CHECKS: &[(&str, Check)] = &[
         "behind a socket of systemd it is started by a request",
         sockets::waits_behind_a_socket,
     ),
-    ("an upgrade goes on counting", package::upgrades),
+    (
+        "killed and restarted under traffic, it loses no packet",
+        carry::loses_nothing,
+    ),
+    (
+        "without D-Bus a restart is a stop and a start",
+        carry::stops_without_an_answer,
+    ),
+    ("an upgrade loses no packet", package::upgrades),
     ("removed, it leaves its settings", package::removes),
     ("purged, it leaves nothing but flows", package::purges),
     ("the tarball runs, and makes the service", tarball::serves),
@@ -348,8 +357,10 @@ fn refuses(service: &mut Service) -> Result<String> {
         .said("config.toml:1:1")
         .context("no place is told")?;
     ensure!(said.contains("did you mean scan_interval?"), "{said}");
-    let attached = service.attached()?;
-    ensure!(attached == [0, 0], "{attached:?} programs are attached");
+    // systemd closes what it stores for a service that has failed, and with it the links.
+    wait_for("no program is attached", || {
+        Ok((service.attached()? == [0, 0]).then_some(()))
+    })?;
     machine.write(SETTINGS, settings("200ms"))?;
     machine.run(&restart)?;
     service.counts_from_zero()?;
@@ -373,9 +384,13 @@ fn lacks(service: &mut Service) -> Result<String> {
     );
     ensure!(machine.run(&unread).is_err(), "it starts");
     let said = service.said("CAP_BPF").context("CAP_BPF is not named")?;
+    // systemd goes on trying, and the programs go on counting for the process that will have the capability.
+    service.send(53, 5)?;
     let attached = service.attached()?;
-    ensure!(attached == [0, 0], "{attached:?} programs are attached");
+    ensure!(attached == [1, 1], "{attached:?} programs are attached");
     machine.run(&format!("rm {drop_in} && {restart}"))?;
+    service.wait_for_packets("seen", 5)?;
+    machine.run(&format!("systemctl stop {UNIT} && systemctl start {UNIT}"))?;
     service.counts_from_zero()?;
     Ok(format!("\"{said}\"; with it, it counts"))
 }
