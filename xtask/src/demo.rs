@@ -42,7 +42,7 @@ pub fn demo(arguments: &Arguments) -> Result<ExitCode> {
         agent.clone()
     } else {
         setup(Purpose::Demo)?;
-        build_agent("release")?
+        build_agent("dev")?
     };
     if !lab::privilege::is_root() {
         let ourselves = env::current_exe().context("find this program")?;

@@ -25,7 +25,7 @@ pub struct Arguments {
 /// Returns only if the agent could not be started.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Run)?;
-    let agent = build_agent("release")?;
+    let agent = build_agent("dev")?;
     let mut command = as_root(&agent);
     command.arg("run");
     for (option, variable, value) in DEFAULTS {

@@ -53,7 +53,9 @@ pub fn build_agent(profile: &str) -> Result<PathBuf> {
         "--package",
         "agent",
     ]))?;
-    Ok(target_dir()?.join(profile).join("flow-agent"))
+    // cargo's own name for this profile's folder is another one.
+    let folder = if profile == "dev" { "debug" } else { profile };
+    Ok(target_dir()?.join(folder).join("flow-agent"))
 }
 
 pub fn target_dir() -> Result<PathBuf> {

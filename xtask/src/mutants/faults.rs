@@ -1,6 +1,7 @@
 //! The table of faults: each is one replacement in one file, with the test that must catch it.
 
 mod admission;
+mod carry;
 mod collector;
 mod delivery;
 mod files;
@@ -121,6 +122,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         delivery::FAULTS,
         outputs::FAULTS,
         admission::FAULTS,
+        carry::FAULTS,
         top::FAULTS,
     ];
     tables.into_iter().flatten()

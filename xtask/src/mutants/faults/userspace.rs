@@ -126,8 +126,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "who sent a flow stays on the page",
         file: "agent/kernel/src/pages/senders.rs",
-        from: "noted.write([0; 2])",
-        to: "noted.write(both)",
+        from: "of_flow.put(plane, [0; 2]);",
+        to: "",
         target: agent("senders::a_slot_that_another_flow_had_names_nobody"),
     },
     Fault {
@@ -191,17 +191,17 @@ pub(super) const FAULTS: &[Fault] = &[
         target: agent("pressure::ten_tables_of_new_flows_in_one_interval_are_all_counted"),
     },
     Fault {
-        name: "what is pending stays so",
+        name: "what is pending is read of the other page",
         file: "agent/kernel/src/account.rs",
-        from: "self.settle(cpu * 2 + page);",
-        to: "self.settle(cpu * 2 + 1 - page);",
+        from: "let entries = (0..self.layout.cpus).map(|cpu| cpu * 2 + page);",
+        to: "let entries = (0..self.layout.cpus).map(|cpu| cpu * 2 + 1 - page);",
         target: SHARED,
     },
     Fault {
-        name: "what is pending is added again at the next scan",
+        name: "what is pending belongs to every account",
         file: "agent/kernel/src/account.rs",
-        from: "self.pending.store(place * NUMBERS_OF_PENDING + number, 0);",
-        to: "",
+        from: "pending.filter(|pending| pending.account == u64::from(account))",
+        to: "pending.filter(|pending| pending.account != u64::MAX)",
         target: SHARED,
     },
     Fault {

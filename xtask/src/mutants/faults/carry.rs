@@ -1,0 +1,60 @@
+//! Faults in what a process leaves for the next one, and in how that takes it over.
+
+use super::{Fault, agent, unit};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault {
+        name: "carry: what the account already had counts once more",
+        file: "agent/src/carry.rs",
+        from: "let taken = kernel.accounts.taken(page);",
+        to: "let taken = HookAccount::default();",
+        target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: only one page of an earlier process is drained",
+        file: "agent/src/carry.rs",
+        from: "(0..2).filter(move |&page| Some(page) != read)",
+        to: "(0..1).filter(move |&page| Some(page) != read)",
+        target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: what was drained stays in the store",
+        file: "agent/src/scan.rs",
+        from: "carry.keep().forget(&heritage.instance, &heritage.files);",
+        to: "",
+        target: agent(
+            "carry_over::kills::nothing_of_an_earlier_agent_stays_in_the_store_once_the_next_one_counts",
+        ),
+    },
+    Fault {
+        name: "carry: a restart detaches as a stop does",
+        file: "agent/src/agent/scanning.rs",
+        from: "&& scanner.can_leave()",
+        to: "&& false",
+        target: agent("carry_over::restarts::restarts_lose_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: a stop leaves the programs as a restart does",
+        file: "agent/src/agent/scanning.rs",
+        from: "&& service_manager::is_restarting().await",
+        to: "",
+        target: agent("carry_over::restarts::a_stop_detaches_and_the_next_start_counts_from_zero"),
+    },
+    Fault {
+        name: "carry: a commit with a flipped bit counts",
+        file: "agent/src/carry/ledger.rs",
+        from: "(found == header(seq, &state)).then_some((seq, state))",
+        to: "Some((seq, state))",
+        target: unit(
+            "agent",
+            "carry::ledger::tests::whatever_bit_of_a_commit_is_flipped_the_one_before_it_counts",
+        ),
+    },
+    Fault {
+        name: "carry: nobody marks a page as empty",
+        file: "agent/src/carry/ledger.rs",
+        from: "self.file(self.seq).write_all_at(&[1], CLEARED_AT)",
+        to: "Ok(())",
+        target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
+    },
+];
