@@ -334,7 +334,7 @@ impl Agent {
         let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
         let to_watch = to_watch(selected, slots, &config, &rules);
-        let (of_links, heritages) = carrying.open();
+        let (of_links, keep, heritages) = carrying.open();
         let (attachments, reports) =
             Attachments::start(&mut kernel, to_watch, of_links, config.attach)?;
         let (replica, names) = supplied(&enrichment, config.replica);
@@ -346,6 +346,7 @@ impl Agent {
             enrichment,
             hub: hub.clone(),
             carry,
+            keep,
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;

@@ -2,10 +2,10 @@
 //! left for it. [`kernel::carry`] has what is stored with the service manager.
 
 use std::{
-    io::{self, ErrorKind},
-    mem::offset_of,
+    collections::VecDeque,
+    mem::{self, offset_of},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use agent_common::{
@@ -33,6 +33,8 @@ mod ledger;
 
 use ledger::{Commit, Ledger, Stored};
 
+/// The batches of earlier commits that a commit repeats at most.
+const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
 /// How often to ask whether all consumers have the batches of a commit.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
@@ -44,8 +46,11 @@ struct State {
     senders: u32,
     accounts_per_page: u32,
     cpus: u32,
-    /// The page that was read for this commit, and that is empty once the commit is marked as cleared.
-    page: Option<u32>,
+    /// The pages that were read for this commit, and that are empty once the commit is marked as cleared.
+    pages: Vec<u32>,
+    /// Some hook counted inexactly, or without VLAN tags.
+    is_inexact: bool,
+    are_tags_unknown: bool,
     /// What all accounts of each page had when it was read last: packets and bytes by reason.
     accounts: [Vec<[u64; 2]>; 2],
     window_end_unix_ns: u64,
@@ -64,7 +69,9 @@ struct State {
 
 /// What a scan has to commit.
 pub struct Scanned<'a> {
-    pub page: Option<u32>,
+    pub pages: &'a [u32],
+    pub is_inexact: bool,
+    pub are_tags_unknown: bool,
     pub window_end_unix_ns: u64,
     pub sample_rate: u32,
     pub scan_id: u64,
@@ -78,34 +85,31 @@ pub struct Carry {
     keep: Keep,
     ledger: Arc<Mutex<Ledger>>,
     outbox: Vec<Batch>,
+    /// The batches of earlier commits that consumers did not have yet.
+    undelivered: VecDeque<Batch>,
     drained: Vec<String>,
     is_valid: bool,
     failures: LogLimit,
+    forgets: LogLimit,
 }
 
 impl Carry {
     /// Stores the maps of this process and a ledger. Call it before any program counts. `None` if nothing is to be
     /// stored, or if the service manager has no room for all of it, which the log says.
-    fn start(keep: &Keep, kernel: &mut Kernel, sample_rate: u32) -> Result<Option<Self>> {
+    fn start(keep: &Keep, kernel: &mut Kernel, sample_rate: u32, now_unix_ns: u64) -> Option<Self> {
         if !keep.is_there() {
-            return Ok(None);
+            return None;
         }
-        let now_unix_ns = clock::unix_ns(clock::at(kernel.clocks()?, 0));
-        let started = Self::store_all(keep, kernel, sample_rate, now_unix_ns);
-        let is_full = |error: &anyhow::Error| {
-            let error = error.downcast_ref::<io::Error>();
-            error.is_some_and(|error| error.kind() == ErrorKind::StorageFull)
-        };
-        match started {
-            Err(error) if is_full(&error) => {
+        match Self::store_all(keep, kernel, sample_rate, now_unix_ns) {
+            Ok(started) => Some(started),
+            Err(error) => {
                 tracing::warn!(
                     "nothing is carried over to the next process: {error:#}; what is counted after the last scan of \
                      this process and before the next one counts is lost"
                 );
                 keep.give_up();
-                Ok(None)
+                None
             }
-            started => started.map(Some),
         }
     }
 
@@ -120,12 +124,16 @@ impl Carry {
             keep: keep.clone(),
             ledger: Arc::new(Mutex::new(ledger)),
             outbox: Vec::new(),
+            undelivered: VecDeque::new(),
             drained: Vec::new(),
             is_valid: true,
             failures: LogLimit::default(),
+            forgets: LogLimit::default(),
         };
         let nothing = Scanned {
-            page: None,
+            pages: &[],
+            is_inexact: false,
+            are_tags_unknown: false,
             window_end_unix_ns: now_unix_ns,
             sample_rate,
             scan_id: 0,
@@ -157,6 +165,12 @@ impl Carry {
 
     /// Commits the batches of a scan and what its page held, and then publishes the batches.
     pub fn commit(&mut self, kernel: &mut Kernel, scanned: &Scanned<'_>, hub: &Hub) {
+        let batches = mem::take(&mut self.outbox);
+        if self.ledger().is_delivered() {
+            self.undelivered.clear();
+        }
+        self.undelivered.extend(batches.iter().cloned());
+        self.bound(batches.len());
         let committed = self.try_commit(kernel, scanned);
         self.is_valid = committed.is_ok();
         if let Err(error) = committed {
@@ -170,10 +184,31 @@ impl Carry {
                 );
             }
         }
-        for batch in self.outbox.drain(..) {
+        for batch in batches {
             hub.publish(&batch);
         }
         self.watch_delivery(hub.clone());
+    }
+
+    /// Forgets the oldest batches beyond the bound, but none of the `fresh` last ones.
+    fn bound(&mut self, fresh: usize) {
+        let len = |batch: &Batch| batch.body.len();
+        let mut bytes: usize = self.undelivered.iter().map(len).sum();
+        let mut forgotten = 0_u64;
+        while bytes > MOST_UNDELIVERED_BYTES && self.undelivered.len() > fresh {
+            bytes -= self.undelivered.pop_front().as_ref().map_or(0, len);
+            forgotten += 1;
+        }
+        if forgotten != 0
+            && let Some(scans) = self.forgets.event()
+        {
+            tracing::warn!(
+                scans,
+                batches = forgotten,
+                "consumers are late: if the agent were killed now, what waits for them in memory would be lost (an output \
+                 with a spool loses nothing)"
+            );
+        }
     }
 
     fn try_commit(&self, kernel: &mut Kernel, scanned: &Scanned<'_>) -> Result<()> {
@@ -188,7 +223,9 @@ impl Carry {
             senders: kernel.pages.kinds().0,
             accounts_per_page: per_page,
             cpus,
-            page: scanned.page,
+            pages: scanned.pages.to_vec(),
+            is_inexact: scanned.is_inexact,
+            are_tags_unknown: scanned.are_tags_unknown,
             accounts: [account(0), account(1)],
             window_end_unix_ns: scanned.window_end_unix_ns,
             sample_rate: scanned.sample_rate,
@@ -198,12 +235,12 @@ impl Carry {
                 .iter()
                 .map(Interface::encode_to_vec)
                 .collect(),
-            batches: self.outbox.iter().map(stored).collect(),
+            batches: self.undelivered.iter().map(stored).collect(),
             drained: self.drained.clone(),
             waiting_packets: scanned.waiting.packets,
             waiting_bytes: scanned.waiting.bytes,
         };
-        let batches = self.outbox.iter().map(|batch| &*batch.body);
+        let batches = self.undelivered.iter().map(|batch| &*batch.body);
         self.ledger().commit(&state, batches)
     }
 
@@ -225,7 +262,7 @@ impl Carry {
         runtime.spawn(async move {
             loop {
                 {
-                    let ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
                     if ledger.seq() != seq {
                         return;
                     }
@@ -242,12 +279,27 @@ impl Carry {
     }
 
     /// Notes that a predecessor's maps are drained with the next commit.
-    pub fn drained(&mut self, predecessor: &str) {
-        self.drained.push(predecessor.to_owned());
+    pub fn drained(&mut self, predecessor: &Heritage) {
+        self.drained.push(predecessor.instance.clone());
+        // Its own predecessors may still be in the store.
+        let before = &predecessor.commit.state.drained;
+        self.drained.extend(before.iter().cloned());
     }
 
-    pub fn keep(&self) -> &Keep {
-        &self.keep
+    /// Waits until all consumers have the batches of the last commit, so that the successor does not repeat them.
+    pub fn wait_for_delivery(&self, hub: &Hub, patience: Duration) {
+        let end = Instant::now() + patience;
+        while hub.held_bytes() != 0 {
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(ASK_EVERY);
+        }
+        let mut ledger = self.ledger();
+        let seq = ledger.seq();
+        if let Err(error) = ledger.delivered(seq) {
+            tracing::debug!(%error, "the successor repeats batches that all consumers have");
+        }
     }
 
     /// Ends with nothing left to take over.
@@ -259,6 +311,7 @@ impl Carry {
 fn stored(batch: &Batch) -> Stored {
     Stored {
         len_bytes: batch.body.len() as u64,
+        crc: crc32fast::hash(&batch.body),
         records: batch.records,
         packets: batch.delta.packets,
         bytes: batch.delta.bytes,
@@ -290,12 +343,34 @@ fn layout() -> String {
     format!("{VERSION} {} {}", sizes.join(" "), reasons.join(" "))
 }
 
+/// The batches of a commit, each as it was stored. None if all consumers have them.
+fn batches(commit: &mut Commit<State>) -> Result<Vec<Batch>> {
+    let bytes = mem::take(&mut commit.batches);
+    if commit.is_delivered {
+        return Ok(Vec::new());
+    }
+    let cut = ledger::cut(bytes.into(), &commit.state.batches)?;
+    let batches = cut.into_iter().map(|(stored, body)| Batch {
+        body,
+        records: stored.records,
+        delta: Pair {
+            packets: stored.packets,
+            bytes: stored.bytes,
+        },
+        scan_id: stored.scan_id,
+        index: stored.index,
+        last_of_scan: stored.last_of_scan,
+    });
+    Ok(batches.collect())
+}
+
 /// What an earlier process has counted and nobody has drained.
 pub struct Heritage {
     pub instance: String,
     /// The names of its files in the store.
     pub files: Vec<String>,
     commit: Commit<State>,
+    batches: Vec<Batch>,
     pages: OldPages,
     accounts: Accounts,
 }
@@ -309,7 +384,8 @@ impl Heritage {
         } = predecessor;
         let names = files.keys().cloned().collect();
         let ledger = ledger::NAMES.map(|name| files.remove(name));
-        let commit: Commit<State> = ledger::read(ledger.into_iter().flatten())?;
+        let mut commit: Commit<State> = ledger::read(ledger.into_iter().flatten())?;
+        let batches = batches(&mut commit)?;
         let state = &commit.state;
         ensure!(
             state.layout == layout(),
@@ -326,14 +402,26 @@ impl Heritage {
             instance,
             files: names,
             commit,
+            batches,
         })
     }
 
     /// The pages whose flows are in no batch.
-    pub fn undrained(&self) -> impl Iterator<Item = u32> + use<> {
-        let read = self.commit.state.page;
-        let read = read.filter(|_| !self.commit.is_cleared);
-        (0..2).filter(move |&page| Some(page) != read)
+    pub fn undrained(&self) -> Vec<u32> {
+        let Commit {
+            state, is_cleared, ..
+        } = &self.commit;
+        let is_left = |page: &u32| *is_cleared || !state.pages.contains(page);
+        (0..2).filter(is_left).collect()
+    }
+
+    /// Whether some of its packets may have been counted inexactly.
+    pub fn is_inexact(&self) -> bool {
+        self.commit.state.is_inexact
+    }
+
+    pub fn are_tags_unknown(&self) -> bool {
+        self.commit.state.are_tags_unknown
     }
 
     /// Passes every flow of a page to `sink`.
@@ -356,30 +444,9 @@ impl Heritage {
         self.accounts.sum_of_idle(page).since(&before)
     }
 
-    /// The batches of its last scan, unless all consumers have them.
-    pub fn batches(&self) -> Result<Vec<Batch>> {
-        let Commit {
-            state,
-            batches,
-            is_delivered,
-            ..
-        } = &self.commit;
-        if *is_delivered {
-            return Ok(Vec::new());
-        }
-        let cut = ledger::cut(batches, &state.batches)?;
-        let batches = cut.into_iter().map(|(stored, body)| Batch {
-            body: body.into(),
-            records: stored.records,
-            delta: Pair {
-                packets: stored.packets,
-                bytes: stored.bytes,
-            },
-            scan_id: stored.scan_id,
-            index: stored.index,
-            last_of_scan: stored.last_of_scan,
-        });
-        Ok(batches.collect())
+    /// Takes the batches of its last scan, unless all consumers have them.
+    pub fn take_batches(&mut self) -> Vec<Batch> {
+        mem::take(&mut self.batches)
     }
 
     pub fn window_end_unix_ns(&self) -> u64 {
@@ -427,18 +494,19 @@ impl Carrying {
 
     /// Stores what a successor of this process needs.
     pub fn start(&self, kernel: &mut Kernel, sample_rate: u32) -> Result<Option<Carry>> {
-        Carry::start(&self.keep, kernel, sample_rate).context("--carry-over")
+        let now_unix_ns = clock::unix_ns(clock::at(kernel.clocks()?, 0));
+        Ok(Carry::start(&self.keep, kernel, sample_rate, now_unix_ns))
     }
 
     /// Opens what is to be taken over: links, and tables of processes.
-    pub fn open(self) -> (attach::Carry, Vec<Heritage>) {
+    pub fn open(self) -> (attach::Carry, Keep, Vec<Heritage>) {
         let Self { keep, inheritance } = self;
         let heritages = heritages(inheritance.predecessors, &keep);
         let of_links = attach::Carry {
             inherited: inheritance.links,
-            keep,
+            keep: keep.clone(),
         };
-        (of_links, heritages)
+        (of_links, keep, heritages)
     }
 }
 

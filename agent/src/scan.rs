@@ -22,6 +22,7 @@ use flows::{
 use hub::Hub;
 use kernel::{
     attach::{Absent, Attachments, Hook, Left, Mode, NotCounted, TakenOver, warn_of_hidden_tags},
+    carry::Keep,
     interfaces::Selection,
     links::{Counters, tags::TagWatch},
     load::Kernel,
@@ -39,13 +40,15 @@ use sys::{
     log_limit::LogLimit,
 };
 
-use crate::carry::{Carry, Heritage, Scanned as Committed};
+use crate::carry::{Carry, Scanned as Committed};
 
+mod carried;
 mod durations;
 mod interfaces;
 mod snapshot;
 mod traffic;
 
+pub use carried::CarriedOver;
 pub use durations::Durations;
 pub use interfaces::{Interfaces, Watched};
 use snapshot::Taking;
@@ -172,12 +175,15 @@ pub struct ScannerParts {
     pub enrichment: Vec<Box<dyn Kind>>,
     /// Set if a successor may continue.
     pub carry: Option<Carry>,
+    /// What earlier processes have stored is removed there once it is taken over.
+    pub keep: Keep,
 }
 
 /// Where batches go.
 struct Out {
     hub: Hub,
     carry: Option<Carry>,
+    keep: Keep,
 }
 
 impl Out {
@@ -200,19 +206,6 @@ enum Purpose {
     End,
 }
 
-/// What was taken over from earlier processes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CarriedOver {
-    pub processes: u64,
-    pub flows: u64,
-    /// Packets and bytes that these processes had counted and not drained.
-    pub seen: Pair,
-    /// Batches that were published once more, since it was not certain that all consumers had them.
-    pub repeated_batches: u64,
-    /// Packets and bytes that waited for their report interval, and are in no record.
-    pub unreported: Pair,
-}
-
 impl Scanner {
     pub fn new(mut parts: ScannerParts) -> Result<Self> {
         parts.replica.follow_rules(parts.kernel.rules.divide_flows);
@@ -230,6 +223,7 @@ impl Scanner {
             out: Out {
                 hub: parts.hub,
                 carry: parts.carry,
+                keep: parts.keep,
             },
             carried_over: CarriedOver::default(),
             interfaces: parts.interfaces,
@@ -289,7 +283,13 @@ impl Scanner {
     /// Ends without detaching anything, after [`hand_over`](Self::hand_over). The successor drains what is counted from
     /// then on.
     fn leave(self) {
-        if !self.attachments.leave() {
+        /// Longer than the outputs may take.
+        const PATIENCE: Duration = Duration::from_secs(6);
+        let is_left = self.attachments.leave();
+        if let Some(carry) = &self.out.carry {
+            carry.wait_for_delivery(&self.out.hub, PATIENCE);
+        }
+        if !is_left {
             tracing::warn!(
                 "the programs could not be left attached: packets between now and the next start are not counted"
             );
@@ -390,7 +390,7 @@ impl Scanner {
         let out = &self.out;
         out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
         self.end(purpose, encode, occupancy, &left_ids);
-        self.commit(idle.first().copied(), window_end_unix_ns);
+        self.commit(&idle, window_end_unix_ns);
         for page in idle {
             self.kernel.pages.clear(page)?;
         }
@@ -571,12 +571,13 @@ impl Scanner {
         }
     }
 
-    /// Writes to the ledger what this scan read, and publishes its batches. `page` is the one that was read.
-    fn commit(&mut self, page: Option<u32>, window_end_unix_ns: u64) {
+    /// Writes to the ledger what this scan read, and publishes its batches. `pages` are those that were read.
+    fn commit(&mut self, pages: &[u32], window_end_unix_ns: u64) {
         let Self {
             kernel,
-            out: Out { hub, carry },
+            out: Out { hub, carry, .. },
             interfaces,
+            hooks,
             sample_rates,
             stats,
             replica,
@@ -584,7 +585,11 @@ impl Scanner {
         } = self;
         if let Some(carry) = carry {
             let scanned = Committed {
-                page,
+                pages,
+                is_inexact: hooks
+                    .iter()
+                    .any(|state| state.hook.mode == Mode::XdpGeneric),
+                are_tags_unknown: hooks.iter().any(|state| state.hook.tags_unknown),
                 window_end_unix_ns,
                 sample_rate: sample_rates.current,
                 scan_id: stats.count,
@@ -593,108 +598,6 @@ impl Scanner {
             };
             carry.commit(kernel, &scanned, hub);
         }
-    }
-
-    /// Takes in what an earlier process has counted and not drained, as a scan of its own. No program of that process
-    /// may still run.
-    pub fn carry_over(&mut self, mut heritage: Heritage) -> Result<()> {
-        self.kernel.pages.wait_for_programs()?;
-        let (scan_clock, set_by_ns) = self.clock()?;
-        if self.taking.is_some() {
-            self.complete_snapshot();
-        }
-        self.follow_set_clock(set_by_ns);
-        self.replica.begin_scan(scan_clock);
-        let encode = self.out.hub.has_consumers();
-        for batch in heritage.batches()? {
-            self.out.publish(&batch);
-            self.carried_over.repeated_batches += 1;
-        }
-        let window_end_unix_ns = clock::unix_ns(scan_clock);
-        self.encoder.sample(Sampling {
-            rate: heritage.sample_rate(),
-            is_asked: heritage.sample_rate() != self.sample_rates.own,
-        });
-        let mut account = HookAccount::default();
-        for page in [0, 1] {
-            account.merge(&heritage.account(page));
-        }
-        let refused = account.not_inserted().packets != 0;
-        let seen = account.get(Reason::Seen);
-        account.counters[Reason::Flows as usize] = Pair::default();
-        self.account.merge(&account);
-        self.departed.account.merge(&account);
-        self.stats.count += 1;
-        if encode {
-            let mut interfaces = heritage.interfaces();
-            let known = |one: &proto::Interface| {
-                let mut own = self.interfaces.messages().iter();
-                own.any(|own| (own.netns, own.ifindex) == (one.netns, one.ifindex))
-            };
-            interfaces.retain(|one| !known(one));
-            interfaces.extend_from_slice(self.interfaces.messages());
-            self.encoder.begin(&ScanHeader {
-                scan_id: self.stats.count,
-                window_start_unix_ns: heritage.window_end_unix_ns(),
-                window_end_unix_ns,
-                capacity: u64::from(self.kernel.pages.capacity()),
-                refused_in_window: refused,
-                interfaces: interfaces.into(),
-            });
-        }
-        let (mut flows, mut sum) = (0, Pair::default());
-        for page in heritage.undrained() {
-            let Self {
-                replica,
-                encoder,
-                out,
-                drained,
-                ..
-            } = self;
-            let mut sink = sink(encoder, out, encode);
-            flows += heritage.read(page, |keys, counters, senders| {
-                sum += drained.add(keys, counters);
-                replica.update_with(keys, counters, senders, &mut sink);
-            })?;
-        }
-        self.account.add(Reason::Flows, sum.packets, sum.bytes);
-        self.departed
-            .account
-            .add(Reason::Flows, sum.packets, sum.bytes);
-        self.drained.merge_into(&mut self.traffic, &mut self.hooks);
-        let out = &self.out;
-        out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
-        self.end(Purpose::Scan, encode, flows, &BTreeSet::new());
-        if let Some(carry) = &mut self.out.carry {
-            carry.drained(&heritage.instance);
-        }
-        self.commit(None, window_end_unix_ns);
-        if let Some(carry) = &mut self.out.carry {
-            carry.cleared()?;
-            carry.keep().forget(&heritage.instance, &heritage.files);
-        }
-        let carried = &mut self.carried_over;
-        carried.processes += 1;
-        carried.flows += flows;
-        carried.seen += seen;
-        carried.unreported += heritage.waiting();
-        tracing::info!(
-            instance = heritage.instance,
-            flows,
-            packets = seen.packets,
-            bytes = seen.bytes,
-            repeated_batches = carried.repeated_batches,
-            "carried over what an earlier process had counted since its last scan"
-        );
-        let waiting = heritage.waiting();
-        if waiting != Pair::default() {
-            tracing::warn!(
-                packets = waiting.packets,
-                bytes = waiting.bytes,
-                "an earlier process had counted these packets, but was killed before they were due for a report                  (--report-interval): they are in no record"
-            );
-        }
-        Ok(())
     }
 
     fn read(&mut self, page: u32, encode: bool) -> Result<u64> {

@@ -121,6 +121,12 @@ impl Accounts {
 
     /// Opens the accounts among the files that an earlier process has stored.
     pub fn open(files: &mut BTreeMap<String, OwnedFd>, layout: Layout) -> Result<Self> {
+        const MOST: u64 = 1 << 28;
+        let accounts = 2 * u64::from(layout.per_page);
+        ensure!(
+            (2..MOST).contains(&accounts) && accounts.saturating_mul(layout.cpus.into()) < MOST,
+            "the predecessor cannot have had so many accounts"
+        );
         let mut map = |name: &str, entries: u32, len: usize| {
             let map = files
                 .remove(name)

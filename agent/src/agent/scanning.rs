@@ -250,16 +250,17 @@ impl Scanning {
                 // At a scan and not sooner, however often collectors change what they ask for.
                 times = self.apply_throttle(&mut scanner);
             }
+            // systemd closes what is stored if it does not start the service again after a failure.
             let leaves = is_final
-                && failed.is_none()
                 && scanner.can_leave()
-                && service_manager::is_restarting().await;
+                && (failed.is_some() || service_manager::is_restarting().await);
             let started = Instant::now();
             let outcome;
             (scanner, outcome) = scan(scanner, wake, leaves).await?;
             if outcome.is_err() {
                 self.refuse_changes().await;
-                end(scanner, false);
+                let leaves = scanner.can_leave();
+                end(scanner, leaves);
                 return outcome;
             }
             // If scans follow each other without a pause, select picks a branch above at random, so the watchdog is fed
@@ -292,7 +293,12 @@ impl Scanning {
             })
             .await
             .context("the task that carries over")?;
-            outcome.with_context(|| format!("carry over what process {instance} has counted"))?;
+            if let Err(error) = outcome {
+                tracing::error!(
+                    instance,
+                    "what an earlier process has counted cannot be carried over: {error:#}"
+                );
+            }
             self.watchdog.feed();
         }
         Ok(scanner)

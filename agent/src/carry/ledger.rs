@@ -18,6 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use bytes::Bytes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -33,11 +34,15 @@ const STATE_AT: u64 = 48;
 /// No state is longer. Bounds what is read of a file that somebody else has written.
 const MOST_STATE_BYTES: u64 = 64 << 20;
 
+/// Nor are all batches of a scan.
+const MOST_BATCH_BYTES: u64 = 4 << 30;
+
 /// Writes commits. They outlive the process if the service manager keeps the files.
 pub struct Ledger {
     files: [File; 2],
     /// Of the last commit.
     seq: u64,
+    is_delivered: bool,
     state_end: u64,
 }
 
@@ -51,6 +56,7 @@ impl Ledger {
         Ok(Self {
             files: [first?, second?],
             seq: 0,
+            is_delivered: false,
             state_end: 0,
         })
     }
@@ -82,6 +88,7 @@ impl Ledger {
         file.set_len(end)?;
         file.write_all_at(&header(seq, &state), 0)?;
         self.seq = seq;
+        self.is_delivered = false;
         Ok(())
     }
 
@@ -91,13 +98,19 @@ impl Ledger {
     }
 
     /// Notes that all consumers have the batches of the commit `seq`, and frees their memory.
-    pub fn delivered(&self, seq: u64) -> io::Result<()> {
+    pub fn delivered(&mut self, seq: u64) -> io::Result<()> {
         if seq != self.seq {
             return Ok(());
         }
+        self.is_delivered = true;
         let file = self.file(seq);
         file.write_all_at(&[1], DELIVERED_AT)?;
         file.set_len(self.state_end)
+    }
+
+    /// Whether all consumers have the batches of the last commit.
+    pub fn is_delivered(&self) -> bool {
+        self.is_delivered
     }
 
     /// The number of the last commit.
@@ -162,6 +175,10 @@ pub fn read<S: DeserializeOwned>(files: impl IntoIterator<Item = OwnedFd>) -> Re
     let (is_cleared, is_delivered) = (mark(CLEARED_AT)?, mark(DELIVERED_AT)?);
     let at = STATE_AT + state.len() as u64;
     let len = file.metadata()?.len().saturating_sub(at);
+    ensure!(
+        len <= MOST_BATCH_BYTES,
+        "the predecessor's ledger is too long"
+    );
     let mut batches = vec![0; if is_delivered { 0 } else { len as usize }];
     file.read_exact_at(&mut batches, at)
         .context("read the predecessor's batches")?;
@@ -195,6 +212,7 @@ fn whole(file: &File) -> Option<(u64, Vec<u8>)> {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Stored {
     pub len_bytes: u64,
+    pub crc: u32,
     pub records: u32,
     pub packets: u64,
     pub bytes: u64,
@@ -204,13 +222,19 @@ pub struct Stored {
 }
 
 /// Cuts the bytes of a commit into its batches.
-pub fn cut(batches: &[u8], stored: &[Stored]) -> Result<Vec<(Stored, Vec<u8>)>> {
-    let mut rest = batches;
+pub fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<(Stored, Bytes)>> {
     let mut cut = Vec::new();
     for one in stored {
-        let bytes = rest.split_off(..one.len_bytes as usize);
-        let bytes = bytes.context("the predecessor's ledger lacks batches")?;
-        cut.push((one.clone(), bytes.to_vec()));
+        ensure!(
+            one.len_bytes <= rest.len() as u64,
+            "the predecessor's ledger lacks batches"
+        );
+        let bytes = rest.split_to(one.len_bytes as usize);
+        ensure!(
+            crc32fast::hash(&bytes) == one.crc,
+            "a batch in the predecessor's ledger is not as it was stored"
+        );
+        cut.push((one.clone(), bytes));
     }
     ensure!(
         rest.is_empty(),
@@ -291,8 +315,9 @@ mod tests {
 
     #[test]
     fn batches_are_cut_as_they_were_stored() {
-        let stored = |len_bytes| Stored {
-            len_bytes,
+        let stored = |body: &[u8]| Stored {
+            len_bytes: body.len() as u64,
+            crc: crc32fast::hash(body),
             records: 0,
             packets: 0,
             bytes: 0,
@@ -300,13 +325,13 @@ mod tests {
             index: 0,
             last_of_scan: false,
         };
-        let all = [stored(3), stored(0), stored(2)];
-        let parts: Vec<_> = cut(b"abcde", &all)
-            .unwrap()
-            .into_iter()
-            .map(|(_, part)| part)
-            .collect();
+        let all = [stored(b"abc"), stored(b""), stored(b"de")];
+        let cut = |bytes: &'static [u8]| cut(Bytes::from_static(bytes), &all);
+        let parts: Vec<_> = cut(b"abcde").unwrap();
+        let parts: Vec<_> = parts.iter().map(|(_, part)| &part[..]).collect();
         assert_eq!(parts, [&b"abc"[..], b"", b"de"]);
-        assert!(cut(b"abcd", &all).is_err() && cut(b"abcdef", &all).is_err());
+        for other in [&b"abcd"[..], b"abcdef", b"abcdE"] {
+            assert!(cut(other).is_err());
+        }
     }
 }

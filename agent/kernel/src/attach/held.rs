@@ -88,7 +88,8 @@ impl Drop for HeldLink {
         let Some(stored) = &self.stored else {
             return;
         };
-        if self.is_left.load(Relaxed) {
+        // After a panic, the next process takes over.
+        if self.is_left.load(Relaxed) || std::thread::panicking() {
             return;
         }
         if let Err(error) = bpf::detach_link(self.fd.as_fd()) {

@@ -71,7 +71,8 @@ impl OldPage {
     fn open(files: &mut BTreeMap<String, OwnedFd>, page: u32, kinds: Kinds) -> Result<Self> {
         let prefix = format!("windows.{page}.");
         let sizes = files.keys().filter_map(|name| name.strip_prefix(&prefix));
-        let sizes = sizes.filter_map(|size| size.parse().ok());
+        // No page is larger: the numbers of its elements fit into 32 bits.
+        let sizes = sizes.filter_map(|size| size.parse().ok().filter(|&size| size < 1 << 26));
         let sizes: Vec<_> = sizes.map(|windows| Size { windows }).collect();
         let mut windows = Vec::new();
         for size in sizes {

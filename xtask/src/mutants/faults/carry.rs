@@ -13,14 +13,14 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: only one page of an earlier process is drained",
         file: "agent/src/carry.rs",
-        from: "(0..2).filter(move |&page| Some(page) != read)",
-        to: "(0..1).filter(move |&page| Some(page) != read)",
+        from: "(0..2).filter(is_left).collect()",
+        to: "(0..1).filter(is_left).collect()",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
     },
     Fault {
         name: "carry: what was drained stays in the store",
-        file: "agent/src/scan.rs",
-        from: "carry.keep().forget(&heritage.instance, &heritage.files);",
+        file: "agent/src/scan/carried.rs",
+        from: "self.out.keep.forget(&heritage.instance, &heritage.files);",
         to: "",
         target: agent(
             "carry_over::kills::nothing_of_an_earlier_agent_stays_in_the_store_once_the_next_one_counts",
@@ -36,8 +36,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: a stop leaves the programs as a restart does",
         file: "agent/src/agent/scanning.rs",
-        from: "&& service_manager::is_restarting().await",
-        to: "",
+        from: "(failed.is_some() || service_manager::is_restarting().await)",
+        to: "(failed.is_some() || !service_manager::is_restarting().await)",
         target: agent("carry_over::restarts::a_stop_detaches_and_the_next_start_counts_from_zero"),
     },
     Fault {

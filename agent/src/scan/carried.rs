@@ -1,0 +1,143 @@
+//! Takes in what earlier processes have counted.
+
+use std::collections::BTreeSet;
+
+use agent_common::{HookAccount, Pair, Reason};
+use anyhow::Result;
+use flows::encoder::{Sampling, ScanHeader};
+use sys::clock;
+
+use super::{Purpose, Scanner, sink};
+use crate::carry::Heritage;
+
+/// What was taken over from earlier processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CarriedOver {
+    pub processes: u64,
+    pub flows: u64,
+    /// Packets and bytes that these processes had counted and not drained.
+    pub seen: Pair,
+    /// Batches that were published once more, since it was not certain that all consumers had them.
+    pub repeated_batches: u64,
+    /// Packets and bytes that waited for their report interval, and are in no record.
+    pub unreported: Pair,
+}
+
+impl Scanner {
+    /// Takes in what an earlier process has counted and not drained, as a scan of its own. No program of that process
+    /// may still run.
+    pub fn carry_over(&mut self, mut heritage: Heritage) -> Result<()> {
+        self.kernel.pages.wait_for_programs()?;
+        let (scan_clock, set_by_ns) = self.clock()?;
+        if self.taking.is_some() {
+            self.complete_snapshot();
+        }
+        self.follow_set_clock(set_by_ns);
+        self.replica.begin_scan(scan_clock);
+        let encode = self.out.hub.has_consumers();
+        for batch in heritage.take_batches() {
+            self.out.publish(&batch);
+            self.carried_over.repeated_batches += 1;
+        }
+        let window_end_unix_ns = clock::unix_ns(scan_clock);
+        self.encoder.sample(Sampling {
+            rate: heritage.sample_rate(),
+            is_asked: heritage.sample_rate() != self.sample_rates.own,
+        });
+        let account = account_of(&heritage);
+        let refused = account.not_inserted().packets != 0;
+        let seen = account.get(Reason::Seen);
+        self.account.merge(&account);
+        self.departed.account.merge(&account);
+        self.stats.count += 1;
+        if encode {
+            let mut interfaces = heritage.interfaces();
+            let known = |one: &proto::Interface| {
+                let mut own = self.interfaces.messages().iter();
+                own.any(|own| (own.netns, own.ifindex) == (one.netns, one.ifindex))
+            };
+            interfaces.retain(|one| !known(one));
+            interfaces.extend_from_slice(self.interfaces.messages());
+            self.encoder.begin(&ScanHeader {
+                scan_id: self.stats.count,
+                window_start_unix_ns: heritage.window_end_unix_ns(),
+                window_end_unix_ns,
+                capacity: u64::from(self.kernel.pages.capacity()),
+                refused_in_window: refused,
+                interfaces: interfaces.into(),
+            });
+        }
+        let (mut flows, mut sum) = (0, Pair::default());
+        for page in heritage.undrained() {
+            let Self {
+                replica,
+                encoder,
+                out,
+                drained,
+                ..
+            } = self;
+            let mut sink = sink(encoder, out, encode);
+            flows += heritage.read(page, |keys, counters, senders| {
+                sum += drained.add(keys, counters);
+                replica.update_with(keys, counters, senders, &mut sink);
+            })?;
+        }
+        self.account.add(Reason::Flows, sum.packets, sum.bytes);
+        self.departed
+            .account
+            .add(Reason::Flows, sum.packets, sum.bytes);
+        // Its account is that of departed interfaces, too.
+        self.drained.merge_into(&mut self.traffic, &mut []);
+        let out = &self.out;
+        out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
+        self.end(Purpose::Scan, encode, flows, &BTreeSet::new());
+        if let Some(carry) = &mut self.out.carry {
+            carry.drained(&heritage);
+        }
+        self.commit(&[], window_end_unix_ns);
+        if let Some(carry) = &mut self.out.carry {
+            carry.cleared()?;
+        }
+        self.out.keep.forget(&heritage.instance, &heritage.files);
+        let carried = &mut self.carried_over;
+        carried.processes += 1;
+        carried.flows += flows;
+        carried.seen += seen;
+        carried.unreported += heritage.waiting();
+        tracing::info!(
+            instance = heritage.instance,
+            flows,
+            packets = seen.packets,
+            bytes = seen.bytes,
+            repeated_batches = carried.repeated_batches,
+            "carried over what an earlier process had counted since its last scan"
+        );
+        let waiting = heritage.waiting();
+        if waiting != Pair::default() {
+            tracing::warn!(
+                packets = waiting.packets,
+                bytes = waiting.bytes,
+                "an earlier process had counted these packets, but was killed before they were due for a report                  (--report-interval): they are in no record"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// The packets of an account that its process has not drained. None of them is in a flow yet.
+fn account_of(heritage: &Heritage) -> HookAccount {
+    let mut account = HookAccount::default();
+    for page in [0, 1] {
+        account.merge(&heritage.account(page));
+    }
+    account.counters[Reason::Flows as usize] = Pair::default();
+    // Which of its hooks saw a packet is not known here, so all of them have the mark.
+    let seen = account.get(Reason::Seen);
+    if heritage.is_inexact() {
+        account.add(Reason::Inexact, seen.packets, seen.bytes);
+    }
+    if heritage.are_tags_unknown() {
+        account.add(Reason::TagsUnknown, seen.packets, seen.bytes);
+    }
+    account
+}
