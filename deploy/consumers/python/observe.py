@@ -6,6 +6,7 @@
 """
 
 import json
+import signal
 import sys
 
 import grpc
@@ -25,7 +26,10 @@ try:
     with grpc.insecure_channel(target) as channel:
         agent = flow_pb2_grpc.FlowAgentStub(channel)
         # The stream ends when the agent stops.
-        for batch in agent.Observe(flow_pb2.ObserveRequest(consumer="example in Python")):
+        stream = agent.Observe(flow_pb2.ObserveRequest(consumer="example in Python"))
+        # So does Ctrl-C end it: the exception that Python raises otherwise may be lost inside gRPC.
+        signal.signal(signal.SIGINT, lambda *_: stream.cancel())
+        for batch in stream:
             # Batches that the agent dropped because this consumer was slow count in `lost_...` and leave no gap here.
             if batch.stream_seq != seq + 1:
                 sys.exit(f"batch {batch.stream_seq} came after {seq}: some are missing")
@@ -42,5 +46,6 @@ try:
 except KeyboardInterrupt:
     pass
 except grpc.RpcError as error:
-    sys.exit(f"{target}: {error.details()}")
+    if error.code() != grpc.StatusCode.CANCELLED:
+        sys.exit(f"{target}: {error.details()}")
 tell()
