@@ -234,25 +234,28 @@ fn is_there(field: &Field) -> String {
 fn put(field: &Field) -> String {
     let Field { name, number, .. } = field;
     let value = format!("fields.{name}");
+    // Fields whose usual values take one byte.
+    let is_short = match field.kind {
+        Kind::Flag | Kind::Enum(_) => true,
+        Kind::Number => field.limit.is_some_and(|limit| limit <= u8::MAX.into()),
+        _ => false,
+    };
+    if field.is_optional && matches!(field.kind, Kind::Number | Kind::Id | Kind::Enum(_)) {
+        let method = if is_short { "short_value" } else { "value" };
+        let cast = match field.kind {
+            Kind::Id => "",
+            Kind::Number => ".into()",
+            _ => " as u64",
+        };
+        return format!(
+            "        if let Some(value) = {value} {{\n            self.{method}::<{number}>(value{cast});\n        }}\n"
+        );
+    }
+    let count = if is_short { "short_count" } else { "count" };
     let put = match &field.kind {
-        Kind::Number | Kind::Id if field.is_optional => {
-            let into = if field.kind == Kind::Id {
-                ""
-            } else {
-                ".into()"
-            };
-            return format!(
-                "        if let Some(value) = {value} {{\n            self.value::<{number}>(value{into});\n        }}\n"
-            );
-        }
-        Kind::Enum(_) if field.is_optional => {
-            return format!(
-                "        if let Some(value) = {value} {{\n            self.value::<{number}>(value as u64);\n        }}\n"
-            );
-        }
-        Kind::Enum(_) => format!("count::<{number}>({value} as u64)"),
-        Kind::Number | Kind::Flag => format!("count::<{number}>({value}.into())"),
-        Kind::Counter | Kind::Id => format!("count::<{number}>({value})"),
+        Kind::Enum(_) => format!("{count}::<{number}>({value} as u64)"),
+        Kind::Number | Kind::Flag => format!("{count}::<{number}>({value}.into())"),
+        Kind::Counter | Kind::Id => format!("{count}::<{number}>({value})"),
         Kind::Time => format!("fixed64::<{number}>({value})"),
         Kind::Address => format!("address::<{number}>(&{value})"),
         Kind::Digest => format!("bytes::<{number}>(&{value})"),

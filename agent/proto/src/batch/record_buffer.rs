@@ -131,6 +131,25 @@ impl Writer<'_> {
         self.varint(value);
     }
 
+    /// Like `count`, for values that usually take one byte.
+    #[inline(always)]
+    fn short_count<const FIELD: u32>(&mut self, value: u64) {
+        if value != 0 {
+            self.short_value::<FIELD>(value);
+        }
+    }
+
+    /// Like `value`, for values that usually take one byte.
+    #[inline(always)]
+    fn short_value<const FIELD: u32>(&mut self, value: u64) {
+        self.tag::<FIELD, VARINT>();
+        if value < 0x80 {
+            self.byte(value as u8);
+        } else {
+            self.len = put_long_varint(self.bytes, self.len, value);
+        }
+    }
+
     #[inline(always)]
     fn fixed64<const FIELD: u32>(&mut self, value: u64) {
         self.tag::<FIELD, FIXED64>();
@@ -188,7 +207,7 @@ fn put_long_len(bytes: &mut Room, start: usize, len: usize) -> usize {
     end + 1
 }
 
-/// Writes a varint that does not fit into a word. Returns the offset behind it.
+/// Writes a varint that is longer than its field's usually are. Returns the offset behind it.
 #[cold]
 fn put_long_varint(bytes: &mut Room, at: usize, value: u64) -> usize {
     let mut rest = &mut bytes[at..];
