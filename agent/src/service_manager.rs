@@ -5,16 +5,8 @@
 
 use std::{
     env,
-    ffi::{OsStr, OsString},
-    io,
-    os::{
-        linux::net::SocketAddrExt as _,
-        unix::{
-            ffi::OsStrExt as _,
-            net::{SocketAddr, UnixDatagram},
-        },
-    },
-    process,
+    ffi::OsString,
+    io, process,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -22,10 +14,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use formats::{harmless::harmless, human};
 use proto::AgentStatus;
-use sys::{clock, log_limit::LogLimit};
+use sys::{clock, log_limit::LogLimit, notify_socket::NotifySocket};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -70,8 +62,7 @@ impl Shown {
 }
 
 struct Manager {
-    socket: UnixDatagram,
-    address: SocketAddr,
+    socket: NotifySocket,
     /// If no keep-alive arrives for this long, the manager kills the agent.
     watchdog: Option<Duration>,
     is_ready: AtomicBool,
@@ -83,24 +74,17 @@ struct Manager {
 impl ServiceManager {
     /// The manager that `NOTIFY_SOCKET` names, with the watchdog of `WATCHDOG_USEC` and `WATCHDOG_PID`.
     pub fn from_environment() -> Result<Self> {
-        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
-        let Some(path) = variable("NOTIFY_SOCKET") else {
+        let Some(socket) = NotifySocket::from_environment(None)? else {
             return Ok(Self::default());
         };
-        let address =
-            address(&path).with_context(|| format!("use NOTIFY_SOCKET {}", path.display()))?;
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         let watchdog = watchdog(
             variable("WATCHDOG_USEC"),
             variable("WATCHDOG_PID"),
             process::id(),
         )?;
-        let socket = UnixDatagram::unbound().context("make a socket for the service manager")?;
-        socket
-            .set_nonblocking(true)
-            .context("make the socket for the service manager not wait")?;
         Ok(Self(Some(Arc::new(Manager {
             socket,
-            address,
             watchdog,
             is_ready: AtomicBool::new(false),
             shown: Mutex::default(),
@@ -219,9 +203,7 @@ impl Manager {
     }
 
     fn send(&self, message: &str) -> io::Result<()> {
-        self.socket
-            .send_to_addr(message.as_bytes(), &self.address)
-            .map(drop)
+        self.socket.send(message, None)
     }
 
     fn log(&self, message: &str, error: &io::Error) {
@@ -260,15 +242,6 @@ impl Watchdog {
             self.due = Some(now + self.every);
         }
     }
-}
-
-/// A path, or `@` and a name in the abstract namespace.
-fn address(path: &OsStr) -> Result<SocketAddr> {
-    Ok(match path.as_bytes() {
-        [b'/', ..] => SocketAddr::from_pathname(path)?,
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        _ => bail!("it is neither an absolute path nor @ and a name"),
-    })
 }
 
 /// The limit in microseconds, unless it is for another process.
@@ -427,18 +400,6 @@ mod tests {
             shown(3, "eth7"),
             format!("{others}, no interface eth7 and 2 more")
         );
-    }
-
-    #[test]
-    fn a_socket_is_a_path_or_an_abstract_name() {
-        let path = address(OsStr::new("/run/systemd/notify")).unwrap();
-        assert_eq!(
-            path.as_pathname().unwrap().to_str(),
-            Some("/run/systemd/notify")
-        );
-        let name = address(OsStr::new("@notify")).unwrap();
-        assert_eq!(name.as_abstract_name(), Some(&b"notify"[..]));
-        assert!(address(OsStr::new("vsock:2:1234")).is_err());
     }
 
     #[test]

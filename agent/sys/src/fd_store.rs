@@ -3,29 +3,20 @@
 
 use std::{
     collections::BTreeMap,
-    env,
     ffi::OsStr,
     io,
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
+    os::fd::{AsFd as _, BorrowedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-        SocketFlags, SocketType, sendmsg_addr, socket_with,
-        sockopt::{Timeout, set_socket_timeout},
-    },
     pipe::{PipeFlags, pipe_with},
 };
+
+use crate::notify_socket::NotifySocket;
 
 /// The names of all descriptors that this program stores begin with this. Sockets that the manager opens have the name
 /// of their unit.
@@ -40,8 +31,7 @@ pub struct FdStore(Option<Arc<Manager>>);
 
 #[derive(Debug)]
 struct Manager {
-    socket: OwnedFd,
-    address: SocketAddrUnix,
+    socket: NotifySocket,
     counted: Mutex<Counted>,
 }
 
@@ -57,35 +47,23 @@ struct Counted {
 impl FdStore {
     /// The store of the manager that `NOTIFY_SOCKET` names. Fails without one.
     pub fn from_environment() -> Result<Self> {
-        let path = env::var_os("NOTIFY_SOCKET").filter(|path| !path.is_empty());
-        let path = path.context("no service manager started this process (NOTIFY_SOCKET)")?;
-        Self::at(&path).context("use NOTIFY_SOCKET")
+        let socket = NotifySocket::from_environment(Some(PATIENCE))?;
+        let socket = socket.context("no service manager started this process (NOTIFY_SOCKET)")?;
+        Ok(Self::over(socket))
     }
 
     /// The store of the manager at this socket: an absolute path, or `@` and an abstract name.
     pub fn at(path: &OsStr) -> Result<Self> {
-        let address = match path.as_bytes() {
-            path @ [b'/', ..] => SocketAddrUnix::new(path),
-            [b'@', name @ ..] => SocketAddrUnix::new_abstract_name(name),
-            _ => bail!(
-                "{} is neither an absolute path nor @ and a name",
-                path.display()
-            ),
-        };
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::DGRAM,
-            SocketFlags::CLOEXEC,
-            None,
-        )
-        .context("make a socket for the service manager")?;
-        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))
-            .context("limit the wait for the service manager")?;
-        Ok(Self(Some(Arc::new(Manager {
+        let socket = NotifySocket::at(path, Some(PATIENCE));
+        let socket = socket.with_context(|| format!("send to {}", path.display()))?;
+        Ok(Self::over(socket))
+    }
+
+    fn over(socket: NotifySocket) -> Self {
+        Self(Some(Arc::new(Manager {
             socket,
-            address: address.with_context(|| format!("send to {}", path.display()))?,
             counted: Mutex::default(),
-        }))))
+        })))
     }
 
     /// Sets how many descriptors the manager stores, and the names of those that it has.
@@ -163,31 +141,9 @@ impl FdStore {
     }
 
     fn send(&self, message: &str, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let Some(Manager {
-            socket, address, ..
-        }) = self.0.as_deref()
-        else {
-            return Ok(());
-        };
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        let fds = fd.as_slice();
-        if !fds.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let message = [io::IoSlice::new(message.as_bytes())];
-        loop {
-            match sendmsg_addr(
-                socket,
-                address,
-                &message,
-                &mut ancillary,
-                SendFlags::NOSIGNAL,
-            ) {
-                Ok(_) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        match self.0.as_deref() {
+            Some(manager) => manager.socket.send(message, fd),
+            None => Ok(()),
         }
     }
 }
