@@ -14,7 +14,7 @@ use agent_common::{
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapData;
 
-use super::{carry::Keep, mapped_array::MappedArray, memory::map_memory_bytes};
+use super::{carry::Keep, foreign_map, mapped_array::MappedArray, memory::map_memory_bytes};
 
 /// Layout of the accounts in their maps: by page, then by hook. Each CPU has its own copy of the counters that every
 /// packet adds to.
@@ -127,22 +127,10 @@ impl Accounts {
             (2..MOST).contains(&accounts) && accounts.saturating_mul(layout.cpus.into()) < MOST,
             "the predecessor cannot have had so many accounts"
         );
-        let mut map = |name: &str, entries: u32, len: usize| {
-            let map = files
-                .remove(name)
-                .with_context(|| format!("the predecessor's map {name} is missing"))?;
-            let map = MapData::from_fd(map).context("ask for the map's shape")?;
-            let info = map.info().context("ask for the map's shape")?;
-            ensure!(
-                (info.value_size() as usize, info.max_entries()) == (len, entries),
-                "the predecessor's map {name} is of another kind"
-            );
-            Ok(map)
-        };
         let maps = Maps {
-            common: map(COMMON, layout.common_entries(), size_of::<Common>())?,
-            rare: map(RARE, layout.rare_entries(), size_of::<Rare>())?,
-            pending: map(PENDING, layout.pending_entries(), size_of::<AllPending>())?,
+            common: stored::<Common>(files, COMMON, layout.common_entries())?,
+            rare: stored::<Rare>(files, RARE, layout.rare_entries())?,
+            pending: stored::<AllPending>(files, PENDING, layout.pending_entries())?,
         };
         Self::new(maps, layout)
     }
@@ -255,6 +243,14 @@ impl Accounts {
     pub fn kernel_memory_bytes(&self) -> u64 {
         self.kernel_memory_bytes
     }
+}
+
+/// A map among the files that an earlier process has stored.
+fn stored<V>(files: &mut BTreeMap<String, OwnedFd>, name: &str, elements: u32) -> Result<MapData> {
+    let map = files.remove(name);
+    let map = map.with_context(|| format!("the predecessor's map {name} is missing"))?;
+    foreign_map::array::<V>(map, elements)
+        .with_context(|| format!("open the predecessor's map {name}"))
 }
 
 /// The reason of a place in an entry, as its index in [`Rare`].

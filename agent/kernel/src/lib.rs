@@ -9,7 +9,7 @@
 //!   sockets, and [`drops`] what the kernel drops.
 //! - [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs
 //!   cost, [`loaded`] names programs of others, and [`refusal`] explains why a program was refused. [`capabilities`], [`cgroup_limit`] and
-//!   [`limits`] are what this process may do and take. [`ring`], [`tracepoint`] and [`iterator`] are what several of these share.
+//!   [`limits`] are what this process may do and take. [`ring`], [`tracepoint`], [`iterator`] and [`foreign_map`] are what several of these share.
 //!
 //! May depend on: `rules`, `sys`, and `agent-common`. Knows nothing about gRPC or outputs.
 
@@ -27,6 +27,7 @@ pub mod dns;
 pub mod drops;
 pub mod filled;
 pub mod flowtables;
+mod foreign_map;
 pub mod fragments;
 pub mod icmp_errors;
 pub mod inner_map;

@@ -12,11 +12,8 @@ use agent_common::{
     senders::Kinds,
     slots::{self, EMPTY, Hash, SLOTS, Slot, TRIES, Window},
 };
-use anyhow::{Context as _, Result, ensure};
-use aya::{
-    Pod,
-    maps::{MapData, MapInfo, MapType},
-};
+use anyhow::{Context as _, Result};
+use aya::{Pod, maps::MapData};
 use aya_obj::generated::{
     BPF_F_INNER_MAP, BPF_F_MMAPABLE, BPF_F_NO_PREALLOC,
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
@@ -29,7 +26,7 @@ use super::{
 };
 use crate::{
     bpf::{self, Shape},
-    inner_map,
+    foreign_map, inner_map,
     memory::map_memory_bytes,
 };
 
@@ -86,7 +83,7 @@ impl Windows {
 
     /// The windows that another process made, with its array of senders.
     pub fn open(map: OwnedFd, size: Size, senders: Option<OwnedFd>, kinds: Kinds) -> Result<Self> {
-        let map = array::<Window>(map, slots::elements(size.windows))?;
+        let map = foreign_map::array::<Window>(map, slots::elements(size.windows))?;
         let senders = senders.map(|senders| SendersOfPage::open(senders, size.windows, kinds));
         Self::of(map, size, senders.transpose()?)
     }
@@ -260,7 +257,7 @@ impl Behind {
     /// The maps that another process made.
     pub fn open(map: OwnedFd, senders: Option<OwnedFd>) -> Result<Self> {
         Ok(Self {
-            map: hash::<FlowKey, FlowCounters>(map)?,
+            map: foreign_map::hash::<FlowKey, FlowCounters>(map)?,
             senders: senders.map(SendersBehind::open).transpose()?,
         })
     }
@@ -307,30 +304,6 @@ impl Behind {
         bpf::take_all::<FlowKey, FlowCounters>(self.map.fd().as_fd(), |_, _| {})?;
         self.senders.as_ref().map_or(Ok(()), SendersBehind::clear)
     }
-}
-
-/// A descriptor from elsewhere as an array with values of this type. Fails if it is anything else.
-pub(super) fn array<V>(map: OwnedFd, elements: u32) -> Result<MapData> {
-    opened(map, |info| {
-        (info.key_size(), info.value_size(), info.max_entries())
-            == (size_of::<u32>() as u32, size_of::<V>() as u32, elements)
-            && info.map_type().is_ok_and(|kind| kind == MapType::Array)
-    })
-}
-
-/// A descriptor from elsewhere as a hash map of these types. Fails if it is anything else.
-pub(super) fn hash<K, V>(map: OwnedFd) -> Result<MapData> {
-    opened(map, |info| {
-        (info.key_size(), info.value_size()) == (size_of::<K>() as u32, size_of::<V>() as u32)
-            && info.map_type().is_ok_and(|kind| kind == MapType::Hash)
-    })
-}
-
-fn opened(map: OwnedFd, is_it: impl FnOnce(&MapInfo) -> bool) -> Result<MapData> {
-    let map = MapData::from_fd(map).context("ask for the map's shape")?;
-    let info = map.info().context("ask for the map's shape")?;
-    ensure!(is_it(&info), "it is a map of another kind");
-    Ok(map)
 }
 
 fn bytes<T: Pod>(value: &T) -> &[u8] {

@@ -20,10 +20,9 @@ use aya_obj::generated::{
     bpf_map_type::{BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_HASH},
 };
 
-use super::page::{array, hash};
 use crate::{
     bpf::{self, Shape},
-    inner_map,
+    foreign_map, inner_map,
     mapped_array::mapped,
     memory::map_memory_bytes,
 };
@@ -60,7 +59,7 @@ impl SendersOfPage {
 
     /// The array that another process made.
     pub fn open(map: OwnedFd, windows: u32, kinds: Kinds) -> Result<Self> {
-        let map = array::<PlaneOfWindow>(map, windows * kinds.planes())?;
+        let map = foreign_map::array::<PlaneOfWindow>(map, windows * kinds.planes())?;
         Self::over(map, windows, kinds)
     }
 
@@ -217,7 +216,7 @@ impl SendersBehind {
 
     /// The map that another process made.
     pub fn open(map: OwnedFd) -> Result<Self> {
-        hash::<FlowKey, Senders>(map).map(Self)
+        foreign_map::hash::<FlowKey, Senders>(map).map(Self)
     }
 
     pub fn map(&self) -> &MapData {
