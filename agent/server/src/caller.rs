@@ -146,13 +146,15 @@ impl Caller {
         }
     }
 
-    /// Gives up the place for another connection. Fails if a request is open.
-    pub fn give_way(&self) -> bool {
+    /// Gives up the place for another connection, and counts that. Fails if a request is open.
+    pub fn give_way(&self, admission: &AdmissionControl) -> bool {
         let mut activity = self.activity();
         if activity.open > 0 || activity.place.take().is_none() {
             return false;
         }
         drop(activity);
+        // Counted before the peer can see the connection end.
+        admission.refuse(Refusal::GaveWay, &self.peer);
         self.connection.has_given_way.store(true, Relaxed);
         self.connection.task.wake();
         true

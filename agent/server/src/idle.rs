@@ -1,10 +1,7 @@
 //! A listener's connections without an open request. When the listener has no place left, one of them gives way: first
 //! those that never had an admitted request.
 
-use super::{
-    caller::Caller,
-    limits::{AdmissionControl, Refusal},
-};
+use super::{caller::Caller, limits::AdmissionControl};
 use crate::silent::Silent;
 
 #[derive(Default)]
@@ -20,8 +17,7 @@ impl Idle {
     pub(super) fn make_room(&self, admission: &AdmissionControl) -> bool {
         while let Some(caller) = self.silent.pop().or_else(|| self.rested.pop()) {
             // A request may have arrived meanwhile.
-            if caller.give_way() {
-                admission.refuse(Refusal::GaveWay, &caller.peer);
+            if caller.give_way(admission) {
                 return true;
             }
         }
