@@ -49,7 +49,7 @@ use tokio::{
 };
 
 use crate::{
-    carry::{Carry, Carrying},
+    carry::{Carrying, Checkpoints},
     changes::{Changes, Request, Times},
     memory_limit::Needs,
     rules::RunningRules,
@@ -161,7 +161,7 @@ pub struct Agent {
     requests: mpsc::Receiver<Request>,
     limits: watch::Sender<Limits>,
     carrying: Carrying,
-    carry: Option<Carry>,
+    checkpoints: Option<Checkpoints>,
 }
 
 impl Agent {
@@ -236,7 +236,7 @@ impl Agent {
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
-        let carry = carrying.start(&mut kernel, config.sample_rate)?;
+        let checkpoints = carrying.start(&mut kernel, config.sample_rate)?;
         // Before the first scan, so that the outputs get every batch.
         outputs.replace(config.outputs.clone());
         Ok(Self {
@@ -259,7 +259,7 @@ impl Agent {
             requests,
             limits,
             carrying,
-            carry,
+            checkpoints,
         })
     }
 
@@ -328,7 +328,7 @@ impl Agent {
             requests,
             limits,
             carrying,
-            carry,
+            checkpoints,
             ..
         } = self;
         let qdiscs = NetlinkReadings::open(&namespaces)?;
@@ -345,7 +345,7 @@ impl Agent {
             encoder: encoder(&identity, &config, names),
             enrichment,
             hub: hub.clone(),
-            carry,
+            checkpoints,
             keep,
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,

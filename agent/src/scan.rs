@@ -40,7 +40,7 @@ use sys::{
     log_limit::LogLimit,
 };
 
-use crate::carry::{Carry, Scanned as Committed};
+use crate::carry::{Checkpoint, Checkpoints};
 
 mod carried;
 mod durations;
@@ -174,7 +174,7 @@ pub struct ScannerParts {
     /// Has supplied the replica and the encoder.
     pub enrichment: Vec<Box<dyn Kind>>,
     /// Set if a successor may continue.
-    pub carry: Option<Carry>,
+    pub checkpoints: Option<Checkpoints>,
     /// What earlier processes have stored is removed there once it is taken over.
     pub keep: Keep,
 }
@@ -182,15 +182,15 @@ pub struct ScannerParts {
 /// Where batches go.
 struct Out {
     hub: Hub,
-    carry: Option<Carry>,
+    checkpoints: Option<Checkpoints>,
     keep: Keep,
 }
 
 impl Out {
     /// Publishes a batch, or holds it back until the scan is committed.
     fn publish(&mut self, batch: &Batch) {
-        match &mut self.carry {
-            Some(carry) => carry.hold(batch),
+        match &mut self.checkpoints {
+            Some(checkpoints) => checkpoints.hold(batch),
             None => self.hub.publish(batch),
         }
     }
@@ -222,7 +222,7 @@ impl Scanner {
             encoder: parts.encoder,
             out: Out {
                 hub: parts.hub,
-                carry: parts.carry,
+                checkpoints: parts.checkpoints,
                 keep: parts.keep,
             },
             carried_over: CarriedOver::default(),
@@ -263,7 +263,7 @@ impl Scanner {
 
     /// Whether the programs can go on counting for a successor.
     pub fn can_leave(&self) -> bool {
-        self.out.carry.is_some() && self.attachments.can_leave()
+        self.out.checkpoints.is_some() && self.attachments.can_leave()
     }
 
     /// Scans a last time and ends every flow, but leaves the programs counting: see [`leave`](Self::leave).
@@ -286,8 +286,8 @@ impl Scanner {
         /// Longer than the outputs may take.
         const PATIENCE: Duration = Duration::from_secs(6);
         let is_left = self.attachments.leave();
-        if let Some(carry) = &self.out.carry {
-            carry.wait_for_delivery(&self.out.hub, PATIENCE);
+        if let Some(checkpoints) = &self.out.checkpoints {
+            checkpoints.wait_for_delivery(PATIENCE);
         }
         if !is_left {
             tracing::warn!(
@@ -299,8 +299,8 @@ impl Scanner {
     /// Detaches everything, and removes what a successor would take over.
     fn detach(self) {
         drop(self.attachments);
-        if let Some(carry) = self.out.carry {
-            carry.end();
+        if let Some(checkpoints) = self.out.checkpoints {
+            checkpoints.end();
         }
     }
 
@@ -394,8 +394,8 @@ impl Scanner {
         for page in idle {
             self.kernel.pages.clear(page)?;
         }
-        if let Some(carry) = &mut self.out.carry {
-            carry.cleared()?;
+        if let Some(checkpoints) = &self.out.checkpoints {
+            checkpoints.cleared()?;
         }
         self.forget(&left, &left_ids)?;
         self.window_start_unix_ns = window_end_unix_ns;
@@ -575,16 +575,17 @@ impl Scanner {
     fn commit(&mut self, pages: &[u32], window_end_unix_ns: u64) {
         let Self {
             kernel,
-            out: Out { hub, carry, .. },
+            out: Out {
+                hub, checkpoints, ..
+            },
             interfaces,
             hooks,
             sample_rates,
-            stats,
             replica,
             ..
         } = self;
-        if let Some(carry) = carry {
-            let scanned = Committed {
+        if let Some(checkpoints) = checkpoints {
+            let checkpoint = Checkpoint {
                 pages,
                 is_inexact: hooks
                     .iter()
@@ -592,11 +593,10 @@ impl Scanner {
                 are_tags_unknown: hooks.iter().any(|state| state.hook.tags_unknown),
                 window_end_unix_ns,
                 sample_rate: sample_rates.current,
-                scan_id: stats.count,
                 interfaces: interfaces.messages(),
                 waiting: replica.waiting(),
             };
-            carry.commit(kernel, &scanned, hub);
+            checkpoints.commit(kernel, &checkpoint, hub);
         }
     }
 

@@ -17,8 +17,10 @@ use std::{
     },
 };
 
+use agent_common::Pair;
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
+use proto::batch::Batch;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -221,20 +223,52 @@ pub struct Stored {
     pub last_of_scan: bool,
 }
 
+impl Stored {
+    /// How the ledger has a batch, with its bytes.
+    pub fn of(batch: &Batch) -> (Self, Bytes) {
+        let body = batch.body.clone();
+        let stored = Self {
+            len_bytes: body.len() as u64,
+            crc: crc32fast::hash(&body),
+            records: batch.records,
+            packets: batch.delta.packets,
+            bytes: batch.delta.bytes,
+            scan_id: batch.scan_id,
+            index: batch.index,
+            last_of_scan: batch.last_of_scan,
+        };
+        (stored, body)
+    }
+
+    /// The batch, if these are its bytes.
+    fn batch(&self, body: Bytes) -> Result<Batch> {
+        ensure!(
+            crc32fast::hash(&body) == self.crc,
+            "a batch in the predecessor's ledger is not as it was stored"
+        );
+        Ok(Batch {
+            body,
+            records: self.records,
+            delta: Pair {
+                packets: self.packets,
+                bytes: self.bytes,
+            },
+            scan_id: self.scan_id,
+            index: self.index,
+            last_of_scan: self.last_of_scan,
+        })
+    }
+}
+
 /// Cuts the bytes of a commit into its batches.
-pub fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<(Stored, Bytes)>> {
+pub fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<Batch>> {
     let mut cut = Vec::new();
     for one in stored {
         ensure!(
             one.len_bytes <= rest.len() as u64,
             "the predecessor's ledger lacks batches"
         );
-        let bytes = rest.split_to(one.len_bytes as usize);
-        ensure!(
-            crc32fast::hash(&bytes) == one.crc,
-            "a batch in the predecessor's ledger is not as it was stored"
-        );
-        cut.push((one.clone(), bytes));
+        cut.push(one.batch(rest.split_to(one.len_bytes as usize))?);
     }
     ensure!(
         rest.is_empty(),
@@ -315,21 +349,24 @@ mod tests {
 
     #[test]
     fn batches_are_cut_as_they_were_stored() {
-        let stored = |body: &[u8]| Stored {
-            len_bytes: body.len() as u64,
-            crc: crc32fast::hash(body),
-            records: 0,
-            packets: 0,
-            bytes: 0,
-            scan_id: 0,
-            index: 0,
-            last_of_scan: false,
+        let batch = |body: &'static [u8]| Batch {
+            body: Bytes::from_static(body),
+            records: 1,
+            delta: Pair {
+                packets: 2,
+                bytes: 3,
+            },
+            scan_id: 4,
+            index: 5,
+            last_of_scan: true,
         };
+        let stored = |body| Stored::of(&batch(body)).0;
         let all = [stored(b"abc"), stored(b""), stored(b"de")];
         let cut = |bytes: &'static [u8]| cut(Bytes::from_static(bytes), &all);
-        let parts: Vec<_> = cut(b"abcde").unwrap();
-        let parts: Vec<_> = parts.iter().map(|(_, part)| &part[..]).collect();
+        let batches = cut(b"abcde").unwrap();
+        let parts: Vec<_> = batches.iter().map(|batch| &batch.body[..]).collect();
         assert_eq!(parts, [&b"abc"[..], b"", b"de"]);
+        assert_eq!(Stored::of(&batches[2]).0, all[2]);
         for other in [&b"abcd"[..], b"abcdef", b"abcdE"] {
             assert!(cut(other).is_err());
         }

@@ -91,13 +91,10 @@ impl Scanner {
         let out = &self.out;
         out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
         self.end(Purpose::Scan, encode, flows, &BTreeSet::new());
-        if let Some(carry) = &mut self.out.carry {
-            carry.drained(&heritage);
+        if let Some(checkpoints) = &mut self.out.checkpoints {
+            checkpoints.drained(&heritage);
         }
         self.commit(&[], window_end_unix_ns);
-        if let Some(carry) = &mut self.out.carry {
-            carry.cleared()?;
-        }
         self.out.keep.forget(&heritage.instance, &heritage.files);
         let carried = &mut self.carried_over;
         carried.processes += 1;
@@ -117,7 +114,8 @@ impl Scanner {
             tracing::warn!(
                 packets = waiting.packets,
                 bytes = waiting.bytes,
-                "an earlier process had counted these packets, but was killed before they were due for a report                  (--report-interval): they are in no record"
+                "an earlier process had counted these packets, but was killed before they were due for a report \
+                 (--report-interval): they are in no record"
             );
         }
         Ok(())

@@ -5,14 +5,14 @@ use super::{Fault, agent, unit};
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: what the account already had counts once more",
-        file: "agent/src/carry.rs",
+        file: "agent/src/carry/checkpoints.rs",
         from: "let taken = kernel.accounts.taken(page);",
         to: "let taken = HookAccount::default();",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
     },
     Fault {
         name: "carry: only one page of an earlier process is drained",
-        file: "agent/src/carry.rs",
+        file: "agent/src/carry/heritage.rs",
         from: "(0..2).filter(is_left).collect()",
         to: "(0..1).filter(is_left).collect()",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
