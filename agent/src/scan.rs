@@ -8,6 +8,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem,
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,7 +22,7 @@ use flows::{
 };
 use hub::Hub;
 use kernel::{
-    attach::{Absent, Attachments, Left, Mode, NotCounted, TakenOver},
+    attach::{Absent, Attachments, Left, NotCounted, TakenOver},
     carry::Keep,
     interfaces::Selection,
     links::tags::TagWatch,
@@ -322,12 +323,7 @@ impl Scanner {
         let flip_wait = started.elapsed();
         self.stats.last_flip_wait_ns = clock::nanos(flip_wait);
         self.stats.flip_waits.note(flip_wait);
-        if self.taking.is_some() {
-            self.complete_snapshot();
-        }
-        // Only after the snapshot: it carries the times of the scan that it shows.
-        self.follow_set_clock(set_by_ns);
-        self.replica.begin_scan(scan_clock);
+        self.begin(scan_clock, set_by_ns);
         self.note_sampling(is_last);
         self.note_progress();
         let left_ids = left.iter().map(|left| left.id).collect();
@@ -340,19 +336,10 @@ impl Scanner {
         if refused {
             self.replica.note_gap();
         }
-        let encode = self.out.hub.has_consumers();
         let window_end_unix_ns = clock::unix_ns(scan_clock);
-        self.stats.count += 1;
-        if encode {
-            self.encoder.begin(&ScanHeader {
-                scan_id: self.stats.count,
-                window_start_unix_ns: self.window_start_unix_ns,
-                window_end_unix_ns,
-                capacity: u64::from(self.kernel.pages.capacity()),
-                refused_in_window: refused,
-                interfaces: Arc::clone(self.interfaces.messages()),
-            });
-        }
+        let window_unix_ns = self.window_start_unix_ns..window_end_unix_ns;
+        let interfaces = Arc::clone(self.interfaces.messages());
+        let encode = self.begin_batches(window_unix_ns, refused, interfaces);
 
         // Draining a page may resize it.
         let has_grown = self.kernel.pages.room_flows() >= self.kernel.pages.capacity();
@@ -397,6 +384,37 @@ impl Scanner {
             tracing::error!(?missing, "the account does not close: please report this");
         }
         Ok(())
+    }
+
+    fn begin(&mut self, scan_clock: ScanClock, set_by_ns: i64) {
+        if self.taking.is_some() {
+            self.complete_snapshot();
+        }
+        // Only after the snapshot: it carries the times of the scan that it shows.
+        self.follow_set_clock(set_by_ns);
+        self.replica.begin_scan(scan_clock);
+    }
+
+    /// Numbers the scan. Returns whether anybody wants its batches.
+    fn begin_batches(
+        &mut self,
+        window_unix_ns: Range<u64>,
+        refused_in_window: bool,
+        interfaces: Arc<[proto::Interface]>,
+    ) -> bool {
+        self.stats.count += 1;
+        let encode = self.out.hub.has_consumers();
+        if encode {
+            self.encoder.begin(&ScanHeader {
+                scan_id: self.stats.count,
+                window_start_unix_ns: window_unix_ns.start,
+                window_end_unix_ns: window_unix_ns.end,
+                capacity: u64::from(self.kernel.pages.capacity()),
+                refused_in_window,
+                interfaces,
+            });
+        }
+        encode
     }
 
     /// Everything that this scan drains was counted at one rate, which applies to all of its records. If the next scan
@@ -465,9 +483,7 @@ impl Scanner {
         if let Some(checkpoints) = checkpoints {
             let checkpoint = Checkpoint {
                 pages,
-                is_inexact: hooks
-                    .iter()
-                    .any(|state| state.hook.mode == Mode::XdpGeneric),
+                is_inexact: hooks.iter().any(|state| state.hook.is_inexact()),
                 are_tags_unknown: hooks.iter().any(|state| state.hook.tags_unknown),
                 window_end_unix_ns,
                 sample_rate: sample_rates.current,

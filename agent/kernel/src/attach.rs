@@ -54,6 +54,8 @@ mod watching;
 mod xdp;
 
 use attacher::Attacher;
+use clsact::Clsact;
+pub use clsact::StaleFilters;
 use namespace::{Attached, Common, Watch};
 use noted::Changes;
 pub use pending::{Absent, NotCounted, Uncounted};
@@ -198,6 +200,11 @@ impl Hook {
         }
     }
 
+    /// Whether its program sees a super-frame as one frame.
+    pub fn is_inexact(&self) -> bool {
+        self.mode == Mode::XdpGeneric
+    }
+
     /// The slot of its interface.
     pub fn slot(&self) -> usize {
         slot_of_hook(self.number) as usize
@@ -210,8 +217,6 @@ pub struct Attachments {
     slots: Slots,
     stop: Arc<AtomicBool>,
     carried: Carried,
-    /// There may be filters, in any network namespace.
-    is_clsact_open: Arc<AtomicBool>,
     /// By network namespace.
     watches: Vec<Watch>,
     /// The thread that detaches when the agent ends.
@@ -266,7 +271,6 @@ impl Attachments {
         let stop = Arc::new(AtomicBool::new(false));
         let gate = Arc::new(Mutex::new(()));
         let carried = Carried::new(carry.inherited, carry.keep);
-        let is_clsact_open = Arc::<AtomicBool>::default();
         let (attached, outcome) = Attached::in_all(sets.len());
         let (failed, failures) = mpsc::channel(1);
         let reports = Reports {
@@ -280,7 +284,6 @@ impl Attachments {
             selection,
             name_interface,
             stop: Arc::clone(&stop),
-            is_clsact_open: Arc::clone(&is_clsact_open),
             carried: carried.clone(),
             gate: Arc::clone(&gate),
             attached: Arc::new(attached),
@@ -301,7 +304,6 @@ impl Attachments {
             slots,
             stop,
             carried,
-            is_clsact_open,
             watches: watches.into_iter().flatten().collect(),
             detaching: None,
         };
@@ -401,23 +403,22 @@ impl Attachments {
         self.carried.taken_over()
     }
 
-    /// Whether [`leave`](Self::leave) would leave everything: every link is stored, and there are no filters.
+    /// Whether [`leave`](Self::leave) would leave everything: every link is stored. Filters stay without that.
     pub fn can_leave(&self) -> bool {
-        self.carried.store.is_there()
-            && !self.is_clsact_open.load(Relaxed)
-            && self.detaching.is_none()
-            && self.slots.are_all_stored()
+        self.carried.store.is_there() && self.detaching.is_none() && self.slots.are_all_stored()
     }
 
-    /// Stops attaching and following, and leaves every link attached for a successor, who finds it in the store. The
-    /// programs go on counting. If that [cannot be](Self::can_leave), detaches everything and returns `false`.
+    /// Stops attaching and following, and leaves every link and filter attached for a successor, who finds the links in
+    /// the store, and the filters by their names. The programs go on counting. If that [cannot be](Self::can_leave),
+    /// detaches everything and returns `false`.
     pub fn leave(mut self) -> bool {
         self.stop();
-        end_all(&mut self.watches);
+        let filters = end_all(&mut self.watches);
         // What was attached until now counts, too.
         if !self.can_leave() {
             return false;
         }
+        filters.into_iter().for_each(Clsact::leave);
         for link in self.slots.take_links() {
             link.leave();
         }
@@ -431,23 +432,22 @@ impl Attachments {
 }
 
 fn detach_few_of(watches: &mut [Watch], slots: &Slots) {
-    end_all(watches);
+    drop(end_all(watches));
     if slots.links() <= release::FEW {
         drop(slots.take_links());
     }
 }
 
-/// Waits until these watches attach and detach nothing more. Their filters are gone then.
-fn end_all(watches: &mut [Watch]) {
-    for watch in watches {
-        watch.join();
-    }
+/// Waits until these watches attach and detach nothing more. Returns their filters, which are removed when they are
+/// dropped.
+fn end_all(watches: &mut [Watch]) -> Vec<Clsact> {
+    watches.iter_mut().filter_map(Watch::join).collect()
 }
 
 impl Drop for Attachments {
     fn drop(&mut self) {
         self.stop();
-        end_all(&mut self.watches);
+        drop(end_all(&mut self.watches));
         if let Some(Err(_)) = self.detaching.take().map(JoinHandle::join) {
             tracing::error!("the thread that detaches failed: filters may stay");
         }

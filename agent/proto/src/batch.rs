@@ -19,6 +19,17 @@ pub const MOST_HOSTS: usize = 2000;
 /// Identifies the agent in every batch.
 pub type Identity = AgentIdentity;
 
+/// The fields of a `FlowBatch` that say which batch it is. Reading them skips everything else.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Head {
+    #[prost(message, optional, tag = "1")]
+    pub agent: Option<AgentIdentity>,
+    #[prost(uint64, tag = "5")]
+    pub scan_id: u64,
+    #[prost(uint32, tag = "6")]
+    pub batch_index: u32,
+}
+
 /// An encoded `FlowBatch` without the fields that differ between consumers. Clones share its bytes.
 #[derive(Debug, Clone)]
 pub struct Batch {

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use formats::harmless;
 use kernel::{
-    attach::{self, AttachSettings},
+    attach::{self, AttachSettings, StaleFilters},
     capabilities::Capabilities,
     devices::across::{self, Across},
     flowtables::Offloaded,
@@ -66,6 +66,10 @@ pub struct Args {
     /// The interfaces to leave out; repeatable [default: those of the settings].
     #[arg(long = "exclude-interface", value_name = "PATTERN")]
     pub exclude_interfaces: Vec<Patterns>,
+
+    /// Remove what killed agents have left attached: filters on clsact. The next start would replace them.
+    #[arg(long)]
+    pub cleanup: bool,
 
     /// Explain these filter rules, separated by semicolons; repeatable. `flow-agent run --help` has
     /// the language.
@@ -136,6 +140,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         output,
         interfaces,
         exclude_interfaces,
+        cleanup,
         filter,
         filter_file,
         flow,
@@ -151,7 +156,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         // Names given here are checked as for a start by hand, which does not wait for them.
         waits: interfaces.is_empty(),
     };
-    let findings = findings(&Layers::of_the_environment(None), given)?;
+    let findings = findings(&Layers::of_the_environment(None), given, cleanup)?;
     let text = match output {
         Format::Text => text(&findings),
         Format::Json => json_lines(&findings)?,
@@ -172,7 +177,7 @@ struct Findings {
 }
 
 /// Patterns from the command line take precedence over the settings.
-fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
+fn findings(layers: &Layers, given: Selection, cleanup: bool) -> Result<Findings> {
     let release = system::Release::of_this_kernel()?;
     let capabilities = Capabilities::of_this_process()?;
     let settings = settings::read(layers);
@@ -208,7 +213,7 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
         }
     }
     let config = settings.as_ref().ok().map(|(_, config)| config);
-    let interfaces = interfaces(netns, &selection, config);
+    let interfaces = interfaces(netns, &selection, config, cleanup);
     checks.extend(interfaces.checks);
     checks.push(settings::check(&settings));
     Ok(Findings {
@@ -218,7 +223,12 @@ fn findings(layers: &Layers, given: Selection) -> Result<Findings> {
 }
 
 /// Checks the selected interfaces, and builds the trees of all devices.
-fn interfaces(netns: &[Netns], selection: &Selection, config: Option<&Config>) -> Findings {
+fn interfaces(
+    netns: &[Netns],
+    selection: &Selection,
+    config: Option<&Config>,
+    cleanup: bool,
+) -> Findings {
     let missing = |error: &anyhow::Error| {
         let remedy = "select interfaces with --interface and --exclude-interface";
         Check::missing("interfaces", format!("{error:#}"), remedy)
@@ -250,6 +260,11 @@ fn interfaces(netns: &[Netns], selection: &Selection, config: Option<&Config>) -
             }
             Err(error) => all.checks.push(missing(&error)),
         }
+        let left = namespace.enter(|| Ok(leftovers(cleanup)));
+        all.checks.extend(located(
+            left.ok().flatten().into_iter().collect(),
+            namespace,
+        ));
     }
     all
 }
@@ -329,6 +344,36 @@ fn devices_in(
     Ok(Findings {
         checks: located(checks, namespace),
         devices: known.tree(&mut xdp::Asker::default()),
+    })
+}
+
+/// What killed agents have left in the calling thread's network namespace.
+fn leftovers(cleanup: bool) -> Option<Check> {
+    let name = "leftovers";
+    let as_root = "run the check as root or with CAP_NET_ADMIN";
+    let found = match StaleFilters::find() {
+        Ok(found) => found,
+        Err(error) => {
+            let detail = format!("whether killed agents have left filters is unknown: {error:#}");
+            return Some(Check::warn(name, detail, as_root));
+        }
+    };
+    let count = found.count();
+    Some(match (count, cleanup) {
+        (0, false) => return None,
+        (0, true) => Check::ok(name, "killed agents have left no filter"),
+        (_, false) => Check::warn(
+            name,
+            format!("filters of killed agents on clsact: {count}; they cost CPU time"),
+            "start an agent, which replaces them, or remove them with `flow-agent check --cleanup`",
+        ),
+        (_, true) => match found.remove_all() {
+            Ok(()) => Check::ok(
+                name,
+                format!("removed filters of killed agents from clsact: {count}"),
+            ),
+            Err(error) => Check::warn(name, format!("some filters stay: {error:#}"), as_root),
+        },
     })
 }
 
@@ -481,7 +526,7 @@ the agent cannot run here with its defaults: 1 thing is missing
             include: vec!["lo".parse().unwrap()],
             ..Selection::default()
         };
-        let names: Vec<_> = findings(&layers, selection)
+        let names: Vec<_> = findings(&layers, selection, false)
             .unwrap()
             .checks
             .into_iter()

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::Result;
-use flows::encoder::{Sampling, ScanHeader};
+use flows::encoder::Sampling;
 use sys::clock;
 
-use super::{Purpose, Scanner, sink};
+use super::{Purpose, Scanner, hooks::mark, sink};
 use crate::carry::Heritage;
 
 /// What was taken over from earlier processes.
@@ -29,12 +29,7 @@ impl Scanner {
     pub fn carry_over(&mut self, mut heritage: Heritage) -> Result<()> {
         self.kernel.pages.wait_for_programs()?;
         let (scan_clock, set_by_ns) = self.clock()?;
-        if self.taking.is_some() {
-            self.complete_snapshot();
-        }
-        self.follow_set_clock(set_by_ns);
-        self.replica.begin_scan(scan_clock);
-        let encode = self.out.hub.has_consumers();
+        self.begin(scan_clock, set_by_ns);
         for batch in heritage.take_batches() {
             self.out.publish(&batch);
             self.carried_over.repeated_batches += 1;
@@ -49,24 +44,15 @@ impl Scanner {
         let seen = account.get(Reason::Seen);
         self.account.merge(&account);
         self.departed.account.merge(&account);
-        self.stats.count += 1;
-        if encode {
-            let mut interfaces = heritage.interfaces();
-            let known = |one: &proto::Interface| {
-                let mut own = self.interfaces.messages().iter();
-                own.any(|own| (own.netns, own.ifindex) == (one.netns, one.ifindex))
-            };
-            interfaces.retain(|one| !known(one));
-            interfaces.extend_from_slice(self.interfaces.messages());
-            self.encoder.begin(&ScanHeader {
-                scan_id: self.stats.count,
-                window_start_unix_ns: heritage.window_end_unix_ns(),
-                window_end_unix_ns,
-                capacity: u64::from(self.kernel.pages.capacity()),
-                refused_in_window: refused,
-                interfaces: interfaces.into(),
-            });
-        }
+        let mut interfaces = heritage.interfaces();
+        let known = |one: &proto::Interface| {
+            let mut own = self.interfaces.messages().iter();
+            own.any(|own| (own.netns, own.ifindex) == (one.netns, one.ifindex))
+        };
+        interfaces.retain(|one| !known(one));
+        interfaces.extend_from_slice(self.interfaces.messages());
+        let window_unix_ns = heritage.window_end_unix_ns()..window_end_unix_ns;
+        let encode = self.begin_batches(window_unix_ns, refused, interfaces.into());
         let (mut flows, mut sum) = (0, Pair::default());
         for page in heritage.undrained() {
             let Self {
@@ -130,12 +116,10 @@ fn account_of(heritage: &Heritage) -> HookAccount {
     }
     account.counters[Reason::Flows as usize] = Pair::default();
     // Which of its hooks saw a packet is not known here, so all of them have the mark.
-    let seen = account.get(Reason::Seen);
-    if heritage.is_inexact() {
-        account.add(Reason::Inexact, seen.packets, seen.bytes);
-    }
-    if heritage.are_tags_unknown() {
-        account.add(Reason::TagsUnknown, seen.packets, seen.bytes);
-    }
+    mark(
+        &mut account,
+        heritage.is_inexact(),
+        heritage.are_tags_unknown(),
+    );
     account
 }

@@ -3,7 +3,7 @@
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::Result;
 use kernel::{
-    attach::{Hook, Left, Mode, warn_of_hidden_tags},
+    attach::{Hook, Left, warn_of_hidden_tags},
     links::Counters,
 };
 use proto::accounts::Series;
@@ -103,7 +103,11 @@ impl Scanner {
         for state in &mut self.hooks {
             let mut growth = accounts.take(state.hook.number)?;
             departed += growth.get(Reason::UnknownInterface).packets;
-            mark(&mut growth, &state.hook);
+            mark(
+                &mut growth,
+                state.hook.is_inexact(),
+                state.hook.tags_unknown,
+            );
             state.account.merge(&growth);
             refused |= growth.not_inserted().packets != 0;
             growth.counters[Reason::Flows as usize] = Pair::default();
@@ -138,12 +142,12 @@ impl Scanner {
 
 /// Adds the counters that a program cannot know because they depend on how it is attached. They are not part of the
 /// sum.
-fn mark(growth: &mut HookAccount, hook: &Hook) {
+pub(super) fn mark(growth: &mut HookAccount, is_inexact: bool, are_tags_unknown: bool) {
     let seen = growth.get(Reason::Seen);
-    if hook.mode == Mode::XdpGeneric {
+    if is_inexact {
         growth.add(Reason::Inexact, seen.packets, seen.bytes);
     }
-    if hook.tags_unknown {
+    if are_tags_unknown {
         growth.add(Reason::TagsUnknown, seen.packets, seen.bytes);
     }
 }

@@ -4,10 +4,6 @@
 use std::{
     io,
     os::fd::{AsFd as _, BorrowedFd},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
 };
 
 use agent_common::{Direction, LinkType, direction::hook_number};
@@ -33,8 +29,6 @@ pub(super) struct Attacher {
     pub features: Features,
     pub drivers: Drivers,
     pub clsact: Option<Clsact>,
-    /// Clsact is open in this network namespace or in another one.
-    pub is_clsact_open: Arc<AtomicBool>,
     pub takeover: Takeover,
     /// The interfaces selected at the start; empty once they are attached.
     pub first: Vec<Link>,
@@ -237,7 +231,6 @@ impl Attacher {
     /// start fails.
     fn open_clsact(&mut self) -> Result<()> {
         let clsact = self.clsact.insert(Clsact::open()?);
-        self.is_clsact_open.store(true, Relaxed);
         let settings = self.settings;
         let has_egress = |link: &&Link| settings.has_hook(link, Direction::Egress);
         clsact.ensure_egress_of(self.first.iter().filter(has_egress))
@@ -253,6 +246,13 @@ impl Attacher {
         let clsact = self.clsact.as_mut().context("clsact is not open")?;
         clsact.prepare(link, direction)?;
         let id = self.slots.id(link.ifindex);
+        let named = (program, program_name);
+        if self
+            .takeover
+            .replace_filter((id, link), direction, clsact, named)
+        {
+            return Ok(());
+        }
         let began = self.takeover.clear(id, link, direction);
         let attached = clsact.attach(link, direction, program, program_name);
         if let Some(began) = began {

@@ -1,9 +1,10 @@
-//! Filters on clsact, for kernels without TCX. They are removed when [`Clsact`] is dropped.
+//! Filters on clsact, for kernels without TCX. They are removed when [`Clsact`] is dropped, or [left](Clsact::leave) to
+//! a successor.
 //!
 //! The kernel keeps a filter when its maker is killed. So each of our filters can be recognized by its name, priority
-//! and handle, and its name says which instance of the agent made it. Every start removes the filters of instances that
-//! are gone ([`stale`]). It removes nothing else, with one exception: netlink cannot remove a filter by name, so a
-//! filter that a stranger puts in the place of ours right after our check is removed.
+//! and handle, and its name says which instance of the agent made it. Every start replaces or removes the filters of
+//! instances that are gone ([`stale`]). It removes nothing else, with one exception: netlink cannot remove or replace a
+//! filter by name, so a filter that a stranger puts in the place of ours right after our check is removed.
 //!
 //! The qdisc stays, even if we added it. The kernel removes a qdisc together with all its filters, and cannot be asked
 //! to do so only if there are none. A filter that someone adds after our check would go with it. The kernel does not
@@ -25,7 +26,8 @@ mod stale;
 #[cfg(test)]
 mod tests;
 
-pub(super) use stale::StaleFilters;
+pub(super) use stale::Stale;
+pub use stale::StaleFilters;
 
 /// First on ingress and last on egress, so the program sees packets as they are on the wire, before others change or
 /// drop them. The kernel itself chooses 49152 and below, and people choose round numbers.
@@ -96,8 +98,7 @@ impl Clsact {
         program: BorrowedFd<'_>,
         program_name: &str,
     ) -> Result<()> {
-        let instance = self.instance.number;
-        let name = format!("{NAME_PREFIX}{program_name}@{instance}");
+        let name = self.name_of(program_name);
         let place = self
             .add(link.ifindex, direction, program, &name)
             .with_context(|| {
@@ -110,9 +111,29 @@ impl Clsact {
         Ok(())
     }
 
-    /// Ends as a killed process does: its filters stay.
-    #[cfg(test)]
-    pub(super) fn kill(mut self) {
+    /// Puts the program in the place of a filter that another instance has left. Returns whether it is there: the filter
+    /// may be gone, or the kernel may refuse.
+    pub(super) fn replace(
+        &mut self,
+        stale: &Stale,
+        program: BorrowedFd<'_>,
+        program_name: &str,
+    ) -> Result<bool> {
+        if !stale.is_there(&mut self.socket)? {
+            return Ok(false);
+        }
+        let (place, name) = (stale.place, self.name_of(program_name));
+        self.socket.replace(place, program, &name)?;
+        self.filters.push(place);
+        Ok(true)
+    }
+
+    fn name_of(&self, program_name: &str) -> String {
+        format!("{NAME_PREFIX}{program_name}@{}", self.instance.number)
+    }
+
+    /// Ends and leaves the filters, as a killed process does.
+    pub(super) fn leave(mut self) {
         self.filters.clear();
     }
 

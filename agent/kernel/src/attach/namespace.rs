@@ -43,7 +43,6 @@ pub(super) struct Common {
     pub selection: Selection,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
-    pub is_clsact_open: Arc<AtomicBool>,
     /// What predecessors have left, and where to store what is attached.
     pub carried: Carried,
     /// Locked until every namespace is known to be watchable. Nothing is attached before that.
@@ -85,7 +84,6 @@ impl Watch {
             selection,
             name_interface,
             stop,
-            is_clsact_open,
             carried,
             gate,
             attached,
@@ -105,7 +103,6 @@ impl Watch {
                 features: Features::open(),
                 drivers: Drivers::default(),
                 clsact: None,
-                is_clsact_open,
                 takeover: Takeover::new(carried.clone()),
                 first: Vec::new(),
                 lines: Lines::default(),
@@ -171,13 +168,16 @@ impl Watch {
         not_counted.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the thread that attaches has ended, and removes the filters on clsact.
-    pub(super) fn join(&mut self) {
-        // Dropping the thread's result removes the filters.
+    /// Waits until the thread that attaches has ended. Returns the filters on clsact, which are removed when they are
+    /// dropped.
+    pub(super) fn join(&mut self) -> Option<Clsact> {
         match self.attaching.take().map(JoinHandle::join) {
-            Some(Ok(clsact)) => drop(clsact),
-            Some(Err(_)) => tracing::error!("the thread that attaches failed: filters may stay"),
-            None => {}
+            Some(Ok(clsact)) => clsact,
+            Some(Err(_)) => {
+                tracing::error!("the thread that attaches failed: filters may stay");
+                None
+            }
+            None => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Takes over what a process that ended without detaching has left on an interface: its links and its filters.
 //!
-//! If our program belongs at the same place, the link is switched to it, and each packet is counted by one of the two.
-//! Otherwise the old program is removed right before ours counts. Packets between the two are not counted. The two never
+//! If our program belongs at the same place, the link or filter is switched to it, and each packet is counted by one of
+//! the two. Otherwise the old program is removed right before ours counts. Packets between the two are not counted. The two never
 //! count at the same time.
 
 use std::{
@@ -17,7 +17,7 @@ use std::{
 use agent_common::{Direction, InterfaceId};
 
 use super::{
-    clsact::StaleFilters,
+    clsact::{Clsact, StaleFilters},
     held::{self, HeldLink},
     lines::{Line, Lines},
     link_store::LinkStore,
@@ -35,7 +35,7 @@ mod tests;
 /// What this process has taken over from others so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Links that were switched to our programs.
+    /// Links and filters that were switched to our programs.
     pub links: u64,
     /// Links that were detached instead, and links whose interface is gone.
     pub removed: u64,
@@ -230,6 +230,41 @@ impl Takeover {
         };
         self.tell_of_gap(link, began, lines);
         counting
+    }
+
+    /// Puts a program in the place of the filter that a predecessor has left in one direction of an interface. Returns
+    /// whether that is done: otherwise [`Self::clear`] must remove what is there. A predecessor's link is not replaced
+    /// by a filter.
+    pub(super) fn replace_filter(
+        &mut self,
+        (id, link): (InterfaceId, &Link),
+        direction: Direction,
+        clsact: &mut Clsact,
+        (program, program_name): (BorrowedFd<'_>, &str),
+    ) -> bool {
+        let links = self.carried.links.take(id, direction);
+        let has_links = !links.is_empty();
+        self.carried.links.give_back(links);
+        if has_links {
+            return false;
+        }
+        let Some(stale) = self.filters.take_one_on(link.ifindex, direction) else {
+            return false;
+        };
+        match clsact.replace(&stale, program, program_name) {
+            Ok(true) => {
+                self.carried.tally.links.fetch_add(1, Relaxed);
+                return true;
+            }
+            Ok(false) => {}
+            Err(error) => tracing::info!(
+                interface = link.name,
+                side = ?direction,
+                "the kernel does not replace this filter: {error:#}"
+            ),
+        }
+        self.filters.give_back(stale);
+        false
     }
 
     /// Detaches whatever counts packets of this direction of an interface. Returns when, if there was something; then

@@ -12,7 +12,7 @@ use aya_obj::generated::{
     self, TC_H_CLSACT, TC_H_MAJ_MASK, TC_H_MIN_EGRESS, TC_H_MIN_INGRESS, TCA_BPF_FLAG_ACT_DIRECT,
     tcmsg,
 };
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_sys::protocols::NETLINK_ROUTE;
 
 use crate::links::netlink::{Message, NetlinkSocket, attributes, field, push_attribute};
@@ -77,12 +77,27 @@ impl TcSocket {
 
     /// Adds a filter in direct-action mode. Fails with EEXIST if the place is taken.
     pub(super) fn add(&mut self, place: Place, program: BorrowedFd<'_>, name: &str) -> Result<()> {
+        self.put(place, program, name, NLM_F_CREATE | NLM_F_EXCL)
+    }
+
+    /// Puts a filter in the place of another one: each packet passes one of the two (`cls_bpf_change`). Fails with
+    /// ENOENT if the place is free.
+    pub(super) fn replace(
+        &mut self,
+        place: Place,
+        program: BorrowedFd<'_>,
+        name: &str,
+    ) -> Result<()> {
+        self.put(place, program, name, NLM_F_REPLACE)
+    }
+
+    fn put(&mut self, place: Place, program: BorrowedFd<'_>, name: &str, flags: u16) -> Result<()> {
         let mut options = Vec::new();
         push_attribute(&mut options, TCA_BPF_FD, &program.as_raw_fd().to_ne_bytes());
         let name = [name.as_bytes(), b"\0"].concat();
         push_attribute(&mut options, TCA_BPF_NAME, &name);
-        let flags = TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes();
-        push_attribute(&mut options, TCA_BPF_FLAGS, &flags);
+        let direct_action = TCA_BPF_FLAG_ACT_DIRECT.to_ne_bytes();
+        push_attribute(&mut options, TCA_BPF_FLAGS, &direct_action);
         let mut body = place.header();
         push_attribute(&mut body, TCA_KIND, b"bpf\0");
         push_attribute(&mut body, TCA_OPTIONS, &options);
@@ -90,7 +105,7 @@ impl TcSocket {
             kind: libc::RTM_NEWTFILTER,
             body,
         };
-        self.netlink.change(request, NLM_F_CREATE | NLM_F_EXCL)
+        self.netlink.change(request, flags)
     }
 
     /// Removes one filter. Fails if it is gone.

@@ -98,7 +98,6 @@ pub(super) fn watcher_with(
             features: Features::open(),
             drivers: Drivers::default(),
             clsact: None,
-            is_clsact_open: Arc::default(),
             takeover: Takeover::new(carried),
             first: Vec::new(),
             lines: Lines::default(),

@@ -34,8 +34,8 @@ pub(super) fn tcx() -> Check {
     match error.raw_os_error() {
         Some(libc::EINVAL) => Check::ok(
             name,
-            "clsact filters, since this kernel has no TCX (6.6): what a killed agent leaves, the \
-             next start removes",
+            "clsact filters, since this kernel has no TCX (6.6): the next start replaces what a killed \
+             agent leaves",
         ),
         Some(libc::EPERM) => Check::warn(
             name,

@@ -6,12 +6,13 @@ use std::os::{
 };
 
 use lab::{Host, Lab, kernel, privilege::is_root_or_skip};
+use serde_json::Value;
 
 use super::{CLSACT, TCX, here};
 use crate::support::{
     Agent,
     attached::{add_filter, filters, tc},
-    count, wait_for_packets,
+    count, flow_agent, wait_for_packets,
 };
 
 /// A second wire whose ends both lie on the host.
@@ -51,6 +52,50 @@ fn the_next_start_removes_what_a_killed_agent_left_on_any_interface() {
         agent.stop();
         assert_eq!(filters(host, interface), before);
     }
+}
+
+#[test]
+fn a_check_names_what_a_killed_agent_left_and_removes_it_if_it_is_told_to() {
+    if !is_root_or_skip(
+        "agent::a_check_names_what_a_killed_agent_left_and_removes_it_if_it_is_told_to",
+    ) {
+        return;
+    }
+    let lab = Lab::quiet().unwrap();
+    let leftovers = |arguments: &[&str]| {
+        let mut check = flow_agent(&lab.agent);
+        check.args(["check", "--output", "json"]).args(arguments);
+        let output = check.output().unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let lines = lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        let mut found = lines.filter(|line: &Value| line["name"] == "leftovers");
+        found.next().map(|line| {
+            let text = |name: &str| line[name].as_str().unwrap().to_owned();
+            [text("status"), text("detail")]
+        })
+    };
+    let agent = Agent::start(&lab, CLSACT);
+    assert_eq!(leftovers(&[]), None, "of a living agent");
+    agent.kill();
+    let [status, detail] = leftovers(&[]).unwrap();
+    assert!(status == "warn" && detail.contains(": 2;"), "{detail}");
+    assert_eq!(agents_on(&lab), 1);
+    let living = Agent::start_on(&lab.agent, add_wire(&lab.agent), CLSACT);
+    // It has removed them on all interfaces.
+    assert_eq!(agents_on(&lab), 0);
+
+    let agent = Agent::start(&lab, CLSACT);
+    agent.kill();
+    let [status, detail] = leftovers(&["--cleanup"]).unwrap();
+    assert!(status == "ok" && detail.ends_with(": 2"), "{detail}");
+    assert_eq!(agents_on(&lab), 0);
+    let other = filters(&lab.agent, "other0");
+    assert_eq!(other.matches("flow-agent:").count(), 2, "of a living agent");
+    let [status, _] = leftovers(&["--cleanup"]).unwrap();
+    assert_eq!(status, "ok");
+    living.stop();
 }
 
 #[test]

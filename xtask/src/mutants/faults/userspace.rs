@@ -89,8 +89,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "what generic XDP saw counts as exact",
         file: "agent/src/scan/hooks.rs",
-        from: "if hook.mode == Mode::XdpGeneric {",
-        to: "if hook.mode == Mode::XdpGeneric && seen.packets == 0 {",
+        from: "if is_inexact {",
+        to: "if is_inexact && seen.packets == 0 {",
         target: agent("xdp::all_that_generic_xdp_counts_is_inexact"),
     },
     Fault {

@@ -11,21 +11,21 @@ use crate::attach::{
 
 /// The filters that killed agents have left in one network namespace.
 #[derive(Default)]
-pub(in crate::attach) struct StaleFilters {
+pub struct StaleFilters {
     filters: Vec<Stale>,
     /// Open if there are filters.
     socket: Option<TcSocket>,
 }
 
-struct Stale {
-    place: Place,
+pub(in crate::attach) struct Stale {
+    pub(super) place: Place,
     name: String,
     instance: u64,
 }
 
 impl StaleFilters {
-    /// Looks on every interface of this network namespace.
-    pub(in crate::attach) fn find() -> Result<Self> {
+    /// Looks on every interface of the calling thread's network namespace.
+    pub fn find() -> Result<Self> {
         let mut socket = TcSocket::open()?;
         let (mut ours, mut failed) = (Vec::new(), Vec::new());
         for ifindex in socket.filter_qdiscs()?.into_keys() {
@@ -52,9 +52,37 @@ impl StaleFilters {
         })
     }
 
+    pub fn count(&self) -> usize {
+        self.filters.len()
+    }
+
+    /// Removes all of them. Returns the first error.
+    pub fn remove_all(mut self) -> Result<()> {
+        self.remove(|_| true).into_iter().next().map_or(Ok(()), Err)
+    }
+
     pub(in crate::attach) fn are_on(&self, ifindex: u32, direction: Direction) -> bool {
         let mut filters = self.filters.iter();
         filters.any(|stale| stale.is_on(ifindex, direction))
+    }
+
+    /// Takes one of those in one direction of an interface, to be [replaced](super::Clsact::replace). Removes the others
+    /// there: each of them counts every packet.
+    pub(in crate::attach) fn take_one_on(
+        &mut self,
+        ifindex: u32,
+        direction: Direction,
+    ) -> Option<Stale> {
+        let mut filters = self.filters.iter();
+        let at = filters.position(|stale| stale.is_on(ifindex, direction))?;
+        let taken = self.filters.swap_remove(at);
+        self.remove_on(ifindex, direction);
+        Some(taken)
+    }
+
+    /// Takes one back that was not replaced.
+    pub(in crate::attach) fn give_back(&mut self, stale: Stale) {
+        self.filters.push(stale);
     }
 
     /// Removes those in one direction of an interface.
@@ -85,6 +113,11 @@ impl Stale {
         self.place.ifindex == ifindex && self.place.direction == direction
     }
 
+    /// Whether it is still at its place.
+    pub(super) fn is_there(&self, socket: &mut TcSocket) -> Result<bool> {
+        super::has(socket, self.place, self.instance)
+    }
+
     /// Removes it, unless it is gone or another filter has its place by now.
     fn remove(&self, socket: &mut TcSocket) -> Result<()> {
         let Self {
@@ -93,7 +126,7 @@ impl Stale {
             instance,
         } = self;
         let what = || format!("remove {name} from interface index {}", place.ifindex);
-        let was_there = super::has(socket, *place, *instance).with_context(what)?
+        let was_there = self.is_there(socket).with_context(what)?
             && super::remove(socket, *place, *instance).with_context(what)?;
         if was_there {
             tracing::info!(

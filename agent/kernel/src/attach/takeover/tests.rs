@@ -1,28 +1,15 @@
 //! One agent after another on one wire, while frames pass it. The manager with the store is played by the test.
 
-use std::{
-    collections::BTreeMap,
-    io::IoSliceMut,
-    mem::MaybeUninit,
-    net::Ipv4Addr,
-    os::unix::net::UnixDatagram,
-    path::PathBuf,
-    sync::{Mutex, PoisonError, atomic::AtomicBool},
-    thread::{self, JoinHandle},
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use agent_common::account::Reason;
 use lab::{
-    AtEnd, Frame, FrameSocket, Namespace,
+    Namespace,
     kernel::{has_tcx, is_at_least},
     log::logged,
     privilege::{is_root_or_skip, skip},
     tcx_programs,
 };
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use sys::fd_store::{FdStore, NAME_PREFIX};
-use tempfile::TempDir;
 
 use super::*;
 use crate::{
@@ -30,115 +17,22 @@ use crate::{
         AttachSettings, Attachments, Carry, IngressHook, Interfaces, Mode, Slots, TcAttach,
         TcxOrder, XdpMode, first_slots,
         slots::Place,
-        tests::{SETTINGS, kernel, kernel_for, watcher_with, wires},
+        tests::{SETTINGS, kernel, kernel_for, watcher_with},
         watcher::Watcher,
     },
-    carry::Inheritance,
     interfaces::Selection,
     links::{AttachedXdp, links},
     load::Kernel,
     netns,
 };
 
+mod manager;
+mod wire;
+
+use manager::Manager;
+use wire::Wire;
+
 const PATIENCE: Duration = Duration::from_mins(1);
-
-/// A service manager with a store.
-struct Manager {
-    path: PathBuf,
-    stored: Arc<Mutex<Vec<(String, OwnedFd)>>>,
-    thread: Option<JoinHandle<()>>,
-    _folder: TempDir,
-}
-
-impl Manager {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
-        let socket = UnixDatagram::bind(&path).unwrap();
-        let stored = Arc::<Mutex<Vec<(String, OwnedFd)>>>::default();
-        let store = Arc::clone(&stored);
-        let work = move || while receive(&socket, &store) {};
-        Self {
-            path,
-            stored,
-            thread: Some(thread::spawn(work)),
-            _folder: folder,
-        }
-    }
-
-    fn keep(&self) -> Keep {
-        Keep::new(FdStore::at(self.path.as_os_str()).unwrap(), "test")
-    }
-
-    /// Copies of everything that is stored, by name.
-    fn stored(&self) -> Vec<(String, OwnedFd)> {
-        self.keep().settle().unwrap();
-        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        let copy = |(name, fd): &(String, OwnedFd)| (name.clone(), fd.try_clone().unwrap());
-        stored.iter().map(copy).collect()
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.stored().into_iter().map(|(name, _)| name).collect();
-        names.sort();
-        names
-    }
-
-    /// What the next process finds.
-    fn carried(&self) -> Carried {
-        Carried::new(self.inherited(), self.keep())
-    }
-
-    fn inherited(&self) -> InheritedLinks {
-        let found = Inheritance::of(self.stored());
-        assert!(found.unknown.is_empty(), "{:?}", found.unknown);
-        found.links
-    }
-
-    fn forget_everything(&self) {
-        self.stored().clear();
-        self.stored.lock().unwrap().clear();
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let socket = UnixDatagram::unbound().unwrap();
-        socket.send_to(b"STOP=1", &self.path).unwrap();
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-/// Receives one message. Returns whether others may follow.
-fn receive(socket: &UnixDatagram, stored: &Mutex<Vec<(String, OwnedFd)>>) -> bool {
-    let mut text = [0; 512];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let into = &mut [IoSliceMut::new(&mut text)];
-    let received = recvmsg(socket, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
-    let fds: Vec<OwnedFd> = ancillary
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-            RecvAncillaryMessage::ScmCredentials(_) | _ => None,
-        })
-        .flatten()
-        .collect();
-    let text = std::str::from_utf8(&text[..received.bytes]).unwrap();
-    let fields: BTreeMap<&str, &str> = text
-        .lines()
-        .map(|line| line.split_once('=').unwrap())
-        .collect();
-    let mut stored = stored.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(name) = fields.get("FDNAME") {
-        let name = name.strip_prefix(NAME_PREFIX).unwrap().to_owned();
-        if fields.contains_key("FDSTOREREMOVE") {
-            stored.retain(|(other, _)| *other != name);
-        }
-        stored.extend(fds.into_iter().map(|fd| (name.clone(), fd)));
-    }
-    !fields.contains_key("STOP")
-}
 
 /// An agent, as far as attaching goes.
 struct Agent {
@@ -195,7 +89,7 @@ impl Agent {
             link.leave();
         }
         if let Some(clsact) = self.watcher.attacher.clsact.take() {
-            clsact.kill();
+            clsact.leave();
         }
         self.kernel
     }
@@ -210,82 +104,6 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// A wire from `new0` to `far0`.
-struct Wire {
-    namespace: Namespace,
-    ifindex: u32,
-    ends: [FrameSocket; 2],
-}
-
-impl Wire {
-    fn new(label: &str) -> Self {
-        let namespace = Namespace::new(label).unwrap();
-        let ifindex = wires(&namespace, 1)[0].ifindex;
-        let end = |name| FrameSocket::new(&namespace, name).unwrap();
-        let ends = [end("far0"), end("new0")];
-        Self {
-            namespace,
-            ifindex,
-            ends,
-        }
-    }
-
-    /// Sends as many frames in each direction, and returns how many that are.
-    fn send(&self, frames: u64) -> u64 {
-        let [from, to] = [1, 2].map(|number| Ipv4Addr::new(10, 77, 0, number));
-        let frame = Frame::ethernet([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], from, to);
-        let frame = frame.udp(1, 2, &[0; 18]).unwrap();
-        for end in &self.ends {
-            let frames = std::iter::repeat_n(&frame, frames as usize);
-            end.send_many(frames).unwrap();
-        }
-        2 * frames
-    }
-
-    /// Sends while `work` is under way, and returns how many frames passed the interface.
-    fn send_during<T>(&self, work: impl FnOnce() -> T) -> (u64, T) {
-        let ends = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let sender = scope.spawn(|| {
-                let mut sent = 0;
-                while !ends.load(Relaxed) {
-                    sent += self.send(16);
-                    thread::sleep(Duration::from_micros(200));
-                }
-                sent
-            });
-            let at_end = AtEnd(|| ends.store(true, Relaxed));
-            let result = work();
-            drop(at_end);
-            (sender.join().unwrap(), result)
-        })
-    }
-
-    /// The programs that count ingress and egress.
-    fn programs(&self) -> [usize; 2] {
-        let mut programs = if has_tcx() {
-            tcx_programs(&self.namespace, self.ifindex).unwrap()
-        } else {
-            [0, 0]
-        }
-        .map(|programs| programs as usize);
-        programs[0] += usize::from(self.xdp() != AttachedXdp::None);
-        for (programs, side) in programs.iter_mut().zip(["ingress", "egress"]) {
-            let mut command = self.namespace.command("tc");
-            let output = command.args(["filter", "show", "dev", "new0", side]);
-            let shown = String::from_utf8(output.output().unwrap().stdout).unwrap();
-            *programs += shown.matches("flow-agent:").count();
-        }
-        programs
-    }
-
-    fn xdp(&self) -> AttachedXdp {
-        let all = self.namespace.enter(links).unwrap();
-        let it = all.iter().find(|link| link.ifindex == self.ifindex);
-        it.unwrap().xdp
     }
 }
 
@@ -322,51 +140,95 @@ const CLSACT: AttachSettings = AttachSettings {
     ..SETTINGS
 };
 
+/// Kills one agent after the other while frames pass. Each frame counts once.
+fn takes_over_exactly(settings: AttachSettings) {
+    let (wire, manager) = (Wire::new("over"), Manager::start());
+    let first = Agent::start(&wire.namespace, settings, manager.carried());
+    assert_eq!(first.is_bound(), settings.may_ask_drivers());
+    let names = manager.names();
+    let stored = if settings.tc_attach == TcAttach::Clsact {
+        0
+    } else {
+        2
+    };
+    assert_eq!(names.len(), stored, "{names:?}");
+    let mut kernels = Vec::new();
+    let sent = wire.send_during(|| {
+        kernels.push(first.kill());
+        assert_eq!(wire.programs(), [1, 1], "{settings:?}: of the killed one");
+        // The second successor inherits from the first one.
+        for _ in 0..2 {
+            let next = Agent::start(&wire.namespace, settings, manager.carried());
+            assert_eq!(wire.programs(), [1, 1], "{settings:?}");
+            let expected = TakenOver {
+                links: 2,
+                ..TakenOver::default()
+            };
+            assert_eq!(next.taken_over(), expected, "{settings:?}: {}", next.log);
+            assert_eq!(manager.names(), names);
+            kernels.push(next.kill());
+        }
+    });
+    let mut sent = sent.0;
+    let sum = || kernels.iter().map(seen).sum::<u64>();
+    wait_for("all frames are counted", || sum() >= sent);
+    let before: Vec<u64> = kernels.iter().map(seen).collect();
+    sent += wire.send(100);
+    wait_for("all frames are counted", || sum() >= sent);
+    assert_eq!(sum(), sent, "{settings:?}");
+    let counted: Vec<u64> = kernels
+        .iter()
+        .zip(&before)
+        .map(|(kernel, before)| seen(kernel) - before)
+        .collect();
+    assert_eq!(counted, [0, 0, 200], "{settings:?}: the last one counts");
+}
+
 #[test]
 fn each_packet_counts_once_while_a_successor_takes_the_links_over() {
     if !can_run("each_packet_counts_once_while_a_successor_takes_the_links_over") {
         return;
     }
     for settings in [SETTINGS, LAST, XDP, GENERIC, BOUND] {
-        if settings.may_ask_drivers() && !is_at_least(6, 8) {
-            continue;
+        if !settings.may_ask_drivers() || is_at_least(6, 8) {
+            takes_over_exactly(settings);
         }
-        let (wire, manager) = (Wire::new("over"), Manager::start());
-        let first = Agent::start(&wire.namespace, settings, manager.carried());
-        assert_eq!(first.is_bound(), settings.may_ask_drivers());
-        let names = manager.names();
-        assert_eq!(names.len(), 2, "{names:?}");
-        let mut kernels = Vec::new();
-        let sent = wire.send_during(|| {
-            kernels.push(first.kill());
-            assert_eq!(wire.programs(), [1, 1], "{settings:?}: of the killed one");
-            // The second successor inherits from the first one.
-            for _ in 0..2 {
-                let next = Agent::start(&wire.namespace, settings, manager.carried());
-                assert_eq!(wire.programs(), [1, 1], "{settings:?}");
-                let expected = TakenOver {
-                    links: 2,
-                    ..TakenOver::default()
-                };
-                assert_eq!(next.taken_over(), expected, "{settings:?}: {}", next.log);
-                assert_eq!(manager.names(), names);
-                kernels.push(next.kill());
-            }
-        });
-        let mut sent = sent.0;
-        let sum = || kernels.iter().map(seen).sum::<u64>();
-        wait_for("all frames are counted", || sum() >= sent);
-        let before: Vec<u64> = kernels.iter().map(seen).collect();
-        sent += wire.send(100);
-        wait_for("all frames are counted", || sum() >= sent);
-        assert_eq!(sum(), sent, "{settings:?}");
-        let counted: Vec<u64> = kernels
-            .iter()
-            .zip(&before)
-            .map(|(kernel, before)| seen(kernel) - before)
-            .collect();
-        assert_eq!(counted, [0, 0, 200], "{settings:?}: the last one counts");
     }
+}
+
+#[test]
+fn each_packet_counts_once_while_a_successor_takes_the_filters_over() {
+    if is_root_or_skip("kernel::each_packet_counts_once_while_a_successor_takes_the_filters_over") {
+        takes_over_exactly(CLSACT);
+    }
+}
+
+/// Several instances may have been killed before one of them removed the filters of the others.
+#[test]
+fn of_several_filters_one_is_replaced_and_the_others_are_removed() {
+    if !is_root_or_skip("kernel::of_several_filters_one_is_replaced_and_the_others_are_removed") {
+        return;
+    }
+    let wire = Wire::new("several");
+    let start = || Agent::start(&wire.namespace, CLSACT, Carried::default());
+    let (first, mut others) = (start(), Vec::new());
+    // They live at the same time, so none of them takes another one's filters.
+    others.extend([start(), start()]);
+    assert_eq!(wire.programs(), [3, 3]);
+    let mut killed: Vec<_> = others.into_iter().map(Agent::kill).collect();
+    killed.push(first.kill());
+    let next = start();
+    assert_eq!(wire.programs(), [1, 1]);
+    let expected = TakenOver {
+        links: 2,
+        ..TakenOver::default()
+    };
+    assert_eq!(next.taken_over(), expected, "{}", next.log);
+    let before: Vec<u64> = killed.iter().map(seen).collect();
+    let sent = seen(&next.kernel) + wire.send(100);
+    wait_for("the next one counts", || seen(&next.kernel) >= sent);
+    assert_eq!(seen(&next.kernel), sent);
+    assert_eq!(killed.iter().map(seen).collect::<Vec<u64>>(), before);
 }
 
 #[test]
@@ -528,15 +390,11 @@ fn a_link_that_moved_away_with_its_interface_is_not_taken_for_another_one() {
 }
 
 #[test]
-fn a_filter_of_a_killed_agent_counts_until_ours_is_attached() {
-    if !is_root_or_skip("kernel::a_filter_of_a_killed_agent_counts_until_ours_is_attached") {
+fn a_filter_of_a_killed_agent_counts_until_our_link_is_attached() {
+    if !can_run("a_filter_of_a_killed_agent_counts_until_our_link_is_attached") {
         return;
     }
-    let ways = [CLSACT, SETTINGS, XDP];
-    for settings in ways
-        .into_iter()
-        .filter(|settings| settings.tc_attach == TcAttach::Clsact || has_tcx())
-    {
+    for settings in [SETTINGS, XDP] {
         let wire = Wire::new("filters");
         let first = Agent::start(&wire.namespace, CLSACT, Carried::default());
         let mut killed = None;
@@ -735,17 +593,31 @@ fn a_start_that_fails_leaves_what_it_has_not_taken_over() {
 }
 
 #[test]
-fn filters_are_never_left() {
-    if !is_root_or_skip("kernel::filters_are_never_left") {
+fn filters_that_are_left_count_until_a_successor_replaces_them() {
+    if !is_root_or_skip("kernel::filters_that_are_left_count_until_a_successor_replaces_them") {
         return;
     }
-    let (wire, manager) = (Wire::new("never"), Manager::start());
-    let carry = Carry {
+    let (wire, manager) = (Wire::new("left"), Manager::start());
+    let carry = || Carry {
         keep: manager.keep(),
         ..Carry::default()
     };
-    let (_kernel, attachments) = attach_to(&wire.namespace, "new*", carry, CLSACT);
+    let (kernel, attachments) = attach_to(&wire.namespace, "new*", carry(), CLSACT);
+    assert!(attachments.can_leave());
+    assert!(attachments.leave());
     assert_eq!(wire.programs(), [1, 1]);
+    let sent = wire.send(100);
+    wait_for("they count", || seen(&kernel) == sent);
+    let (next, attachments) = attach_to(&wire.namespace, "new*", carry(), CLSACT);
+    assert_eq!(wire.programs(), [1, 1]);
+    assert_eq!(attachments.taken_over().links, 2);
+    let sent_to_next = wire.send(100);
+    wait_for("the next one counts", || seen(&next) == sent_to_next);
+    assert_eq!(seen(&kernel), sent);
+    // Without a store nobody would drain what they count.
+    drop(attachments);
+    assert_eq!(wire.programs(), [0, 0]);
+    let (_kernel, attachments) = attach_to(&wire.namespace, "new*", Carry::default(), CLSACT);
     assert!(!attachments.can_leave());
     assert!(!attachments.leave());
     assert_eq!(wire.programs(), [0, 0]);
