@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hub::{OutgoingBatch, Subscription, Volume};
 use prost::Message as _;
-use proto::{ExportAck, FlowBatch, RecordSum};
+use proto::{ExportAck, FlowBatch, RecordSum, batch::Head};
 use tls::{output::ReloadableOutputTls, reload::watch_files, token::TokenFile};
 use tokio::{
     task::{coop::unconstrained, spawn_blocking},
@@ -422,6 +422,8 @@ impl Sender {
         let (subscription, counters) = (&mut self.subscription, &self.counters);
         match poll_fn(|context| counters.take_from_queue(|| subscription.poll_next(context))).await
         {
+            // It was counted when the earlier process put it into the spool, or when the spool was opened.
+            Some(batch) if self.backlog.has_had(&batch) => {}
             Some(batch) => {
                 self.counters.handed_over(RecordSum::from(batch.volume()));
                 self.taken = Some(batch);
@@ -482,7 +484,7 @@ impl Sender {
             return batch.with_body(self.agent.clone());
         }
         if self.agent.is_empty()
-            && let Ok(FlowBatch { agent, .. }) = batch.clone().decode()
+            && let Some(Head { agent, .. }) = batch.head()
         {
             let alone = FlowBatch {
                 agent,

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use prost::{DecodeError, Message as _};
 use proto::{
     FlowBatch,
-    batch::{self, Batch},
+    batch::{self, Batch, Head},
 };
 
 use super::{
@@ -228,6 +228,12 @@ impl OutgoingBatch {
     /// Which batch the shared part is; `None` if it is empty.
     pub fn id(&self) -> Option<BatchId> {
         self.id
+    }
+
+    /// Which batch the shared part is and who made it; `None` if it is empty.
+    pub fn head(&self) -> Option<Head> {
+        self.id?;
+        Head::decode(&self.body[..]).ok()
     }
 
     /// Adds more fields for this consumer.

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    spool::{Beginning, Spool, Stand},
+    spool::{Beginning, Latest, Spool, Stand},
     waiting::{Point, Waiting},
 };
 
@@ -38,6 +38,8 @@ pub(super) struct Backlog {
     lost_before: Volume,
     /// Losses of the queue in this run.
     lost_in_queue: Volume,
+    /// What earlier processes have put into the spool.
+    earlier: Latest,
     /// Oldest first. Lost batches leave gaps in the sequence numbers.
     window: VecDeque<Waiting>,
     window_bytes: usize,
@@ -88,6 +90,7 @@ impl Backlog {
             last: Point::default(),
             lost_before: Volume::default(),
             lost_in_queue: Volume::default(),
+            earlier: Latest::default(),
             window: VecDeque::new(),
             window_bytes: 0,
             spool: None,
@@ -104,8 +107,14 @@ impl Backlog {
         self.stream_id = beginning.stream_id;
         self.last = beginning.last;
         self.lost_before = beginning.lost_in_queue;
+        self.earlier = beginning.latest.clone();
         self.stand = spool.stand();
         self.spool = Some(Arc::new(Mutex::new(spool)));
+    }
+
+    /// Whether an earlier process has put this batch into the spool, where it waits or from where it was delivered.
+    pub(super) fn has_had(&self, batch: &OutgoingBatch) -> bool {
+        !self.earlier.is_empty() && batch.head().is_some_and(|head| self.earlier.has(&head))
     }
 
     pub(super) fn is_empty(&self) -> bool {

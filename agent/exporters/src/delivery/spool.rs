@@ -15,7 +15,8 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use hub::Volume;
-use proto::RecordSum;
+use prost::Message as _;
+use proto::{RecordSum, batch::Head};
 use rustix::{
     fs::{FlockOperation, flock},
     io::Errno,
@@ -25,6 +26,7 @@ use sys::own_file;
 use super::waiting::{Point, Waiting, larger, without};
 
 mod entry;
+mod latest;
 mod losses;
 mod mark;
 mod segment;
@@ -35,6 +37,7 @@ pub use stored::{Acknowledged, Stored, is_segment, is_spool};
 pub use stored::{acknowledge, segment_of};
 
 use entry::Header;
+pub(super) use latest::Latest;
 use losses::Losses;
 use mark::Mark;
 use segment::{Damage, Reader, Segment, Writer, is_damage};
@@ -71,6 +74,8 @@ pub(super) struct Spool {
     /// The last sequence number evicted to make room.
     evicted_seq: u64,
     unsure: Unsure,
+    /// `None` once the disk has refused a batch.
+    latest: Option<Latest>,
     /// The mark on disk matches this state.
     is_marked: bool,
     /// A warning about a segment that cannot be removed was logged.
@@ -97,6 +102,8 @@ pub(super) struct Beginning {
     pub(super) waits: RecordSum,
     /// Faults to report to the operator.
     pub(super) faults: Vec<String>,
+    /// What earlier processes have put there, as far as that is certain.
+    pub(super) latest: Latest,
 }
 
 /// State of the spool after an operation.
@@ -154,9 +161,17 @@ impl Spool {
         };
         let fresh = Mark {
             stream_id: stream_id.unwrap_or(fresh_id),
+            latest: Some(Latest::default()),
             ..Mark::default()
         };
         let mark = mark.unwrap_or(fresh);
+        let after_a_clean_end = mark.is_last.then(Latest::default);
+        let mut latest = mark.latest.or(after_a_clean_end);
+        if let Some(latest) = &mut latest
+            && let Some(Ok(Some(body))) = segments.back().map(Segment::last_body)
+        {
+            latest.note_stored(&body);
+        }
         let mut last = mark.last;
         let mut lost_in_queue = mark.lost_in_queue;
         if let Some(found) = found.filter(|found| found.seq > last.seq) {
@@ -188,6 +203,7 @@ impl Spool {
             written_seq: found.map_or(0, |found| found.seq),
             evicted_seq: 0,
             unsure: Unsure::default(),
+            latest,
             is_marked: false,
             has_told_stays: false,
         };
@@ -198,6 +214,7 @@ impl Spool {
             lost: without(spool.losses.all(), mark.lost),
             waits: RecordSum::from(waits),
             faults,
+            latest: spool.latest.clone().unwrap_or_default(),
         };
         // A killed writer may not have rewritten the segment after a failed sync.
         if !is_intact
@@ -259,6 +276,26 @@ impl Spool {
 
     /// Writes a batch, evicting the oldest segments if there is no room.
     pub(super) fn append(&mut self, batch: &Waiting, lost_in_queue: Volume) -> io::Result<()> {
+        // The first part has fields of the stream alone.
+        let [_, body] = &batch.parts;
+        let head = Head::decode(&body[..]).unwrap_or_default();
+        // The next start finds the last batch of the last process in a segment, and those of others in the mark.
+        let is_first = self
+            .latest
+            .as_ref()
+            .is_some_and(|latest| latest.is_first(&head));
+        if is_first && self.mark(lost_in_queue, None).is_err() {
+            self.latest = None;
+        }
+        let appended = self.try_append(batch, lost_in_queue);
+        self.latest = self.latest.take().filter(|_| appended.is_ok());
+        if let Some(latest) = &mut self.latest {
+            latest.note(&head);
+        }
+        appended
+    }
+
+    fn try_append(&mut self, batch: &Waiting, lost_in_queue: Volume) -> io::Result<()> {
         let header = Header {
             seq: batch.seq,
             unix_ns: batch.unix_ns,
@@ -403,6 +440,7 @@ impl Spool {
             lost,
             lost_done: self.losses.done(),
             is_last: end.is_some(),
+            latest: self.latest.clone(),
         };
         mark.write(&self.folder)?;
         self.is_marked = true;

@@ -14,6 +14,7 @@ use sys::own_file;
 use super::{
     super::waiting::{Point, without},
     MODE,
+    latest::Latest,
 };
 
 pub const NAME: &str = "mark.json";
@@ -36,6 +37,9 @@ pub struct Mark {
     pub lost_done: Volume,
     /// No sequence number was assigned after this mark.
     pub is_last: bool,
+    /// `None` if a batch of the spool may be missing before them, which the disk did not take.
+    #[serde(default)]
+    pub latest: Option<Latest>,
 }
 
 impl Mark {

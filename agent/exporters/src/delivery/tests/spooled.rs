@@ -1,6 +1,12 @@
 //! Delivery with a spool.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    iter,
+    ops::RangeInclusive,
+    path::Path,
+};
 
 use super::*;
 
@@ -64,6 +70,93 @@ async fn what_no_collector_took_survives_the_agent_in_order() {
     let streams: BTreeSet<_> = batches.keys().map(|(stream, _)| stream).collect();
     assert_eq!((streams.len(), batches.len() as u64), (1, 3 * BATCHES + 1));
     assert!(batches.values().all(|batch| batch.lost_records == 0));
+}
+
+/// A batch of a scan, with one record, by an agent process.
+fn batch_by(instance_id: &str, scan_id: u64) -> Batch {
+    let mut batch = batch(scan_id, 1);
+    let more = FlowBatch {
+        agent: Some(AgentIdentity {
+            instance_id: instance_id.to_owned(),
+            ..AgentIdentity::default()
+        }),
+        ..FlowBatch::default()
+    };
+    batch.body = [&batch.body[..], &more.encode_to_vec()].concat().into();
+    batch
+}
+
+/// How many batches the files of a spool have.
+fn stored_in(folder: &Path) -> u64 {
+    let files = fs::read_dir(folder).into_iter().flatten().flatten();
+    let segments = files.filter(|file| spool::is_segment(&file.path()));
+    let batches = segments.map(|segment| {
+        let file = File::open(segment.path()).unwrap();
+        let mut stored = spool::Stored::in_file(file, spool::Acknowledged::default()).unwrap();
+        iter::from_fn(|| stored.next_batch().unwrap()).count() as u64
+    });
+    batches.sum()
+}
+
+/// A process sends again what the last one may not have delivered, and its own batches after that.
+#[tokio::test]
+async fn what_a_killed_process_has_put_there_is_delivered_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let spooling = || {
+        Some(Spooling {
+            folder: folder.path().join("spool"),
+            most_bytes: 1 << 30,
+        })
+    };
+    let nobody = host("127.0.0.1:1".parse().unwrap());
+    let run = async |batches: &[(&str, u64)], stored: u64| {
+        let output = Output::spooled(roomy_hub(), vec![nobody.clone()], spooling());
+        for &(instance, scan_id) in batches {
+            output.hub.publish(&batch_by(instance, scan_id));
+        }
+        let is_stored = |status: OutputStatus| {
+            let queued = status.queued.unwrap_or_default();
+            queued.records == stored && stored_in(&folder.path().join("spool")) == stored
+        };
+        output.wait_until("all is stored", is_stored).await;
+        output.task.abort();
+        let _ = output.task.await;
+    };
+    let scans = |instance, scans: RangeInclusive<u64>| {
+        scans.map(|scan_id| (instance, scan_id)).collect::<Vec<_>>()
+    };
+    run(&scans("a", 1..=5), 5).await;
+    // The first process had not got as far as storing its sixth one.
+    run(&[scans("a", 3..=6), scans("b", 1..=2)].concat(), 8).await;
+    run(
+        &[scans("a", 5..=6), scans("b", 1..=3), scans("c", 1..=1)].concat(),
+        10,
+    )
+    .await;
+
+    let store = Store::default();
+    let (collector, _task) = listen(&store);
+    let output = Output::spooled(roomy_hub(), vec![collector], spooling());
+    output.hub.publish(&batch_by("c", 1));
+    output.hub.publish(&batch_by("d", 1));
+    output.wait_until_sent(11).await;
+    output.end().await;
+    let batches = store.batches.lock().unwrap();
+    let stored = batches.values().map(|batch| {
+        let agent = batch.agent.as_ref().unwrap();
+        (agent.instance_id.clone(), batch.scan_id)
+    });
+    let mut stored: Vec<_> = stored.collect();
+    stored.sort();
+    let expected = [
+        scans("a", 1..=6),
+        scans("b", 1..=3),
+        scans("c", 1..=1),
+        scans("d", 1..=1),
+    ];
+    let expected = expected.concat().into_iter();
+    let expected: Vec<_> = expected.map(|(of, scan)| (of.to_owned(), scan)).collect();
+    assert_eq!(stored, expected);
 }
 
 #[tokio::test]
