@@ -20,7 +20,7 @@ mod checkpoints;
 mod heritage;
 mod ledger;
 
-pub use checkpoints::{Checkpoint, Checkpoints};
+pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES};
 pub use heritage::Heritage;
 
 /// The part that ends once everything of the predecessors is taken over.

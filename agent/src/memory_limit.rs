@@ -8,7 +8,7 @@ use hub::DEFAULT_QUEUED_BYTES;
 use kernel::{account, bound::TaggedPrograms, cgroup_limit};
 use server::scanner_requests::MAX_SNAPSHOT_BYTES;
 
-use crate::agent::Config;
+use crate::{agent::Config, carry::MOST_UNDELIVERED_BYTES};
 
 /// The figures of docs/memory.md.
 const PAGE_BYTES_PER_FLOW: u64 = 171;
@@ -20,6 +20,10 @@ const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with every field set takes twice as much, an IPv4 record without a tunnel less.
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
+/// The same, encoded.
+const RECORD_BYTES: u64 = 110;
+/// The two files of the ledger, and what is to be written to one of them.
+const COPIES_FOR_THE_LEDGER: u64 = 3;
 /// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// Its instructions as submitted, as rewritten by the verifier, and as machine code.
@@ -39,6 +43,7 @@ pub(crate) struct Needs {
     tagged: u64,
     reports_late: bool,
     outputs: usize,
+    carries_over: bool,
 }
 
 impl Needs {
@@ -62,6 +67,7 @@ impl Needs {
             },
             reports_late: reports_late(config),
             outputs: config.outputs.len(),
+            carries_over: config.carry_over,
         }
     }
 
@@ -84,8 +90,8 @@ impl Needs {
         if most > limit {
             tracing::warn!(
                 "with these settings the agent may take {}, and the memory limit of its control group is {}: raise \
-                 the limit (MemoryMax= in the unit), lower --max-flows, --max-tracked-flows or --max-interfaces, or, where a \
-                 collector need not ask for fewer reports, set the output's max_report_interval to 0s",
+                 the limit (MemoryMax= in the unit), lower --max-flows, --max-tracked-flows or --max-interfaces, leave out \
+                 --carry-over, or, where a collector need not ask for fewer reports, set the output's max_report_interval to 0s",
                 human::bytes(most),
                 human::bytes(limit)
             );
@@ -106,17 +112,27 @@ impl Needs {
             0
         };
         let accounts = account::Layout::of(tables.max_interfaces, self.possible_cpus);
-        tables.paged(PAGE_BYTES_PER_FLOW)
+        // An earlier process's are there until they are drained.
+        let programs_and_maps = tables.paged(PAGE_BYTES_PER_FLOW)
             + tables.behind(BYTES_PER_FLOW_BEHIND)
-            + tables.tracked(TRACKED_BYTES_PER_FLOW + waiting)
             + u64::from(self.max_fragments) * BYTES_PER_FRAGMENT
             + tunnels * TUNNEL_BYTES_PER_FLOW
             + self.enrichment_bytes
             + self.tagged * BYTES_PER_TAGGED_PROGRAM
+            + accounts.bytes();
+        let (sets, ledger) = if self.carries_over {
+            let batches =
+                MOST_UNDELIVERED_BYTES as u64 + u64::from(tables.max_flows) * RECORD_BYTES;
+            (2, COPIES_FOR_THE_LEDGER * batches)
+        } else {
+            (1, 0)
+        };
+        sets * programs_and_maps
+            + ledger
+            + tables.tracked(TRACKED_BYTES_PER_FLOW + waiting)
             + DEFAULT_QUEUED_BYTES
             + self.outputs as u64 * BYTES_PER_OUTPUT
             + MAX_SNAPSHOT_BYTES.min(tables.max_tracked_flows * SNAPSHOT_BYTES_PER_FLOW)
-            + accounts.bytes()
             + accounts.process_bytes()
             + BASE_BYTES
     }

@@ -250,10 +250,8 @@ impl Scanning {
                 // At a scan and not sooner, however often collectors change what they ask for.
                 times = self.apply_throttle(&mut scanner);
             }
-            // systemd closes what is stored if it does not start the service again after a failure.
-            let leaves = is_final
-                && scanner.can_leave()
-                && (failed.is_some() || service_manager::is_restarting().await);
+            let (can_leave, has_failed) = (scanner.can_leave(), failed.is_some());
+            let leaves = is_final && self.leaves(can_leave, has_failed).await;
             let started = Instant::now();
             let outcome;
             (scanner, outcome) = scan(scanner, wake, leaves).await?;
@@ -302,6 +300,24 @@ impl Scanning {
             self.watchdog.feed();
         }
         Ok(scanner)
+    }
+
+    /// Whether a successor will take over. Otherwise, nobody does what was to be carried over from earlier processes.
+    async fn leaves(&mut self, can_leave: bool, has_failed: bool) -> bool {
+        // systemd closes what is stored if it does not start the service again after a failure.
+        if can_leave && (has_failed || service_manager::is_restarting().await) {
+            return true;
+        }
+        for heritage in self.heritages.drain(..) {
+            let seen = heritage.seen();
+            tracing::warn!(
+                instance = heritage.instance,
+                packets = seen.packets,
+                bytes = seen.bytes,
+                "the agent stops before it has taken over what an earlier process had counted: these packets are in no record"
+            );
+        }
+        false
     }
 
     /// Encodes flows for a snapshot for a short while.

@@ -26,7 +26,7 @@ use super::{
 };
 
 /// The batches of earlier commits that a commit repeats at most.
-const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
+pub const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
 /// How often to ask whether all consumers have the batches of a commit.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use agent_common::{FlowCounters, FlowKey, HookAccount, Pair, Senders, senders::Kinds};
+use agent_common::{FlowCounters, FlowKey, HookAccount, Pair, Reason, Senders, senders::Kinds};
 use anyhow::{Context as _, Result, ensure};
 use kernel::{
     account::{Accounts, Layout},
@@ -100,6 +100,12 @@ impl Heritage {
             *pair = Pair { packets, bytes };
         }
         self.accounts.sum_of_idle(page).since(&before)
+    }
+
+    /// The packets and bytes that it has seen and not drained.
+    pub fn seen(&self) -> Pair {
+        let pages = [0, 1].map(|page| self.account(page).get(Reason::Seen));
+        pages.into_iter().sum()
     }
 
     /// Takes the batches of its last scan, unless all consumers have them.
