@@ -8,7 +8,7 @@
 //! [`SuperFrameSocket`] (one skb for many frames), a [`Generator`] (one frame, millions of times a second), a [`Tun`]
 //! (bare IP), or from real sockets ([`traffic`]). An [`Agent`] is a running `flow-agent`. A [`Process`] is a program
 //! that does not outlive its test, and an [`AtEnd`] ends threads when the test ends. A [`Store`] is a service manager
-//! that keeps descriptors from one agent for the next. A [`ControlGroup`] limits programs. A [`RtnlHold`] keeps the
+//! that keeps descriptors from one agent for the next, and [`kill_at`] ends an agent at a step of its work. A [`ControlGroup`] limits programs. A [`RtnlHold`] keeps the
 //! kernel from answering requests about interfaces, and [`tcx_programs`] counts the attached programs. A [`Disk`] fails
 //! on demand. TLS tests use [`certificates`]. A [`Broker`] is Apache Kafka's own.
 
@@ -31,6 +31,7 @@ mod namespace;
 pub mod privilege;
 mod process;
 mod rtnl;
+mod steps;
 mod store;
 mod super_frame;
 mod tcx;
@@ -51,6 +52,7 @@ pub use host::{Host, Lab, LabOptions};
 pub use namespace::Namespace;
 pub use process::Process;
 pub use rtnl::RtnlHold;
+pub use steps::kill_at;
 pub use store::Store;
 pub use super_frame::SuperFrameSocket;
 pub use tcx::tcx_programs;

@@ -79,6 +79,18 @@ const MODULES: &[Module] = &[
             &["second_fragment_joins_its_flow", "a_full_memory"],
         ),
     ),
+    module(
+        "carry_over",
+        2_700,
+        Only(
+            "what is left and taken over is decided by the agent",
+            &[
+                "ten_kills_lose_no_packet",
+                "restarts_lose_no_packet",
+                "kills_lose_no_packet_of_either_direction",
+            ],
+        ),
+    ),
     module("lifecycle::gone", 1_800, Everything),
     module("lifecycle::indexes", 900, Everything),
     module("lifecycle::leftovers", 900, Everything),

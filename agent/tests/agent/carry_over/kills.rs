@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use super::{FLOWS, Line, Random, Traffic, has_links_or_skip, wait_until};
+use lab::privilege::is_root_or_skip;
+
+use super::{CLSACT, FLOWS, Line, Random, Traffic, has_links_or_skip, wait_until};
 use crate::support::{Agent, hook::Hook};
 
 const KILLS: usize = 10;
@@ -57,6 +59,14 @@ fn ten_kills_lose_no_packet_on_tcx() {
 fn ten_kills_lose_no_packet_on_native_xdp() {
     if has_links_or_skip("agent::ten_kills_lose_no_packet_on_native_xdp") {
         kills_lose_nothing(&Line::new(Hook::NativeXdp, &[]));
+    }
+}
+
+/// The filters are in no store: the kernel keeps them, and the next agent knows them by their names.
+#[test]
+fn ten_kills_lose_no_packet_on_clsact() {
+    if is_root_or_skip("agent::ten_kills_lose_no_packet_on_clsact") {
+        kills_lose_nothing(&Line::new(Hook::TcIngress, CLSACT));
     }
 }
 

@@ -1,13 +1,15 @@
 //! SIGTERM: the programs go on counting if systemd restarts the service, and go if it stops it.
 
-use super::{Line, has_links_or_skip, wait_until, warns_of_carrying};
+use lab::privilege::is_root_or_skip;
+
+use super::{CLSACT, Line, has_links_or_skip, wait_until, warns_of_carrying};
 use crate::support::{
     attached::{nothing_is_attached, tcx_programs},
     hook::Hook,
 };
 
-fn restarts_lose_nothing(hook: Hook) {
-    let line = Line::new(hook, &[]);
+fn restarts_lose_nothing(hook: Hook, settings: &[&str]) {
+    let line = Line::new(hook, settings);
     let mut agent = line.start();
     let before = line.counters();
     let traffic = line.traffic();
@@ -32,14 +34,21 @@ fn restarts_lose_nothing(hook: Hook) {
 #[test]
 fn restarts_lose_no_packet_on_tcx() {
     if has_links_or_skip("agent::restarts_lose_no_packet_on_tcx") {
-        restarts_lose_nothing(Hook::TcIngress);
+        restarts_lose_nothing(Hook::TcIngress, &[]);
     }
 }
 
 #[test]
 fn restarts_lose_no_packet_on_native_xdp() {
     if has_links_or_skip("agent::restarts_lose_no_packet_on_native_xdp") {
-        restarts_lose_nothing(Hook::NativeXdp);
+        restarts_lose_nothing(Hook::NativeXdp, &[]);
+    }
+}
+
+#[test]
+fn restarts_lose_no_packet_on_clsact() {
+    if is_root_or_skip("agent::restarts_lose_no_packet_on_clsact") {
+        restarts_lose_nothing(Hook::TcIngress, CLSACT);
     }
 }
 

@@ -7,7 +7,7 @@ pub(super) const FAULTS: &[Fault] = &[
         name: "carry: what the account already had counts once more",
         file: "agent/src/carry/checkpoints.rs",
         from: "let taken = kernel.accounts.taken(page);",
-        to: "let taken = HookAccount::default();",
+        to: "let taken = agent_common::HookAccount::default();",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
     },
     Fault {
@@ -29,15 +29,15 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: a restart detaches as a stop does",
         file: "agent/src/agent/scanning.rs",
-        from: "&& scanner.can_leave()",
-        to: "&& false",
+        from: "if can_leave && (",
+        to: "if can_leave && false && (",
         target: agent("carry_over::restarts::restarts_lose_no_packet_on_tcx"),
     },
     Fault {
         name: "carry: a stop leaves the programs as a restart does",
         file: "agent/src/agent/scanning.rs",
-        from: "(failed.is_some() || service_manager::is_restarting().await)",
-        to: "(failed.is_some() || !service_manager::is_restarting().await)",
+        from: "(has_failed || service_manager::is_restarting().await)",
+        to: "(has_failed || !service_manager::is_restarting().await)",
         target: agent("carry_over::restarts::a_stop_detaches_and_the_next_start_counts_from_zero"),
     },
     Fault {
@@ -56,5 +56,39 @@ pub(super) const FAULTS: &[Fault] = &[
         from: "self.file(self.seq).write_all_at(&[1], CLEARED_AT)",
         to: "Ok(())",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: a page is emptied before what it held is committed",
+        file: "agent/src/scan.rs",
+        from: "self.commit(&idle, window_end_unix_ns);",
+        to: "for &page in &idle { self.kernel.pages.clear(page)?; } self.commit(&idle, window_end_unix_ns);",
+        target: agent("carry_over::steps::a_kill_at_any_step_of_a_scan_loses_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: a filter is removed before its successor is added",
+        file: "agent/kernel/src/attach/clsact.rs",
+        from: "if !stale.is_there(&mut self.socket)? {",
+        to: "if stale.is_there(&mut self.socket)? {",
+        target: unit(
+            "kernel",
+            "attach::takeover::tests::each_packet_counts_once_while_a_successor_takes_the_filters_over",
+        ),
+    },
+    Fault {
+        name: "carry: a restart removes filters",
+        file: "agent/kernel/src/attach.rs",
+        from: "filters.into_iter().for_each(Clsact::leave);",
+        to: "drop(filters);",
+        target: agent("carry_over::restarts::restarts_lose_no_packet_on_clsact"),
+    },
+    Fault {
+        name: "carry: a spool takes once more what an earlier process has put there",
+        file: "agent/exporters/src/delivery/backlog.rs",
+        from: "batch.head().is_some_and(|head| self.earlier.has(&head))",
+        to: "false",
+        target: unit(
+            "exporters",
+            "delivery::tests::spooled::what_a_killed_process_has_put_there_is_delivered_once",
+        ),
     },
 ];
