@@ -10,7 +10,7 @@ use crate::{
     clients,
     count::Count,
     setup::{Purpose, setup},
-    test,
+    test::{self, THREADS_PER_CPU},
     workspace::{cargo, run},
 };
 
@@ -33,7 +33,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     tests.extend(["--ignored", "--test-threads", "1", "--skip", DELIVERY]);
     tests.extend(arguments.name.as_deref());
     let mut count = Count::default();
-    test::tests(&tests, &mut count)?;
+    test::tests(&tests, THREADS_PER_CPU, &mut count)?;
     Ok(count.report())
 }
 
@@ -46,6 +46,6 @@ pub fn test_delivery() -> Result<ExitCode> {
     let mut tests = vec!["test", "--workspace", "--test", "agent", "--"];
     tests.extend(["--ignored", "--nocapture", DELIVERY]);
     let mut count = Count::default();
-    test::tests(&tests, &mut count)?;
+    test::tests(&tests, THREADS_PER_CPU, &mut count)?;
     Ok(count.report())
 }

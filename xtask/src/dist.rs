@@ -11,11 +11,10 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use cargo_metadata::MetadataCommand;
 
 use crate::{
     setup::{Purpose, setup},
-    workspace::{cargo, root, run, target_dir, tool},
+    workspace::{cargo, metadata, root, run, target_dir, tool},
 };
 
 const CARGO_DEB: &str = "3.8.0";
@@ -271,11 +270,7 @@ fn newest_needed(symbols: &str) -> Option<(Version, &str)> {
 /// The path in the package of each file, from `agent/Cargo.toml`. Without the folder of built files, lists only the
 /// files from the source tree.
 fn declared(built: Option<&Path>) -> Result<BTreeMap<PathBuf, PathBuf>> {
-    let metadata = MetadataCommand::new()
-        .current_dir(root())
-        .no_deps()
-        .exec()
-        .context("ask cargo for the package's files")?;
+    let metadata = metadata()?;
     let mut packages = metadata.packages.iter();
     let agent = packages.find(|package| *package.name == "agent");
     let agent = agent.context("no package is called agent")?;

@@ -28,7 +28,7 @@ use crate::{
     fuzz::TARGETS,
     kernels, service,
     setup::{Purpose, setup},
-    workspace::{cargo, has_command, run},
+    workspace::{cargo, has_command, run, test_programs},
 };
 
 #[derive(clap::Args)]
@@ -50,13 +50,12 @@ pub fn test(arguments: &Arguments) -> ExitCode {
     match outcome.part("set-up", |_| setup(Purpose::Test)) {
         Ok(()) => {
             let _busy = arguments.busy.then(Busy::begin);
-            let mut all = vec!["test", "--workspace", "--no-fail-fast"];
-            all.extend(arguments.cargo_test.iter().map(String::as_str));
+            let asked: Vec<&str> = arguments.cargo_test.iter().map(String::as_str).collect();
             if arguments.quick {
                 outcome.part("clients", |_| clients::set_up());
-                outcome.tests(&all);
+                outcome.tests("tests", &cargo_test(&[], &asked), THREADS_PER_CPU);
             } else {
-                outcome.everything(&all);
+                outcome.everything(&asked);
             }
         }
         Err(error) => outcome.count.fail(error),
@@ -79,17 +78,18 @@ impl Outcome {
         result
     }
 
-    fn tests(&mut self, cargo_test: &[&str]) {
-        if let Err(error) = self.part("tests", |count| tests(cargo_test, count)) {
+    fn tests(&mut self, name: &'static str, cargo_test: &[&str], threads_per_cpu: usize) {
+        let run = |count: &mut Count| tests(cargo_test, threads_per_cpu, count);
+        if let Err(error) = self.part(name, run) {
             self.count.fail(error);
         }
     }
 
     /// Runs the parts in parallel where that saves time. Only the tests need the clients, and downloading them takes
-    /// little CPU. Most tests mainly wait, and a virtual machine keeps only one CPU busy, so both together take little
-    /// longer than one alone.
-    fn everything(&mut self, cargo_test: &[&str]) {
-        let build = [&cargo_test[..1], &["--no-run"], &cargo_test[1..]].concat();
+    /// little CPU. Most tests mainly wait, and a virtual machine keeps only one CPU busy, so all of them together take
+    /// little longer than one alone.
+    fn everything(&mut self, asked: &[&str]) {
+        let build = cargo_test(&["--no-run"], asked);
         let (others, result) = beside(
             |outcome| outcome.part("clients", |_| clients::set_up()),
             || {
@@ -98,17 +98,34 @@ impl Outcome {
             },
         );
         self.add(others);
-        if let Err(error) = result {
-            return self.count.fail(error);
-        }
-        let (others, ()) = beside(
+        let test_programs = match result.and_then(|()| test_programs()) {
+            Ok(programs) => programs,
+            Err(error) => return self.count.fail(error),
+        };
+        let (others, crates) = beside(
             |outcome| {
                 outcome.part("beside them a virtual machine", kernels::on_the_floor);
                 outcome.part("the service", service::in_the_suite);
                 outcome.part("fuzzers", fuzz_for_a_minute);
             },
-            || self.tests(cargo_test),
+            || {
+                let (crates, ()) = beside(
+                    |outcome| {
+                        let mut chosen = vec!["--lib", "--bins"];
+                        let others = test_programs.iter().filter(|name| *name != AGENT_TESTS);
+                        chosen.extend(others.flat_map(|name| ["--test", name.as_str()]));
+                        outcome.tests("the crates' tests", &cargo_test(&chosen, asked), 1);
+                        outcome.tests("examples in docs", &cargo_test(&["--doc"], asked), 1);
+                    },
+                    || {
+                        let chosen = ["--test", AGENT_TESTS];
+                        self.tests("tests", &cargo_test(&chosen, asked), THREADS_PER_CPU);
+                    },
+                );
+                crates
+            },
         );
+        self.add(crates);
         self.add(others);
     }
 
@@ -224,10 +241,19 @@ fn fuzz_for_a_minute(count: &mut Count) {
 const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
 /// Most tests mainly wait: for a scan, a timeout, another process.
-const THREADS_PER_CPU: usize = 2;
+pub const THREADS_PER_CPU: usize = 2;
+
+/// The tests of the whole agent, which take longer than all others together.
+const AGENT_TESTS: &str = "agent";
+
+/// The arguments of `cargo test` for the targets that `chosen` names, or for all of them. Every call builds the whole
+/// workspace alike.
+fn cargo_test<'a>(chosen: &[&'a str], asked: &[&'a str]) -> Vec<&'a str> {
+    [&["test", "--workspace", "--no-fail-fast"], chosen, asked].concat()
+}
 
 /// Runs `cargo test` with these arguments, forwards its output and adds up its results.
-pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
+pub fn tests(arguments: &[&str], threads_per_cpu: usize, count: &mut Count) -> Result<()> {
     let skip_log = SkipLog::new()?;
     let mut command = cargo(arguments);
     command
@@ -235,7 +261,7 @@ pub fn tests(arguments: &[&str], count: &mut Count) -> Result<()> {
         .stdout(Stdio::piped());
     let threads = env::var(TEST_THREADS).unwrap_or_else(|_| {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        (THREADS_PER_CPU * cpus).to_string()
+        (threads_per_cpu * cpus).to_string()
     });
     command.env(TEST_THREADS, &threads);
     if !lab::privilege::is_root() {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use cargo_metadata::{Message, MetadataCommand};
+use cargo_metadata::{Message, Metadata, MetadataCommand, Target};
 
 use crate::ebpf_toolchain::cache_root;
 
@@ -59,12 +59,23 @@ pub fn build_agent(profile: &str) -> Result<PathBuf> {
 }
 
 pub fn target_dir() -> Result<PathBuf> {
-    let metadata = MetadataCommand::new()
+    Ok(metadata()?.target_directory.into())
+}
+
+/// The names of all test programs beside those of the crates' own sources.
+pub fn test_programs() -> Result<Vec<String>> {
+    let packages = metadata()?.packages.into_iter();
+    let targets = packages.flat_map(|package| package.targets);
+    let tests = targets.filter(Target::is_test);
+    Ok(tests.map(|target| target.name).collect())
+}
+
+pub fn metadata() -> Result<Metadata> {
+    MetadataCommand::new()
         .current_dir(root())
         .no_deps()
         .exec()
-        .context("ask cargo for the target folder")?;
-    Ok(metadata.target_directory.into())
+        .context("ask cargo for the workspace")
 }
 
 /// Runs a cargo build command and returns the programs that it built.
