@@ -47,7 +47,7 @@ impl Way {
         for key in [CA, CERTIFICATE, KEY] {
             if table.0.contains_key(key) {
                 let message = format!(
-                    "the address is without TLS, of which this speaks: say {tls}://{rest}, or leave this out"
+                    "the address has no TLS, which this setting needs: use {tls}://{rest}, or remove the setting"
                 );
                 return Err(Refused::at(key, message));
             }
@@ -132,9 +132,9 @@ mod tests {
                 ("tls_client_key", r#", "tls_client_key": "/b""#),
             ] {
                 let refused = refusal(&table(kind, "http", more)).unwrap();
-                let place = format!("{key}: the address is without TLS");
+                let place = format!("{key}: the address has no TLS");
                 assert!(refused.starts_with(&place), "{refused}");
-                assert!(refused.contains("say https://a:1"), "{refused}");
+                assert!(refused.contains("use https://a:1"), "{refused}");
             }
         }
     }

@@ -101,7 +101,7 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_spool_failing",
-                "1 if the disk cannot be used, so that batches wait in memory alone",
+                "1 if the disk cannot be used, so that batches wait in memory only",
             ),
             spooled.map(|(output, spool)| {
                 let is_failing = !spool.error.is_empty();

@@ -201,7 +201,7 @@ fn every_packet_of_two_agents_is_in_the_topic_in_order_and_where_kafka_itself_wo
     );
     let log = collector.stop();
     assert!(
-        warns_of_slowness_alone(&log) && log.contains("has been made"),
+        warns_of_slowness_alone(&log) && log.contains("created the topic"),
         "{log}"
     );
     let messages = kafka.messages(&broker);

@@ -136,13 +136,13 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     wait_until_acknowledged(&agent, &lab, sent);
     for (refused, words) in [
         (&without, "name a file with one (token_file"),
-        (&lost, "there is no token for it (token_file): "),
+        (&lost, "it has no token (token_file): "),
         (&stranger, "unknown token"),
     ] {
         wait_until("it is refused", || error_of(refused, &lab).contains(words));
     }
     // It stays on this host.
-    assert!(!agent.stderr().contains("the token is sent as it is"));
+    assert!(!agent.stderr().contains("the token is sent unencrypted"));
 
     let stream_of = |status: &Value| status["streams"].as_array().unwrap().len();
     for status in readers(&lab.agent, &collector, &socket, [&reads, &other, &missing]) {

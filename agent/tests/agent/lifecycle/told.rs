@@ -125,7 +125,7 @@ fn the_end_says_what_it_waits_for() {
     });
     agent.signal(libc::SIGINT);
     agent.wait_until_logged("counting has stopped");
-    agent.wait_until_logged("trying until the end to send what is left to tcp://127.0.0.1:9");
+    agent.wait_until_logged("still trying to send the remaining flows to tcp://127.0.0.1:9");
     agent.ended();
 }
 

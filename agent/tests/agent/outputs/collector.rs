@@ -247,10 +247,10 @@ fn collectors_that_break_off_have_every_packet_once() {
     assert!(store.arrived.load(Relaxed) > stored);
     let log = &report.log;
     assert!(
-        log.contains("flows do not get to 127.0.0.1:1: connect"),
+        log.contains("cannot deliver flows to 127.0.0.1:1: connect"),
         "{log}"
     );
-    assert!(log.contains("flows get to 127.0.0.1:"), "{log}");
+    assert!(log.contains("delivering flows to 127.0.0.1:"), "{log}");
 }
 
 /// What something that is no collector says.
@@ -317,7 +317,10 @@ fn a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_
             "an answer is longer than",
         ),
         // It is packed, which nobody asked for.
-        (Garbage::Answer(&[1, 0, 0, 0, 1, 7]), "packs its answers"),
+        (
+            Garbage::Answer(&[1, 0, 0, 0, 1, 7]),
+            "compresses its answers",
+        ),
         // There is no such thing.
         (Garbage::Status("many"), "UNKNOWN"),
     ] {
@@ -348,13 +351,13 @@ fn a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_
         assert_eq!(store.sums(), (sent, sent), "{garbage:?}");
         // Once, with what is wrong, and once that it is over.
         let log = &report.log;
-        let told = format!("flows do not get to 127.0.0.1:{port}: ");
+        let told = format!("cannot deliver flows to 127.0.0.1:{port}: ");
         let lines: Vec<_> = log.lines().filter(|line| line.contains(&told)).collect();
         let [line] = lines[..] else {
             panic!("{garbage:?}: {log}")
         };
         assert!(line.contains(why), "{garbage:?}: {line}");
-        let told = format!("flows get to 127.0.0.1:{port} again");
+        let told = format!("delivering flows to 127.0.0.1:{port} again");
         assert_eq!(log.matches(&told).count(), 1, "{garbage:?}: {log}");
     }
 }
@@ -419,7 +422,7 @@ fn a_collector_over_tls_has_every_packet_from_an_agent_with_a_certificate() {
     assert_eq!(store.sums(), (sent, sent));
     assert_eq!(report.seen(), sent);
     assert!(
-        !report.log.contains("flows do not get to"),
+        !report.log.contains("cannot deliver flows to"),
         "{}",
         report.log
     );

@@ -88,7 +88,7 @@ fn a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output() {
             let output = output(&agent, &lab, kind);
             let queued = fates(&output, sent)["queued"];
             let error = output["last_error"].as_str().unwrap();
-            let is_about_the_name = ["address of the host", "look up the host"]
+            let is_about_the_name = ["looking up the host", "look up the host"]
                 .iter()
                 .any(|said| error.contains(said));
             output["failing"] == true && queued == sent && is_about_the_name

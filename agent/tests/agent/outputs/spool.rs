@@ -133,13 +133,13 @@ fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
     wait_until_on_disk(&folder, sent);
     let log = agent.stop().log;
     assert!(
-        log.contains("flows wait in the spool for the next start"),
+        log.contains("flows wait in the spool: the next start sends them"),
         "{log}"
     );
 
     let store = Store::default();
     let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
-    agent.wait_until_logged("flows wait in the spool since before the start");
+    agent.wait_until_logged("flows wait in the spool: an earlier run left them");
     let own = send(&lab, 30, 1);
     wait_until_counted(&agent, &lab, own.packets);
     wait_until("all is acknowledged", || {
@@ -249,7 +249,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     let rest = disk.fill();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);
-    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    agent.wait_until_logged("cannot use the spool; batches wait in memory");
     wait_until("it is said", || {
         spool_error(&agent, &lab).contains("No space left on device")
     });
@@ -259,7 +259,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     );
 
     fs::remove_file(rest).unwrap();
-    agent.wait_until_logged("the spool is written again");
+    agent.wait_until_logged("writing to the spool again");
     sent += send(&lab, 10, 1);
     store.is_away.store(false, Relaxed);
     wait_until_counted(&agent, &lab, sent.packets);
@@ -269,7 +269,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     assert_eq!(spool_error(&agent, &lab), "");
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
-    for once in ["the spool cannot be used", "the spool is written again"] {
+    for once in ["cannot use the spool", "writing to the spool again"] {
         assert_eq!(report.log.matches(once).count(), 1, "{}", report.log);
     }
     assert_eq!(store.sums(), (sent, sent));
@@ -355,7 +355,7 @@ fn a_spool_is_in_the_status_and_the_metrics_as_it_is_on_the_disk() {
     });
 
     fs::remove_file(rest).unwrap();
-    agent.wait_until_logged("the spool is written again");
+    agent.wait_until_logged("writing to the spool again");
     store.is_away.store(false, Relaxed);
     wait_until_counted(&agent, &lab, sent.packets);
     wait_until("nothing waits", || {
@@ -385,7 +385,7 @@ fn a_spool_that_cannot_be_written_keeps_nothing_from_a_collector() {
         wait_until_counted(&agent, &lab, sent.packets);
         let error = spool_error(&agent, &lab);
         assert!(
-            error.ends_with("batches wait in memory alone") && error.contains("Read-only"),
+            error.ends_with("batches wait in memory only") && error.contains("Read-only"),
             "{error}"
         );
         (sent, agent.stop())
@@ -405,7 +405,7 @@ fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
     disk.becomes_read_only();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);
-    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    agent.wait_until_logged("cannot use the spool; batches wait in memory");
     wait_until("it is said", || {
         spool_error(&agent, &lab).contains("Read-only file system")
     });
@@ -469,7 +469,7 @@ fn two_outputs_do_not_share_a_spool() {
     let [table, other] = &tables;
     let settings = ["--output", "json", "--output", table, "--output", other];
     let mut agent = Agent::start(&lab, &settings);
-    agent.wait_until_logged("is in use by another output or agent; it is tried again");
+    agent.wait_until_logged("is in use by another output or agent; retrying");
     let sent = send(&lab, 20, 1);
     let has_all = |store: &Store| store.records() == sent;
     wait_until("one has all", || stores.iter().any(has_all));

@@ -60,7 +60,7 @@ fn an_agent_is_trusted_by_its_ca_and_its_address() {
 
     // Without TLS nobody is answered, and nothing is sent by mistake.
     let error = refused(host, ADDRESS, &good);
-    assert!(error.contains("say https://"), "{error}");
+    assert!(error.contains("use https://"), "{error}");
     assert_eq!(handshakes(&agent, host), by_tls);
     refused(host, ADDRESS, &[]);
     wait_until("plain HTTP/2 is counted", || {

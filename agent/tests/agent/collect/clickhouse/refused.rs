@@ -29,11 +29,11 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
     for (address, told) in [
         (
             "netflow/others",
-            "there is no table netflow.others, make it with flows.sql",
+            "there is no table netflow.others, create it with flows.sql",
         ),
         (
             "nowhere/flows",
-            "there is no table nowhere.flows, make it with flows.sql",
+            "there is no table nowhere.flows, create it with flows.sql",
         ),
     ] {
         let refusal = refusal(&clickhouse, &other(address));
@@ -157,7 +157,7 @@ fn only_who_is_trusted_gets_a_password_and_only_who_knows_one_stores() {
         })
         .to_string()
     };
-    let refused = "is refused, look at user and password_file";
+    let refused = "check user and password_file";
     for (setting, told) in [(output(""), refused), (setting(&ca, "you"), refused)] {
         let refusal = refusal(&clickhouse, &setting);
         assert!(refusal.contains(told), "{refusal}");

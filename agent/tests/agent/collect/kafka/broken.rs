@@ -34,7 +34,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     });
     let failing = store(&collector, &kafka);
     let error = failing["last_error"].as_str().unwrap();
-    assert!(error.contains("cannot be reached"), "{error}");
+    assert!(error.contains("cannot reach broker"), "{error}");
     assert_eq!(acknowledged(&agent, &kafka), before);
     sent += send(lab, 100, 1);
     broker.start_again().unwrap();
@@ -249,8 +249,8 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     collector.wait_until_logged("flows cannot be stored");
     let log = collector.log();
     for part in [
-        "127.0.0.1:9092 cannot be reached",
-        "nowhere.invalid:9092 cannot be reached",
+        "cannot reach broker 127.0.0.1:9092",
+        "cannot reach broker nowhere.invalid:9092",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
@@ -262,7 +262,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     wait_until("it is refused", || {
         let output = outputs::output(&agent, &lab, "collector");
         let error = output["last_error"].as_str().unwrap();
-        error.contains("cannot store flows") && error.contains("127.0.0.1:9092 cannot be reached")
+        error.contains("cannot store flows") && error.contains("cannot reach broker 127.0.0.1:9092")
     });
     let output = outputs::output(&agent, &lab, "collector");
     assert_eq!(pair(&output["sent"]), Pair::default());

@@ -120,7 +120,7 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     for (output, told) in [
         (output("tls", "plain", Some(&stranger)), "tls_ca"),
         (output("tls", "", Some(&ca)), "a login (sasl)"),
-        (output("tcp", "", None), "say tls://"),
+        (output("tcp", "", None), "use tls://"),
     ] {
         // A broker that is slow says less.
         wait_until(told, || {

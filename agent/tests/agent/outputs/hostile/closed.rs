@@ -78,6 +78,6 @@ fn flows_wait_for_a_closed_port_and_arrive_when_it_opens_and_another_output_has_
     assert_eq!((messages.flows, messages.not_sent), (sent, Pair::default()));
     assert_eq!(sum(&lines(folder.path())), sent);
     let told = |what: &str| report.log.matches(what).count();
-    assert_eq!(told("flows do not get to"), 1, "{}", report.log);
-    assert_eq!(told("flows get to"), 1, "{}", report.log);
+    assert_eq!(told("cannot deliver flows to"), 1, "{}", report.log);
+    assert_eq!(told("delivering flows to"), 1, "{}", report.log);
 }

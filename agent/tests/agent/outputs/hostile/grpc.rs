@@ -183,7 +183,7 @@ fn has_every_flow_when_it_behaves(kind: &str) {
         // Not in base64.
         (Manner::Refuses("14", Some("%%%")), "UNAVAILABLE"),
         (Manner::Resets, "the call broke off"),
-        (Manner::AnswersGarbage, "not one message"),
+        (Manner::AnswersGarbage, "not one gRPC message"),
         (Manner::AnswersTooMuch, "longer than 65536 bytes"),
         (Manner::Hangsup, "the call broke off"),
         (Manner::Hangs, "no answer within 10s"),
@@ -205,8 +205,8 @@ fn has_every_flow_when_it_behaves(kind: &str) {
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         let log = report.log;
-        assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
-        assert_eq!(log.matches("flows get to").count(), 1, "{log}");
+        assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
+        assert_eq!(log.matches("delivering flows to").count(), 1, "{log}");
         assert!(!server.taken.lock().unwrap().is_empty());
     }
 }

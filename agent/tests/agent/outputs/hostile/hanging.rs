@@ -218,7 +218,7 @@ fn receivers_that_hang_hold_up_neither_scans_nor_another_output_and_what_they_lo
 /// What the log says that an output did not send before the end: records, and what they count.
 fn lost_at_the_end(log: &str, output: &str) -> (u64, Pair) {
     let output = format!("output=\"{output}\"");
-    let mut lines = log.lines().filter(|line| line.contains("before the end"));
+    let mut lines = log.lines().filter(|line| line.contains("before shutdown"));
     let Some(line) = lines.find(|line| line.contains(&output)) else {
         return (0, Pair::default());
     };

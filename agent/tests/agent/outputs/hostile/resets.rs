@@ -231,7 +231,7 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
         unread.is_some_and(|unread| unread < MOST_UNREAD),
         "{fates:?}, {read:?}"
     );
-    assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
     let lost = format!(
         "lost_packets={} lost_bytes={}",
         fates["lost"].packets, fates["lost"].bytes

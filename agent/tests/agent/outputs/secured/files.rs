@@ -93,7 +93,7 @@ fn settings_of_tls_that_do_nothing_are_refused_at_their_place() {
                 "http",
                 "tls_ca = '/a'",
                 "config.toml:4:10: ",
-                "say https://127.0.0.1:1",
+                "use https://127.0.0.1:1",
             ),
             (
                 "https",

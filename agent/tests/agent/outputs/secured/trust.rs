@@ -31,7 +31,12 @@ fn receivers_over_tls_have_every_flow() {
             panic!("{way:?}: {:?}", receiver.handshakes())
         };
         assert_eq!((&shaken.alpn[..], &shaken.client), (way.alpn(), &None));
-        assert_eq!(told(&report, "flows do not get to"), 0, "{}", report.log);
+        assert_eq!(
+            told(&report, "cannot deliver flows to"),
+            0,
+            "{}",
+            report.log
+        );
     });
 }
 
@@ -101,9 +106,14 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         assert_eq!(way.got(&receiver), sent, "{way:?}");
-        assert_eq!(told(&report, "flows do not get to"), 1, "{}", report.log);
+        assert_eq!(
+            told(&report, "cannot deliver flows to"),
+            1,
+            "{}",
+            report.log
+        );
         assert_eq!(told(&report, words[0]), 1, "{}", report.log);
-        assert_eq!(told(&report, "flows get to"), 1, "{}", report.log);
+        assert_eq!(told(&report, "delivering flows to"), 1, "{}", report.log);
     }
 }
 
@@ -182,7 +192,12 @@ fn a_receiver_that_asks_for_a_certificate_gets_flows_from_those_who_have_one() {
                 output["failing"] == true
             });
             let report = agent.stop();
-            assert_eq!(told(&report, "flows do not get to"), 1, "{}", report.log);
+            assert_eq!(
+                told(&report, "cannot deliver flows to"),
+                1,
+                "{}",
+                report.log
+            );
             assert_eq!(told(&report, words).min(1), 1, "{way:?}: {}", report.log);
             let lost = format!("lost_packets={}", sent.packets);
             assert!(report.log.contains(&lost), "{}", report.log);
