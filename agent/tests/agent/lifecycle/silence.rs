@@ -58,7 +58,7 @@ fn whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer() {
                     *waiting,
                     format!("flow-agent: waiting for the agent at {address} to answer")
                 );
-                let begin = format!("flow-agent: what listens on {address} did not answer within ");
+                let begin = format!("flow-agent: the server on {address} did not answer within ");
                 assert!(silent.starts_with(&begin), "{asked:?}: {silent}");
             });
         }

@@ -170,7 +170,7 @@ fn a_server_that_is_no_agent_is_told_from_one_in_a_line() {
         for command in asked {
             let said = says(&lab.agent, command, &address(name));
             let parts = [
-                "does not speak gRPC as a flow agent",
+                "does not speak gRPC like a flow agent",
                 "the connection to",
                 "no flow agent at all",
             ];

@@ -116,7 +116,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     assert_eq!(seen.sums(), sent);
     let told = report
         .log
-        .matches("the certificate stays as it was")
+        .matches("keeping the certificate as read before")
         .count();
     assert!((1..=2).contains(&told), "{}", report.log);
 }

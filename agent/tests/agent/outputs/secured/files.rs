@@ -154,7 +154,7 @@ fn the_cas_of_the_system_are_trusted_where_no_file_is_named() {
         let output = way.status(&agent, &lab);
         assert_eq!(fates(&output, sent)["queued"], sent, "{output}");
         let error = output["last_error"].as_str().unwrap();
-        error.contains("of no CA that is trusted here")
+        error.contains("not from a CA that is trusted here")
     });
     // The system comes to trust it.
     replace(&file, &fs::read_to_string(ca.file()).unwrap()).unwrap();

@@ -59,7 +59,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
         assert_eq!(way.got(&receiver), sent, "{way:?}");
         let last = receiver.handshakes().into_iter().rev().find_map(Result::ok);
         assert_eq!(last.unwrap().client, Some(der(&own)));
-        let read = told(&report, "its files of TLS have been read again");
+        let read = told(&report, "read its TLS files again");
         assert_eq!(read, 2, "{}", report.log);
     });
 }
@@ -103,7 +103,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
     way.wait_until_sent(&agent, &lab, sent);
     assert_eq!(way.got(&receiver), sent);
     replace(&own.key, &key).unwrap();
-    agent.wait_until_logged("its files of TLS have been read again");
+    agent.wait_until_logged("read its TLS files again");
     assert_eq!(fault(&agent), "");
 
     // What has expired is no better than what has not.
@@ -118,7 +118,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
             .all(|one| one.client == Some(before.clone()))
     );
     let report = agent.stop();
-    let kept = told(&report, "what was read of its files of TLS stays in force");
+    let kept = told(&report, "keeping its TLS files as read before");
     assert_eq!(kept, 2, "{}", report.log);
 }
 

@@ -58,30 +58,30 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
         (
             Way::OtlpGrpc,
             &stranger,
-            &["of no CA that is trusted here", "(tls_ca)"][..],
+            &["not from a CA that is trusted here", "(tls_ca)"][..],
         ),
         (
             Way::OtlpHttp,
             &other_name,
             &["other.example", "connect by a name that it has"],
         ),
-        (Way::Pbflow, &old, &["it expired at", "has to be renewed"]),
+        (Way::Pbflow, &old, &["it expired at", "renew it"]),
         (
             Way::Pbflow,
             &young,
-            &["it holds from", "look at the clocks"],
+            &["it is valid only from", "check the clocks"],
         ),
-        (Way::OtlpHttp, &stranger, &["of no CA that is trusted here"]),
-        (Way::Pbflow, &other_name, &["other.example"]),
         (
-            Way::Collector,
-            &old,
-            &["it expired at", "has to be renewed"],
+            Way::OtlpHttp,
+            &stranger,
+            &["not from a CA that is trusted here"],
         ),
+        (Way::Pbflow, &other_name, &["other.example"]),
+        (Way::Collector, &old, &["it expired at", "renew it"]),
         (
             Way::Collector,
             &stranger,
-            &["of no CA that is trusted here"],
+            &["not from a CA that is trusted here"],
         ),
     ] {
         let lab = Lab::quiet().unwrap();
