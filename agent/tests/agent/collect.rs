@@ -42,7 +42,7 @@ mod validity;
 /// Whether all that it warns of is that its store was slow, as one is on a busy machine.
 fn warns_of_slowness_alone(log: &str) -> bool {
     let is_slow = |line: &str| {
-        line.contains("flows cannot be stored")
+        line.contains("cannot store flows")
             && (line.contains("within") || line.contains("nothing for"))
     };
     log.lines()
@@ -390,7 +390,7 @@ fn what_a_full_disk_does_not_take_is_not_acknowledged_and_goes_to_another_collec
         sent += send(&lab, 1000, 1);
     }
     wait_until_acknowledged(&agent, &lab, sent);
-    full.wait_until_logged("flows cannot be stored");
+    full.wait_until_logged("cannot store flows");
     let status = full.status(&lab.agent);
     let store = &status["stores"][0];
     let error = store["last_error"].as_str().unwrap();

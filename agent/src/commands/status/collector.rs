@@ -59,7 +59,7 @@ fn turned_away(status: &CollectorStatus) -> Option<String> {
     (tokens > 0 || agents > 0 || roles > 0).then(|| {
         format!(
             "refused: {tokens} calls without a credential of this collector, {roles} beyond their role or in the name of another \
-             agent, {agents} calls of agents for want of a place"
+             agent, {agents} calls of agents for lack of a place"
         )
     })
 }
@@ -127,7 +127,7 @@ fn paths(pairs: &PairsStatus) -> Vec<String> {
     );
     if pairs.not_followed > 0 {
         let more = format!(
-            ", {} records NOT FOLLOWED for want of room",
+            ", {} records NOT FOLLOWED for lack of room",
             pairs.not_followed
         );
         line.push_str(&more);
@@ -312,7 +312,7 @@ mod tests {
             ..status
         };
         let lines = super::lines(&with_pairs);
-        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 records NOT FOLLOWED for want of room";
+        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 records NOT FOLLOWED for lack of room";
         assert_eq!(lines[6], expected);
         assert_eq!(
             lines[8],
@@ -339,7 +339,7 @@ mod tests {
             lines[5..],
             [
                 "refused: 3 calls without a credential of this collector, 5 beyond their role or in the name of another agent, \
-                 4 calls of agents for want of a place",
+                 4 calls of agents for lack of a place",
                 "held back to --max-agent-records: 1 of the streams, most of all that of faster, for 2s in all",
             ]
         );

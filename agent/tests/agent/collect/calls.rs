@@ -197,8 +197,8 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
         (vec![batch(7, 70_000)], "16384 records"),
     ];
     let behind: Vec<(FlowBatch, &str)> = vec![
-        (first(), "numbers rise"),
-        (batch(6, 1), "numbers rise"),
+        (first(), "numbers must rise"),
+        (batch(6, 1), "numbers must rise"),
         (
             FlowBatch {
                 stream_id: 5,

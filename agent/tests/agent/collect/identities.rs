@@ -213,7 +213,7 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
     });
     let log = collector.stop();
     for words in [
-        "the credential of one is not that of the host two",
+        "the credential of one does not belong to host two",
         "does not have the role",
     ] {
         assert!(log.contains(words), "{log}");

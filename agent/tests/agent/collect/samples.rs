@@ -54,7 +54,7 @@ fn a_collector_that_wants_fewer_flows_gets_them_whole_and_each_record_says_so() 
     let settings = [&settings[..], &["--sample", "4"]].concat();
     let second = Collector::start(&lab.agent, port, &settings);
     wait_until_in_force(&agent, &lab, [4, 4]);
-    agent.wait_until_logged("a collector asks to count fewer flows");
+    agent.wait_until_logged("a collector asks to count only some flows");
     // Of the same flows, and of some that are new.
     let mut sampled = agent_common::Pair::default();
     for _ in 0..2 {

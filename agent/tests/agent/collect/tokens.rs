@@ -159,7 +159,7 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     // Another token is handed out, and the stranger turns out to have it.
     let both = [&tokens, &later].map(|path| fs::read_to_string(path).unwrap());
     replace(&tokens, &both.concat()).unwrap();
-    collector.wait_until_logged("the tokens have been read again");
+    collector.wait_until_logged("read the tokens again");
     sent += send(&lab, 20, 1);
     wait_until_acknowledged(&stranger, &lab, sent);
     // An agent reads its own again for each call.

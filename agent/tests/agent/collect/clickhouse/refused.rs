@@ -73,7 +73,7 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
         let log = collector.log();
         let lines = log
             .lines()
-            .filter(|line| line.contains("flows cannot be stored"));
+            .filter(|line| line.contains("cannot store flows"));
         assert_eq!(lines.filter(|line| line.contains(told)).count(), 1, "{log}");
         clickhouse.ask(repair);
         wait_until("it is stored", || {

@@ -42,10 +42,10 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     assert_eq!(store(&collector, &kafka)["failing"], false);
     let lines = |text: &str| collector.log().matches(text).count();
     wait_until("the log says that it stores again", || {
-        lines("flows are stored again") > 0
+        lines("storing flows again") > 0
     });
     // Another line for each other reason: the broker is gone, it has no leader yet, it is slow.
-    assert!((1..=4).contains(&lines("flows cannot be stored")));
+    assert!((1..=4).contains(&lines("cannot store flows")));
 
     // It hangs: its connections stay, and nobody answers.
     broker.signal(libc::SIGSTOP).unwrap();
@@ -151,7 +151,7 @@ fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found
         store_one_of_each(1).iter().all(|(acks, _)| acks.len() == 1)
     });
     let log = collector.stop();
-    assert!(log.contains("flows are stored again"), "{log}");
+    assert!(log.contains("storing flows again"), "{log}");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_partition_without_a_leader_holds_up_its_own_agents_and_refuses_no_others() 
         })
     });
     let log = collector.stop();
-    assert!(log.contains("flows are stored again"), "{log}");
+    assert!(log.contains("storing flows again"), "{log}");
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     let away = setting("127.0.0.1:9092", r#", "failover": "nowhere.invalid:9092""#);
     let settings = ["--output", &away, "--listen", &socket];
     let collector = Collector::start(&lab.agent, 0, &settings);
-    collector.wait_until_logged("flows cannot be stored");
+    collector.wait_until_logged("cannot store flows");
     let log = collector.log();
     for part in [
         "cannot reach broker 127.0.0.1:9092",
@@ -279,7 +279,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     // Its agent has batches in it.
     let log = collector.stop();
     // Another line for each other reason, since a resolver may be slow.
-    let lines = log.matches("flows cannot be stored").count();
+    let lines = log.matches("cannot store flows").count();
     assert!((1..=2).contains(&lines), "{log}");
     agent.kill();
 }

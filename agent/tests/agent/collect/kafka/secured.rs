@@ -126,7 +126,7 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
         wait_until(told, || {
             let (collector, _) = kafka.collector(&output);
             let log = collector.stop();
-            assert!(log.contains("flows cannot be stored"), "{log}");
+            assert!(log.contains("cannot store flows"), "{log}");
             log.contains(told)
         });
     }
