@@ -495,7 +495,7 @@ async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
     tokio::select! {
         taken = &mut takes_the_rest => return taken,
         () = tokio::time::sleep(SILENCE) => {
-            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take what is left");
+            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take the remaining records");
         }
     }
     takes_the_rest.await

@@ -83,9 +83,9 @@ impl Needs {
         let most = self.most();
         if most > limit {
             tracing::warn!(
-                "with these settings the agent may take {}, and the memory limit of its control group is {}: raise \
-                 the limit (MemoryMax= in the unit), lower --max-flows, --max-tracked-flows or --max-interfaces, or, where a \
-                 collector need not ask for fewer reports, set the output's max_report_interval to 0s",
+                "with these settings the agent may take {}, but the memory limit of its control group is {}: raise \
+                 the limit (MemoryMax= in the unit), lower --max-flows, --max-tracked-flows or --max-interfaces, or, \
+                 where a collector need not ask for fewer reports, set the output's max_report_interval to 0s",
                 human::bytes(most),
                 human::bytes(limit)
             );

@@ -20,7 +20,7 @@ impl Kind for Rtt {
         Some(Check {
             name: "rtt",
             outcome: outcome.map(|_| "and with --enrich rtt".to_owned()),
-            remedy: "run without --enrich rtt: records then say nothing of handshakes and acknowledgments",
+            remedy: "run without --enrich rtt: records then lack the round trips of handshakes and acknowledgments",
         })
     }
 }

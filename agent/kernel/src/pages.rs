@@ -265,9 +265,9 @@ impl Pages {
         if waited.is_ok() {
             self.switches = switches;
         } else if let Err(error) = self.store(self.switches) {
-            tracing::error!("the programs' variables are not what they were: {error}");
+            tracing::error!("cannot restore the programs' variables: {error}");
         }
-        waited.context("wait for the programs that still use the old ones")
+        waited.context("wait for the programs that still use the previous variables")
     }
 
     fn store(&self, switches: Switches) -> io::Result<()> {

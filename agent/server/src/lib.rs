@@ -214,7 +214,7 @@ fn log_undelivered(hub: &Hub) {
             peer = left.peer,
             lost_batches = left.volume.batches,
             lost_records = left.volume.records,
-            "a consumer did not take what was queued before the agent stopped"
+            "a consumer did not take its queued batches before the agent stopped"
         );
     }
 }

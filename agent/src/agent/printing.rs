@@ -82,7 +82,7 @@ impl Printing {
             }
             if self.written_bytes.load(Relaxed) == before {
                 tracing::warn!(
-                    "stdout did not take what was left to print before the agent stopped: it is lost"
+                    "stdout did not take the remaining output before the agent stopped: it is lost"
                 );
                 return Ok(());
             }

@@ -174,9 +174,7 @@ impl Watcher {
         loop {
             if let Err(error) = self.look(&look) {
                 if self.log.failed.event().is_some() {
-                    tracing::error!(
-                        "cannot look for interfaces that came, and tries again: {error:#}"
-                    );
+                    tracing::error!("cannot look for new interfaces, retrying: {error:#}");
                 }
             } else {
                 look = Look::default();

@@ -66,7 +66,7 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
         tc(&lab.agent, removal);
         wait_until("both are put back", || {
             let log = agent.stderr();
-            log.contains("its programs were removed by somebody else")
+            log.contains("its programs were removed by another process")
                 && log.contains("counting on an interface that came")
         });
         assert_eq!(ours(), before, "{removal}");
@@ -99,7 +99,7 @@ fn links_that_somebody_detaches_are_attached_again() {
         assert_eq!(detach_links_of(program), 1);
         wait_until("it is attached again", || {
             let log = agent.stderr();
-            log.contains("its programs were removed by somebody else")
+            log.contains("its programs were removed by another process")
                 && log.contains("counting on an interface that came")
         });
         send(&lab, PORT, 10);
@@ -118,7 +118,11 @@ fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
     let theirs = xdp(&lab.agent);
     let their_id = xdp_id(&lab.agent);
     let agent = Agent::start(&lab, &[]);
-    assert!(agent.stderr().contains("a generic XDP program"));
+    assert!(
+        agent
+            .stderr()
+            .contains("another owner's generic XDP program")
+    );
     assert_eq!(xdp_id(&lab.agent), their_id, "beside us");
     send(&lab, PORT, PACKETS);
     assert_eq!(agent.stop().seen().packets, PACKETS);

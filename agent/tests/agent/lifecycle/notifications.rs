@@ -21,7 +21,7 @@ use crate::support::{
     wait_for_packets, wait_until,
 };
 
-const MISSED: &str = "more changes of interfaces than were read in time";
+const MISSED: &str = "missed interface changes";
 
 /// Each of them is told with a long text, so that they fill a socket soon.
 fn changes_of_busy0(count: u32) -> String {

@@ -190,7 +190,7 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
     assert_eq!(uncounted["interface"]["name"], "new0");
     let detail = uncounted["detail"].as_str().unwrap();
     assert!(
-        detail.contains("ingress qdisc of somebody else's"),
+        detail.contains("another program's ingress qdisc"),
         "{detail}"
     );
     wait_until("no program is kept", || {

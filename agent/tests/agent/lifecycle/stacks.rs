@@ -281,7 +281,7 @@ fn a_default_route_that_comes_below_another_ones_takes_its_place() {
     let mut agent = Agent::start_on(&lab.agent, "", &[]);
     assert_eq!(watched(&lab, &agent), ["mac0"]);
     ip(&lab, "route add default dev agent0 metric 20");
-    agent.wait_until_logged("not counted any more");
+    agent.wait_until_logged("no longer counted");
     wait_until("agent0 is counted alone", || {
         watched(&lab, &agent) == ["agent0"]
     });
