@@ -23,7 +23,7 @@ pub enum Enrichment {
     Unit,
     /// The process that made the sockets which send a flow's packets
     Process,
-    /// What TCP knows of the connections of this host: round trips, and what was sent again
+    /// TCP's own figures of this host's connections: round trips and retransmissions
     Tcp,
     /// How long the ends of connections take to answer, as their packets show it here, forwarded ones too: handshakes, and acknowledgments
     Rtt,
@@ -31,7 +31,7 @@ pub enum Enrichment {
     Dns,
     /// Besides that, each query of the DNS with its answer
     DnsExchanges,
-    /// What ICMP errors say of the packets that they quote: hosts, networks and ports that cannot be reached
+    /// ICMP errors about the packets that they quote: hosts, networks and ports that cannot be reached
     Icmp,
     /// Packets that the kernel of the host drops: by its own reasons in the status and the metrics, and by flow
     Drops,

@@ -15,7 +15,7 @@ pub struct Connect {
           default_value = client::DEFAULT_TARGET, global = true)]
     target: Target,
 
-    /// CAs in PEM, of which the agent's certificate has to be [default: those that the system trusts].
+    /// CAs in PEM, one of which must have issued the agent's certificate [default: those that the system trusts].
     #[arg(
         long,
         value_name = "FILE",

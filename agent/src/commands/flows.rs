@@ -16,8 +16,8 @@ const ROWS: u32 = 50;
 
 /// List the flows that a running agent tracks, with all of their packets so far.
 ///
-/// On its Unix socket the agent scans first, so that they are those of this moment. Over TCP they are those of its last
-/// scan. A table ends with the total, also of flows that are not shown.
+/// On its Unix socket the agent scans first, so the list is current. Over TCP the list is that of its last scan. The
+/// total at the end of a table includes flows that are not shown.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_FLOWS_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
-    /// What comes first.
+    /// The sort order.
     #[arg(
         long,
         value_name = "ORDER",

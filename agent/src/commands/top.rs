@@ -42,8 +42,7 @@ const MOST_OF_ONCE: Duration = Duration::from_mins(2);
 /// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
 /// Figures are those of a running agent, or of all agents of a collector (--connect). With `--`, `top` starts an agent of its own, which ends with it. Arguments after `--` go
-/// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
-/// what keys do.
+/// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` lists the keys.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -59,7 +58,7 @@ pub struct Args {
     )]
     pub view: View,
 
-    /// What comes first.
+    /// The sort order.
     #[arg(
         long,
         value_name = "ORDER",
@@ -74,9 +73,9 @@ pub struct Args {
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_TOP_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
-    /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers get
-    /// the records of such scans, so these are more and report less each. Only an agent's Unix socket takes such requests; a
-    /// collector's hosts are shown at their own scans.
+    /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers
+    /// get the records of these scans: more records, with less in each. Only an agent's Unix socket takes such
+    /// requests; a collector's hosts are shown at their own scans.
     #[arg(
         long,
         value_name = "TIME",
