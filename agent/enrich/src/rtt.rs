@@ -1,4 +1,4 @@
-//! How long the ends of connections take to answer, as their packets show it. The programs note it beside the flow.
+//! How long the ends of connections take to answer, measured from their packets. The programs note it beside the flow.
 
 use crate::kind::{Check, Kernel, Kind, Layout, LoadSettings, Result, Settings, Tables};
 

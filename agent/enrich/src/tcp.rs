@@ -1,6 +1,6 @@
-//! What TCP knows of the connections of this host.
+//! TCP's own figures of this host's connections.
 //!
-//! The programs note it beside the flow, from the sockets of its packets. What TCP knew of a connection at its end comes
+//! The programs note them beside the flow, from the sockets of its packets. The final figures of a connection come
 //! through a ring ([`kernel::connections`]).
 
 use agent_common::{TcpInfo, tcp::TcpLayout};
