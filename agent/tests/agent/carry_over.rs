@@ -34,19 +34,18 @@ mod restarts;
 mod settings;
 mod wires;
 
-/// Flows of the usual [`Traffic`].
+/// The number of flows of the usual [`Traffic`].
 const FLOWS: u16 = 16;
-/// Between two packets of a flow.
+/// The time between two packets of a flow.
 const PACE: Duration = Duration::from_millis(2);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// Agents on one wire that come one after the other, with one store and one spool, and a collector that stores what they
-/// send.
+/// Agents on one wire, one after the other, with one store, one spool and one collector.
 struct Line {
     lab: Lab,
     store: Store,
     hook: Hook,
-    /// Of `--interface`.
+    /// The value of `--interface`.
     interfaces: String,
     settings: Vec<String>,
     folder: TempDir,
@@ -107,7 +106,7 @@ impl Line {
         self.lab.agent.counters().unwrap()
     }
 
-    /// Every frame that the interface has counted since then, in both directions.
+    /// All frames that the interface has counted since, in both directions.
     fn counted(&self, since: Counters) -> Pair {
         let growth = self.counters() - since;
         self.hook.counted(growth) + Hook::TcEgress.counted(growth)
@@ -148,13 +147,13 @@ impl Line {
     }
 }
 
-/// What a collector has stored, each record once.
+/// The records that a collector has stored, each once.
 #[derive(Default)]
 struct Books {
     instances: BTreeMap<String, Instance>,
 }
 
-/// What one agent has reported, from its start to its end.
+/// Everything that one agent has reported.
 #[derive(Default)]
 struct Instance {
     /// By scan, batch and place in the batch.
@@ -164,7 +163,7 @@ struct Instance {
 }
 
 impl Books {
-    /// Fails if a record came again with other content.
+    /// Fails if a record was repeated with other content.
     fn read(folder: &Path) -> Self {
         let mut books = Self::default();
         let files = fs::read_dir(folder).unwrap();
@@ -186,7 +185,7 @@ impl Books {
         match line["type"].as_str().unwrap() {
             "flow" => {
                 let place = ["scan_id", "batch", "record"].map(number);
-                // A batch that is sent again may have another number on another stream.
+                // A repeated batch may have another number on another stream.
                 for of_stream in ["stream_id", "stream_seq"] {
                     line.as_object_mut().unwrap().remove(of_stream);
                 }
@@ -283,7 +282,7 @@ impl Traffic {
         }
     }
 
-    /// Waits for so many more packets of each flow.
+    /// Waits for this many more packets of each flow.
     fn wait_for(&self, more: u64) {
         let before = self.rounds.load(Relaxed);
         wait_until("packets are sent", || {
@@ -298,7 +297,7 @@ impl Traffic {
         self.rounds.load(Relaxed)
     }
 
-    /// The same with the packets of all flows.
+    /// The same, summed over all flows.
     fn end_all(self) -> u64 {
         let flows = self.flows;
         self.end() * u64::from(flows)
@@ -335,14 +334,14 @@ impl Random {
         (self.0 % bound as u64) as usize
     }
 
-    /// Lets up to so much time pass.
+    /// Waits for up to this long.
     fn wait(&mut self, most: Duration) {
         let most_us = most.as_micros() as usize;
         thread::sleep(Duration::from_micros(self.below(most_us) as u64));
     }
 }
 
-/// Whether the agent warns of something about what an earlier process left or a later one will not have.
+/// Whether the agent warns about state of an earlier process, or state that a later one will lack.
 fn warns_of_carrying(agent: &Agent) -> bool {
     const PARTS: [&str; 4] = [
         "carr",
@@ -355,7 +354,7 @@ fn warns_of_carrying(agent: &Agent) -> bool {
     warnings.any(|line| PARTS.iter().any(|part| line.contains(part)))
 }
 
-/// Links can be taken over where the kernel has them at both hooks.
+/// Whether the kernel has links at both hooks, so that they can be taken over.
 fn has_links_or_skip(test: &str) -> bool {
     let has_links = kernel::has_tcx();
     if !has_links {

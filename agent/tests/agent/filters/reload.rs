@@ -1,4 +1,4 @@
-//! Rule files that differ at SIGHUP from what they were at the start.
+//! Rule files that changed between the start and a SIGHUP.
 
 use std::{ffi::CString, fs, os::unix::ffi::OsStrExt as _, thread};
 

@@ -47,7 +47,7 @@ fn two_agents_count_the_same_and_one_outlives_the_other() {
     }
 }
 
-/// With all of them, or one of the two.
+/// With all programs, or one of the two.
 #[test]
 fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
     if !is_root_or_skip("agent::filters_that_somebody_removes_are_put_back_and_none_is_there_twice")
@@ -82,7 +82,7 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
     }
 }
 
-/// The kernel tells nobody of that.
+/// The kernel does not notify anyone of that.
 #[test]
 fn links_that_somebody_detaches_are_attached_again() {
     if !is_root_or_skip("agent::links_that_somebody_detaches_are_attached_again") {

@@ -1,4 +1,4 @@
-//! What an operator is told at the start, at the end, and on a usage error.
+//! Messages for the operator at the start, at the end, and on a usage error.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ fn a_run_whose_stdout_is_closed_ends_unless_flows_go_elsewhere_too() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // A scan notices it by a write. Without one it is noticed all the same.
+    // A scan's write notices it. It is noticed without a scan, too.
     for (has_another, interval) in [(false, "100ms"), (false, "1h"), (true, "1h")] {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -76,7 +76,7 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
         command
             .args(["run", "--interface", &lab.agent.interface])
             .args(["--listen", &format!("unix:{}", path("socket"))])
-            // It would end, were it not refused.
+            // It would end if it were not refused.
             .args(["--duration", "100ms", "--output", &output]);
         let refused = command.output().unwrap();
         let said = String::from_utf8(refused.stderr).unwrap();
@@ -104,7 +104,7 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
         agent.status(&lab.agent)["outputs"][0]["address"],
         path("flows.jsonl")
     );
-    // Its own files are in use, which is no fault.
+    // Its own files are in use, which is not a fault.
     write(&flows);
     agent.signal(libc::SIGHUP);
     agent.wait_until_logged("the settings have been read again");

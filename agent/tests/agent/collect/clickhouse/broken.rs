@@ -1,4 +1,4 @@
-//! A server that fails, hangs, is cut off, says what nobody understands, or is not there.
+//! A server that fails, hangs, is cut off, answers nonsense, or is absent.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn nothing_is_acknowledged_before_it_is_stored_and_nothing_is_missing_when_it_wo
         wait_until(mode, || clickhouse.store(&collector)["failing"] == true);
         let error = clickhouse.store(&collector)["last_error"].clone();
         assert!(error.as_str().unwrap().contains(told), "{mode}: {error}");
-        // Scans without flows went through before it behaved so, and nothing of these since.
+        // Scans without flows were stored before, but nothing since.
         let known = acknowledged(&agent, &clickhouse);
         assert!(
             known.packets < sent.packets,
@@ -48,7 +48,7 @@ fn nothing_is_acknowledged_before_it_is_stored_and_nothing_is_missing_when_it_wo
         let there: Pair = clickhouse.sums().into_values().sum();
         assert_eq!(there, sent, "{mode}");
         if mode == "store_and_cut" {
-            // Which of the two tables was met by it first is a matter of time.
+            // The failure may have hit either of the two tables first.
             let [all, once] = ["", "FINAL"].map(|once| {
                 let count = |table| format!("(SELECT count() FROM {table} {once})");
                 clickhouse.number(&format!(

@@ -1,4 +1,4 @@
-//! Brokers that are killed, that hang, that move their work to others, or that are not there.
+//! Brokers that are killed, hang, move their partitions to others, or are absent.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     wait_until("the log says that it stores again", || {
         lines("storing flows again") > 0
     });
-    // Another line for each other reason: the broker is gone, it has no leader yet, it is slow.
+    // One line for each further reason: the broker is gone, a partition has no leader yet, it is slow.
     assert!((1..=4).contains(&lines("cannot store flows")));
 
     // It hangs: its connections stay, and nobody answers.
@@ -58,7 +58,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     broker.signal(libc::SIGCONT).unwrap();
     wait_until_acknowledged(&agent, lab, sent);
 
-    // Killed once more, in the middle of what comes.
+    // Killed again, while batches arrive.
     for flows in [50, 100, 150] {
         sent += send(lab, flows, 1);
     }
@@ -122,7 +122,7 @@ fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found
         assert_eq!(acks, [1], "{ended:?}");
     }
 
-    // Of two replicas each, both have to be there. The second broker led some of the partitions.
+    // Both of the two replicas must be in sync. The second broker led some of the partitions.
     let altered = ["--alter", "--entity-type", "topics", "--entity-name", TOPIC];
     let both = ["--add-config", "min.insync.replicas=2"];
     first.configure(&[&altered[..], &both].concat()).unwrap();
@@ -242,7 +242,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", folder.path().join("socket").display());
-    // Nobody listens at the first one, and the second one is a name that no resolver knows.
+    // Nobody listens at the first address, and the second one is a name that does not resolve.
     let away = setting("127.0.0.1:9092", r#", "failover": "nowhere.invalid:9092""#);
     let settings = ["--output", &away, "--listen", &socket];
     let collector = Collector::start(&lab.agent, 0, &settings);
