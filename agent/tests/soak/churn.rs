@@ -32,11 +32,11 @@ const SETTINGS: [&str; 10] = [
     "--output",
     "none",
 ];
-/// What these settings and a consumer that does not read can take, with room to spare.
+/// The memory for these settings and a consumer that does not read, with room to spare.
 const RESIDENT_BYTES: u64 = 128 << 20;
 const KERNEL_BYTES: u64 = 12 << 20;
 
-/// What the actors share.
+/// The state that the actors share.
 struct Stage<'a> {
     lab: &'a Lab,
     address: &'a str,

@@ -135,7 +135,7 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     let departed = &status["departed_outputs"];
     assert_eq!(departed["outputs"], 1, "{departed}");
     fates(departed, sent);
-    // The end waits for the one that is leaving.
+    // Shutdown waits for the output that is leaving.
     agent.signal(libc::SIGTERM);
     let report = agent.ended();
     assert_eq!(report.seen(), sent);

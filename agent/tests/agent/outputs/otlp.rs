@@ -1,4 +1,4 @@
-//! OTLP as receivers get it: every flow, the account, and what becomes of what they refuse.
+//! OTLP at receivers: every flow, the account, and the fate of refused flows.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -182,7 +182,7 @@ fn what_a_receiver_refuses_is_counted_and_what_it_does_not_know_is_not_sent_agai
     });
     let mut agent = start(&lab, &receiver, "");
     agent.wait_until_logged("trying metrics again in 1h");
-    // All of one size, so that it is known what two of them have.
+    // All of one size, so the sum of any two of them is known.
     let sent = send(&lab, 20, 3);
     wait_until_counted(&agent, &lab, sent.packets);
     let each = Pair {
@@ -227,7 +227,7 @@ fn what_a_receiver_says_again_and_again_is_told_once() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // It refuses a record of a request, takes the next one, and has something to say of the one after that.
+    // It refuses one record of a request, accepts the next request, and warns about the one after that.
     let asked = AtomicUsize::new(0);
     let receiver = Receiver::start(&lab, move |request, _| {
         if request.path == "/v1/metrics" {

@@ -1,5 +1,4 @@
-//! What no collector has acknowledged, on disk: through the agent's end, however it comes, and through disks that are full or
-//! damaged.
+//! Unacknowledged batches on disk: they survive the agent's end, however it comes, and full or damaged disks.
 
 use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
@@ -9,7 +8,7 @@ use crate::{
     support::disk::{PowerlessDisk, SmallDisk},
 };
 
-/// What a segment begins with, and what each batch in it begins with.
+/// The lengths of a segment's and of a batch's header.
 const FRONT_BYTES: usize = 20;
 const HEADER_BYTES: usize = 120;
 
@@ -53,16 +52,16 @@ fn batches(segment: &[u8]) -> Vec<(usize, Pair)> {
     batches
 }
 
-/// What the batches in a folder report.
+/// The sum of the batches in a folder.
 fn on_disk(folder: &Path) -> Pair {
     let read = |path: PathBuf| batches(&fs::read(path).unwrap());
     let all = segments(folder).into_iter().flat_map(read);
     all.map(|(_, reports)| reports).sum()
 }
 
-/// The packets of all batches that have ever come into the spool, as its mark and its batches say.
+/// The packets of all batches that ever came into the spool, by its mark and its batches.
 pub fn taken(folder: &Path) -> u64 {
-    // What is not needed any more may go meanwhile. The mark has it.
+    // Acknowledged segments may be removed meanwhile. The mark has their sums.
     let read = |path: PathBuf| fs::read(path).map_or(0, |segment| through(&segment));
     let all = segments(folder).into_iter().map(read);
     all.chain([marked(folder)]).max().unwrap()
@@ -420,7 +419,7 @@ fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
     assert_eq!(store.sums(), (sent, sent));
 }
 
-/// The one that comes waits for the one that goes, and the stream goes on.
+/// The new output waits for the old one, and the stream continues.
 #[test]
 fn a_reload_that_changes_a_collector_hands_its_spool_on() {
     if !is_root_or_skip("agent::a_reload_that_changes_a_collector_hands_its_spool_on") {
@@ -474,7 +473,7 @@ fn two_outputs_do_not_share_a_spool() {
     let has_all = |store: &Store| store.records() == sent;
     wait_until("one has all", || stores.iter().any(has_all));
     agent.stop();
-    // The other one has its turn when the first has ended.
+    // The other output gets its turn when the first has ended.
     let has_nothing = |store: &Store| store.records() == Pair::default();
     assert!(
         stores

@@ -28,7 +28,7 @@ async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() 
     agent.stop().await;
 }
 
-/// Also where nothing can change the rules of the programs, since there are none.
+/// Also without programs, whose rules nothing could change.
 #[tokio::test]
 async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     let directory = tempfile::tempdir().unwrap();

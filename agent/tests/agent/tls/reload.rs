@@ -59,7 +59,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     wait_until("the new certificate", || is_answered(host, &second));
     refused(host, &https, &first);
 
-    // What cannot be used is told, and changes nothing.
+    // An unusable file is reported, and changes nothing.
     let key = fs::read_to_string(&certificates.agent.key).unwrap();
     replace(&certificates.agent.key, "no key\n").unwrap();
     let fault = || {

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use super::{messages::Messages, *};
 use crate::support::protocol_counter;
 
-/// Not among those that the kernel gives to a connection: one to a port of its own would meet itself.
+/// Outside the kernel's ephemeral ports: otherwise a connection could connect to itself.
 const PORT: u16 = 4739;
 
-/// How many connections were refused to those who are in the agent's network namespace.
+/// The number of refused connections in the agent's network namespace.
 fn refused_connections(lab: &Lab) -> u64 {
     protocol_counter(&lab.agent, "Tcp", "AttemptFails")
 }

@@ -5,7 +5,7 @@ use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
 use super::*;
 
-/// What `config check` says of an output's table, without success.
+/// The error of `config check` about an output's table.
 fn refused(folder: &Path, output: &str) -> String {
     let checked = checked(folder, output);
     let stderr = String::from_utf8(checked.stderr).unwrap();

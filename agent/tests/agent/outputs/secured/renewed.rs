@@ -47,7 +47,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
         wait_until_counted(&agent, &lab, sent.packets);
         way.wait_until_sent(&agent, &lab, sent);
 
-        // The agent's certificate is renewed, and the old one is not taken any more.
+        // The agent's certificate is renewed, and the old one is no longer accepted.
         let other_clients = issue_anew(&own);
         receiver.becomes(identity(&issued, Some(&other_clients)));
         sent += send(&lab, 20, 2);
@@ -106,7 +106,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
     agent.wait_until_logged("read its TLS files again");
     assert_eq!(fault(&agent), "");
 
-    // What has expired is no better than what has not.
+    // An expired certificate does not replace a valid one.
     let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     ca.issue_for("agent", "an agent", [now - 2 * hour, now - hour])
         .unwrap();

@@ -1,4 +1,4 @@
-//! Who is trusted, and what others get.
+//! Trusted receivers, and others.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn receivers_over_tls_have_every_flow() {
     });
 }
 
-/// Nothing is sent to somebody else: flows wait, to the packet, until the one who is meant is there.
+/// Nothing is sent to anyone else: flows wait, to the packet, until the right receiver is there.
 #[test]
 fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
     if !is_root_or_skip("agent::a_receiver_that_is_not_the_one_that_is_meant_gets_nothing") {
@@ -117,7 +117,7 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
     }
 }
 
-/// It is trusted by the CA in the file alone, whatever the system trusts.
+/// Only the CA in the file counts, whatever the system trusts.
 #[test]
 fn what_was_never_trusted_is_lost_to_the_packet_at_the_end() {
     if !is_root_or_skip("agent::what_was_never_trusted_is_lost_to_the_packet_at_the_end") {
