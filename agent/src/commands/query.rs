@@ -147,7 +147,7 @@ impl Args {
         if let (Some(since), Some(until)) = (since, until) {
             ensure!(
                 since < until,
-                "--since is not before --until, so nothing lies between them: {} and {}",
+                "--since must be before --until: {} and {}",
                 show::time(micros(since), zone),
                 show::time(micros(until), zone),
             );
@@ -165,17 +165,17 @@ impl Args {
         if let Some(earlier) = self.compare {
             ensure!(
                 self.since.is_some(),
-                "--compare needs --since: it compares a time with one that is as long"
+                "--compare needs --since: it compares periods of equal length"
             );
             ensure!(
                 !earlier.is_zero(),
-                "--compare 0s compares a time with itself"
+                "--compare 0s compares a period with itself"
             );
             // The earlier time ends that much before now.
             time_us.end = time_us.end.min(micros(now));
             ensure!(
                 !time_us.is_empty(),
-                "--since is in the future, where nothing can be compared"
+                "--since is in the future, so there is nothing to compare"
             );
         }
         let (by, step) = by::separated(&self.by)?;

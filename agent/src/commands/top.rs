@@ -169,7 +169,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         shown = shown => shown,
         () = interrupted() => {
             if args.once {
-                Err(anyhow!("it was told to end before a scan was over"))
+                Err(anyhow!("it was stopped before a scan was over"))
             } else {
                 Ok(ExitCode::SUCCESS)
             }

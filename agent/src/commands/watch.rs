@@ -182,7 +182,7 @@ async fn show_all(
                 ));
             }
             Event::Reconnected(Reconnected::ToAnother) => {
-                notice("an agent answers again; it is another process, so totals start again");
+                notice("an agent answers again; it is another process, so totals start over");
             }
             Event::Reconnected(Reconnected::ToTheSame { missed_scans }) => {
                 notice(&format!(
@@ -190,7 +190,7 @@ async fn show_all(
                 ));
             }
             Event::Reconnected(Reconnected::ToACollector) => {
-                notice("a collector answers again; what it got meanwhile is not shown");
+                notice("a collector answers again; flows that it received meanwhile are not shown");
             }
             Event::Gap { batches } => {
                 notice(&format!("{batches} batches are missing on the stream"));

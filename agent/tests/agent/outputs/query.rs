@@ -215,9 +215,9 @@ fn a_query_of_something_else_says_what_to_name() {
         (&[][..], "there is no Parquet file in"),
         (
             &["--since", "1h", "--until", "2h"],
-            "--since is not before --until",
+            "--since must be before --until",
         ),
-        (&["--by", "port,port"], "--by has the same twice"),
+        (&["--by", "port,port"], "--by has a value twice"),
         (&["--by", "hour,day"], "--by has two steps of time"),
         (&["--by", "7m"], "'7m' is no step of time"),
         (&["--compare", "24h"], "--compare needs --since"),

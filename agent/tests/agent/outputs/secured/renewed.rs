@@ -90,7 +90,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
     });
     let shown = agent.asked(&lab.agent, &["status"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
-    let line = "  its files have changed and are not in force: ";
+    let line = "  its changed files are not in force: ";
     assert!(shown.contains(line), "{shown}");
     assert!(
         shown.contains("  TLS with a certificate until 20"),
