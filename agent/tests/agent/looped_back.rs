@@ -215,7 +215,7 @@ fn counts_what_leaves_alone(host: &Host, sender: &Sender<'_>, tun: Option<&Tun>)
     assert_eq!(of(egress, "beside"), Pair::default());
     assert_eq!(pair(&ingress["account"]["seen"]), Pair::default());
     assert!(
-        text.contains(&format!("{} packets of this host's own", copies.packets)),
+        text.contains(&format!("{} of this host's own packets", copies.packets)),
         "{text}"
     );
     let raw = 4 * EACH;

@@ -296,7 +296,7 @@ mod tests {
         ] {
             let fault = advertised(7, host, port).unwrap_err();
             let told = fault.to_string();
-            assert!(told.contains("broker 7 gives an address"), "{told}");
+            assert!(told.contains("broker 7 gives an invalid address"), "{told}");
             assert!(!told.contains(char::is_control), "{told}");
         }
     }

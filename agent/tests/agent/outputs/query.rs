@@ -219,7 +219,7 @@ fn a_query_of_something_else_says_what_to_name() {
         ),
         (&["--by", "port,port"], "--by has a value twice"),
         (&["--by", "hour,day"], "--by has two steps of time"),
-        (&["--by", "7m"], "'7m' is no step of time"),
+        (&["--by", "7m"], "'7m' is not a step of time"),
         (&["--compare", "24h"], "--compare needs --since"),
         (
             &["--since", "soon"],

@@ -47,7 +47,7 @@ fn an_agent_is_trusted_by_its_ca_and_its_address() {
     let stranger = Ca::new().unwrap();
     for options in [trusting(&stranger), Vec::new()] {
         let error = refused(host, &https, &options);
-        let words = format!("the certificate of {https} is of no CA that is trusted here");
+        let words = format!("the certificate of {https} is not from a CA that is trusted here");
         assert!(
             error.contains(&words) && error.contains("--tls-ca"),
             "{error}"

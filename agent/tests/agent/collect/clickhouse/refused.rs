@@ -46,7 +46,7 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
     for (spoil, told, repair) in [
         (
             "ALTER TABLE flows DROP COLUMN dscp",
-            "table netflow.flows has not the columns of this version",
+            "table netflow.flows lacks columns of this version",
             "ALTER TABLE flows ADD COLUMN dscp Nullable(UInt8)",
         ),
         (
