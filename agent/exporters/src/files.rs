@@ -572,8 +572,8 @@ impl Place {
             None => compress(&mut from, to, compression).context("compress it"),
         };
         made?.sync_all().context("write it to the disk")?;
-        fs::rename(&half, &whole).context("rename what is complete")?;
-        fs::remove_file(&part).context("remove what is complete")
+        fs::rename(&half, &whole).context("rename the complete file")?;
+        fs::remove_file(&part).context("remove the pieces of the complete file")
     }
 }
 

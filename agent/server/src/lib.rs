@@ -197,7 +197,7 @@ pub fn warn_of_files(connections: usize) {
             open,
             connections,
             limit,
-            "the listeners may run out of files: lower --max-connections, or raise the limit \
+            "the listeners may run out of file descriptors: lower --max-connections, or raise the limit \
              (ulimit -n, LimitNOFILE=)"
         );
     }

@@ -124,7 +124,7 @@ async fn print(
             Ok(()) => {}
             Err(error) if formats::is_broken_pipe(&error) => return Ok(()),
             Err(error) => {
-                tracing::error!(%error, "cannot write to stdout: the agent goes on without it");
+                tracing::error!(%error, "cannot write to stdout: the agent continues without it");
                 return Err(error).context("write to stdout");
             }
         }

@@ -99,7 +99,7 @@ impl ThrottleLog {
                     ?report_interval,
                     of_the_settings = ?own.report_interval,
                     changes,
-                    "a collector asks for fewer reports of flows that go on"
+                    "a collector asks for fewer reports of continuing flows"
                 );
             }
         }

@@ -95,8 +95,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     scan_first(target).await?;
     let listed = patiently(target, client::list_flows(target, request)).await;
     let instead = format!(
-        "it keeps no flows that it could list; see those that come with `flow-agent watch --output json --connect \
-         {target}`, add up what it stored with `flow-agent query`, or give the address of an agent"
+        "it keeps no flows to list; watch incoming flows with `flow-agent watch --output json --connect {target}`, \
+         add up the stored ones with `flow-agent query`, or give the address of an agent"
     );
     let batches = of_an_agent(target, listed, &instead).await?;
     let rows = if limit == 0 {

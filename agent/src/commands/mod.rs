@@ -128,7 +128,7 @@ async fn of_an_agent<T>(
 ) -> Result<T> {
     match answered {
         Err(ClientError::TooOld { .. }) if client::is_collector(target).await => {
-            bail!("a collector listens on {target}, and no agent: {instead}")
+            bail!("a collector listens on {target}, not an agent: {instead}")
         }
         answered => Ok(answered?),
     }

@@ -130,7 +130,7 @@ fn refuse_contradictions(args: &Args) -> Result<()> {
     );
     ensure!(
         args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
-        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+        "this is not a terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
     );
     ensure!(
         args.once || args.limit.is_none() && args.output == Format::Table,
@@ -138,7 +138,7 @@ fn refuse_contradictions(args: &Args) -> Result<()> {
     );
     ensure!(
         !starts_an_agent(args) || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
-        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
+        "--connect names an agent, but the arguments after -- start another one: leave one of them out"
     );
     Ok(())
 }

@@ -540,7 +540,7 @@ fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Opti
 }
 
 fn tell_unreadable(first_seq: u64, error: &io::Error) {
-    tracing::warn!(segment = first_seq, %error, "a segment of the spool cannot be read any more");
+    tracing::warn!(segment = first_seq, %error, "a segment of the spool can no longer be read");
 }
 
 /// Creates the folder if it is missing, and locks it.

@@ -76,7 +76,7 @@ impl Cluster {
         }
         let topic = &settings.topic;
         let why = format!(
-            "there is no topic {topic}: make it (kafka-topics.sh --create --topic {topic}), or set create_topic"
+            "there is no topic {topic}: create it (kafka-topics.sh --create --topic {topic}), or set create_topic"
         );
         if faults.is_empty() {
             return Err(Fault::lasting(why));

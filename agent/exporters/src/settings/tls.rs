@@ -65,8 +65,7 @@ impl Way {
     /// Fails if no certificate can be valid for this host.
     pub fn refuse_host(&self, host: &str) -> Result<(), Refused> {
         if *self != Self::Plain && !client::can_be_certified(host) {
-            let message = "no certificate can have this host: it is no name, and no address without the \
-                           name of an interface";
+            let message = "no certificate can have this host: it must be a name, or an address without an interface";
             return Err(Refused::at("address", message));
         }
         Ok(())

@@ -104,7 +104,7 @@ impl Carried {
     fn detach(&self, InheritedLink { id, place, fd }: &InheritedLink) {
         // Anything with such a name that is not a link is closed and forgotten, too.
         if let Err(error) = bpf::detach_link(fd.as_fd()) {
-            tracing::warn!(?id, ?place, %error, "cannot detach what the previous process had attached");
+            tracing::warn!(?id, ?place, %error, "cannot detach a program of the previous process");
         }
         self.store.remove(*id, *place);
         self.tally.removed.fetch_add(1, Relaxed);

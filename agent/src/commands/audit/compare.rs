@@ -84,7 +84,7 @@ pub fn compare(status: &HookStatus) -> Comparison {
     if status.interface_gone {
         comparison
             .explanations
-            .push("the interface is gone, and its last counters with it".to_owned());
+            .push("the interface has left, and its last counters are unknown".to_owned());
         return comparison;
     }
     if status.after_attach.is_some() && status.after_flip.is_none() {

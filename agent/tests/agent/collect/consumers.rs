@@ -169,7 +169,7 @@ fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
         });
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
-        let begin = format!("flow-agent: a collector listens on {address}, and no agent: ");
+        let begin = format!("flow-agent: a collector listens on {address}, not an agent: ");
         assert!(said.starts_with(&begin), "{command:?}: {said}");
         assert!(said.contains(instead), "{command:?}: {said}");
     }

@@ -195,7 +195,7 @@ fn a_set_that_does_not_fit_is_logged_once() {
     fs::write(&file, rules.join("\n")).unwrap();
     agent.signal(libc::SIGHUP);
     wait_until("the reload is refused", || {
-        agent.stderr().contains("the settings stay as they were")
+        agent.stderr().contains("keeping the settings")
     });
     assert_eq!(told(), 2, "{}", agent.stderr());
     agent.stop();

@@ -138,7 +138,7 @@ fn a_reload_that_waits_delays_no_scan() {
     assert_eq!(nice_of(&reload.unwrap()), Some((own + 5).min(19)));
     agent.wait_for_scans(&lab.agent, 60);
     assert!(held.release(), "they go on while RTNL is held");
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     agent.stop();
 }
 

@@ -132,7 +132,7 @@ fn a_namespace_that_cannot_be_watched_is_told_and_nothing_is_attached_anywhere()
     let error = refused(&format!("{name_a},nowhere7"), &here);
     assert_says(&error, &["'nowhere7'", "ip netns list", name_a, "pid:N"]);
     let error = refused(&format!("{name_a},/proc/version"), &here);
-    assert_says(&error, &["/proc/version is no network namespace"]);
+    assert_says(&error, &["/proc/version is not a network namespace"]);
     let error = refused(&format!("{name_a},pid:4194304"), &here);
     assert_says(&error, &["no process 4194304"]);
     let error = refused(&names(&[&a, &b]), &["--interface", "nowhere7"]);

@@ -211,7 +211,7 @@ fn routes_that_come_choose_after_patterns_did() {
     agent.signal(libc::SIGHUP);
     // Until then the agent asks for all routes.
     wait_until("the routes choose", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     ip(namespace, "route add default dev new0 metric 7");
     wait_until_watched(&lab, &agent, "new0");

@@ -97,7 +97,7 @@ fn files_that_are_no_listening_sockets_are_refused_by_their_number() {
     }
     let lab = Lab::quiet().unwrap();
     for (sockets, parts) in [
-        ("udp=0", ["file 3", "no socket of a Unix or TCP stream"]),
+        ("udp=0", ["file 3", "not a Unix or TCP stream socket"]),
         ("tcp=5001 connection=0", ["file 4", "Accept=no"]),
     ] {
         let mut command = with_sockets(&lab.agent, sockets);

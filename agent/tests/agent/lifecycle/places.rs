@@ -149,7 +149,7 @@ fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over
     select("'new2', 'new3'");
     agent.signal(libc::SIGHUP);
     wait_until("the settings are in force", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     assert!(nothing_is_on("new0") && nothing_is_on("new1"));
     send(&lab, ["new2", "far2"], &frame, 20);

@@ -87,7 +87,7 @@ fn a_reload_that_may_take_more_than_the_control_group_allows_says_so() {
         agent.signal(libc::SIGHUP);
         wait_until("it is read again", || {
             let log = agent.stderr();
-            log.matches("the settings have been read again").count() > reload
+            log.matches("read the settings again").count() > reload
         });
         let log = agent.stderr();
         assert_eq!(log.matches(TOLD).count(), warnings, "{line}: {log}");

@@ -99,7 +99,7 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
     let mut agent = Agent::start_by_file(&lab.agent, "", &settings);
     write(&format!("jsonl={}", path("missing/flows.jsonl")));
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings stay as they were");
+    agent.wait_until_logged("keeping the settings");
     assert_eq!(
         agent.status(&lab.agent)["outputs"][0]["address"],
         path("flows.jsonl")
@@ -107,7 +107,7 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
     // Its own files are in use, which is not a fault.
     write(&flows);
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     agent.stop_silent();
 }
 

@@ -128,7 +128,7 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     });
     write("");
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     // It keeps its name, and what it has sent.
     assert_eq!(fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"], sent);
     let status = agent.status(&lab.agent);

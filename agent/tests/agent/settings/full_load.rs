@@ -92,7 +92,7 @@ fn what_a_reload_changes_under_full_load_loses_no_packet() {
             let times = times_of(change);
             watched.reload_to(&settings(change, &times));
             wait_until("the settings are in force", || {
-                let again = watched.lines("the settings have been read again").len();
+                let again = watched.lines("read the settings again").len();
                 again as u64 == change
             });
             assert_eq!(watched.times(), times);

@@ -170,11 +170,11 @@ fn a_broken_file_changes_nothing_and_is_told() {
         };
         // The agent continues, so it is not an error.
         assert!(
-            line.contains("WARN") && line.contains("the settings stay as they were: "),
+            line.contains("WARN") && line.contains("keeping the settings: "),
             "{line}"
         );
         assert!(
-            line.ends_with("; put it right and reload again (SIGHUP)"),
+            line.ends_with("; fix it and reload again (SIGHUP)"),
             "{line}"
         );
         let is_drawn = |mark: &str| watched.agent.stderr().contains(mark);
@@ -182,7 +182,7 @@ fn a_broken_file_changes_nothing_and_is_told() {
     }
     fs::remove_file(&watched.file).unwrap();
     watched.agent.signal(libc::SIGHUP);
-    watched.wait_until_logged("the settings stay as they were: look at the settings in ");
+    watched.wait_until_logged("keeping the settings: look at the settings in ");
     assert_eq!(watched.times(), before);
     let rules = in_force(&watched.lab, &watched.agent.address());
     assert_eq!(rules, "exclude dst port 1\n# 1 rule; set 1 of this agent\n");
@@ -204,7 +204,7 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
     }
     let watched = Watched::start("linger = '2s'\nearly_scan = 40\n");
     let restart = || watched.lines("this setting needs a restart");
-    let again = || watched.lines("the settings have been read again").len();
+    let again = || watched.lines("read the settings again").len();
     watched.reload("linger = '3s'\nearly_scan = 60\n");
     wait_until("the settings are read", || again() == 1);
     assert_eq!(watched.times().linger, 3000);
@@ -262,7 +262,7 @@ fn the_log_level_is_taken_over() {
     }
     // The line that says that it counts comes from agent::agent.
     let watched = Watched::start("log = 'warn,agent::agent=info'\nlinger = '2s'\n");
-    let again = || watched.lines("the settings have been read again").len();
+    let again = || watched.lines("read the settings again").len();
     watched.reload("log = 'warn,agent::agent=info'\nlinger = '3s'\n");
     wait_until("the settings are in force", || {
         watched.times().linger == 3000

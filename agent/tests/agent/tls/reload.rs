@@ -79,7 +79,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     let third_ca = issue_anew(&certificates);
     agent.signal(libc::SIGHUP);
     wait_until("the settings are read", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     assert!(is_answered(host, &trusting(&third_ca)));
     refused(host, &https, &second);
@@ -88,7 +88,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     replace(&certificates.agent.certificate, "no certificate\n").unwrap();
     agent.signal(libc::SIGHUP);
     wait_until("the settings stay", || {
-        agent.stderr().contains("the settings stay as they were: ")
+        agent.stderr().contains("keeping the settings: ")
     });
     assert!(is_answered(host, &trusting(&third_ca)));
 

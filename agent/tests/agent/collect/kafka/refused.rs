@@ -93,7 +93,7 @@ fn a_topic_that_is_not_there_is_told_at_the_start_and_nobody_makes_it() {
     for _ in 0..2 {
         let refusal = kafka.refusal(&output);
         assert!(
-            refusal.contains("there is no topic flows: make it"),
+            refusal.contains("there is no topic flows: create it"),
             "{refusal}"
         );
         assert!(refusal.contains("create_topic"), "{refusal}");

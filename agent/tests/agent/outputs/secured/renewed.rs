@@ -144,12 +144,12 @@ fn a_reload_of_the_settings_reads_the_files_at_once() {
     ca.issue_for("agent", "an agent", [now - day, now + 9 * day])
         .unwrap();
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     assert!(not_after(&agent) > first + 7 * day.as_nanos() as u64);
     // A fault changes nothing.
     replace(&own.certificate, "no certificate\n").unwrap();
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings stay as they were: ");
+    agent.wait_until_logged("keeping the settings: ");
     let sent = send(&lab, 20, 2);
     wait_until_counted(&agent, &lab, sent.packets);
     way.wait_until_sent(&agent, &lab, sent);
