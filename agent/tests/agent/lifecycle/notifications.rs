@@ -70,7 +70,8 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
     agent.stop();
 }
 
-/// The kernel refuses further notifications. An agent that continued would count under the names of interfaces that have left.
+/// The kernel refuses further notifications. An agent that continued would count under the names of interfaces that
+/// have left.
 #[test]
 fn an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_error() {
     if !is_root_or_skip(
