@@ -73,7 +73,7 @@ use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the end may take before the log says what it waits for.
+/// How long shutdown may take before the log says what it waits for.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The agent's configuration, resolved from options, variables and the file.
@@ -495,7 +495,7 @@ async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
     tokio::select! {
         taken = &mut takes_the_rest => return taken,
         () = tokio::time::sleep(SILENCE) => {
-            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take what is left");
+            tracing::info!(at_most = ?DEFAULT_DRAIN_TIMEOUT, "waiting for {who} to take the remaining records");
         }
     }
     takes_the_rest.await

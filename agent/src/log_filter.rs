@@ -83,7 +83,7 @@ impl FromStr for LogFilter {
         // tracing would take some of these for module names.
         if let Some(odd) = text.split(',').find(|part| !is_directive(part)) {
             return Err(format!(
-                "'{odd}' is no level and no level of a module; expected {ALLOWED}"
+                "'{odd}' is neither a level nor a level of a module; expected {ALLOWED}"
             ));
         }
         text.parse::<Targets>()
@@ -94,7 +94,7 @@ impl FromStr for LogFilter {
             let levels = ["error", "warn", "info", "debug", "trace", "off"];
             let hint = similar::hint(&text.to_lowercase(), levels);
             return Err(format!(
-                "no level is called '{text}'{hint} (a module of this name is {text}=trace); expected {ALLOWED}"
+                "there is no level '{text}'{hint} (a module of this name is {text}=trace); expected {ALLOWED}"
             ));
         }
         Ok(Self(text.to_owned()))

@@ -89,7 +89,7 @@ impl Needs {
         let most = self.most();
         if most > limit {
             tracing::warn!(
-                "with these settings the agent may take {}, and the memory limit of its control group is {}: raise \
+                "with these settings the agent may take {}, but the memory limit of its control group is {}: raise \
                  the limit (MemoryMax= in the unit), lower --max-flows, --max-tracked-flows or --max-interfaces, leave out \
                  --carry-over, or, where a collector need not ask for fewer reports, set the output's max_report_interval to 0s",
                 human::bytes(most),

@@ -68,7 +68,7 @@ impl RunningRules {
             drop(turn);
             if let Err(Err(ReplaceError::Refused(error))) = sender.send(outcome) {
                 tracing::warn!(
-                    "the filter rules stay as they were, and who changed them has left: {error}"
+                    "keeping the filter rules; the client that tried to change them has left: {error}"
                 );
             }
         });

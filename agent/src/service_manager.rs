@@ -249,7 +249,7 @@ fn watchdog(usec: Option<OsString>, pid: Option<OsString>, own: u32) -> Result<O
     let number = |name: &str, value: Option<OsString>| -> Result<Option<u64>> {
         let Some(value) = value else { return Ok(None) };
         let number = value.to_str().and_then(|text| text.parse().ok());
-        let number = number.with_context(|| format!("{name}={} is no number", value.display()));
+        let number = number.with_context(|| format!("{name}={} is not a number", value.display()));
         number.map(Some)
     };
     let is_ours = number("WATCHDOG_PID", pid)?.is_none_or(|pid| pid == u64::from(own));

@@ -28,9 +28,9 @@ type Version = (u32, u32);
 /// How the binary of a package is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Profile {
-    /// As it is shipped.
+    /// The shipped binary.
     Packaged,
-    /// As the tests have built it anyway, for what does not depend on speed and size.
+    /// The tests' binary, for checks that do not depend on speed and size.
     Dev,
 }
 
@@ -217,8 +217,7 @@ fn check(binary: &Path, profile: Profile) -> Result<()> {
         .len();
     ensure!(
         size <= MAX_BINARY_BYTES || profile == Profile::Dev,
-        "{} has {size} bytes, and {MAX_BINARY_BYTES} are promised: look at `[profile.{}]` and what was \
-         added",
+        "{} has {size} bytes, more than the promised {MAX_BINARY_BYTES}: check `[profile.{}]` and recent additions",
         binary.display(),
         profile.name()
     );

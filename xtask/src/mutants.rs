@@ -64,7 +64,7 @@ fn made_faults(arguments: &Arguments) -> Result<ExitCode> {
     for file in &wanted {
         ensure!(
             part_of(file).is_some(),
-            "{file}: this file belongs to no part in xtask/src/mutants/parts.rs, which says whose tests have to notice its faults"
+            "{file}: add this file to a part in xtask/src/mutants/parts.rs, which names the tests that must notice its faults"
         );
     }
     let folder = target_dir()?.join("mutants");
@@ -211,7 +211,7 @@ impl Bench<'_> {
                 .env(lab::privilege::SKIP_LOG, &self.skipped);
             test
         };
-        run(cargo().arg("--no-run")).context("what is to be tested does not compile")?;
+        run(cargo().arg("--no-run")).context("the code under test does not compile")?;
         let output = cargo()
             .args(["--", "--exact", target.test])
             .output()

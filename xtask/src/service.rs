@@ -105,7 +105,8 @@ fn packages(profile: Profile) -> Result<PathBuf> {
 /// Runs the checks in order. Each continues where the previous one ended, so the first failure ends the run.
 fn check(packages: &Path, cache: &Path, count: &mut Count) {
     if !lab::kernel::is_at_least(6, 6) {
-        let reason = "service: what is attached is asked of TCX, which the kernel has from 6.6";
+        let reason =
+            "service: the checks need TCX to list attached programs, which the kernel has from 6.6";
         return count.skipped.push(reason.to_owned());
     }
     let root = match root_fs::root_fs(cache) {

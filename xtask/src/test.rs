@@ -155,7 +155,7 @@ fn beside<T>(first: impl FnOnce(&mut Outcome) + Send, second: impl FnOnce() -> T
         let result = second();
         let outcome = first.join().unwrap_or_else(|_| {
             let mut outcome = Outcome::default();
-            outcome.count.fail("what ran beside the tests has panicked");
+            outcome.count.fail("a thread beside the tests panicked");
             outcome
         });
         (outcome, result)

@@ -225,7 +225,7 @@ mod tests {
         for folder in expected.chain(crates().iter().map(|one| format!("agent/{one}"))) {
             assert!(
                 rows.contains(&folder),
-                "CONTRIBUTING.md does not say what happens in {folder}/"
+                "CONTRIBUTING.md does not describe {folder}/"
             );
         }
     }

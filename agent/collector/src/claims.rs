@@ -39,24 +39,24 @@ pub(super) struct Claim {
 /// Why an agent may not send under the name it gives.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(super) enum Refused {
-    #[error("the credential of {identity} is not that of the host {hostname}")]
+    #[error("the credential of {identity} does not belong to host {hostname}")]
     Host {
         identity: Identity,
         hostname: String,
     },
-    #[error("{identity} sends as agent_id {agent_id}, which is that of {owner}")]
+    #[error("{identity} sends as agent_id {agent_id}, which belongs to {owner}")]
     Machine {
         identity: Identity,
         agent_id: String,
         owner: Identity,
     },
-    #[error("{identity} sends as agent_id {agent_id} while another call of it sends as {other}")]
+    #[error("{identity} sends as agent_id {agent_id} while another of its calls sends as {other}")]
     Several {
         identity: Identity,
         agent_id: String,
         other: String,
     },
-    #[error("{MOST} credentials send to this collector, which is all that it can tell apart")]
+    #[error("{MOST} credentials send to this collector, the most that it can track")]
     Full,
 }
 

@@ -145,7 +145,7 @@ impl Intake {
             let place = self.of_credentials.place(identity.clone(), MOST_CALLS);
             Some(place.ok_or_else(|| {
                 Status::resource_exhausted(format!(
-                    "{identity} has {MOST_CALLS} open calls, and may have no more: a host needs one"
+                    "{identity} has {MOST_CALLS} open calls, the most allowed: a host needs one"
                 ))
             })?)
         } else {
@@ -270,7 +270,7 @@ impl Reader {
             let received = self.receive(next.len_bytes).await;
             let message = timeout(WHOLE_BATCH, messages.message(next)).await;
             let message =
-                message.map_err(|_| late("a batch did not come whole", WHOLE_BATCH))??;
+                message.map_err(|_| late("a batch arrived incomplete", WHOLE_BATCH))??;
             let entry = self.entry(message, &end).await?;
             drop(received);
             // The queue is closed if the collector ends.
@@ -393,7 +393,7 @@ impl Reader {
         }
         if seq <= stream.last_seq {
             return Err(Status::invalid_argument(format!(
-                "batch {seq} follows batch {}: within a call numbers rise",
+                "batch {seq} follows batch {}: numbers must rise within a call",
                 stream.last_seq
             )));
         }

@@ -120,7 +120,7 @@ impl Incoming {
         };
         ensure!(
             self.batch.interfaces.iter().all(is_short),
-            "an interface's name has at most {MOST_NAME_BYTES} bytes, and that of its network namespace {MOST_PATH_BYTES}"
+            "an interface's name has at most {MOST_NAME_BYTES} bytes, and its network namespace's name {MOST_PATH_BYTES}"
         );
         let is_short = |cgroup: &Cgroup| {
             let texts = [
@@ -262,7 +262,7 @@ fn sender(batch: &FlowBatch, caller: &Grant) -> Result<Identity> {
         caller.roles.has(Role::Relay),
         "agent.identity: only a collector sets it"
     );
-    Identity::read(given).context("agent.identity: it is none of a collector")
+    Identity::read(given).context("agent.identity: not an identity that a collector sets")
 }
 
 /// Appends the sender's identity to the agent's own fields, where the last value counts.

@@ -131,7 +131,7 @@ impl Collector {
             tracing::info!(
                 kind = store.kind(),
                 address = store.address(),
-                "flows are stored here"
+                "storing flows here"
             );
         }
         Ok(Self {
@@ -206,14 +206,14 @@ impl Collector {
                 bail!("the writer has ended: please report this");
             }
         }
-        tracing::info!("stopping: what has come is stored and acknowledged first");
+        tracing::info!("stopping: storing and acknowledging received batches first");
         // Calls take no more batches, and end once the batches they have are stored.
         drop(serving);
         let all = intake.calls.acquire_many(max_agents);
         let calls_ended = tokio::time::timeout(LAST_CALLS, all).await.is_ok();
         if !calls_ended {
             tracing::warn!(
-                "calls of agents did not end in time: what is not acknowledged comes again"
+                "agents' calls did not end in time: agents will send unacknowledged batches again"
             );
             leaves_out_ended.store(true, Relaxed);
         }

@@ -73,7 +73,7 @@ impl Messages {
             1 if self.may_be_gzip => true,
             _ => {
                 return Err(Status::internal(
-                    "a message is compressed in another way than its call says",
+                    "a message does not use the compression that its call announced",
                 ));
             }
         };
@@ -122,7 +122,7 @@ impl Message {
             .map_err(|error| Status::internal(format!("decompress a batch: {error}")))?;
         if batch.len() > MAX_BATCH_BYTES {
             return Err(Status::resource_exhausted(format!(
-                "a batch has at most {MAX_BATCH_BYTES} bytes when it is decompressed"
+                "a decompressed batch has at most {MAX_BATCH_BYTES} bytes"
             )));
         }
         Ok(batch.into())

@@ -298,7 +298,7 @@ impl CollectorCalls {
         let request: ObserveRequest = request::message(&head.headers, body).await?;
         if request.snapshot {
             return Err(Status::failed_precondition(
-                "a collector keeps no flows, so there is no snapshot of them: observe without one \
+                "a collector keeps no flows to take a snapshot of: observe without one \
                  (flow-agent watch --output json)",
             ));
         }

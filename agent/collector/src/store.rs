@@ -133,12 +133,12 @@ impl Store {
         let (kind, address) = named(output.output());
         ensure!(
             output.output().is_store(),
-            "--output {kind}={address} does not say when flows are stored for sure: a collector stores in jsonl=PATH, \
+            "--output {kind}={address} cannot confirm that flows are stored: a collector stores in jsonl=PATH, \
              parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC or clickhouse=http://HOST:PORT/DATABASE/TABLE"
         );
         ensure!(
             !output.output().leaves_out(),
-            "a collector stores all that comes: take filter, only_ended and min_bytes out of --output {kind}={address}"
+            "a collector stores everything: remove filter, only_ended and min_bytes from --output {kind}={address}"
         );
         Ok(())
     }
@@ -278,7 +278,7 @@ impl Store {
         let mut status = self.status.status();
         let has_failed = std::mem::take(&mut status.failing);
         if has_failed && self.works.event().is_some() {
-            tracing::info!(address = status.address, "flows are stored again");
+            tracing::info!(address = status.address, "storing flows again");
         }
     }
 
@@ -302,7 +302,7 @@ impl Store {
         tracing::warn!(
             address = status.address,
             times,
-            "flows cannot be stored: {}; agents keep them, and are told to call another collector",
+            "cannot store flows: {}; agents keep them, and are asked to call another collector",
             status.last_error
         );
     }

@@ -192,7 +192,7 @@ impl Kind for Dns {
     }
 
     fn start(settings: &Settings, _: &LoadSettings, kernel: &mut Kernel) -> Result<Self> {
-        let messages = kernel.take_dns().context("no messages are handed over");
+        let messages = kernel.take_dns().context("take the ring of DNS messages");
         messages
             .and_then(|them| Self::follow(them, settings.dns_names, settings.has_exchanges()))
             .context("addresses have no names")
@@ -212,7 +212,7 @@ impl Kind for Dns {
         Some(Check {
             name: "dns",
             outcome: outcome.map(|_| "and with --enrich dns and icmp".to_owned()),
-            remedy: "run without --enrich dns and icmp: addresses then have no names, and what cannot be reached seems unanswered",
+            remedy: "run without --enrich dns and icmp: addresses then have no names, and unreachable destinations seem not to answer",
         })
     }
 
@@ -274,7 +274,7 @@ async fn read_all(ring: AsyncFd<OwnedFd>, shared: Weak<Shared>) {
             // Clears readiness before the messages are read, so messages that arrive later wake the task again.
             Ok(mut ready) => ready.clear_ready(),
             Err(error) => {
-                tracing::warn!("messages of the DNS are read at scans only: {error}");
+                tracing::warn!("DNS messages are read only at scans: {error}");
                 return;
             }
         }
@@ -327,8 +327,8 @@ impl State {
             tracing::warn!(
                 lost.no_room,
                 lost.over_rate,
-                "messages of the DNS were not read, so flows may have no name: there were more than --dns-rate allows in a second \
-                 (over_rate), or than the kernel keeps until they are read (no_room)"
+                "DNS messages were not read, so flows may lack names: more came than --dns-rate allows per second \
+                 (over_rate), or than the kernel can buffer (no_room)"
             );
         }
     }

@@ -28,7 +28,7 @@ impl Kind for Drops {
         match layout::drops_of_this_kernel() {
             Ok(layout) => load.drops = layout,
             Err(error) => {
-                tracing::warn!("what the kernel drops is not counted by flow: {error:#}");
+                tracing::warn!("cannot count kernel drops by flow: {error:#}");
             }
         }
         Ok(())
@@ -36,7 +36,7 @@ impl Kind for Drops {
 
     fn start(_: &Settings, _: &LoadSettings, kernel: &mut Kernel) -> Result<Self> {
         if let Err(error) = kernel.count_drops() {
-            tracing::warn!("what the kernel drops is not counted: {error:#}");
+            tracing::warn!("cannot count kernel drops: {error:#}");
         }
         Ok(Self)
     }
@@ -54,7 +54,7 @@ impl Kind for Drops {
         let (outcome, remedy) = match counted {
             Err(error) => (
                 Err(error),
-                "run without --enrich drops: what the kernel drops is then not counted",
+                "run without --enrich drops: kernel drops are then not counted",
             ),
             Ok(()) => (by_flow, layout::REMEDY),
         };
@@ -69,7 +69,7 @@ impl Kind for Drops {
         kernel
             .drops
             .take(page, |key, packets| replica.note_dropped(key, packets))
-            .context("what the kernel has dropped of flows")
+            .context("read the kernel drops of flows")
     }
 
     fn report(&self, scanned: &Scanned<'_>, status: &mut AgentStatus) {

@@ -23,22 +23,23 @@ pub enum Enrichment {
     Unit,
     /// The process that made the sockets which send a flow's packets
     Process,
-    /// What TCP knows of the connections of this host: round trips, and what was sent again
+    /// TCP's own figures of this host's connections: round trips and retransmissions
     Tcp,
-    /// How long the ends of connections take to answer, as their packets show it here, forwarded ones too: handshakes, and acknowledgments
+    /// How long the ends of connections take to answer, measured from their packets, forwarded ones too: handshakes and
+    /// acknowledgments
     Rtt,
-    /// What addresses are called: names from answers of the DNS that pass the interfaces, and from /etc/hosts
+    /// Names of addresses, from DNS answers that pass the interfaces and from /etc/hosts
     Dns,
-    /// Besides that, each query of the DNS with its answer
+    /// The same, and each DNS query with its answer
     DnsExchanges,
-    /// What ICMP errors say of the packets that they quote: hosts, networks and ports that cannot be reached
+    /// ICMP errors about the packets that they quote: hosts, networks and ports that cannot be reached
     Icmp,
-    /// Packets that the kernel of the host drops: by its own reasons in the status and the metrics, and by flow
+    /// Packets that the host's kernel drops: by its own reasons in the status and the metrics, and by flow
     Drops,
 }
 
 impl Enrichment {
-    /// Who implements the kind, and what the programs note beside each flow for it.
+    /// The implementation of the kind, and the values that the programs note beside each flow for it.
     fn row(self) -> Row {
         match self {
             Self::Unit => Row::of::<Unit>(Kinds::CGROUPS),
@@ -52,7 +53,7 @@ impl Enrichment {
     }
 }
 
-/// What a kind is before it runs.
+/// A kind that does not run yet.
 struct Row {
     senders: Kinds,
     load: fn(&Settings, &mut LoadSettings) -> Result<()>,

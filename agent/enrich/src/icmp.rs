@@ -1,7 +1,7 @@
-//! What ICMP errors say of the packets that they quote.
+//! ICMP errors, which tell the fate of the packets that they quote.
 //!
 //! The programs hand over each error ([`kernel::icmp_errors`]). [`icmp_error`] finds the flow that it is about. The check of
-//! [`dns`](crate::dns) covers these programs: to load them once more would take the kernel another second.
+//! [`dns`](crate::dns) covers these programs: loading them again would take the kernel another second.
 
 use anyhow::Context as _;
 use flows::icmp_error::{self, QuotedPacket};

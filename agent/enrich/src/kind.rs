@@ -10,13 +10,14 @@ pub use proto::AgentStatus;
 
 pub use crate::{Settings, dns::Exchange, memory::Tables};
 
-/// A kind of enrichment. A value is one that runs; the functions without `self` are called before. An error is logged,
-/// so its context says what is missing from then on.
+/// A kind of enrichment. A value is a running kind; functions without `self` are called before it runs. Errors are
+/// logged, so their context says what is missing from then on.
 ///
-/// What the programs note beside each flow for it is in the registry. What goes into records is in the flow cache, which
-/// keeps it by slot and writes it itself, since a virtual call for each record and kind would slow down every scan.
+/// The registry has the values that the programs note beside each flow. The flow cache has the values for records: it
+/// keeps them by slot and writes them itself, since a virtual call per record and kind would slow down every scan.
 pub trait Kind: Send {
-    /// Sets what else the programs need. If this kernel lacks it, fails without a change, and the kind is left out.
+    /// Sets what else the programs need. If this kernel lacks it, fails without a change; the agent then runs without
+    /// the kind.
     fn load(_settings: &Settings, _load: &mut LoadSettings) -> Result<()>
     where
         Self: Sized,
@@ -30,13 +31,13 @@ pub trait Kind: Send {
     where
         Self: Sized;
 
-    /// The most memory that it may take, in bytes, without what the programs note beside flows.
+    /// The most memory that it may take, in bytes, excluding the values that the programs note beside flows.
     fn most_bytes(settings: &Settings, tables: &Tables) -> u64
     where
         Self: Sized;
 
-    /// What `flow-agent check` says about it. `load` has what is noted beside flows. `None` if the check of another kind
-    /// covers it.
+    /// The check of `flow-agent check`. `load` already has the values noted beside flows. `None` if the check of
+    /// another kind covers it.
     fn check(_load: LoadSettings, _layout: &Layout) -> Option<Check>
     where
         Self: Sized,
@@ -47,12 +48,12 @@ pub trait Kind: Send {
     /// Prepares the flow cache, and gives its names to the batches.
     fn supply(&self, _replica: &mut Replica, _names: &mut Names) {}
 
-    /// Takes what has come since the last scan, before the flow cache takes the page.
+    /// Takes the data of the programs since the last scan, before the flow cache takes the page.
     fn drain(&mut self, _page: u32, _kernel: &mut Kernel, _replica: &mut Replica) -> Result<()> {
         Ok(())
     }
 
-    /// Ends a scan, after the flow cache did. Returns what the batches have besides flows.
+    /// Ends a scan, after the flow cache did. Returns the parts of batches besides flows.
     fn end_scan(&mut self, _now_boot_ns: u64, _replica: &mut Replica) -> Vec<Exchange> {
         Vec::new()
     }
@@ -61,7 +62,7 @@ pub trait Kind: Send {
     fn report(&self, _scanned: &Scanned<'_>, _status: &mut AgentStatus) {}
 }
 
-/// What a scan leaves behind.
+/// The outcome of a scan.
 pub struct Scanned<'a> {
     pub kernel: &'a Kernel,
     pub replica: &'a Replica,

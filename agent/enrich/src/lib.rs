@@ -1,7 +1,7 @@
 //! Enrichment: data about flows that their counted packets do not show, such as who sent them.
 //!
-//! Each kind has a module of its own: what the programs do for it, the memory that it needs, what `flow-agent check`
-//! says, what it takes from the programs at a scan, and its part of the status. To add one, implement [`kind::Kind`] and
+//! Each kind has its own module, with its settings for the programs, its memory, its part of `flow-agent check`, the
+//! data that it takes from the programs at a scan, and its part of the status. To add one, implement [`kind::Kind`] and
 //! register it in [`enrichment`].
 //!
 //! May depend on: `flows`, `kernel`, `proto`, `sys`. Knows nothing about outputs.

@@ -37,7 +37,7 @@ impl Tables {
         self.max_tracked_flows * bytes_per_flow * GROWTH
     }
 
-    /// The bytes of what is noted beside the flows.
+    /// The bytes of the values noted beside the flows.
     pub(crate) fn senders(self, kinds: Kinds) -> u64 {
         match u64::from(kinds.planes()) {
             0 => 0,

@@ -212,8 +212,8 @@ impl Known {
         if self.log.event().is_some() {
             tracing::warn!(
                 so_far,
-                "a process that made a socket is known by its number alone: in this scan there were more processes than the kernel \
-                 keeps names of, so lower --scan-interval"
+                "some processes are known only by pid: this scan had more processes than the kernel keeps names of; \
+                 lower --scan-interval"
             );
         }
     }

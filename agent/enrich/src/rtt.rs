@@ -1,4 +1,4 @@
-//! How long the ends of connections take to answer, as their packets show it. The programs note it beside the flow.
+//! How long the ends of connections take to answer, measured from their packets. The programs note it beside the flow.
 
 use crate::kind::{Check, Kernel, Kind, Layout, LoadSettings, Result, Settings, Tables};
 
@@ -20,7 +20,7 @@ impl Kind for Rtt {
         Some(Check {
             name: "rtt",
             outcome: outcome.map(|_| "and with --enrich rtt".to_owned()),
-            remedy: "run without --enrich rtt: records then say nothing of handshakes and acknowledgments",
+            remedy: "run without --enrich rtt: records then lack the round trips of handshakes and acknowledgments",
         })
     }
 }

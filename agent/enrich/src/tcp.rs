@@ -1,6 +1,6 @@
-//! What TCP knows of the connections of this host.
+//! TCP's own figures of this host's connections.
 //!
-//! The programs note it beside the flow, from the sockets of its packets. What TCP knew of a connection at its end comes
+//! The programs note them beside the flow, from the sockets of its packets. The final figures of a connection come
 //! through a ring ([`kernel::connections`]).
 
 use agent_common::{TcpInfo, tcp::TcpLayout};
@@ -21,7 +21,8 @@ const BYTES_PER_TRACKED_FLOW: u64 = 8 + 2 * size_of::<TcpInfo>() as u64;
 /// In the process, for two scans after a connection ended: the tables before and after they have grown.
 const BYTES_PER_END: u64 = 750 + 4 * size_of::<TcpInfo>() as u64;
 
-const WITHOUT_ENDS: &str = "what TCP knew of a connection at its end is in no record, only what it knew at an earlier packet";
+const WITHOUT_ENDS: &str =
+    "records lack the final TCP figures of a connection, and have those of an earlier packet";
 
 pub struct Tcp;
 
@@ -55,12 +56,12 @@ impl Kind for Tcp {
         let (outcome, remedy) = match Kernel::verified(&load, layout) {
             Err(error) => (
                 Err(error),
-                "run without --enrich tcp: records then say nothing of round trips",
+                "run without --enrich tcp: records then lack TCP's round trips",
             ),
             Ok(_) => (
                 loads_with_ends(load, layout),
-                "use a kernel with CONFIG_DEBUG_INFO_BTF=y; else --enrich tcp tells what TCP knew at an earlier packet, and not at the end of \
-                 a connection",
+                "use a kernel with CONFIG_DEBUG_INFO_BTF=y; otherwise --enrich tcp reports TCP's figures at an \
+                 earlier packet, not at the end of a connection",
             ),
         };
         Some(Check {
@@ -74,7 +75,7 @@ impl Kind for Tcp {
         kernel
             .ended
             .take(|ended| replica.note_end(ended))
-            .context("what TCP knew of connections that ended")
+            .context("read the final TCP figures of connections")
     }
 
     fn report(&self, scanned: &Scanned<'_>, status: &mut AgentStatus) {

@@ -124,7 +124,7 @@ impl ClickHouse {
         let login = self.settings.login.as_ref();
         if self.tls.is_none() && login.is_some_and(|login| login.password_file.is_some()) {
             tracing::warn!(
-                "the password is sent as it is, and without TLS everyone on the way can read it: say https://"
+                "the password is sent unencrypted, and anyone on the path can read it: use https://"
             );
         }
         let deadline = Instant::now() + FIRST_PATIENCE;

@@ -127,7 +127,7 @@ impl Counters {
         self.fates().unacknowledged += flows;
     }
 
-    /// Leaves what is on disk to the next start.
+    /// Leaves the flows on disk to the next start.
     pub(super) fn leave_on_disk(&self) {
         self.fates().unacknowledged = RecordSum::default();
     }
@@ -326,7 +326,7 @@ mod tests {
 
     use super::*;
 
-    /// Of so many records, of one packet with 100 bytes each.
+    /// A sum of this many records, each of one packet with 100 bytes.
     fn flows(records: u64) -> RecordSum {
         RecordSum {
             records,

@@ -190,7 +190,7 @@ impl Sender {
             };
             match opened.expect("opening does not panic") {
                 Err(error) if error.is::<InUse>() => {
-                    let fault = format!("{error:#}; it is tried again");
+                    let fault = format!("{error:#}; retrying");
                     self.counters.set_spool(0, 0, &fault);
                     if waited == IN_USE_IS_TOLD {
                         self.log.spool_failed(&fault);
@@ -216,7 +216,7 @@ impl Sender {
                 self.look();
             }
             Err(error) => {
-                let fault = format!("{error:#}; batches wait in memory alone");
+                let fault = format!("{error:#}; batches wait in memory only");
                 self.log.spool_failed(&fault);
                 self.counters.set_spool(0, 0, &fault);
             }
@@ -506,7 +506,7 @@ impl Sender {
         self.handed_seq = self.handed_seq.max(sent_seq);
         ensure!(
             last_seq <= self.handed_seq,
-            "the collector acknowledges batch {last_seq}, and {} was the last one",
+            "the collector acknowledges batch {last_seq}, but the last one sent was {}",
             self.handed_seq
         );
         let granted = self.throttle.set(Throttle {
@@ -602,10 +602,8 @@ async fn shown(file: Option<TokenFile>) -> Result<Option<HeaderValue>> {
         return Ok(None);
     };
     let token = timeout(PATIENCE, file.header()).await;
-    let token = token.context("the disk of its token does not answer (token_file)")?;
-    Ok(Some(
-        token.context("there is no token for it (token_file)")?,
-    ))
+    let token = token.context("reading its token timed out (token_file)")?;
+    Ok(Some(token.context("it has no token (token_file)")?))
 }
 
 /// Waits until the given moment, or forever without one.

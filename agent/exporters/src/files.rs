@@ -372,7 +372,7 @@ impl Rotated {
         if let Err(error) = self.close().await {
             tracing::warn!(
                 address = %self.address.display(),
-                "the last file could not be completed: {error:#}; the next start does it"
+                "cannot complete the last file: {error:#}; the next start completes it"
             );
         }
     }
@@ -501,7 +501,7 @@ impl Place {
         let metadata = file.metadata().context("stat the file that is there")?;
         ensure!(
             metadata.is_file(),
-            "it is there, and no regular file: name another path"
+            "it exists and is not a regular file: name another path"
         );
         let whole = (self.whole_len)(&mut file).context(
             "there is a file that this output would not have written: name another path, or move it away",
@@ -520,7 +520,7 @@ impl Place {
             tracing::warn!(
                 file = %path.display(),
                 bytes = metadata.len() - whole,
-                "half a piece at the end of the file is removed: a process was killed while it wrote"
+                "removed a partial write at the end of the file: a process was killed while writing"
             );
             file.set_len(whole).context("cut the file")?;
         }
@@ -563,7 +563,7 @@ impl Place {
         }
         // Anyone who may write in the folder could have put a link there.
         let from = own_file::open(&part).context("open it")?;
-        let mut from = from.context("it is no regular file")?;
+        let mut from = from.context("it is not a regular file")?;
         let half = names.half(name, ending);
         let to =
             own_file::replace(&half, MODE).with_context(|| format!("make {}", half.display()))?;
@@ -572,8 +572,8 @@ impl Place {
             None => compress(&mut from, to, compression).context("compress it"),
         };
         made?.sync_all().context("write it to the disk")?;
-        fs::rename(&half, &whole).context("rename what is complete")?;
-        fs::remove_file(&part).context("remove what is complete")
+        fs::rename(&half, &whole).context("rename the complete file")?;
+        fs::remove_file(&part).context("remove the pieces of the complete file")
     }
 }
 

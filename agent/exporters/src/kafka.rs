@@ -142,8 +142,8 @@ impl Kafka {
         let is_plain = |login: &Login| login.mechanism == Mechanism::Plain;
         if self.tls.is_none() && self.settings.login.as_ref().is_some_and(is_plain) {
             tracing::warn!(
-                "sasl plain sends the password as it is, and without TLS everyone on the way can read it: say tls://, or \
-                 choose a scram mechanism"
+                "sasl plain sends the password unencrypted, and anyone on the path can read it: use tls://, or a \
+                 scram mechanism"
             );
         }
         match self.bring(&mut Group::of(&[]), FIRST_PATIENCE).await {

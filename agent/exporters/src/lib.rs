@@ -152,7 +152,7 @@ impl Outputs {
         for leaving in before {
             tracing::info!(
                 output = leaving.name,
-                "the settings do not name this output any more"
+                "the settings no longer name this output"
             );
             leaving.end_within(time);
             all.leaving.push(leaving);
@@ -305,7 +305,7 @@ impl Running {
                 output = self.name,
                 ?at_most,
                 queued_records,
-                "trying until the end to send what is left to {}, which fails: {}",
+                "still trying to send the remaining flows to {}, which fails: {}",
                 self.output.address(),
                 status.last_error
             );
@@ -314,7 +314,7 @@ impl Running {
                 output = self.name,
                 ?at_most,
                 queued_records,
-                "waiting for {} to take what is left",
+                "waiting for {} to take the remaining flows",
                 self.output.address()
             );
         }

@@ -27,7 +27,7 @@ impl OutputLog {
         }
     }
 
-    /// `lost` is what was sent before and lost with this failure.
+    /// `lost` are the records that had been sent and were lost with this failure.
     pub(super) fn failed(&self, address: &str, failure: &Failure, lost: RecordSum) {
         let error = failure.to_string();
         if self.counters.failed(&error) {
@@ -36,7 +36,7 @@ impl OutputLog {
                 lost_records = lost.records,
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
-                "flows do not get to {address}: {error}; it is tried again, and further flows wait as long as there is room",
+                "cannot deliver flows to {address}: {error}; retrying, new flows are queued while there is room",
             );
         }
     }
@@ -51,7 +51,7 @@ impl OutputLog {
                 refused_records = flows.records,
                 refused_packets = flows.packets,
                 refused_bytes = flows.bytes,
-                "a batch is given up, since no collector takes it: {why}",
+                "dropped a batch that every collector rejects: {why}",
             );
         }
     }
@@ -64,7 +64,7 @@ impl OutputLog {
                 lost_records = lost.records,
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
-                "flows get to {address} again",
+                "delivering flows to {address} again",
             );
         }
     }
@@ -72,18 +72,18 @@ impl OutputLog {
     pub(super) fn plain_token(&self) {
         tracing::warn!(
             output = self.output,
-            "the token is sent as it is, and without TLS everyone on the way can read it: say https://",
+            "the token is sent unencrypted, and anyone on the path can read it: use https://",
         );
     }
 
     /// Logs what an earlier run left in the spool.
     pub(super) fn spool_found(&self, waits: RecordSum) {
-        self.in_the_spool(waits, "since before the start, and go first");
+        self.in_the_spool(waits, "an earlier run left them, and they go first");
     }
 
     /// Logs what is left in the spool for the next start.
     pub(super) fn spool_left(&self, waits: RecordSum) {
-        self.in_the_spool(waits, "for the next start");
+        self.in_the_spool(waits, "the next start sends them");
     }
 
     fn in_the_spool(&self, waits: RecordSum, why: &str) {
@@ -93,7 +93,7 @@ impl OutputLog {
                 records = waits.records,
                 packets = waits.packets,
                 bytes = waits.bytes,
-                "flows wait in the spool {why}",
+                "flows wait in the spool: {why}",
             );
         }
     }
@@ -102,7 +102,7 @@ impl OutputLog {
         tracing::warn!(
             output = self.output,
             fault,
-            "a part of the spool cannot be read, and what it had counts as lost",
+            "cannot read a part of the spool; its records count as lost",
         );
     }
 
@@ -112,7 +112,7 @@ impl OutputLog {
             return;
         }
         if fault.is_empty() {
-            tracing::info!(output = self.output, "the spool is written again");
+            tracing::info!(output = self.output, "writing to the spool again");
         } else if self.spool_fault.is_empty() {
             self.spool_failed(fault);
         }
@@ -123,7 +123,7 @@ impl OutputLog {
         tracing::warn!(
             output = self.output,
             fault,
-            "the spool cannot be used; meanwhile batches wait in memory, as long as there is room",
+            "cannot use the spool; batches wait in memory while there is room",
         );
     }
 
@@ -134,7 +134,7 @@ impl OutputLog {
                 lost_records = lost.records,
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
-                "the spool loses flows: it was full, or a part of it cannot be read; this is not told again while it goes on",
+                "the spool loses flows: it was full, or a part of it cannot be read; logged once while this lasts",
             );
         }
     }
@@ -148,7 +148,7 @@ impl OutputLog {
                 lost_records = lost.records,
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
-                "flows did not get to {address} before the end",
+                "flows were not delivered to {address} before shutdown",
             );
         }
     }

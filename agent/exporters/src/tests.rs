@@ -15,7 +15,7 @@ use tokio::{net::UdpSocket, task::spawn_blocking};
 
 use super::*;
 
-/// A file that cannot be made.
+/// A file that cannot be created.
 const NOWHERE: &str = "jsonl=/proc/none/flows.jsonl";
 
 fn output(text: &str) -> Prepared {
@@ -57,12 +57,12 @@ fn a_secret_that_everybody_can_read_is_worth_a_look() {
     }
 }
 
-/// A batch of one record, of three packets with 300 bytes.
+/// A batch of one record with three packets and 300 bytes.
 fn batch(scan_id: u64) -> Batch {
     batch_of(scan_id, FlowRecord::default())
 }
 
-/// The same with other facts of the flow.
+/// The same for this flow.
 fn batch_of(scan_id: u64, flow: FlowRecord) -> Batch {
     let record = FlowRecord {
         src: Some(Endpoint {
@@ -93,7 +93,7 @@ fn batch_of(scan_id: u64, flow: FlowRecord) -> Batch {
 
 #[tokio::test]
 async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
-    // One is lost since the queue is full, or two if the worker has taken none yet.
+    // The full queue loses one batch, or two if the worker has taken none yet.
     const BATCHES: u64 = DEFAULT_QUEUE_BATCHES as u64 + 2;
     let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
     let outputs = Outputs::start(&hub, vec![output(NOWHERE), output(NOWHERE)]);
@@ -119,7 +119,7 @@ async fn a_full_queue_of_an_output_that_leaves_is_lost_to_the_packet() {
     let departed = outputs.departed();
     assert_eq!((departed.outputs, departed.lost), (2, Some(all)));
     assert_eq!(departed.queued, Some(RecordSum::default()));
-    // Once nothing is kept of them but their sums.
+    // Only their sums are left.
     assert!(outputs.all().leaving.is_empty());
     assert_eq!(outputs.departed(), departed);
 }
@@ -130,7 +130,7 @@ const ONE: RecordSum = RecordSum {
     bytes: 300,
 };
 
-/// Of a scan that goes on: no account comes before the flow.
+/// A batch within a scan: no account precedes its flow.
 fn in_the_middle() -> Batch {
     let whole = batch(1);
     let flows = FlowBatch::decode(whole.body.clone()).unwrap();
@@ -145,7 +145,7 @@ fn in_the_middle() -> Batch {
     }
 }
 
-/// Whether it becomes so.
+/// Waits for the condition. Returns whether it came true.
 async fn comes(is_so: impl Fn() -> bool) -> bool {
     let waits = async {
         while !is_so() {
@@ -157,7 +157,7 @@ async fn comes(is_so: impl Fn() -> bool) -> bool {
         .is_ok()
 }
 
-/// What somebody says of the last message is waited for.
+/// The output waits for an ICMP error about its last message.
 #[tokio::test]
 async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
     let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -174,7 +174,7 @@ async fn a_datagram_that_is_refused_at_the_end_is_not_one_that_was_sent() {
     assert_eq!((departed.sent, departed.refused), (Some(ONE), Some(ONE)));
 }
 
-/// A thread goes on with what it has begun to write, though the time is over and nobody waits for it.
+/// A thread finishes a write that it has begun, even after the deadline, when nobody waits for it.
 #[test]
 fn the_last_piece_of_a_file_is_sent_if_a_thread_has_begun_with_it_and_lost_if_not() {
     for has_begun in [true, false] {
@@ -218,7 +218,7 @@ async fn last_piece(has_begun: bool) {
     }
 
     let (free, is_free) = mpsc::channel::<()>();
-    // It has the only thread, so that the worker has to wait for the piece.
+    // This task occupies the only thread, so the worker's write has to wait.
     spawn_blocking(move || is_free.recv());
     hub.publish(&in_the_middle());
     assert!(poll!(&mut run).is_pending());
@@ -226,7 +226,7 @@ async fn last_piece(has_begun: bool) {
         free.send(()).unwrap();
         let (tell, told) = mpsc::channel();
         spawn_blocking(move || tell.send(()));
-        // It comes after the piece. The worker does not run meanwhile, so the time is over before it hears.
+        // This runs after the write. The worker does not run meanwhile, so it meets the deadline before the result.
         told.recv().unwrap();
     }
     deadline.send_replace(Some(over));
@@ -241,13 +241,13 @@ async fn last_piece(has_begun: bool) {
         [sent, lost, none].map(Some)
     );
     drop(free);
-    // On the one thread it comes after whatever would still be written.
+    // On the only thread this runs after any outstanding write.
     spawn_blocking(|| ()).await.unwrap();
     let written = fs::read_to_string(&lines).unwrap();
     assert_eq!(written.lines().count() as u64, sent.records);
 }
 
-/// Nothing follows on a message that would tell what became of it.
+/// UDP has no acknowledgement that would tell the outcome of a message.
 #[tokio::test]
 async fn a_datagram_is_sent_when_its_host_is_silent_and_refused_when_it_says_that_nobody_listens() {
     let receiver = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -280,7 +280,7 @@ async fn what_a_format_has_no_record_for_is_left_out_and_not_sent() {
     let outputs = Outputs::start(&hub, vec![output(&address)]);
     let one = in_the_middle();
     let mut flows = FlowBatch::decode(one.body.clone()).unwrap();
-    // It ended while it was quiet.
+    // This flow ended without further packets.
     flows.records.push(FlowRecord::default());
     hub.publish(&Batch {
         body: flows.encode_to_vec().into(),
@@ -297,7 +297,7 @@ async fn what_a_format_has_no_record_for_is_left_out_and_not_sent() {
     assert_eq!((status.sent, status.left_out), (Some(ONE), Some(quiet)));
 }
 
-/// Whenever somebody looks.
+/// At every moment a flow is in exactly one count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flow_has_one_fate_or_waits() {
     const BATCHES: u64 = 2_000;
@@ -335,7 +335,7 @@ async fn a_flow_has_one_fate_or_waits() {
     }
 }
 
-/// They are sent when they end, and wait for nothing before.
+/// With `only_ended`, continuing flows do not count as queued.
 #[tokio::test]
 async fn what_is_not_wanted_yet_does_not_wait() {
     let folder = tempfile::tempdir().unwrap();
@@ -350,7 +350,7 @@ async fn what_is_not_wanted_yet_does_not_wait() {
     hub.publish(&batch(2));
     let ended = FlowRecord {
         src: Some(Endpoint {
-            // More than came through the queue: the output may have begun later than the flow.
+            // More than the queue carried: the output may have started later than the flow.
             total_packets: 1_000,
             total_bytes: 100_000,
             ..Endpoint::default()

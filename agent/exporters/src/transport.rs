@@ -79,7 +79,7 @@ pub(super) enum Failure {
     LastRefused { why: String },
     /// The path allows only shorter datagrams.
     #[error(
-        "datagrams of no more than {most_bytes} bytes get there, which is too short: send over TCP"
+        "the path takes datagrams of at most {most_bytes} bytes, which is too short: send over TCP"
     )]
     TooLong { most_bytes: usize },
 }

@@ -24,12 +24,12 @@ use super::{
 };
 
 /// See [`LogOnce`].
-const ONCE: &str = "this is not told again while it goes on";
+const ONCE: &str = "logged once while this lasts";
 /// How often to poll for acknowledgements while there is nothing to send.
 const RECEIPTS: Duration = Duration::from_millis(100);
 /// How long a file's last write may take after the deadline. Then it counts as lost, though it may still succeed.
 const LAST_WRITE: Duration = Duration::from_secs(1);
-const REFUSED: &str = "what it refuses is counted and not sent again";
+const REFUSED: &str = "refused records are counted and not sent again";
 
 pub(super) struct Worker {
     name: String,
@@ -47,7 +47,7 @@ pub(super) struct Worker {
     shutdown: Shutdown,
 }
 
-/// Complaints of the receiver, each of which is logged once.
+/// Logs each kind of the receiver's complaints once.
 #[derive(Default)]
 struct Complaints {
     /// It refuses some flows of messages that it accepts.
@@ -188,7 +188,7 @@ impl Worker {
                 lost_records = lost.records,
                 lost_packets = lost.packets,
                 lost_bytes = lost.bytes,
-                "flows on the way to {} were not acknowledged before the end",
+                "flows sent to {} were not acknowledged before shutdown",
                 self.transport.address()
             );
         }
@@ -197,7 +197,7 @@ impl Worker {
     fn tell_unfinished(&self, error: &str) {
         tracing::warn!(
             output = self.name,
-            "what was sent to {} could not be completed before the end: {error}",
+            "cannot complete what was sent to {} before shutdown: {error}",
             self.transport.address()
         );
     }
@@ -343,8 +343,8 @@ impl Worker {
         self.backoff.reset();
         tracing::warn!(
             output = self.name,
-            "{} takes no {what}: {why}; it gets flows alone, and {what} are tried again in {}: set {what} = false for this \
-             output if it is to have none",
+            "{} takes no {what}: {why}; sending it only flows, and trying {what} again in {}: set {what} = false for \
+             this output to stop that",
             self.transport.address(),
             humantime::format_duration(pause)
         );
@@ -353,17 +353,14 @@ impl Worker {
     /// Logs a receiver's warning about an accepted message once.
     fn warns(&mut self, sum: RecordSum, warning: &str) {
         let (complaint, what) = if sum.records == 0 {
-            (
-                &mut self.complaints.warns_of_rest,
-                "what goes out beside the flows",
-            )
+            (&mut self.complaints.warns_of_rest, "messages without flows")
         } else {
             (&mut self.complaints.warns, "flows")
         };
         if complaint.event() {
             tracing::warn!(
                 output = self.name,
-                "{} takes {what}, and says: {warning}; {ONCE}",
+                "{} takes {what}, but warns: {warning}; {ONCE}",
                 self.transport.address()
             );
         }
@@ -384,7 +381,7 @@ impl Worker {
         if self.complaints.refuses_rest.event() {
             tracing::warn!(
                 output = self.name,
-                "{} refuses what goes out beside the flows, as the account: {why}; {ONCE}",
+                "{} refuses messages without flows, such as the account: {why}; {ONCE}",
                 self.transport.address()
             );
         }

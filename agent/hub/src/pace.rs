@@ -42,7 +42,7 @@ impl Pace {
                     peer = consumer.peer,
                     scan_id,
                     consumers,
-                    "a consumer reads too slowly: it loses batches, the oldest of those that wait for it"
+                    "a consumer reads too slowly and loses its oldest queued batches"
                 );
             }
         } else if took_all

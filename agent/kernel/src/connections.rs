@@ -61,15 +61,18 @@ impl EndedConnections {
         }
         // Limited to one full ring; records that arrive meanwhile may wait for the next scan.
         let taken = self.ring.take(MOST_ENDED as usize, each);
-        taken.context("what was noted of connections that ended")?;
-        let lost = self.ring.lost(0).context("connections that ended")?;
+        taken.context("read the ring of ended connections")?;
+        let lost = self
+            .ring
+            .lost(0)
+            .context("count the lost entries of ended connections")?;
         if lost != self.told_lost {
             self.told_lost = lost;
             if self.log.event().is_some() {
                 tracing::warn!(
                     so_far = lost,
-                    "the kernel had no room to tell of connections that ended, since more of them did between two scans: what records say of TCP is for some of them that of an earlier packet; lower \
-                     --scan-interval"
+                    "more connections ended between two scans than the kernel can report: some records have the TCP \
+                     figures of an earlier packet; lower --scan-interval"
                 );
             }
         }

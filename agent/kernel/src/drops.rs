@@ -156,7 +156,7 @@ impl Drops {
         };
         let of = |place: u32| -> Result<u64> {
             let by_cpu = self.counts.get(&place, 0);
-            let by_cpu = by_cpu.context("read what the kernel has dropped")?;
+            let by_cpu = by_cpu.context("read the kernel's drops")?;
             Ok(by_cpu.iter().sum())
         };
         let mut by_reason = BTreeMap::new();

@@ -43,8 +43,8 @@ impl IcmpErrors {
             if self.log.event().is_some() {
                 tracing::warn!(
                     so_far = lost,
-                    "ICMP errors were not read, so flows that they tell of may seem unanswered: more came between two scans than the \
-                     kernel keeps, or they were too short"
+                    "ICMP errors were not read, so their flows may seem unanswered: more came between two scans than \
+                     the kernel keeps, or they were too short"
                 );
             }
         }

@@ -129,7 +129,7 @@ impl InterfaceTable {
             && let Err(error) = drops.begin(ifindex)
         {
             tracing::warn!(
-                "what the kernel drops at the interface with index {ifindex} is with no flow (`unwatched`): {error}"
+                "cannot match kernel drops at interface index {ifindex} to flows (`unwatched`): {error}"
             );
         }
         for (place, interface) in moves {
@@ -147,7 +147,7 @@ impl InterfaceTable {
                 && let Err(error) = drops.end(ifindex)
             {
                 tracing::warn!(
-                    "what the kernel drops at the interface with index {ifindex} goes on to be counted by flow: {error}"
+                    "cannot stop counting kernel drops by flow at interface index {ifindex}: {error}"
                 );
             }
         }

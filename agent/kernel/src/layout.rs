@@ -13,9 +13,9 @@ use super::{bpf, btf::Btf, signals};
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 
 /// The consequence for the user if [`of_this_kernel`] fails.
-pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since the kernel does not tell \
-     how it cuts them; and an interface that moves to another network namespace may count as another one \
-     until the agent hears of it";
+pub const LOSS: &str = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact, since it is unknown how the \
+     kernel cuts them; and an interface that moves to another network namespace may be mistaken for another one \
+     until the agent hears of the move";
 
 /// Advice for the user.
 pub const REMEDY: &str = "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality, as root \

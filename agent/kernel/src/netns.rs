@@ -105,7 +105,7 @@ impl Namespace {
         let kind = fstatfs(&file).map_err(Error::from).with_context(what)?;
         ensure!(
             kind.f_type.cast_unsigned() == NSFS_MAGIC,
-            "{} is no network namespace (`ip netns list` shows those with a name)",
+            "{} is not a network namespace (`ip netns list` shows those with a name)",
             path.display()
         );
         let inode = file.metadata().with_context(what)?.ino();
@@ -216,7 +216,7 @@ fn explain_name(error: Error, name: &str) -> Error {
 fn explain_process(error: Error, pid: u32) -> Error {
     if is_not_found(&error) {
         return Error::msg(format!(
-            "there is no process {pid} that this process may see, and so no network namespace of it"
+            "there is no process {pid}, or this process may not see it"
         ));
     }
     error.context(format!(

@@ -1,5 +1,5 @@
 //! The flow table's two pages: flips them, and drains the one that went idle. It reads the page first, and empties it
-//! once what it read is safe.
+//! once the flows are safe.
 //!
 //! Programs read the page number once per packet. [`Pages::flip`] stores the other number, then rewrites a
 //! slot of the outer map. The kernel's update of a map-in-map returns only after every running program has
@@ -156,7 +156,7 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Stores the pages for a successor, from now on also those of another size, before programs use them.
+    /// Stores the pages for a successor, including later pages of another size before programs use them.
     pub fn keep(&mut self, keep: Keep) -> io::Result<()> {
         for (index, page) in (0..).zip(&self.both) {
             keep_windows(&keep, index, page.windows())?;
@@ -265,9 +265,9 @@ impl Pages {
         if waited.is_ok() {
             self.switches = switches;
         } else if let Err(error) = self.store(self.switches) {
-            tracing::error!("the programs' variables are not what they were: {error}");
+            tracing::error!("cannot restore the programs' variables: {error}");
         }
-        waited.context("wait for the programs that still use the old ones")
+        waited.context("wait for the programs that still use the previous variables")
     }
 
     fn store(&self, switches: Switches) -> io::Result<()> {
@@ -497,7 +497,7 @@ impl Pages {
         self.senders
     }
 
-    /// Waits until every program that is running now has finished, also those of an earlier process.
+    /// Waits until every program that is running has finished, including an earlier process's.
     pub fn wait_for_programs(&self) -> Result<()> {
         // Any update of a map of maps waits.
         let idle = u32::from(self.switches.page == 0);

@@ -104,7 +104,7 @@ impl Noting {
             let link = program.attach(&folder, CgroupAttachMode::Single);
             let link = link.with_context(|| {
                 format!(
-                    "attach {name} at {}, where another program may be that allows none beside it",
+                    "attach {name} at {}, where another program may allow none beside it",
                     cgroups.display()
                 )
             })?;
@@ -136,7 +136,7 @@ impl Noting {
 }
 
 fn old_are_unknown(error: &anyhow::Error) {
-    tracing::warn!("nobody knows who made the sockets that were there before the agent: {error:#}");
+    tracing::warn!("the processes of sockets older than the agent are unknown: {error:#}");
 }
 
 /// Loads all of the programs without attaching them.

@@ -9,8 +9,8 @@ use std::fs;
 use aya::util::KernelVersion;
 
 /// The consequence for the user if [`may_interleave`] is true.
-pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): two programs may interleave on one CPU, lose \
-     or double counts and, with --decapsulate, take one packet for another, so that exactness is not promised here";
+pub const LOSS: &str = "a real-time kernel (PREEMPT_RT): programs may interleave on one CPU, lose or double counts \
+     and, with --decapsulate, mistake one packet for another, so counts may not be exact";
 
 const REALTIME: &str = "/sys/kernel/realtime";
 const VERSION: &str = "/proc/sys/kernel/version";
@@ -48,7 +48,7 @@ mod tests {
         assert_eq!(logged(|| warn_if(false)), "");
         let log = logged(|| warn_if(true));
         assert!(
-            log.contains("WARN") && log.contains("exactness is not promised"),
+            log.contains("WARN") && log.contains("counts may not be exact"),
             "{log}"
         );
     }

@@ -36,7 +36,7 @@ impl<T: Pod> Ring<T> {
         let lost = Array::try_from(Map::Array(maps.lost));
         Ok(Self {
             entries: ring,
-            lost: lost.context("the counts of what a ring lost")?,
+            lost: lost.context("open the counts of entries that a ring lost")?,
             memory_bytes,
             entry: PhantomData,
         })
@@ -52,7 +52,7 @@ impl<T: Pod> Ring<T> {
             };
             ensure!(
                 noted.len() == size_of::<T>(),
-                "the programs noted {} bytes where {} are one",
+                "the programs wrote an entry of {} bytes instead of {}",
                 noted.len(),
                 size_of::<T>()
             );

@@ -122,9 +122,7 @@ impl SocketBounds {
     ) -> Option<Counting> {
         self.try_count(programs, what, look_again)
             .inspect_err(|error| {
-                tracing::warn!(
-                    "sockets that were closed keep their room until a restart: {error:#}"
-                );
+                tracing::warn!("closed sockets count against the limit until a restart: {error:#}");
             })
             .ok()
     }
@@ -170,7 +168,7 @@ impl SocketBounds {
             if let Err(error) = self.recount(what, link)
                 && faults.event().is_some()
             {
-                tracing::warn!(%error, ?what, "what is kept with sockets cannot be counted");
+                tracing::warn!(%error, ?what, "cannot count the data kept with sockets");
             }
             let so_far = self.refused(what);
             if so_far != told && refusals.event().is_some() {

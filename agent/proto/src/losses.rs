@@ -1,9 +1,9 @@
-//! What a batch says its stream has lost and left out, as sums.
+//! Sums of the losses and omissions that a batch reports for its stream.
 
 use crate::{FlowBatch, RecordSum};
 
 impl FlowBatch {
-    /// A batch that says only what was lost since its stream began.
+    /// A batch that reports only the losses since its stream began.
     pub fn of_lost(lost_batches: u64, lost: RecordSum) -> Self {
         let mut batch = Self {
             lost_batches,
@@ -13,14 +13,14 @@ impl FlowBatch {
         batch
     }
 
-    /// A batch that says only what the consumer's filter has left out since the stream began.
+    /// A batch that reports only what the consumer's filter has left out since the stream began.
     pub fn of_left_out(left_out: RecordSum) -> Self {
         let mut batch = Self::default();
         batch.set_left_out(left_out);
         batch
     }
 
-    /// A batch that says only what this one says of losses and of what was left out.
+    /// A batch with only this one's losses and omissions.
     #[must_use]
     pub fn losses(&self) -> Self {
         let mut batch = Self::of_lost(self.lost_batches, self.lost());

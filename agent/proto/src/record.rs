@@ -33,7 +33,7 @@ impl Address {
 pub struct VlanIds(pub [u16; 2]);
 
 impl VlanIds {
-    /// Those that are there.
+    /// The ids that are present.
     pub fn numbers(self) -> impl Iterator<Item = u32> {
         self.0.into_iter().filter(|&id| id != 0).map(u32::from)
     }
@@ -63,7 +63,7 @@ impl DerefMut for Record {
 }
 
 impl Record {
-    /// A record with what the key says.
+    /// A record with the fields of the key.
     #[inline]
     pub fn new(key: FlowKey, initiator: u8) -> Self {
         let kind = key.kind();
@@ -170,7 +170,7 @@ impl EndFields {
         }
     }
 
-    /// Sets what it has sent since the flow's last record, and since the flow began.
+    /// Sets the counts that this end has sent since the flow's last record, and since the flow began.
     #[inline]
     pub fn set_counts(&mut self, delta: Counts, total: Counts) {
         self.delta_packets = delta.packets;
@@ -181,7 +181,7 @@ impl EndFields {
         self.total_ip_bytes = total.ip_bytes;
     }
 
-    /// Sets what the kernel's TCP says of this end, if it says anything.
+    /// Sets the figures of the kernel's TCP for this end, if there are any.
     #[inline]
     pub fn set_tcp(&mut self, info: TcpInfo) {
         if !info.is_known() {

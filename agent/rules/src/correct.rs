@@ -17,7 +17,7 @@ const KEYWORDS: [&str; 12] = [
     "all",
 ];
 
-/// Words of other languages, and what they are here.
+/// Words of other languages, with their counterparts here.
 const SYNONYMS: &[(&str, &str)] = &[
     ("drop", "exclude"),
     ("deny", "exclude"),
@@ -71,7 +71,7 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("ipv6-icmp", "icmp6"),
 ];
 
-/// Words of tcpdump's language that have no counterpart here, and of which a similar word is not meant.
+/// Words of tcpdump's language without a counterpart here. Do not guess a similar word for them.
 const FOREIGN: &[&str] = &[
     "arp",
     "broadcast",
@@ -117,7 +117,7 @@ impl Edit {
     }
 }
 
-/// The line without its mistakes, if all of them can be corrected and what is meant is certain.
+/// The line without its mistakes, if all of them can be corrected and the meaning is certain.
 pub(super) fn corrected(
     line: &str,
     parse: &dyn Fn(&str) -> Result<Parts, Mistake>,
@@ -163,7 +163,7 @@ pub(super) fn is_logic(word: &str) -> bool {
     LOGIC.contains(&&*lower) || is_negation(word)
 }
 
-/// Whether a word negates what follows, or begins with what does.
+/// Whether a word negates the following words, or begins with a negation.
 pub(super) fn is_negation(word: &str) -> bool {
     word.starts_with('!') || NEGATIONS.contains(&&*word.to_ascii_lowercase())
 }
@@ -247,7 +247,7 @@ pub(super) fn is_keyword(text: &str) -> bool {
     KEYWORDS.contains(&text) || protocols::number(text).is_some()
 }
 
-/// What a word stands for that begins no term. An empty text if it can be left out.
+/// The replacement for a word that begins no term. An empty text if it can be left out.
 pub(super) fn meant(text: &str) -> Option<String> {
     let lower = text.to_ascii_lowercase();
     if let Some((_, here)) = SYNONYMS.iter().find(|(known, _)| *known == lower) {
@@ -305,7 +305,7 @@ fn is_plain(text: &str) -> bool {
     text.len() > 2 && text.starts_with(char::is_alphanumeric) && text.chars().all(is_of_a_word)
 }
 
-/// What a misspelt protocol stands for.
+/// The protocol that was misspelt.
 pub(super) fn protocol(lower: &str) -> Option<&'static str> {
     let mut synonyms = SYNONYMS.iter().map(|(known, here)| (*known, *here));
     let synonym =

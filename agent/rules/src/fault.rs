@@ -1,5 +1,5 @@
-//! A fault in a text that somebody wrote, such as a filter rule or a file of settings: shown as a message, the
-//! line and a mark under the place. Only the part of a long line that is around the place is shown.
+//! A fault in a user's text, such as a filter rule or a file of settings: shown as a message, the line, and a mark
+//! under the place. A long line is cut to the part around the place.
 
 use std::fmt;
 
@@ -136,8 +136,8 @@ impl Fault {
     }
 }
 
-/// An error with its causes in one line: of a fault, what is wrong and where. Some libraries repeat a cause in the text
-/// of what it caused.
+/// An error with its causes on one line; a fault is reduced to its message and place. Some libraries repeat a cause in
+/// the error's own text, so skip such causes.
 pub fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -153,8 +153,7 @@ pub fn in_one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Three lines: what is wrong, the line, and a mark under the place. If it is known what was probably meant, that is
-/// the fourth.
+/// Three lines: what is wrong, the line, and a mark under the place. The probable meaning, if known, is a fourth line.
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (before, mark) = (" ".repeat(self.mark_from), "^".repeat(self.mark_width));

@@ -1,9 +1,9 @@
 //! The filter language of all commands: parses it, applies it to records, explains it, and compiles it into the tables
 //! that the kernel programs look up.
 //!
-//! A filter has rules, which begin with `include` or `exclude`, and conditions, which do not and mean "only these". Rules
-//! decide first, in their order. Of what they leave undecided, only what a condition matches passes; without conditions
-//! everything does. So conditions become rules behind all others, and `exclude all` behind these ([`set`]).
+//! A filter has rules, which begin with `include` or `exclude`, and conditions, which do not and mean "only these".
+//! Rules decide first, in order. Undecided packets pass if a condition matches them, or if there are no conditions. So
+//! conditions become rules after all others, followed by `exclude all` ([`set`]).
 //!
 //! `src` and `dst` are the packet's sender and receiver, as in tcpdump, not the flow's endpoints. A rule with
 //! either of them applies to one direction of a conversation; a rule without them applies to both.
@@ -11,8 +11,8 @@
 //! Records may have names of hosts, packets have none. So [`Rules`] of streams and queries may name hosts, and
 //! [`PacketRules`] of an agent may not.
 //!
-//! [`pattern`] matches names of interfaces, [`fault`] is an error that points at a place in what a user wrote, and [`similar`] suggests
-//! what a misspelt word may have meant.
+//! [`pattern`] matches names of interfaces, [`fault`] is an error that points at a place in a user's text, and
+//! [`similar`] suggests the word behind a misspelt one.
 //!
 //! May depend on: `proto`, and `agent-common`.
 
@@ -275,7 +275,7 @@ fn term<T>(
 #[derive(Clone, Debug, Default)]
 pub struct Parts {
     rules: Vec<Rule>,
-    /// What is written without include or exclude, as rules that include it.
+    /// The conditions, as rules that include them.
     conditions: Vec<Rule>,
 }
 

@@ -44,9 +44,9 @@ pub(super) struct Mistake {
     column: usize,
     width: usize,
     message: String,
-    /// What probably corrects it.
+    /// The probable correction.
     pub edits: Vec<Edit>,
-    /// What does so in a line that had an `and`, if that is something else.
+    /// The correction for a line that had an `and`, if that differs.
     pub edits_after_and: Option<Vec<Edit>>,
     /// Whether it is an `and`.
     pub is_and: bool,
@@ -543,7 +543,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What the word stands for. `ip` and the like are a host only in front of one.
+    /// The meaning of the word. `ip` and the like mean a host only in front of one.
     fn meant(&self, word: Word<'a>) -> Option<String> {
         let meant = correct::meant(word.text)?;
         let after = self.words.get(self.next);

@@ -41,13 +41,13 @@ impl Pattern {
         if text.contains(['*', '?', '[']) {
             let glob = glob::Pattern::new(text).map_err(|error| {
                 let (message, position) = (error.msg, error.pos + 1);
-                format!("is no glob: {message} at character {position}")
+                format!("is not a glob: {message} at character {position}")
             })?;
             return Ok(Self::Glob(glob));
         }
         let fault = match text {
             "" => "is empty",
-            "." | ".." => "is no name that an interface can have",
+            "." | ".." => "is not a valid name of an interface",
             _ if text.contains(|character: char| character == '/' || character.is_whitespace()) => {
                 "has a slash or a space, which no interface's name has"
             }
@@ -72,8 +72,9 @@ impl FromStr for Pattern {
             let regex = regex.with_context(|| {
                 format!("'{text}' begins a regex but does not end it; allowed are {ALLOWED}")
             })?;
-            let regex = Regex::new(regex)
-                .map_err(|error| anyhow!("'{text}' is no regex: {error}; allowed are {ALLOWED}"))?;
+            let regex = Regex::new(regex).map_err(|error| {
+                anyhow!("'{text}' is not a regex: {error}; allowed are {ALLOWED}")
+            })?;
             return Ok(Self::Regex(regex));
         }
         Self::name_or_glob(text).map_err(|fault| anyhow!("'{text}' {fault}; allowed are {ALLOWED}"))

@@ -57,7 +57,7 @@ impl FromStr for Probe {
     fn from_str(text: &str) -> Result<Self> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let [src, ">", dst, protocol, rest @ ..] = &words[..] else {
-            bail!("'{text}' is no packet; expected SENDER > RECEIVER PROTOCOL, {FORM}");
+            bail!("'{text}' is not a packet; expected SENDER > RECEIVER PROTOCOL, {FORM}");
         };
         let (src, src_port) = end(src)?;
         let (dst, dst_port) = end(dst)?;
@@ -66,11 +66,13 @@ impl FromStr for Probe {
         }
         let protocol = protocols::number(protocol)
             .or_else(|| protocol.parse().ok())
-            .with_context(|| format!("'{protocol}' is no protocol; expected a name or number"))?;
+            .with_context(|| {
+                format!("'{protocol}' is not a protocol; expected a name or number")
+            })?;
         let may_have_ports = WITH_PORTS.contains(&protocol);
         let has_ports = match (src_port, dst_port) {
             (Some(_), Some(_)) if !may_have_ports => {
-                bail!("'{text}' has ports, which its protocol has not")
+                bail!("'{text}' has ports, but its protocol has none")
             }
             (Some(_), Some(_)) => true,
             (None, None) => false,
@@ -111,7 +113,7 @@ fn end(text: &str) -> Result<(IpAddr, Option<u16>)> {
     }
     let socket: SocketAddr = text
         .parse()
-        .with_context(|| format!("'{text}' is no address; expected it {FORM}"))?;
+        .with_context(|| format!("'{text}' is not an address; expected it {FORM}"))?;
     Ok((socket.ip(), Some(socket.port())))
 }
 

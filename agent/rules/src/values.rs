@@ -96,7 +96,7 @@ pub(super) fn host(text: &str, hosts: Hosts) -> Result<End, BadValue> {
         return Err(BadValue::new(correct::CANNOT_NEGATE));
     }
     if let Some(certain) = text.strip_prefix('~') {
-        let message = "the tilde is not a part of the name: it says that the name is less certain";
+        let message = "the tilde is not part of the name: it marks an uncertain name";
         return Err(BadValue::instead(message, Some(certain)));
     }
     let text = correct::without_root(text);
@@ -109,8 +109,8 @@ pub(super) fn host(text: &str, hosts: Hosts) -> Result<End, BadValue> {
     }
     if hosts == Hosts::Unknown {
         return Err(BadValue::new(
-            "packets have addresses and no names: give the address, as in host 192.0.2.1, or choose flows by name where \
-             they are shown: --filter of flows, watch, top and query, and filter of an output",
+            "packets have addresses but no names: give the address, as in host 192.0.2.1, or select flows by name \
+             where they are shown: --filter of flows, watch, top and query, and filter of an output",
         ));
     }
     let name = Pattern::name_or_glob(&text.to_ascii_lowercase());
@@ -149,7 +149,7 @@ pub(super) fn protocol(text: &str) -> Result<u8, BadValue> {
     number.ok_or_else(|| {
         let lower = text.to_ascii_lowercase();
         BadValue::instead(
-            "no protocol that is known; expected a protocol's name or number, as tcp or 47",
+            "unknown protocol; expected a protocol's name or number, as tcp or 47",
             correct::protocol(&lower),
         )
     })

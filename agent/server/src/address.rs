@@ -103,7 +103,7 @@ impl fmt::Display for ListenAddr {
 pub enum ListenError {
     #[error("another agent listens on unix:{path}: stop it, or choose another --listen")]
     AnotherAgent { path: String },
-    #[error("{path} exists and is no socket: move it away, or choose another --listen")]
+    #[error("{path} exists and is not a socket: move it away, or choose another --listen")]
     NotASocket { path: String },
     #[error(
         "{path} is not this agent's lock but {reason}: remove it, or choose another --listen, in a \

@@ -46,7 +46,7 @@ impl Authentication {
                 self.by_credential(headers, caller)
             }
             Peer::Tcp(_) => Ok(Admitted::for_good(without_credential(caller))),
-            Peer::Unknown => Err(Status::unauthenticated("nobody knows who is asking")),
+            Peer::Unknown => Err(Status::unauthenticated("the caller is unknown")),
         };
         granted.inspect_err(|_| admission.refuse(Refusal::Token, &caller.peer))
     }

@@ -135,7 +135,7 @@ impl<C: Calls> Service<Request<Body>> for Services<C> {
 
 async fn answer(calls: &impl Calls, mut request: Request<Body>) -> Result<Response<Body>, Status> {
     let caller = request.extensions().get::<Caller>().cloned();
-    let caller = caller.ok_or_else(|| Status::internal("nobody knows who is asking"))?;
+    let caller = caller.ok_or_else(|| Status::internal("the caller is unknown"))?;
     // An error here opens no request, so a connection whose calls are all refused loses its place like one without
     // calls.
     let admitted = calls.authenticate(request.headers(), &caller)?;

@@ -93,7 +93,7 @@ pub(super) fn may_see_rules(peer: &Peer, admission: &AdmissionControl) -> Result
     }
     admission.refuse(Refusal::Caller, peer);
     Err(Status::permission_denied(
-        "filter rules and settings can be seen and changed, and scans asked for, on the agent's Unix socket only: connect to that",
+        "filter rules, settings and requests for scans are available only on the agent's Unix socket: connect to that",
     ))
 }
 

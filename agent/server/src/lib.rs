@@ -197,7 +197,7 @@ pub fn warn_of_files(connections: usize) {
             open,
             connections,
             limit,
-            "the listeners may run out of files: lower --max-connections, or raise the limit \
+            "the listeners may run out of file descriptors: lower --max-connections, or raise the limit \
              (ulimit -n, LimitNOFILE=)"
         );
     }
@@ -214,7 +214,7 @@ fn log_undelivered(hub: &Hub) {
             peer = left.peer,
             lost_batches = left.volume.batches,
             lost_records = left.volume.records,
-            "a consumer did not take what was queued before the agent stopped"
+            "a consumer did not take its queued batches before the agent stopped"
         );
     }
 }

@@ -119,7 +119,7 @@ fn units(units: &[UnitTraffic], families: &mut Families<'_>) -> fmt::Result {
     families.traffic(
         Help(
             "flow_agent_unit_transmit_packets",
-            "Packets in flows that were sent by sockets of a systemd unit or container",
+            "Packets in flows sent by sockets of a systemd unit or container",
         ),
         Help("flow_agent_unit_transmit_bytes", hooks::BYTES),
         &by_unit(|unit| unit.sent),
@@ -127,7 +127,7 @@ fn units(units: &[UnitTraffic], families: &mut Families<'_>) -> fmt::Result {
     families.traffic(
         Help(
             "flow_agent_unit_receive_packets",
-            "Packets in flows that were sent to sockets of a systemd unit or container",
+            "Packets in flows sent to sockets of a systemd unit or container",
         ),
         Help("flow_agent_unit_receive_bytes", hooks::BYTES),
         &by_unit(|unit| unit.received),
@@ -139,14 +139,14 @@ fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result
     families.counter(
         Help(
             "flow_agent_kernel_drops",
-            "Packets that the kernel of the host has dropped, in all network namespaces, by its own reason",
+            "Packets that the host's kernel dropped, in all network namespaces, by its own reason",
         ),
         by_reason.map(|(reason, &count)| (vec![("reason", reason.clone())], count)),
     )?;
     families.counters([(
         Help(
             "flow_agent_kernel_drops_missed",
-            "Packets that the kernel has dropped and that are in no count",
+            "Packets that the kernel dropped and that could not be counted",
         ),
         drops.missed,
     )])?;
@@ -156,7 +156,7 @@ fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result
     families.counters([(
         Help(
             "flow_agent_kernel_drops_of_flows",
-            "Packets that the kernel has dropped and whose flows say so, as of the last scan",
+            "Packets that the kernel dropped and that were matched to flows, as of the last scan",
         ),
         of_flows,
     )])?;
@@ -164,7 +164,7 @@ fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result
     families.counter(
         Help(
             "flow_agent_kernel_drops_of_no_flow",
-            "Packets that the kernel has dropped and that are with no flow, by why",
+            "Packets that the kernel dropped and that were matched to no flow, by reason",
         ),
         of_no_flow.map(|(why, &count)| (vec![("why", why.clone())], count)),
     )
@@ -233,7 +233,7 @@ impl Shown {
         )?;
         families.by_reason(
             ["flow_agent_noted_packets", "flow_agent_noted_bytes"],
-            "about which there is something to know; all but looped_back are part of the others",
+            "that the account marks; all but looped_back are part of the others",
             account.beside,
         )
     }
@@ -339,42 +339,42 @@ impl Shown {
             (
                 Help(
                     "flow_agent_nameless_processes",
-                    "How often a batch named a process by its number alone, since the kernel had no more room for names",
+                    "Times a batch named a process only by pid, because the kernel had no room for its name",
                 ),
                 replica.nameless_processes,
             ),
             (
                 Help(
                     "flow_agent_nameless_ends",
-                    "Ends of flows that were first reported with nothing but the id of their cgroup",
+                    "Flow ends first reported with only the id of their cgroup",
                 ),
                 replica.nameless_ends,
             ),
             (
                 Help(
                     "flow_agent_sockets_without_process",
-                    "How often there was no room to keep who made a socket",
+                    "Times there was no room to keep the process of a socket",
                 ),
                 replica.sockets_without_process,
             ),
             (
                 Help(
                     "flow_agent_lost_tcp_ends",
-                    "Flows that lack what a socket of TCP knew at last, since the kernel had no room to keep or to tell it",
+                    "Flows without the final figures of their TCP socket, because the kernel had no room to keep or report them",
                 ),
                 replica.lost_tcp_ends,
             ),
             (
                 Help(
                     "flow_agent_lost_icmp_errors",
-                    "ICMP errors that were not read, so that flows that they tell of may seem unanswered",
+                    "ICMP errors that were not read, so their flows may seem unanswered",
                 ),
                 replica.lost_icmp_errors,
             ),
             (
                 Help(
                     "flow_agent_unmatched_icmp_errors",
-                    "ICMP errors that quote packets of no flow that was seen",
+                    "ICMP errors about packets that are in no flow seen",
                 ),
                 replica.unmatched_icmp_errors,
             ),
@@ -412,14 +412,14 @@ impl Shown {
             (
                 Help(
                     "flow_agent_certificate_expiry_time_seconds",
-                    "When the certificate of the TCP listeners ends, in Unix time",
+                    "Unix time at which the certificate of the TCP listeners expires",
                 ),
                 seconds(tls.not_after_unix_ns),
             ),
             (
                 Help(
                     "flow_agent_certificate_reload_failing",
-                    "1 if its files have changed and cannot be used, so that what was read before stays in force",
+                    "1 if its changed files cannot be used, so the files read before stay in force",
                 ),
                 f64::from(u8::from(!tls.reload_error.is_empty())),
             ),
@@ -492,7 +492,7 @@ fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatu
         (
             Help(
                 "flow_agent_consumers_delivered_records",
-                "Records that were handed to the transport, of all consumers, those that have left included",
+                "Records handed to the transport, over all consumers, including those that left",
             ),
             server.delivered_records,
         ),
@@ -504,18 +504,12 @@ fn consumers(families: &mut Families<'_>, observing: usize, server: &ServerStatu
             server.lost_records,
         ),
         (
-            Help(
-                "flow_agent_consumers_left",
-                "Consumers that have left",
-            ),
+            Help("flow_agent_consumers_left", "Consumers that have left"),
             server.consumers_left,
         ),
     ])?;
     families.counter(
-        Help(
-            "flow_agent_refused",
-            "What the listeners turned away, by what it was",
-        ),
+        Help("flow_agent_refused", "What the listeners refused, by kind"),
         [
             ("consumer", server.refused_consumers),
             ("connection", server.refused_connections),

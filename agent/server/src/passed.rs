@@ -91,8 +91,8 @@ impl PassedSocket {
             (Self::Tcp(tcp), listens)
         } else {
             bail!(
-                "the service manager passes file {number}, which is no socket of a Unix or TCP stream: take it \
-                     out of the .socket unit"
+                "the service manager passes file {number}, which is not a Unix or TCP stream socket: remove it from \
+                     the .socket unit"
             );
         };
         ensure!(

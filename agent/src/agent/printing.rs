@@ -82,7 +82,7 @@ impl Printing {
             }
             if self.written_bytes.load(Relaxed) == before {
                 tracing::warn!(
-                    "stdout did not take what was left to print before the agent stopped: it is lost"
+                    "stdout did not take the remaining output before the agent stopped: it is lost"
                 );
                 return Ok(());
             }
@@ -124,7 +124,7 @@ async fn print(
             Ok(()) => {}
             Err(error) if formats::is_broken_pipe(&error) => return Ok(()),
             Err(error) => {
-                tracing::error!(%error, "cannot write to stdout: the agent goes on without it");
+                tracing::error!(%error, "cannot write to stdout: the agent continues without it");
                 return Err(error).context("write to stdout");
             }
         }

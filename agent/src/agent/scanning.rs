@@ -92,14 +92,14 @@ impl ThrottleLog {
                 tracing::info!(
                     ?report_interval,
                     changes,
-                    "no collector asks for fewer reports any more than the settings say"
+                    "no collector asks for fewer reports anymore: back to the settings"
                 );
             } else {
                 tracing::info!(
                     ?report_interval,
                     of_the_settings = ?own.report_interval,
                     changes,
-                    "a collector asks for fewer reports of flows that go on"
+                    "a collector asks for fewer reports of continuing flows"
                 );
             }
         }
@@ -109,14 +109,14 @@ impl ThrottleLog {
                 tracing::info!(
                     one_flow_in,
                     changes,
-                    "no collector asks to count fewer flows any more than the settings say"
+                    "no collector asks to count fewer flows anymore: back to the settings"
                 );
             } else {
                 tracing::warn!(
                     one_flow_in,
                     of_the_settings = own.sample_rate.max(1),
                     changes,
-                    "a collector asks to count fewer flows, and the others are left out (sampled_out)"
+                    "a collector asks to count only some flows; the rest is left out (sampled_out)"
                 );
             }
         }
@@ -294,7 +294,7 @@ impl Scanning {
             if let Err(error) = outcome {
                 tracing::error!(
                     instance,
-                    "what an earlier process has counted cannot be carried over: {error:#}"
+                    "cannot carry over the counts of an earlier process: {error:#}"
                 );
             }
             self.watchdog.feed();

@@ -67,13 +67,13 @@ pub async fn run(args: Args) -> Result<ExitCode> {
             "not scanned yet: ask again after a scan\n".to_owned()
         }
         Format::Text if report.comparisons.is_empty() && report.departed_interfaces == 0 => {
-            "the agent is attached to no interface\n".to_owned()
+            "the agent is not attached to any interface\n".to_owned()
         }
         Format::Text => {
             let left = report.departed_interfaces;
             let texts = report.comparisons.iter().map(text);
             let note = (left != 0)
-                .then(|| format!("{left} interfaces have left, and cannot be compared any more\n"));
+                .then(|| format!("{left} interfaces have left and can no longer be compared\n"));
             texts.chain(note).collect()
         }
         Format::Json => answer::json(&report)?,

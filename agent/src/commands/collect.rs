@@ -52,23 +52,24 @@ fn waiting_time(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Where flows are stored: jsonl=PATH, parquet=FOLDER, kafka=tcp://HOST:PORT/TOPIC (tls:// with TLS) or
-    /// clickhouse=http://HOST:PORT/DATABASE/TABLE (https:// with TLS); repeatable. A table says more, as '{"kind": "jsonl",
-    /// "address": "/var/lib/flow-agent/flows.jsonl"}'. What one of them does not take is not acknowledged.
+    /// clickhouse=http://HOST:PORT/DATABASE/TABLE (https:// with TLS); repeatable. A table can set more, as in
+    /// '{"kind": "jsonl", "address": "/var/lib/flow-agent/flows.jsonl"}'. A batch is acknowledged once all of them have
+    /// it.
     #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_OUTPUT", required = true, help_heading = STORES)]
     pub output: Vec<OutputArgs>,
 
-    /// Compares agents, and reports here what was lost on the way between two of them: jsonl=PATH. A flow is compared when it
-    /// has been quiet, so the two have to send to the same collector.
+    /// Compare agents, and report here the packets lost between two of them: jsonl=PATH. Both must send to the same
+    /// collector. A flow is compared once it has been quiet.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_PAIRS", help_heading = STORES)]
     pub pairs: Option<OutputArgs>,
 
-    /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ and than packets are
-    /// on their way.
+    /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ, plus the time
+    /// that packets take.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_PAIRS_SETTLE", default_value = "2s",
           value_parser = waiting_time, help_heading = STORES)]
     pub pairs_settle: Duration,
 
-    /// Flows that are followed at the same time to compare agents. One sender has at most half of them. A thousand take some
+    /// The most flows to follow at a time to compare agents. One sender gets at most half of them. A thousand take some
     /// 900 kB.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_PAIRS_MAX_FLOWS", default_value_t = DEFAULT_PAIRS_MAX_FLOWS,
           value_parser = number(1..=1_000_000), help_heading = STORES)]
@@ -79,8 +80,8 @@ pub struct Args {
           default_value = "127.0.0.1:4500", help_heading = AGENTS)]
     pub listen: Vec<ListenAddr>,
 
-    /// A certificate in PEM, and behind it those that lead to its CA. TCP listeners then speak TLS. This file, --tls-key
-    /// and --tls-client-ca are read again when they change.
+    /// A certificate in PEM, followed by its chain to the CA. TCP listeners then speak TLS. This file, --tls-key and
+    /// --tls-client-ca are read again when they change.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_CERTIFICATE", help_heading = AGENTS)]
     pub tls_certificate: Option<PathBuf>,
 
@@ -88,18 +89,19 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_KEY", help_heading = AGENTS)]
     pub tls_key: Option<PathBuf>,
 
-    /// CAs in PEM. Over TCP, only those with a certificate of one of them are served (mutual TLS). It is good for sending the flows
-    /// of the host that it names.
+    /// CAs in PEM. Over TCP, only callers with a certificate from one of them are served (mutual TLS). A certificate
+    /// allows sending the flows of the host that it names.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TLS_CLIENT_CA", help_heading = AGENTS)]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can send what they like, and whoever
-    /// is on the way can read it.
+    /// Also listen without TLS on TCP addresses that other hosts can reach: anyone who reaches one can send anything,
+    /// and anyone on the path can read the flows.
     #[arg(long, env = "FLOW_AGENT_COLLECT_INSECURE_LISTEN", help_heading = AGENTS)]
     pub insecure_listen: bool,
 
-    /// The tokens of those who may call over TCP, as `flow-agent token new` adds them: whose each is, and what it is good for.
-    /// Agents show theirs by `token_file` of their output, and commands by --token-file. It is read again when it changes.
+    /// A file of tokens for callers over TCP. `flow-agent token new` adds them, each with its owner and what it allows.
+    /// Agents show theirs by `token_file` of their output, and commands by --token-file. The file is read again when it
+    /// changes.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE", help_heading = AGENTS)]
     pub token_file: Option<PathBuf>,
 
@@ -108,12 +110,12 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_COLLECT_METRICS", default_value = "none", help_heading = AGENTS)]
     pub metrics: MetricsAddress,
 
-    /// Agents that may send at the same time. Others are told to call another collector.
+    /// The most agents that may send at the same time. Others are asked to call another collector.
     #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS", default_value_t = DEFAULT_MAX_AGENTS,
           value_parser = number(1..=100_000), help_heading = AGENTS)]
     pub max_agents: u32,
 
-    /// The same of one address [default: as many as --max-agents].
+    /// The same for one address [default: as many as --max-agents].
     #[arg(long, value_name = "AGENTS", env = "FLOW_AGENT_COLLECT_MAX_AGENTS_PER_ADDRESS",
           value_parser = number(1..=100_000), help_heading = AGENTS)]
     pub max_agents_per_address: Option<u32>,
@@ -124,14 +126,14 @@ pub struct Args {
           value_parser = number(1_000..=u32::MAX), help_heading = AGENTS)]
     pub max_agent_records: Option<u32>,
 
-    /// Asks agents to report a flow that goes on at most this often, unless their settings have a longer time: fewer records, of
-    /// which none lacks a packet. 0s leaves it to them.
+    /// Ask agents to report a continuing flow at most this often, unless their settings have a longer time: fewer
+    /// records, without losing a packet. 0s leaves it to them.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_COLLECT_REPORT_INTERVAL", default_value = "0s",
           value_parser = waiting_time, help_heading = AGENTS)]
     pub report_interval: Duration,
 
-    /// Asks agents to count one flow in so many, with all of its packets, where their settings allow it (`max_sample_rate` of the
-    /// output); 1 leaves it to them.
+    /// Ask agents to count one flow in this many, with all of its packets, where their settings allow it
+    /// (`max_sample_rate` of the output); 1 leaves it to them.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_SAMPLE", default_value_t = 1,
           value_parser = number(1..=sample::MOST_RATE), help_heading = AGENTS)]
     pub sample: u32,

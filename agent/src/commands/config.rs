@@ -46,7 +46,7 @@ pub enum Command {
         )]
         output: Format,
     },
-    /// Say whether `run` can take the settings that it would take here, from the file and the environment.
+    /// Say whether `run` would accept the settings here, from the file and the environment.
     Check {
         /// The file of settings [default: /etc/flow-agent/config.toml, if it exists].
         #[arg(long, value_name = "PATH")]

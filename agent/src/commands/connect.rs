@@ -15,7 +15,7 @@ pub struct Connect {
           default_value = client::DEFAULT_TARGET, global = true)]
     target: Target,
 
-    /// CAs in PEM, of which the agent's certificate has to be [default: those that the system trusts].
+    /// CAs in PEM, one of which must have issued the agent's certificate [default: those that the system trusts].
     #[arg(
         long,
         value_name = "FILE",
@@ -84,12 +84,12 @@ impl Connect {
                 let host = address.rsplit_once(':').map_or("", |(host, _)| host);
                 if token.is_some() && !stays_here(host) {
                     notice(
-                        "the token is sent as it is, and without TLS everyone on the way can read it: say https://",
+                        "the token is sent unencrypted, and anyone on the path can read it: use https://",
                     );
                 }
                 ensure!(
                     files.is_empty(),
-                    "--connect {address} is without TLS, of which other options speak: say https://{address}, or leave \
+                    "--connect {address} has no TLS, which other options need: use https://{address}, or leave \
                      them out"
                 );
                 Ok(Target::Tcp {
@@ -139,7 +139,7 @@ mod tests {
         ] {
             for address in ["h:1", "http://h:1"] {
                 let error = target(&format!("--connect {address} {arguments}")).unwrap_err();
-                assert!(error.to_string().contains("say https://h:1"), "{error}");
+                assert!(error.to_string().contains("use https://h:1"), "{error}");
             }
             target(&format!("--connect unix:/a {arguments}")).unwrap();
         }

@@ -16,8 +16,8 @@ const ROWS: u32 = 50;
 
 /// List the flows that a running agent tracks, with all of their packets so far.
 ///
-/// On its Unix socket the agent scans first, so that they are those of this moment. Over TCP they are those of its last
-/// scan. A table ends with the total, also of flows that are not shown.
+/// On its Unix socket the agent scans first, so the list is current. Over TCP the list is that of its last scan. The
+/// total at the end of a table includes flows that are not shown.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_FLOWS_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
-    /// What comes first.
+    /// The sort order.
     #[arg(
         long,
         value_name = "ORDER",
@@ -95,8 +95,8 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     scan_first(target).await?;
     let listed = patiently(target, client::list_flows(target, request)).await;
     let instead = format!(
-        "it keeps no flows that it could list; see those that come with `flow-agent watch --output json --connect \
-         {target}`, add up what it stored with `flow-agent query`, or give the address of an agent"
+        "it keeps no flows to list; watch incoming flows with `flow-agent watch --output json --connect {target}`, \
+         add up the stored ones with `flow-agent query`, or give the address of an agent"
     );
     let batches = of_an_agent(target, listed, &instead).await?;
     let rows = if limit == 0 {

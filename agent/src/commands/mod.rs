@@ -34,7 +34,7 @@ pub mod watch;
 /// What the exit statuses of all commands mean. `docs/settings.md` has the same table.
 const EXIT_STATUSES: [(u8, &str); 4] = [
     (0, "success"),
-    (1, "an error, or something is wrong with what was checked"),
+    (1, "an error, or a check found something wrong"),
     (2, "an argument or a setting is not valid"),
     (
         NOTHING,
@@ -128,7 +128,7 @@ async fn of_an_agent<T>(
 ) -> Result<T> {
     match answered {
         Err(ClientError::TooOld { .. }) if client::is_collector(target).await => {
-            bail!("a collector listens on {target}, and no agent: {instead}")
+            bail!("a collector listens on {target}, not an agent: {instead}")
         }
         answered => Ok(answered?),
     }

@@ -24,33 +24,34 @@ use show::Shape;
 /// How often to print the progress.
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// Add up the flows that Parquet files or a spool have.
+/// Add up the flows in Parquet files or a spool.
 ///
-/// The files are those of `--output parquet=FOLDER`, of an agent or of `flow-agent collect`. Those that are still in the making
-/// are read, too. A spool is the folder in which an agent keeps what no collector has acknowledged. A record belongs to
-/// the time in which its scan window ends, so the answer says which windows it has. A flow that was seen at several
-/// interfaces or by several hosts is counted by each.
+/// The files are those of `--output parquet=FOLDER`, of an agent or of `flow-agent collect`, including unfinished ones.
+/// A spool is the folder where an agent keeps flows that no collector has acknowledged. A record counts at the time
+/// when its scan window ends, so the answer says which windows it has. A flow seen at several interfaces or by several
+/// hosts counts at each.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folders, or files of them.
+    /// Folders, or files in them.
     #[arg(value_name = "PATH", required = true)]
     pub paths: Vec<PathBuf>,
 
-    /// From when on: a time before now, as in 90m or 2h; the last time that clocks showed 21:27; today, yesterday, or
+    /// The start: a time before now, as in 90m or 2h; the last time that clocks showed 21:27; today, yesterday, or
     /// "yesterday 21:27"; or a date, as in 2026-01-02, 2026-01-02T03:04 or, in UTC, 2026-01-02T03:04:05Z [default: the
     /// first record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_SINCE", value_parser = moment)]
     pub since: Option<Moment>,
 
-    /// Until when, as with --since; 21:27 is the last such time, or the next if that is not after --since [default: the last record].
+    /// The end, written like --since; 21:27 is the last such time, or the next if that is not after --since [default:
+    /// the last record].
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_UNTIL", value_parser = moment)]
     pub until: Option<Moment>,
 
-    /// Compare with the same time so much earlier, as in 24h or 7d: what is new, gone, more or less. Needs --since.
+    /// Compare with the same period this much earlier, as in 24h or 7d: what is new, gone, more or less. Needs --since.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_QUERY_COMPARE", value_parser = super::time)]
     pub compare: Option<Duration>,
 
-    /// Take times of --since and --until that name no zone to be UTC, and show UTC, rather than local time.
+    /// Read times of --since and --until that name no zone as UTC, and show UTC, rather than local time.
     #[arg(long)]
     pub utc: bool,
 
@@ -59,8 +60,8 @@ pub struct Args {
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_QUERY_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
-    /// What to add up by; repeatable, or separated by commas. Steps of time come first and in their order, from midnight by
-    /// local time, and --top is about each of them.
+    /// What to group by; repeatable, or separated by commas. Steps of time come first, in order, starting at local
+    /// midnight, and --top applies to each of them.
     #[arg(
         long,
         value_name = "WHAT",
@@ -71,7 +72,7 @@ pub struct Args {
     )]
     pub by: Vec<What>,
 
-    /// What comes first; with --compare, the largest difference does.
+    /// The sort order; with --compare, by the largest difference.
     #[arg(
         long,
         value_name = "ORDER",
@@ -146,7 +147,7 @@ impl Args {
         if let (Some(since), Some(until)) = (since, until) {
             ensure!(
                 since < until,
-                "--since is not before --until, so nothing lies between them: {} and {}",
+                "--since must be before --until: {} and {}",
                 show::time(micros(since), zone),
                 show::time(micros(until), zone),
             );
@@ -164,17 +165,17 @@ impl Args {
         if let Some(earlier) = self.compare {
             ensure!(
                 self.since.is_some(),
-                "--compare needs --since: it compares a time with one that is as long"
+                "--compare needs --since: it compares periods of equal length"
             );
             ensure!(
                 !earlier.is_zero(),
-                "--compare 0s compares a time with itself"
+                "--compare 0s compares a period with itself"
             );
             // The earlier time ends that much before now.
             time_us.end = time_us.end.min(micros(now));
             ensure!(
                 !time_us.is_empty(),
-                "--since is in the future, where nothing can be compared"
+                "--since is in the future, so there is nothing to compare"
             );
         }
         let (by, step) = by::separated(&self.by)?;

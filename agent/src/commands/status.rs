@@ -187,7 +187,7 @@ fn hook_lines(hook: &HookStatus, lines: &mut Vec<String>) {
     let copies = account.beside(Reason::LoopedBack).packets;
     if copies > 0 {
         lines.push(format!(
-            "  {copies} packets of this host's own came back (broadcast, multicast), and are not counted"
+            "  {copies} of this host's own packets were looped back (broadcast, multicast) and are not counted"
         ));
     }
 }
@@ -261,7 +261,7 @@ fn output_lines(output: &OutputStatus, zone: Zone, lines: &mut Vec<String>) {
     }
     if output.asked_report_interval_ns != 0 {
         lines.push(format!(
-            "  asks for reports every {} at most of flows that go on",
+            "  asks for reports of continuing flows every {} at most",
             duration(output.asked_report_interval_ns)
         ));
     }
@@ -313,7 +313,7 @@ fn output_tls_lines(tls: &OutputTlsStatus, zone: Zone, lines: &mut Vec<String>) 
 /// The error, if changed TLS files could not be loaded.
 fn not_in_force(reload_error: &str) -> Option<String> {
     (!reload_error.is_empty())
-        .then(|| format!("  its files have changed and are not in force: {reload_error}"))
+        .then(|| format!("  its changed files are not in force: {reload_error}"))
 }
 
 fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
@@ -405,19 +405,19 @@ fn dns_lines(dns: &DnsStatus, lines: &mut Vec<String>) {
     ]);
     if dns.lost_exchanges > 0 {
         lines.push(format!(
-            "  exchanges that no batch has, since there were too many: {}",
+            "  exchanges in no batch, because there were too many: {}",
             dns.lost_exchanges
         ));
     }
     if dns.forgotten_names > 0 {
         lines.push(format!(
-            "  names that had to make room, or found none: {}",
+            "  names evicted early, or not kept for lack of room: {}",
             dns.forgotten_names
         ));
     }
     if dns.not_followed > 0 {
         lines.push(format!(
-            "  queries that were followed no longer, since too many wait, or another one has their number: {}",
+            "  queries given up because too many waited, or another one took their number: {}",
             dns.not_followed
         ));
     }
@@ -461,25 +461,25 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         }
         if replica.unmatched_icmp_errors > 0 {
             lines.push(format!(
-                "  ICMP errors about packets of no flow that was seen: {}",
+                "  ICMP errors about packets in no flow seen: {}",
                 replica.unmatched_icmp_errors
             ));
         }
         if replica.forgotten_initiators > 0 {
             lines.push(format!(
-                "  quiet TCP connections that were forgotten: {}",
+                "  forgotten quiet TCP connections: {}",
                 replica.forgotten_initiators
             ));
         }
         if replica.nameless_processes > 0 {
             lines.push(format!(
-                "  processes that were named by their number alone: {}",
+                "  processes named only by pid: {}",
                 replica.nameless_processes
             ));
         }
         if replica.sockets_without_process > 0 {
             lines.push(format!(
-                "  no room to keep who made a socket: {} times",
+                "  no room to keep the process of a socket: {} times",
                 replica.sockets_without_process
             ));
         }
@@ -491,7 +491,7 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
         }
         if replica.lost_tcp_ends > 0 {
             lines.push(format!(
-                "  flows without what TCP knew at their end, for lack of room: {}",
+                "  flows without TCP's final figures, for lack of room: {}",
                 replica.lost_tcp_ends
             ));
         }

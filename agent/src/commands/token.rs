@@ -20,7 +20,7 @@ use super::answer;
 /// The file has hashes but no tokens, so every user may read it, including the collector's.
 const MODE: u32 = 0o644;
 
-/// Make the tokens by which a collector knows who calls.
+/// Make the tokens that identify callers to a collector.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -32,22 +32,22 @@ enum Command {
     New(NewArgs),
 }
 
-/// Print a token on stdout, and add its name, what it is good for and its hash to a collector's file.
+/// Print a token on stdout, and add its name, its roles and its hash to a collector's file.
 ///
-/// The token is nowhere but in what this prints. The collector takes the file over within ten seconds. To replace a token, make
-/// another one of the same name, hand it out, and remove the line of the first. To withdraw one, remove its line: calls that it
-/// began end, too.
+/// The token appears only in this output. The collector reads the file within ten seconds. To replace a token, make
+/// another one of the same name, hand it out, and remove the line of the first. To withdraw one, remove its line, which
+/// also ends its open calls.
 #[derive(Clone, Debug, clap::Args)]
 struct NewArgs {
-    /// Whose it is. To send, the name of the agent's host.
+    /// Who owns it. To send, the name of the agent's host.
     #[arg(value_name = "NAME", value_parser = name)]
     name: Identity,
 
-    /// The collector's --token-file. It is made if it does not exist.
+    /// The collector's --token-file. Created if it does not exist.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_COLLECT_TOKEN_FILE")]
     file: PathBuf,
 
-    /// What it is good for; repeatable.
+    /// What it allows; repeatable.
     #[arg(
         long,
         value_name = "ROLE",

@@ -42,8 +42,7 @@ const MOST_OF_ONCE: Duration = Duration::from_mins(2);
 /// Show what a host is talking to, live: its flows, peers, processes, units, interfaces, names and services.
 ///
 /// Figures are those of a running agent, or of all agents of a collector (--connect). With `--`, `top` starts an agent of its own, which ends with it. Arguments after `--` go
-/// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` tells
-/// what keys do.
+/// to `flow-agent run`, as in `flow-agent top -- --interface eth0 --enrich process,tcp,dns`. `?` lists the keys.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -59,7 +58,7 @@ pub struct Args {
     )]
     pub view: View,
 
-    /// What comes first.
+    /// The sort order.
     #[arg(
         long,
         value_name = "ORDER",
@@ -74,9 +73,9 @@ pub struct Args {
     #[arg(long, value_name = "RULES", env = "FLOW_AGENT_TOP_FILTER", long_help = rules::HELP_FOR_FLOWS)]
     pub filter: Vec<Rules>,
 
-    /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers get
-    /// the records of such scans, so these are more and report less each. Only an agent's Unix socket takes such requests; a
-    /// collector's hosts are shown at their own scans.
+    /// How often to ask the agent for a scan, as in 1s; 0s never asks and shows the agent's own scans. All consumers
+    /// get the records of these scans: more records, with less in each. Only an agent's Unix socket takes such
+    /// requests; a collector's hosts are shown at their own scans.
     #[arg(
         long,
         value_name = "TIME",
@@ -131,7 +130,7 @@ fn refuse_contradictions(args: &Args) -> Result<()> {
     );
     ensure!(
         args.once || io::stdout().is_terminal() && io::stdin().is_terminal(),
-        "this is no terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
+        "this is not a terminal: add --once for one table, or use `flow-agent watch` for one with each scan"
     );
     ensure!(
         args.once || args.limit.is_none() && args.output == Format::Table,
@@ -139,7 +138,7 @@ fn refuse_contradictions(args: &Args) -> Result<()> {
     );
     ensure!(
         !starts_an_agent(args) || args.connect.target()?.to_string() == client::DEFAULT_TARGET,
-        "--connect names an agent, and the arguments after -- start another one: leave one of them out"
+        "--connect names an agent, but the arguments after -- start another one: leave one of them out"
     );
     Ok(())
 }
@@ -170,7 +169,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         shown = shown => shown,
         () = interrupted() => {
             if args.once {
-                Err(anyhow!("it was told to end before a scan was over"))
+                Err(anyhow!("it was stopped before a scan was over"))
             } else {
                 Ok(ExitCode::SUCCESS)
             }

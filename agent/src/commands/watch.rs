@@ -24,9 +24,9 @@ const LAST_WRITE: Duration = Duration::from_secs(1);
 
 /// Show the flows that a running agent sees.
 ///
-/// A table begins with the flows that the agent tracks, and with a scan before the interval is over if it is asked on its
-/// Unix socket. JSON Lines are those of every scan from then on. Each table has the total of its flows, also of those that
-/// are not shown, and the last line that of all scans.
+/// A table begins with the flows that the agent tracks. On its Unix socket the agent also scans at once. JSON Lines
+/// begin with the next scan. Each table's total includes flows that are not shown, and the last line has the total of
+/// all scans.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -182,7 +182,7 @@ async fn show_all(
                 ));
             }
             Event::Reconnected(Reconnected::ToAnother) => {
-                notice("an agent answers again; it is another process, so totals start again");
+                notice("an agent answers again; it is another process, so totals start over");
             }
             Event::Reconnected(Reconnected::ToTheSame { missed_scans }) => {
                 notice(&format!(
@@ -190,7 +190,7 @@ async fn show_all(
                 ));
             }
             Event::Reconnected(Reconnected::ToACollector) => {
-                notice("a collector answers again; what it got meanwhile is not shown");
+                notice("a collector answers again; flows that it received meanwhile are not shown");
             }
             Event::Gap { batches } => {
                 notice(&format!("{batches} batches are missing on the stream"));

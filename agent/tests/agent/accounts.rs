@@ -1,4 +1,4 @@
-//! What the CPUs count together.
+//! Counters that several CPUs add to.
 
 use std::thread;
 
@@ -9,15 +9,14 @@ use lab::{kernel, pin_to, privilege::is_root_or_skip};
 
 use crate::corpus::programs::{IFINDEX, netns};
 
-/// Shorter than Ethernet's shortest frame, so that two facts are counted of it.
+/// Shorter than Ethernet's shortest frame, so two facts are counted for each.
 const ARP: [u8; 14] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x06];
 const PROGRAMS: [&str; 2] = ["tc_ingress", "tc_egress"];
-/// What waits for an account in one of them waits where it does for the same one in the other.
+/// Pending counters of an account are at the same place in both.
 const SLOTS: [u32; 2] = [0, PENDING_PLACES as u32 / 2];
 const MAX_INTERFACES: u32 = SLOTS[1] + 1;
 
-/// Each CPU takes packets of several accounts by turns, so that it adds to counters that the other one adds to all the
-/// time.
+/// Each CPU takes packets of several accounts in turn, so both CPUs keep adding to the same counters.
 #[test]
 fn cpus_that_share_counters_lose_nothing() {
     if !is_root_or_skip("agent::cpus_that_share_counters_lose_nothing") {
@@ -66,7 +65,7 @@ fn cpus_that_share_counters_lose_nothing() {
             assert_eq!(account.get(Reason::Short), of(60 - 14), "{reason:?}");
             assert_eq!(account.missing(), Pair::default());
         }
-        // What was pending is in the accounts now, and not twice.
+        // The pending counters are in the accounts, and count once.
         let again = kernel.accounts.of_idle(page).take(hooks[0][0]).unwrap();
         assert_eq!(again.get(Reason::Short), Pair::default());
     }

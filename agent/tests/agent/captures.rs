@@ -57,7 +57,7 @@ enum Difference {
 }
 
 impl Difference {
-    /// Why we see no flow in a frame in which tshark sees one.
+    /// Why tshark sees a flow in a frame and we do not.
     fn of(flow: Option<&Flow>, bytes: &[u8]) -> Option<Self> {
         if flow.is_some_and(|flow| flow.vlan_ids.len() > 2) {
             return Some(Self::TagDepth);
@@ -71,7 +71,7 @@ impl Difference {
 /// The offset behind an Ethernet header and an IPv6 header.
 const BEHIND_IPV6: usize = 14 + 40;
 
-/// Which differences each capture shows.
+/// The differences that each capture shows.
 const DIFFERENCES: &[(&str, &[Difference])] = &[
     ("ordinary", &[]),
     ("ipv6_extensions", &[]),
@@ -87,7 +87,7 @@ const DIFFERENCES: &[(&str, &[Difference])] = &[
     ),
 ];
 
-/// What a capture must give: flows, and what is in no flow.
+/// The expected result of a capture: flows, and packets in no flow.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Expected {
     flows: Sums,

@@ -36,19 +36,18 @@ mod steps;
 mod wires;
 
 const CLSACT: &[&str] = &["--tc-attach", "clsact"];
-/// Flows of the usual [`Traffic`].
+/// The number of flows of the usual [`Traffic`].
 const FLOWS: u16 = 16;
-/// Between two packets of a flow.
+/// The time between two packets of a flow.
 const PACE: Duration = Duration::from_millis(2);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
-/// Agents on one wire that come one after the other, with one store and one spool, and a collector that stores what they
-/// send.
+/// Agents on one wire, one after the other, with one store, one spool and one collector.
 struct Line {
     lab: Lab,
     store: Store,
     hook: Hook,
-    /// Of `--interface`.
+    /// The value of `--interface`.
     interfaces: String,
     settings: Vec<String>,
     folder: TempDir,
@@ -109,7 +108,7 @@ impl Line {
         self.lab.agent.counters().unwrap()
     }
 
-    /// Every frame that the interface has counted since then, in both directions.
+    /// All frames that the interface has counted since, in both directions.
     fn counted(&self, since: Counters) -> Pair {
         let growth = self.counters() - since;
         self.hook.counted(growth) + Hook::TcEgress.counted(growth)
@@ -150,13 +149,13 @@ impl Line {
     }
 }
 
-/// What a collector has stored: each record once, since the agents have a spool.
+/// The records that a collector has stored. Each was stored once, since the agents have a spool.
 #[derive(Default)]
 struct Books {
     instances: BTreeMap<String, Instance>,
 }
 
-/// What one agent has reported, from its start to its end.
+/// Everything that one agent has reported.
 #[derive(Default)]
 struct Instance {
     /// By scan, batch and place in the batch.
@@ -166,7 +165,7 @@ struct Instance {
 }
 
 impl Books {
-    /// Fails if a record came again.
+    /// Fails if a record was repeated.
     fn read(folder: &Path) -> Self {
         let mut books = Self::default();
         let files = fs::read_dir(folder).unwrap();
@@ -280,7 +279,7 @@ impl Traffic {
         }
     }
 
-    /// Waits for so many more packets of each flow.
+    /// Waits for this many more packets of each flow.
     fn wait_for(&self, more: u64) {
         let before = self.rounds.load(Relaxed);
         wait_until("packets are sent", || {
@@ -295,7 +294,7 @@ impl Traffic {
         self.rounds.load(Relaxed)
     }
 
-    /// The same with the packets of all flows.
+    /// The same, summed over all flows.
     fn end_all(self) -> u64 {
         let flows = self.flows;
         self.end() * u64::from(flows)
@@ -332,7 +331,7 @@ impl Random {
         (self.0 % bound as u64) as usize
     }
 
-    /// Lets up to so much time pass.
+    /// Waits for up to this long.
     fn wait(&mut self, most: Duration) {
         thread::sleep(self.duration(most));
     }
@@ -343,7 +342,7 @@ impl Random {
     }
 }
 
-/// Whether the agent warns of something about what an earlier process left or a later one will not have.
+/// Whether the agent warns about state of an earlier process, or state that a later one will lack.
 fn warns_of_carrying(agent: &Agent) -> bool {
     const PARTS: [&str; 4] = [
         "carr",
@@ -356,7 +355,7 @@ fn warns_of_carrying(agent: &Agent) -> bool {
     warnings.any(|line| PARTS.iter().any(|part| line.contains(part)))
 }
 
-/// Links can be taken over where the kernel has them at both hooks.
+/// Whether the kernel has links at both hooks, so that they can be taken over.
 fn has_links_or_skip(test: &str) -> bool {
     let has_links = kernel::has_tcx();
     if !has_links {

@@ -136,7 +136,7 @@ fn grpcurl_has_every_packet_over_both_sockets() {
     });
 }
 
-/// Swift and old Go send it like this.
+/// Swift and old versions of Go send it like this.
 #[test]
 fn a_path_in_huffmans_code_is_answered_on_the_unix_socket() {
     let test = "agent::a_path_in_huffmans_code_is_answered_on_the_unix_socket";
@@ -195,7 +195,7 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
                 "grpc.reflection.v1alpha.ServerReflection",
             ]
         );
-        // All of them.
+        // All calls.
         let described = asked(&["describe"]);
         for service in services {
             let head = format!("{service} is a service:");
@@ -227,7 +227,7 @@ fn grpcurl_finds_all_services_and_their_messages_unprepared() {
     agent.stop();
 }
 
-/// Those of `agent/proto/buf.yaml`.
+/// The rules of `agent/proto/buf.yaml`.
 #[test]
 fn the_protocol_keeps_the_rules_of_buf() {
     let Some(buf) = install::buf_or_skip("agent::the_protocol_keeps_the_rules_of_buf") else {
@@ -320,7 +320,7 @@ impl Consumer {
         }
     }
 
-    /// Waits for the end of its stream, which ends with the agent, and adds up what arrived.
+    /// Waits for the end of its stream, which ends with the agent, and adds up the flows that arrived.
     fn sums(mut self) -> BTreeMap<String, Both> {
         let status = self.process.wait(patience()).unwrap();
         let stderr = self.read("stderr");

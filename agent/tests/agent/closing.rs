@@ -1,4 +1,4 @@
-//! Where a flow ends and the next one begins: packets after a close, and ports that are used again.
+//! The boundary between two flows: packets after a close, and ports that are reused.
 
 use agent_common::Pair;
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
@@ -86,7 +86,7 @@ fn tables_say_that_a_connection_closes_and_count_ends_without_packets() {
     state("active");
     talk.say(&[(0, FIN | ACK), (1, FIN | ACK), (0, ACK)]);
     state("closing");
-    // Its end is all that is left for the last scan.
+    // Only its end is left for the last scan.
     agent.signal(libc::SIGTERM);
     let last_line = "1 flow ended without packets in this window\n";
     wait_until("the last table", || agent.stdout().contains(last_line));

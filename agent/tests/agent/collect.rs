@@ -1,4 +1,4 @@
-//! `flow-agent collect`: what it has acknowledged is stored, to the packet, and known by stream and number.
+//! `flow-agent collect`: acknowledged batches are stored, to the packet, and identified by stream and number.
 
 use std::{
     collections::BTreeMap,
@@ -39,10 +39,10 @@ mod silence;
 mod tokens;
 mod validity;
 
-/// Whether all that it warns of is that its store was slow, as one is on a busy machine.
+/// Whether its only warnings are about a slow store, as on a busy machine.
 fn warns_of_slowness_alone(log: &str) -> bool {
     let is_slow = |line: &str| {
-        line.contains("flows cannot be stored")
+        line.contains("cannot store flows")
             && (line.contains("within") || line.contains("nothing for"))
     };
     log.lines()
@@ -59,7 +59,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// At any port, if it is 0, and where the settings say it, if they do.
+    /// At this port, at any port if it is 0, or where the settings say.
     pub fn start(host: &Host, port: u16, settings: &[&str]) -> Self {
         Self::start_by(flow_agent(host), port, settings)
     }
@@ -94,7 +94,7 @@ impl Collector {
         }
     }
 
-    /// What agents are told.
+    /// The address for agents.
     fn setting(&self) -> String {
         format!("collector=http://{}", self.address)
     }
@@ -152,7 +152,7 @@ fn parquet(folder: &Path) -> String {
 /// A flow line's own name.
 type Key = (String, u64, u64);
 
-/// What the lines of all files report by stream, each record once. Fails if one came again with other content.
+/// The sums of the lines of all files by stream, each record once. Fails if a record was repeated with other content.
 fn stored(folders: &[&Path]) -> BTreeMap<String, Pair> {
     let mut records = BTreeMap::<Key, Value>::new();
     for folder in folders {
@@ -238,7 +238,7 @@ fn what_is_acknowledged_is_there_after_the_power_fails() {
     let [lines, files] = ["lines", "files"].map(|name| disk.path().join(name));
     for folder in [&lines, &files] {
         fs::create_dir(folder).unwrap();
-        // The operator has made them long before.
+        // As if an operator had created them earlier.
         File::open(folder).unwrap().sync_all().unwrap();
     }
     let (as_lines, as_files) = (jsonl(&lines), parquet(&files));
@@ -248,7 +248,7 @@ fn what_is_acknowledged_is_there_after_the_power_fails() {
     let to = collector.setting();
     let agent = Agent::start(&lab, &["--output", "json", "--output", &to]);
     let mut sent = Pair::default();
-    // Into new files, and into what the power has left of them.
+    // Into new files, and into files left by a power cut.
     for _ in 0..3 {
         sent += send(&lab, 50, 2);
         wait_until_acknowledged(&agent, &lab, sent);
@@ -292,7 +292,7 @@ fn duckdb_counts_each_record_of_a_collectors_files_once_by_the_documented_query(
     wait_until_acknowledged(&agent, &lab, sent);
     agent.stop();
     collector.stop();
-    // As if a collector that was killed had stored all of it again.
+    // As if a killed collector had stored everything again.
     let files = outputs::parquet::complete(folder.path());
     for (number, file) in files.iter().enumerate() {
         fs::copy(file, folder.path().join(format!("again-{number}.parquet"))).unwrap();
@@ -316,7 +316,7 @@ fn duckdb_counts_each_record_of_a_collectors_files_once_by_the_documented_query(
     assert_eq!(stdout.matches("), (").count(), 0, "one host: {stdout}");
 }
 
-/// What the rows of all files report by stream, each record once.
+/// The sums of the rows of all files by stream, each record once.
 fn in_parquet(folder: &Path) -> Vec<Pair> {
     use ::parquet::{
         file::reader::{FileReader as _, SerializedFileReader},
@@ -390,12 +390,12 @@ fn what_a_full_disk_does_not_take_is_not_acknowledged_and_goes_to_another_collec
         sent += send(&lab, 1000, 1);
     }
     wait_until_acknowledged(&agent, &lab, sent);
-    full.wait_until_logged("flows cannot be stored");
+    full.wait_until_logged("cannot store flows");
     let status = full.status(&lab.agent);
     let store = &status["stores"][0];
     let error = store["last_error"].as_str().unwrap();
     assert!(error.contains("free space there"), "{error}");
-    // What is short may have found room again.
+    // A short batch may have found room.
     assert!(store["failures"].as_u64().unwrap() > 0, "{store}");
     let first = pair(&store["stored"]);
     assert_eq!(agent.stop().seen(), sent);

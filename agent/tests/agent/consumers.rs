@@ -1,4 +1,4 @@
-//! The consumers in `deploy/consumers`, which people begin with: each must add up every packet that was sent.
+//! The example consumers in `deploy/consumers`: each must add up every packet that was sent.
 
 use std::{
     fs::{self, File},

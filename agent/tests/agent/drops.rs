@@ -1,4 +1,4 @@
-//! What the kernel drops, by its own reasons.
+//! Packets that the kernel drops, by its own reasons.
 
 use std::{
     iter::repeat_n,
@@ -25,7 +25,8 @@ const KEPT: &[&str] = &["--idle-timeout", "1h"];
 /// Nobody listens there.
 const NOWHERE: u16 = 9;
 
-/// A header whose checksum is wrong. Drops are of the whole host, so other tests may make some at the same time.
+/// A header with a wrong checksum. Drops are counted for the whole host, so other tests may cause some at the same
+/// time.
 const REASON: &str = "ip_csum";
 const SENT: u64 = 977;
 
@@ -52,7 +53,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
         .frame_v4(&lab.agent)
         .udp(4000, 4001, b"broken")
         .unwrap();
-    // Of the IP header.
+    // The checksum of the IP header.
     frame[14 + 10] ^= 0xff;
     let socket = lab.peer.frame_socket().unwrap();
     let frames = repeat_n(&frame, SENT as usize);
@@ -65,11 +66,11 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
     let are_counted = (0..100).any(|_| {
         agent.wait_for_scans(&lab.agent, 1);
         let (after, missed) = dropped();
-        // The kernel may have come to another drop while it counted one.
+        // The kernel may have made another drop while it counted one.
         after - before.0 + (missed - before.1).min(SENT / 10) >= SENT
     });
     assert!(are_counted, "{before:?} {:?}", dropped());
-    // Each of them with its flow, in the direction in which it came.
+    // Each with its flow, in its direction.
     let drops = agent.status(&lab.agent)["kernel_drops"].clone();
     let [of_flows, missed] = ["of_flows", "missed"].map(|name| drops[name].as_u64().unwrap());
     assert!(of_flows + missed >= SENT, "{drops}");
@@ -90,7 +91,7 @@ fn what_the_kernel_drops_is_counted_by_its_reason() {
     assert_eq!(last["total_packets"], SENT);
 }
 
-/// Nobody listens, and what is dropped is the question of the one and the answer to the other, each at its own interface.
+/// Nobody listens: one's request and the other's answer are dropped, each at its own interface.
 #[test]
 fn what_is_dropped_of_many_flows_is_with_each_of_them() {
     const TEST: &str = "agent::what_is_dropped_of_many_flows_is_with_each_of_them";
@@ -110,7 +111,7 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
         let before = missed(&agent, &lab.agent);
         let mut sent = 0;
         for flow in 0..FLOWS {
-            // To a port where nobody listens: each flow has a number of its own.
+            // To ports where nobody listens, a different number of packets for each flow.
             let packets = usize::from(flow % 7 + 1);
             let frame = frame.udp(5000 + flow, 9, b"nobody").unwrap();
             socket.send_many(repeat_n(&frame, packets)).unwrap();
@@ -144,7 +145,7 @@ fn what_is_dropped_of_many_flows_is_with_each_of_them() {
     }
 }
 
-/// Packets that have come of flows to where nobody listens, and how many of them are dropped.
+/// The received packets of flows to closed ports, and how many of them were dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Dropping {
     arrived: u64,
@@ -174,7 +175,7 @@ impl Dropping {
         Self::of(&report.flows, |flow| is_last(flow) && is_such(flow))
     }
 
-    /// The kernel may come to another drop while it counts one, on the same CPU. That is rare.
+    /// The kernel may make another drop on the same CPU while it counts one. That is rare.
     fn is_complete(self, missed: u64) -> bool {
         self.dropped <= self.arrived && self.dropped + missed.min(self.arrived / 10) >= self.arrived
     }
@@ -185,8 +186,8 @@ fn missed(agent: &Agent, host: &Host) -> u64 {
     drops["missed"].as_u64().unwrap()
 }
 
-/// Sends, and waits until so many packets of such flows have come at least, and all that have are dropped. Returns what was missed
-/// meanwhile.
+/// Sends, and waits until at least this many packets of such flows have arrived and all of them are dropped. Returns
+/// the drops missed meanwhile.
 fn wait_for_drops(
     agent: &Agent,
     host: &Host,
@@ -201,7 +202,7 @@ fn wait_for_drops(
         agent.wait_for_scans(host, 1);
         let missed = missed(agent, host) - before;
         let now = Dropping::of(&agent.flows(host), &is_such);
-        // Nothing more has come.
+        // Nothing more has arrived.
         let is_over = now.arrived == last.arrived;
         last = now;
         now.arrived >= expected && is_over && now.is_complete(missed)
@@ -209,8 +210,8 @@ fn wait_for_drops(
     missed(agent, host) - before
 }
 
-/// Sends to where nobody listens, from a socket, as programs do. Where queues are full the kernel says nothing, and fewer arrive than are
-/// sent, but most do.
+/// Sends to a closed port from a socket, as programs do. Full queues drop silently, so not all of the packets arrive,
+/// but most do.
 fn send_nowhere(from: &Host, to: SocketAddr) {
     let send = || {
         let socket = UdpSocket::bind((from.address(IpVersion::V4), 0)).context("bind")?;
@@ -237,7 +238,7 @@ fn what_is_dropped_on_loopback_is_with_its_flow() {
     assert!(dropping.is_complete(missed), "{dropping:?} {missed}");
 }
 
-/// The wire carries it, and has delivered it to the device that drops it.
+/// The frame passes the wire, and is counted there before the device drops it.
 #[test]
 fn what_is_dropped_at_a_vlan_device_is_with_the_flow_of_the_device() {
     const TEST: &str = "agent::what_is_dropped_at_a_vlan_device_is_with_the_flow_of_the_device";
@@ -296,14 +297,14 @@ fn what_is_dropped_in_two_namespaces_with_one_index_is_told_apart() {
     }
 }
 
-/// Waits until the kernel has found nobody for so many datagrams, which it drops next.
+/// Waits until the kernel has found no receiver for this many datagrams, which it then drops.
 fn wait_for_refusals(host: &Host, datagrams: u64) {
     wait_until("nobody listens", || {
         protocol_counter(host, "Udp", "NoPorts") >= datagrams
     });
 }
 
-/// One after the other, and more than have a place at a time.
+/// One after the other, and more than there are places at a time.
 #[test]
 fn what_is_dropped_at_interfaces_that_come_late_is_with_its_flow() {
     if !is_root_or_skip("agent::what_is_dropped_at_interfaces_that_come_late_is_with_its_flow") {
@@ -368,7 +369,7 @@ fn what_is_dropped_where_nobody_watches_takes_no_room() {
     let report = agent.stop();
     let dropping = Dropping::at_last(&report, |_| true);
     assert_eq!(dropping.arrived, SENT);
-    // Some may have come to the kernel while it counted others.
+    // The kernel may have made some while it counted others.
     assert!(dropping.is_complete(SENT), "{dropping:?}");
 }
 

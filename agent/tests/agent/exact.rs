@@ -36,7 +36,7 @@ const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
-/// With all that they may have to do beyond counting, or with nothing of it.
+/// With all enrichment, or with none.
 fn every_program_is_taken(all: bool) {
     let mut kernel = Kernel::load(&LoadSettings {
         decapsulate: all,
@@ -65,7 +65,7 @@ fn every_program_is_taken(all: bool) {
     processes::load(&mut kernel.sets[0].programs).unwrap();
     connections::load(&mut kernel.sets[0].programs).unwrap();
     drops::load(&mut kernel.sets[0].programs).unwrap();
-    // Those for kernels that know no frames of several buffers, which this one may.
+    // Programs for kernels without frames of several buffers, although this kernel may have them.
     for name in ["xdp_ingress", "xdp_ingress_ip"] {
         let program = kernel.sets[0].programs.program_mut(name).unwrap();
         let program: &mut Xdp = program.try_into().unwrap();
@@ -176,7 +176,7 @@ fn both_directions_are_one_flow_from_the_sender_of_the_syn() {
         let (client, server) = (client.ipv4.to_string(), server.ipv4.to_string());
         expected.insert(name("[]", 6, (&client, port.into()), (&server, 443)), sums);
     }
-    // Lets the flows end by themselves, and not with the agent.
+    // Lets the flows end before the agent does.
     agent.wait_for_scans(&lab.agent, 3);
     let report = agent.stop();
     assert_eq!(report.sums(), expected);
@@ -199,7 +199,7 @@ fn an_answer_without_its_question_still_tells_the_initiator() {
     let talks = [
         // The agent did not see the SYN.
         vec![(1, 4100, SYN | ACK), (0, 4100, ACK)],
-        // Neither was seen, so the first sender counts as the initiator: here the server.
+        // Neither the SYN nor its answer was seen, so the first sender counts as the initiator: here the server.
         vec![(1, 4101, ACK), (0, 4101, ACK)],
         // Two hooks may see them in the wrong order.
         vec![(1, 4102, SYN | ACK), (0, 4102, SYN)],
@@ -244,7 +244,7 @@ fn a_flow_that_falls_silent_ends_by_the_idle_timeout() {
     assert!(in_time, "the test never gets a CPU for five seconds");
 }
 
-/// Returns whether the test was never held up for long enough that the other flow ended, too.
+/// Returns whether the test was fast enough that the other flow did not end, too.
 fn falls_silent(idle_timeout: Duration) -> bool {
     let lab = Lab::quiet().unwrap();
     let timeout = humantime::format_duration(idle_timeout).to_string();
@@ -476,7 +476,7 @@ fn an_elephant_is_counted_to_the_packet(settings: &[&str]) {
             }
         });
     }
-    // Each sending CPU has a ring of its own. Once its last frame has arrived, no other is on its way.
+    // Each sending CPU has its own ring. Once its last frame has arrived, none is in flight.
     let last = [1001, 1002].map(frame_of);
     for (cpu, frame) in last.iter().enumerate() {
         let told = format!(r#""src_port":{}"#, 1001 + cpu);

@@ -1,4 +1,4 @@
-//! Connections that fail, by real sockets: records say why, and say nothing of those that do what they are for.
+//! Connections that fail, with real sockets: their records say why, and records of successful ones report no failure.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -24,7 +24,7 @@ const OPEN: u16 = 7002;
 const FIN: u64 = 0x01;
 const RST: u64 = 0x04;
 
-/// What the last record of a flow to this endpoint says of its failure: name, type, code.
+/// The failure in the last record of a flow to this endpoint: name, type, code.
 fn failure(report: &Report, to: SocketAddr) -> Value {
     let is_to =
         |line: &&Value| line["dst_addr"] == to.ip().to_string() && line["dst_port"] == to.port();
@@ -51,13 +51,13 @@ fn listen(lab: &Lab) -> TcpListener {
     bound.unwrap()
 }
 
-/// Makes the peer a router that cannot reach what is behind it, and says so.
+/// Makes the peer a router that answers with "unreachable" for the hosts behind it.
 fn router(lab: &Lab) {
     let peer = &lab.peer.namespace;
     for sysctl in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
         peer.set_sysctl(sysctl, "1").unwrap();
     }
-    // It may answer as often as it is asked.
+    // It may answer every time.
     for sysctl in ["net/ipv4/icmp_ratelimit", "net/ipv6/icmp/ratelimit"] {
         peer.set_sysctl(sysctl, "0").unwrap();
     }
@@ -98,7 +98,7 @@ fn what_icmp_says_cannot_be_reached_is_unreachable() {
                 "{to}"
             );
         }
-        // A port of UDP where nobody listens, which is a host that is there.
+        // A closed UDP port: the host is there.
         for to in [IpAddr::from(lab.peer.ipv4), lab.peer.ipv6.into()] {
             let refused = lab.agent.namespace.enter(|| {
                 let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -147,7 +147,7 @@ fn a_port_that_refuses_and_a_host_that_is_silent_are_told_apart() {
     let refused = connect(&lab, lab.peer.ipv4, CLOSED).unwrap_err();
     assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     traffic::tcp(&lab.agent, &lab.peer, IpVersion::V4, 7003, 1000).unwrap();
-    // The peer takes nothing any more, and nobody asks where it is.
+    // The peer accepts nothing anymore, and nobody resolves its address.
     let mac = lab.peer.mac_text();
     let address = lab.peer.ipv4.to_string();
     let known = ["neigh", "replace", &address, "lladdr", &mac, "dev"];
@@ -169,7 +169,7 @@ fn a_port_that_refuses_and_a_host_that_is_silent_are_told_apart() {
     assert_eq!(of(7003), json!([null, null, null]));
     let expected = json!({ "refused": 1, "unanswered": 1, "unreachable": 0, "reset": 0 });
     assert_eq!(failed, expected);
-    // Silence is no failure as long as an answer may come.
+    // Silence is not a failure while an answer may still come.
     let waits = report.flows.iter().find(|line| line["dst_port"] == OPEN);
     let waits = waits.unwrap();
     assert!(
@@ -213,7 +213,7 @@ fn a_reset_is_told_unless_both_ends_had_finished() {
     drop(client);
     agent.wait_for_scans(&lab.agent, 2);
 
-    // Both finish, and then comes a segment that is too late.
+    // Both ends finish, then a late segment arrives.
     let client = connect(&lab, lab.peer.ipv4, OPEN).unwrap();
     let (server, _) = listener.accept().unwrap();
     let port = client.local_addr().unwrap().port();
@@ -238,7 +238,7 @@ fn a_reset_is_told_unless_both_ends_had_finished() {
     assert!(late.get("failure").is_none(), "{late}");
 }
 
-/// Anybody may send an error that quotes whatever it likes.
+/// Anyone may send an error with any quotation.
 #[test]
 fn an_error_says_nothing_of_a_flow_that_is_answered_or_that_is_not_there() {
     const SILENT: u16 = 40_000;
@@ -256,7 +256,7 @@ fn an_error_says_nothing_of_a_flow_that_is_answered_or_that_is_not_there() {
     };
     let from = lab.peer.frame_socket().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);
-    // A flow of which nothing else is known, beside one that is answered and one that is not there.
+    // A flow without further information, beside one that is answered and one that does not exist.
     let asked = lab.agent.frame_v4(&lab.peer).tcp(SILENT, OPEN, 0x02, b"");
     lab.peer
         .namespace
@@ -272,7 +272,7 @@ fn an_error_says_nothing_of_a_flow_that_is_answered_or_that_is_not_there() {
         error.extend(quoted(port));
         from.send(&frame.ip(1, &error).unwrap()).unwrap();
     }
-    // What quotes nothing.
+    // An error that quotes nothing.
     from.send(&frame.ip(1, &[3, 1, 0, 0, 0, 0, 0, 0]).unwrap())
         .unwrap();
     agent.wait_for_scans(&lab.agent, 3);

@@ -1,5 +1,5 @@
-//! Filter rules and sampling in the kernel: what they leave out must be in the account, to the packet and the
-//! byte, and everything else in the flows.
+//! Filter rules and sampling in the kernel: the account must have the packets and bytes that they leave out, and the
+//! flows all others.
 
 mod alternation;
 mod changes;
@@ -44,12 +44,12 @@ const RULES: &str = "
     exclude egress dst port 7002
 ";
 
-/// Packets by what the rules do to them, the same at both hooks.
+/// Packets with their fate under the rules, the same at both hooks.
 const COUNTED: &[&str] = &[
     "10.1.2.3:1 > 192.0.2.1:2 udp",
     "192.0.2.1:3 > 10.1.2.255:4 udp",
     "172.16.1.1:1 > 192.0.2.1:443 udp",
-    // The other direction than the rule's.
+    // The direction opposite to the rule's.
     "192.0.2.1:443 > 172.31.255.255:2 tcp",
     "172.32.0.1:1 > 192.0.2.1:443 tcp",
     "198.51.100.7:9 > 192.0.2.1:1 udp",

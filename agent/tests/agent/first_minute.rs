@@ -1,4 +1,4 @@
-//! The first minute with `flow-agent`: what a person types, and what the screen then shows.
+//! The first minute with `flow-agent`: a person's commands, and the screen's reaction.
 
 use lab::{Host, Lab, privilege::is_root_or_skip};
 

@@ -1,4 +1,4 @@
-//! Which end of a flow is the initiator, by real sockets: records say it, or say that they assume it.
+//! The initiator of a flow, with real sockets: records name it, or say that they assume it.
 
 use std::{
     io::{Read as _, Write as _},
@@ -27,7 +27,7 @@ fn long_after() -> u64 {
     kernel::packets(20, 700)
 }
 
-/// A scan is over before a closed flow is, and a quiet flow outlives every test.
+/// A scan ends before a closed flow does, and a quiet flow outlives every test.
 fn short_linger() -> [String; 6] {
     let short = short();
     let settings = [
@@ -155,13 +155,13 @@ fn a_forged_rst_ends_no_flow_of_a_connection_that_goes_on() {
     if !is_root_or_skip(TEST) {
         return;
     }
-    // Within the linger, and, where the socket tells, also after it.
+    // Within the linger, and also after it if the socket shows the state.
     let after = long_after();
     a_forged_rst(&[], [2, after]);
     a_forged_rst(&["--enrich", "tcp"], [after, after]);
 }
 
-/// So many scans after a forged RST the client speaks, and after more scans the server.
+/// The client speaks this many scans after a forged RST, and the server some scans later.
 fn a_forged_rst(more: &[&str], scans: [u64; 2]) {
     let lab = Lab::addressed().unwrap();
     let linger = short_linger();
@@ -236,7 +236,7 @@ fn a_connection_keeps_its_ends_over_a_pause_and_a_younger_agent_assumes_them() {
 fn watching(lab: &Lab, interface: &str, more: &[&str]) -> Agent {
     let settings = [&["--idle-timeout", "1s"], more].concat();
     let agent = Agent::start_on(&lab.agent, interface, &settings);
-    // A pause that is too short here would have the initiator assumed.
+    // After too short a pause the initiator would be assumed.
     std::thread::sleep(Duration::from_secs(2));
     agent.wait_for_scans(&lab.agent, 1);
     agent

@@ -1,5 +1,5 @@
-//! The life of an agent: how it starts, is refused, shares an interface with others, and what it leaves
-//! behind. Tested with the real binary on real interfaces.
+//! The life of an agent: its start, refusals, interfaces shared with others, and its traces after the end. Tested with
+//! the real binary on real interfaces.
 
 mod audits;
 mod checks;
@@ -37,7 +37,7 @@ use lab::{
 pub const CLSACT: &[&str] = &["--tc-attach", "clsact"];
 pub const TCX: &[&str] = &["--tc-attach", "tcx"];
 
-/// Those of some ways to attach that this kernel has.
+/// The ones of these ways to attach that this kernel has.
 pub fn here<'a>(
     ways: impl IntoIterator<Item = &'a [&'a str]>,
 ) -> impl Iterator<Item = &'a [&'a str]> {

@@ -1,5 +1,4 @@
-//! Packets that begin with another header than the type of their interface promises, or that say of themselves what they
-//! are not.
+//! Packets whose first header does not match the type of their interface, or whose metadata is wrong.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +47,7 @@ fn sums(packets: &[(String, Vec<u8>)]) -> BTreeMap<String, Both> {
     packets.iter().map(of).collect()
 }
 
-/// Has `tc` put what arrives at one interface in the way of another one.
+/// Makes `tc` redirect packets that arrive at one interface to another one.
 fn redirect(host: &Host, from: &str, to: &str) {
     tc(host, &format!("qdisc add dev {from} clsact"));
     let action = format!("action mirred ingress redirect dev {to}");
@@ -74,7 +73,7 @@ fn assert_are_flows(report: &Report, packets: &[(String, Vec<u8>)]) {
     assert_eq!(pair(&report.last()["flows"]), all);
 }
 
-/// The verdict of the audit on what arrived.
+/// The audit's verdict on ingress.
 fn verdict(agent: &Agent, host: &Host) -> Value {
     agent.wait_for_scans(host, 1);
     let audit = agent.asked(host, &["audit", "--output", "json"]);
@@ -125,7 +124,7 @@ fn an_ethernet_frame_that_tc_puts_in_the_way_of_a_bare_device_is_in_its_own_flow
     let tun = Tun::new(&host.namespace, "tun0").unwrap();
     redirect(host, &host.interface, &tun.interface);
     let agent = Agent::start_on(host, &tun.interface, &["--idle-timeout", "1h"]);
-    // Addresses of which some begin as an IP header does, with a length that fits.
+    // Some of these addresses begin like an IP header with a plausible length.
     let macs = [
         lab.agent.mac,
         [0x45, 0, 0, 78, 0, 1],
@@ -156,7 +155,7 @@ fn an_ethernet_frame_that_tc_puts_in_the_way_of_a_bare_device_is_in_its_own_flow
     assert_eq!(pair(&beside["other_header"]), report.seen());
 }
 
-/// A packet socket may call its frames what they are not. They are what they are on the wire.
+/// A packet socket may give its frames a wrong type. The frames on the wire decide.
 #[test]
 fn a_frame_is_what_its_own_header_says_whatever_its_sender_says() {
     if !is_root_or_skip("agent::a_frame_is_what_its_own_header_says_whatever_its_sender_says") {
@@ -217,7 +216,7 @@ fn a_bare_packet_is_what_its_own_header_says_whatever_its_sender_says() {
     let send = |protocol: u16, packet: &[u8]| {
         let socket = FrameSocket::with_protocol(&host.namespace, &tun.interface, protocol);
         socket.unwrap().send(packet).unwrap();
-        // The device drops what nobody reads.
+        // The device drops frames that nobody reads.
         wait_until("the packet leaves", || tun.receive().unwrap().is_some());
     };
     let mut expected = BTreeMap::<_, Both>::new();
@@ -226,7 +225,7 @@ fn a_bare_packet_is_what_its_own_header_says_whatever_its_sender_says() {
             send(protocol, packet);
             expected.entry(flow.clone()).or_default()[0] += count(1, packet);
         }
-        // An Ethernet frame is no IP packet here, whatever is in it.
+        // An Ethernet frame is not an IP packet here, whatever it contains.
         for len in [1, 13, 14, 15, frame.len()] {
             send(protocol, &frame[..len]);
             others += count(1, &frame[..len]);

@@ -10,7 +10,7 @@ use lab::{
 
 use crate::support::{NATIVE_XDP, count_a_hundred, flow_agent};
 
-/// What the start and `check` say can be done.
+/// The remedy that the start and `check` name.
 const REMEDY: &str =
     "use a kernel with CONFIG_DEBUG_INFO_BTF=y that is not locked down to confidentiality";
 const SECURITY: &str = "/sys/kernel/security";
@@ -25,19 +25,22 @@ fn on_a_kernel_that_is_locked_down_what_is_lost_is_told_and_all_else_is_counted(
     lock_down();
     let lab = Lab::quiet().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"locked").unwrap();
-    // The programs that note processes and connections read what the verifier knows, which is allowed.
-    // Those of round trips read packets alone. What the kernel drops is counted without its flows, which the log says.
+    // The programs for processes and connections read only memory that the verifier knows, which is allowed. The
+    // programs for round trips read only packets. Kernel drops are counted without their flows, and the log says so.
     for hook in [&["--enrich", "process,tcp,rtt,drops"][..], NATIVE_XDP] {
         let log = count_a_hundred(&lab, hook, &frame);
         let told = "super-frames (GSO, GRO) of UDP and of tunnels count as inexact";
         assert_eq!(log.matches(told).count(), 1, "{log}");
         assert!(log.contains("locked down (confidentiality)"), "{log}");
         assert!(log.contains(REMEDY), "{log}");
-        let without_flows = "what the kernel drops is not counted by flow";
+        let without_flows = "cannot count kernel drops by flow";
         assert_eq!(log.contains(without_flows), hook[0] == "--enrich", "{log}");
-        assert!(!log.contains("is not counted: "), "{log}");
+        assert!(!log.contains("cannot count kernel drops: "), "{log}");
         assert!(!log.contains("have no process"), "{log}");
-        assert!(!log.contains("at its end is in no record"), "{log}");
+        assert!(
+            !log.contains("the final TCP figures of a connection"),
+            "{log}"
+        );
     }
     let check = flow_agent(&lab.agent).arg("check").output().unwrap();
     let check = String::from_utf8_lossy(&check.stdout);

@@ -24,17 +24,17 @@ const FROM: u16 = 4000;
 /// Where a server for names would be.
 const TO: u16 = 53;
 const EACH: u64 = 10;
-/// With the look of a question for a name.
+/// Like a query for a name.
 const PAYLOAD: &[u8] = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x07example\0\0\x01\0\x01";
 /// Everything that reads packets beyond counting them.
 const EVERYTHING: &[&str] = &["--enrich", "dns,icmp,rtt,drops"];
 
-/// One who sends to everybody by an interface.
+/// A sender of broadcasts on an interface.
 struct Sender<'a> {
     namespace: &'a Namespace,
     interface: &'a str,
     ifindex: u32,
-    /// Of the header in front of IP.
+    /// The length of the header before IP.
     link_len_bytes: u64,
     ipv4: Ipv4Addr,
     ipv6: Ipv6Addr,
@@ -121,7 +121,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// A socket of each IP version that gets what comes back.
+    /// A socket of each IP version for the copies.
     fn receivers(&self) -> [UdpSocket; 2] {
         let bind = || {
             let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, TO)).context("bind")?;
@@ -169,7 +169,7 @@ fn hook<'a>(status: &'a Value, name: &str) -> &'a Value {
     hooks.iter().find(|hook| hook["hook"] == name).unwrap()
 }
 
-/// Has the agent count while a sender sends to everybody. Asserts that it counts what leaves and nothing that arrives.
+/// Runs an agent while a sender broadcasts. Asserts that it counts the leaving packets and none that arrive.
 fn counts_what_leaves_alone(host: &Host, sender: &Sender<'_>, tun: Option<&Tun>) {
     let receivers = sender.receivers();
     let settings = [EVERYTHING, &["--idle-timeout", "1h"]].concat();
@@ -178,7 +178,7 @@ fn counts_what_leaves_alone(host: &Host, sender: &Sender<'_>, tun: Option<&Tun>)
     let sent = sender.send();
     receive_all(&receivers);
     let all = sum(&sent);
-    // Such a device counts what has been read from it.
+    // Such a device counts the packets that were read from it.
     let mut to_read = tun.map_or(0, |_| all.packets);
     wait_until("all are read", || {
         while let Some(tun) = tun
@@ -204,7 +204,7 @@ fn counts_what_leaves_alone(host: &Host, sender: &Sender<'_>, tun: Option<&Tun>)
     assert_eq!(report.seen(), all);
     for flow in &report.flows {
         assert_eq!(flow["direction"], "egress", "{flow}");
-        // The copy of a raw packet has no receiver, which is no loss of what left.
+        // The copy of a raw packet has no receiver, but the packet itself was not lost.
         assert!(flow.get("total_dropped_packets").is_none(), "{flow}");
     }
     let copies = bare(all, sender.link_len_bytes);
@@ -215,7 +215,7 @@ fn counts_what_leaves_alone(host: &Host, sender: &Sender<'_>, tun: Option<&Tun>)
     assert_eq!(of(egress, "beside"), Pair::default());
     assert_eq!(pair(&ingress["account"]["seen"]), Pair::default());
     assert!(
-        text.contains(&format!("{} packets of this host's own", copies.packets)),
+        text.contains(&format!("{} of this host's own packets", copies.packets)),
         "{text}"
     );
     let raw = 4 * EACH;
@@ -291,7 +291,7 @@ fn a_device_without_link_headers_counts_no_copy_either() {
     counts_what_leaves_alone(&lab.agent, &sender, Some(&tun));
 }
 
-/// Loopback sends what it gets to itself, and that is no copy. It is counted as it arrives.
+/// Loopback sends packets to itself. These are not copies, so they are counted on arrival.
 #[test]
 fn on_loopback_what_is_sent_to_everybody_arrives() {
     if !is_root_or_skip("agent::on_loopback_what_is_sent_to_everybody_arrives") {

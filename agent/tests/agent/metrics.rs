@@ -97,7 +97,8 @@ fn sum(samples: &BTreeMap<String, String>, name: &str) -> u64 {
     values.map(|value| value.parse::<u64>().unwrap()).sum()
 }
 
-/// 100 packets of a flow, seven that a rule leaves out and ten that are in none, to an agent of its own. Returns them when the metrics have them.
+/// Sends a new agent 100 packets of a flow, seven that a rule leaves out, and ten that belong to no flow. Returns once
+/// the metrics have them.
 fn count_some(lab: &Lab, address: &str) -> Pair {
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, b"metrics").unwrap();
     let left_out = lab
@@ -105,7 +106,7 @@ fn count_some(lab: &Lab, address: &str) -> Pair {
         .frame_v4(&lab.agent)
         .udp(1, 9, b"left out")
         .unwrap();
-    // No IP: an EtherType for experiments.
+    // Not IP: an EtherType for experiments.
     let other = [&frame[..12], &[0x88, 0xb5], &[0; 46]].concat();
     let socket = lab.peer.frame_socket().unwrap();
     socket.send_many(std::iter::repeat_n(&frame, 100)).unwrap();
@@ -119,7 +120,7 @@ fn count_some(lab: &Lab, address: &str) -> Pair {
     sent
 }
 
-/// As a browser asks for a page whose name was made to resolve to this host (DNS rebinding).
+/// Like a browser's request for a page whose name was made to resolve to this host (DNS rebinding).
 #[test]
 fn a_name_that_is_not_this_hosts_is_refused() {
     if !is_root_or_skip("agent::a_name_that_is_not_this_hosts_is_refused") {
@@ -210,7 +211,7 @@ fn scans_that_come_late_are_told() {
             .parse::<f64>()
             .unwrap()
     };
-    // The next scan after this is due within an interval, and begins no earlier than it goes on.
+    // The next scan is due within an interval, and begins no earlier than the process continues.
     agent.signal(libc::SIGSTOP);
     thread::sleep(STOPPED);
     agent.signal(libc::SIGCONT);
@@ -284,7 +285,7 @@ fn silent_connections_give_way_to_probes() {
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, &SERVED);
     let address = address(&agent);
-    // More than are served at a time.
+    // More connections than are served at a time.
     let silent = lab.agent.namespace.enter(|| {
         let connect = |_| Ok(TcpStream::connect(&address)?);
         (0..40).map(connect).collect::<anyhow::Result<Vec<_>>>()

@@ -1,5 +1,5 @@
-//! What addresses are called, by a real server of the DNS (dnsmasq): records have the names that hosts asked for before, and the counts are
-//! what they are without.
+//! Names of addresses, with a real DNS server (dnsmasq): records have the names that hosts asked for before, and the
+//! counts do not change.
 
 use std::{
     fs,
@@ -54,7 +54,7 @@ fn dnsmasq(lab: &Lab) -> Process {
     wait_until("the server answers", || {
         try_ask(&socket, lab.peer.ipv4.into(), &query(1, "www.example", A)).is_some()
     });
-    // No answer is still on its way.
+    // No answer is in flight.
     socket
         .set_read_timeout(Some(Duration::from_secs(1)))
         .unwrap();
@@ -104,7 +104,7 @@ fn code(answer: &[u8]) -> (u8, bool) {
     (answer[3] & 0xf, answer[2] & 2 != 0)
 }
 
-/// What the last record of a flow to this port says of its ends' names.
+/// The names of the ends in the last record of a flow to this port.
 fn names(report: &Report, port: u16) -> Value {
     let last = report.flows.iter().rfind(|line| line["dst_port"] == port);
     let last = last.unwrap_or_else(|| panic!("a flow to port {port}"));
@@ -145,20 +145,20 @@ fn a_flow_is_to_the_name_that_its_host_asked_for_last_before_it_began() {
         let socket = asking(&lab, lab.agent.ipv4.into());
 
         talk(&lab, IpVersion::V4, 7001);
-        // By two aliases, as it was asked.
+        // Through two aliases; the name is the one of the query.
         let answer = ask(&socket, server, "Far.Example", A);
         assert_eq!(code(&answer), (0, false));
         talk(&lab, IpVersion::V4, 7002);
         ask(&socket, server, "other.example", A);
         talk(&lab, IpVersion::V4, 7003);
-        // Neither a question without an answer, nor one without an address.
+        // Neither a query without an answer nor an answer without an address gives a name.
         assert_eq!(code(&ask(&socket, server, "no.example", A)).0, 5);
         ask(&socket, server, "text.example", TXT);
         talk(&lab, IpVersion::V4, 7004);
-        // What was asked over IPv4 is used over IPv6, by an address that asked for nothing.
+        // A name asked for over IPv4 is used over IPv6, by an address that asked for nothing.
         ask(&socket, server, "www.example", AAAA);
         talk(&lab, IpVersion::V6, 7005);
-        // And from here on it has asked for itself.
+        // From here on it has asked for itself.
         let over_v6 = asking(&lab, lab.agent.ipv6.into());
         ask(&over_v6, lab.peer.ipv6.into(), "alias.example", AAAA);
         talk(&lab, IpVersion::V6, 7006);
@@ -283,13 +283,13 @@ fn each_exchange_is_told_of_if_that_is_asked_for() {
     assert_eq!(lost["client_addr"], lab.peer.ipv4.to_string());
     assert_eq!(many["truncated"], true);
     assert_eq!(alias["truncated"], false);
-    // They come with names.
+    // The flows have names.
     let expected = called("alias.example", "dns_of_another");
     assert_eq!(names(&report, 7001), expected);
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
-/// Those that a client talks to are the source where it is they who begin.
+/// A client's peers are the source if they begin.
 #[test]
 fn who_was_asked_for_is_named_also_where_it_begins() {
     const TEST: &str = "agent::who_was_asked_for_is_named_also_where_it_begins";
@@ -325,7 +325,7 @@ fn an_answer_that_is_cut_off_names_what_it_has() {
     assert_eq!(dns["malformed"], 0, "{dns}");
 }
 
-/// Whoever may send a datagram to this host names nothing.
+/// A sender of forged datagrams cannot name an address.
 #[test]
 fn nothing_is_learned_from_answers_that_nobody_asked_for_and_from_garbage() {
     const TEST: &str =
@@ -366,7 +366,7 @@ fn nothing_is_learned_from_answers_that_nobody_asked_for_and_from_garbage() {
     from.send(&asked.unwrap()).unwrap();
     let answered = frame.udp(53, port ^ 2, &forged(7, "www.example"));
     from.send(&answered.unwrap()).unwrap();
-    // One with the right number and name, at last, to another port.
+    // Finally, one with the right number and name, to another port.
     let elsewhere = frame.udp(53, port ^ 1, &forged(7, "www.example"));
     from.send(&elsewhere.unwrap()).unwrap();
     let dns = status(&agent, &lab);
@@ -403,7 +403,7 @@ fn a_flood_is_read_up_to_the_rate_and_each_other_message_is_counted() {
     let of = |name: &str| dns[name].as_u64().unwrap();
     assert_eq!(of("queries") + of("over_rate"), SENT, "{dns}");
     assert!(of("queries") >= RATE, "{dns}");
-    // CPUs that begin a second at the same moment may take some more.
+    // CPUs that begin a second at the same moment may read some more.
     assert!(of("queries") <= seconds * (RATE + 16), "{seconds}: {dns}");
     agent.wait_until_logged("--dns-rate");
     let report = agent.stop();
@@ -413,7 +413,7 @@ fn a_flood_is_read_up_to_the_rate_and_each_other_message_is_counted() {
     assert_eq!(packets.sum::<u64>(), SENT);
 }
 
-/// Scans go on, and take in what came before each of them.
+/// Scans continue, and each takes the messages before it.
 #[test]
 fn a_flood_holds_up_no_scan() {
     const TEST: &str = "agent::a_flood_holds_up_no_scan";
@@ -490,7 +490,7 @@ fn a_query_without_an_answer_is_counted_as_such() {
     let agent = Agent::start(&lab, &settings);
     let socket = asking(&lab, lab.agent.ipv4.into());
     let query = query(7, "www.example", A);
-    // Asked again, it is still one.
+    // A repeated query still counts once.
     for _ in 0..2 {
         socket.send_to(&query, (lab.peer.ipv4, 53)).unwrap();
     }
@@ -516,7 +516,7 @@ fn the_file_of_hosts_names_what_nobody_asked_for() {
     assert_eq!(names(&agent.stop(), 7001), expected);
 }
 
-/// The agent in a mount namespace of its own, where the file is that of hosts.
+/// An agent in its own mount namespace, where this is the hosts file.
 fn with_hosts(host: &Host, hosts: &std::path::Path) -> Command {
     const SCRIPT: &str = "mount --bind \"$1\" /etc/hosts && shift && exec \"$@\"";
     if !std::path::Path::new("/etc/hosts").exists() {

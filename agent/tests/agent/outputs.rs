@@ -1,4 +1,4 @@
-//! Outputs: what they send equals what was sent, and what they cannot send is counted.
+//! Outputs: they send exactly the counted flows, and count those that they cannot send.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +42,7 @@ pub fn output(agent: &Agent, lab: &Lab, name: &str) -> Value {
         .clone()
 }
 
-/// What became of an output's flows. Asserts that nothing is in no sum.
+/// The fates of an output's flows. Asserts that the sums cover all flows.
 fn fates(output: &Value, counted: Pair) -> BTreeMap<&'static str, Pair> {
     let fates = ["sent", "refused", "lost", "left_out", "queued"];
     let fates: BTreeMap<_, _> = fates.map(|fate| (fate, pair(&output[fate]))).into();
@@ -72,7 +72,7 @@ fn kernel_map_bytes(agent: &Agent, lab: &Lab) -> u64 {
     status["memory"]["kernel_map_bytes"].as_u64().unwrap()
 }
 
-/// What a script prints about the folder, as one line of JSON.
+/// A script's output about the folder, as one line of JSON.
 fn read_with(python: &Path, script: &str, folder: &Path) -> Value {
     let mut command = Command::new(python);
     command

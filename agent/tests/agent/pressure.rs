@@ -86,7 +86,7 @@ fn early_scans(lab: &Lab, agent: &Agent) -> u64 {
     agent.status(&lab.agent)["scans"]["early"].as_u64().unwrap()
 }
 
-/// What is left of an agent's report: all of its records would take gigabytes.
+/// A summary of an agent's report: all of its records would take gigabytes.
 struct Counted {
     account: Value,
     sums: BTreeMap<String, Both>,

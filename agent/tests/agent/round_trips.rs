@@ -1,5 +1,5 @@
-//! How long connections take to answer, as their packets show it where they pass: records say what was measured between the two packets
-//! that count, and nothing where that cannot be told.
+//! Response times of connections, measured from passing packets: records have the time between the two packets that
+//! count, and nothing where it is uncertain.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -39,7 +39,7 @@ struct Wire<'a> {
     interface: String,
 }
 
-/// By what packets arrive.
+/// How packets arrive.
 enum Arriving<'a> {
     /// They pass the programs within the call that sends them.
     Tun(Tun),
@@ -132,7 +132,7 @@ impl<'a> Connection<'a> {
         self.wire.leaves(&self.bytes(1, segment))
     }
 
-    /// What the last record says of it: the handshake and the acknowledgment of the client, and those of the server.
+    /// The last record's figures: handshake and acknowledgment of the client, and of the server.
     fn told(&self, report: &Report) -> [Option<u64>; 4] {
         let is_its = |line: &&Value| line["src_port"] == self.client;
         let last = report.flows.iter().rfind(is_its).unwrap();
@@ -191,7 +191,7 @@ fn a_connection_that_passes_says_how_long_each_end_takes() {
         let [syn, answer, ack] = handshake(&connection);
         agent.flows(&lab.agent);
 
-        // On a new page: what comes first may be answered elsewhere, so it is no sample.
+        // On a new page: the first segment may be answered elsewhere, so it is not a sample.
         connection.server(Segment(ACK, u32::MAX, 0, b"zero"));
         connection.client(Segment(ACK, 0, 3, b""));
         let from_server = connection.server(Segment(ACK, 3, 0, b"one"));
@@ -203,7 +203,7 @@ fn a_connection_that_passes_says_how_long_each_end_takes() {
         thread::sleep(PAUSE);
         // Goes on, which spoils nothing.
         connection.client(Segment(ACK, 3, 6, b"three"));
-        // A reset says nothing of when it arrived.
+        // A reset does not tell when the segment arrived.
         connection.server(Segment(RST | ACK, 6, 8, b""));
         thread::sleep(PAUSE);
         let to_client = connection.server(Segment(ACK, 6, 8, b""));
@@ -257,7 +257,7 @@ fn what_cannot_be_told_is_not_said() {
         one_way.client(Segment(ACK, sequence, 100, b"x"));
     }
 
-    // Older than the agent, and each sends again what it has sent.
+    // Older than the agent, and each end retransmits.
     let data_again = new(4);
     data_again.client(Segment(ACK, 10, 100, b""));
     data_again.server(Segment(ACK, 100, 10, b"one"));
@@ -299,7 +299,7 @@ fn what_cannot_be_told_is_not_said() {
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
-/// The programs know nothing of what was sent before a scan.
+/// The programs know nothing of segments sent before a scan.
 #[test]
 fn a_syn_that_was_sent_before_the_scan_and_again_after_it_is_not_measured() {
     const TEST: &str =
@@ -410,7 +410,7 @@ fn many_connections_have_times_of_their_own() {
     }
 }
 
-/// Two CPUs send both directions of one connection as fast as they can. Every time that is told is one that can be.
+/// Two CPUs send both directions of one connection as fast as they can. Every reported time must be possible.
 #[test]
 fn two_cpus_make_no_wrong_time() {
     const TEST: &str = "agent::two_cpus_make_no_wrong_time";

@@ -1,5 +1,5 @@
-//! Who sent the packets of a flow, by real sockets of processes in control groups: records name the unit, the container and the process,
-//! and the counts are what they are without.
+//! The senders of flows, with real sockets of processes in control groups: records name the unit, the container and the
+//! process, and the counts do not change.
 
 mod bounded;
 mod connections;
@@ -32,7 +32,7 @@ const OF_UNIT: &[&str] = &[
 ];
 const OF_PROCESS: &[&str] = &["process", "pid", "uid"];
 const WHO: &[&str] = &["--enrich", "unit,process"];
-/// A table for 16 flows, which have 24 slots; as many again as they are find room behind them. It is drained when it is asked for.
+/// A table for 16 flows, with 24 slots and room for 16 more flows behind them. It is drained on request.
 const SMALL: &[&str] = &[
     "--max-flows",
     "16",
@@ -44,7 +44,7 @@ const SMALL: &[&str] = &[
 const CONTAINER: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 const PORT: &str = "7000";
 
-/// Says that it listens, and answers each connection with what it reads.
+/// Reports that it listens, and echoes on each connection.
 const SERVER: &str = r#"
 use IO::Socket::INET; $| = 1;
 my $server = IO::Socket::INET->new(LocalAddr => $ARGV[0], LocalPort => $ARGV[1], Listen => 5, ReuseAddr => 1) or die "$!";
@@ -52,8 +52,8 @@ print "ready\n";
 while (my $client = $server->accept) { while (sysread($client, my $text, 100)) { syswrite($client, $text) } close $client }
 "#;
 
-/// Connects, waits for a line of its input, sends a word and reads it again, until there are no more lines. So it has a socket
-/// for as long as it should.
+/// Connects. For each line of its input, sends a word and reads the echo. So it keeps a socket as long as the test
+/// wants.
 const CLIENT: &str = r#"
 use IO::Socket::INET; $| = 1;
 my $socket = IO::Socket::INET->new(PeerAddr => $ARGV[0], PeerPort => $ARGV[1]) or die "$!";
@@ -61,7 +61,7 @@ print $socket->sockport, "\n";
 while (<STDIN>) { syswrite($socket, "hello"); sysread($socket, my $text, 100); print "answered\n" }
 "#;
 
-/// Sends a datagram from each of as many ports as it is told, from the first one on.
+/// Sends a datagram from each of the given number of ports, starting at the first one.
 const SENDER: &str = r#"
 use IO::Socket::INET;
 for my $number (0 .. $ARGV[3] - 1) {
@@ -102,7 +102,7 @@ impl Program {
         self.process.id()
     }
 
-    /// What it says next.
+    /// The next line of its output.
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.says.read_line(&mut line).unwrap();
@@ -133,7 +133,7 @@ impl Drop for Program {
     }
 }
 
-/// What the records of flows to or from a port say of both ends under these names. The same in all of them.
+/// The fields with these names at both ends of flows to or from a port. All records must agree.
 fn ends_of(report: &Report, port: u16, names: &[&str]) -> Value {
     let is_of_it = |line: &&Value| line["src_port"] == port || line["dst_port"] == port;
     let ends = report.flows.iter().filter(is_of_it).map(|line| {
@@ -181,7 +181,7 @@ fn both_ends_of_a_flow_have_the_unit_and_the_container_that_sent_its_packets() {
     let mut client = Program::start(&group, &container, &lab.peer, CLIENT, &to);
     let port: u16 = client.line().parse().unwrap();
     client.goes_on();
-    // With what the service has: no privilege for files.
+    // With the service's capabilities: no privilege for files.
     let before = lab.agent.counters().unwrap();
     let agent = Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, UNIT);
     for _ in 0..3 {
@@ -226,7 +226,7 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
         let arguments = [&*to, "9", port, "1"];
         Program::start(&group, unit, &lab.agent, SENDER, &arguments).ends();
         if unit == "one.service" {
-            // By then the agent has heard of the first one, and the second is gone when it is asked for.
+            // By then the agent has heard of the first one, and the second is gone when the agent looks it up.
             agent.flows(&lab.agent);
         }
         wait_until("the control group can be removed", || {
@@ -235,7 +235,7 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
     }
     let report = agent.stop();
     assert_eq!(ends_of(&report, 5001, OF_UNIT)["src_unit"], "one.service");
-    // Whether it was heard of in time depends on who got the CPU. It is told that there was one.
+    // Whether the agent heard of it in time depends on the scheduler. The end counts as nameless.
     let second = report
         .flows
         .iter()
@@ -246,7 +246,7 @@ fn a_unit_that_is_gone_before_its_flow_is_reported_is_named() {
     assert!(unit.is_null() || unit == "two.service", "{second}");
 }
 
-/// Of a cgroup below one whose path is longer than what is kept, only the id is known.
+/// For a cgroup below one with too long a path, only the id is known.
 #[test]
 fn flows_whose_unit_is_unknown_are_counted() {
     const FLOWS: u64 = 20;
@@ -307,7 +307,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
         return;
     }
     let lab = Lab::addressed().unwrap();
-    // What the generator sends arrives only then, and has no socket.
+    // The generator's packets arrive only then, and have no socket.
     lab.agent.set_offloads(&["gro"], true).unwrap();
     let group = ControlGroup::slice().unwrap();
     let agent = Agent::start(&lab, &[WHO, SMALL].concat());
@@ -341,7 +341,7 @@ fn a_slot_that_another_flow_had_names_nobody() {
         let lines = lines.filter(move |line| line["dst_port"] == port && line["packets"] != 0);
         lines.collect::<Vec<_>>()
     };
-    // Both of them find their places taken at times.
+    // Sometimes both find their places taken.
     assert!(
         of(9).len() > 60 && of(10).len() > 60,
         "{} and {}",

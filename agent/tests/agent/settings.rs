@@ -1,5 +1,4 @@
-//! Settings from a file, the environment and options: which is in force, what is told about a bad one, and what
-//! a running agent takes over.
+//! Settings from a file, the environment and options: precedence, errors, and reloads by a running agent.
 
 mod full_load;
 mod layers;

@@ -1,4 +1,4 @@
-//! What an agent tells between two scans: the flows that it tracks, at once, and a scan before the interval is over.
+//! Requests between two scans: the tracked flows at once, and a scan before the interval is over.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,7 +111,7 @@ async fn who_comes_between_two_scans_knows_every_packet_since_the_flows_began() 
         add_deltas(&mut sums, &batch.records);
     }
     assert_eq!(sums, sent);
-    // Some flows go on and some begin.
+    // Some flows continue and some begin.
     send(&lab, 11..31, &mut sent);
     assert_eq!(client::scan_now(&target).await.unwrap(), 2);
     let batches = up_to(&mut observer, 2).await;
@@ -188,7 +188,7 @@ async fn who_comes_while_scans_run_misses_nothing_and_has_nothing_twice() {
     }
 }
 
-/// The sum of what a consumer is told until the agent stops, and how many records came first.
+/// The sum of a consumer's records until the agent stops, and the number of records in the snapshot.
 async fn all_of(mut observer: Observer) -> (Pair, usize) {
     let (mut sum, mut snapshot_records) = (Pair::default(), 0);
     while let Event::Batch(batch) = observer.next().await.unwrap() {
@@ -274,7 +274,7 @@ fn nobody_looks_at_an_empty_screen() {
     });
     watch.signal(libc::SIGINT).unwrap();
     assert!(watch.wait(patience()).unwrap().success());
-    // The packet since it began is that of a flow which began.
+    // The packet since the start belongs to a new flow.
     let text = std::fs::read_to_string(&path).unwrap();
     let last = text.lines().last().unwrap();
     let expected = format!(

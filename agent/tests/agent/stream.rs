@@ -1,4 +1,4 @@
-//! The way of an encoded batch to a consumer, over real sockets. Needs no privilege.
+//! The path of an encoded batch to a consumer, over real sockets. Needs no privilege.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -50,7 +50,7 @@ impl Agent {
         Self::start_draining(instance_id, queue_batches, addresses, DRAIN).await
     }
 
-    /// At the end it gives a consumer so long to take something.
+    /// At shutdown it waits this long for a consumer to take something.
     async fn start_draining(
         instance_id: &str,
         queue_batches: usize,
@@ -274,7 +274,7 @@ async fn two_consumers_see_the_same_scans() {
 async fn a_stalled_consumer_loses_its_own_batches_and_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
-    // At the end it reads again, and may get no CPU for long.
+    // At the end it reads again, but may get no CPU for long.
     let mut agent = Agent::start_draining("one", 4, &[unix], patience()).await;
     let mut fast = Observer::connect(target.clone(), "fast").await.unwrap();
     let mut stalled = Observer::connect(target, "stalled").await.unwrap();
@@ -317,7 +317,8 @@ async fn a_stop_delivers_what_is_queued_and_waits_no_longer_than_told() {
     }
 }
 
-/// Returns false if a consumer did not get all that was queued, as one does that gets no CPU for as long as the server waits.
+/// Returns false if a consumer did not get everything queued, which happens if it gets no CPU for as long as the server
+/// waits.
 async fn stop_delivers_what_is_queued(drain: Duration) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
@@ -352,8 +353,8 @@ async fn a_stop_waits_for_a_consumer_that_is_slow() {
     }
 }
 
-/// Returns false if the slow consumer or the server did not get a CPU for about as long as the server waits: then nothing
-/// can be said.
+/// Returns false if the slow consumer or the server got no CPU for about as long as the server waits: then the test
+/// proves nothing.
 async fn stop_waits_for_a_slow_one(drain: Duration) -> bool {
     let directory = tempfile::tempdir().unwrap();
     let (unix, target) = socket(&directory);
@@ -377,7 +378,7 @@ async fn stop_waits_for_a_slow_one(drain: Duration) -> bool {
     });
     let hub = agent.hub.clone();
     agent.stop().await;
-    // What the server leaves is lost when the process ends.
+    // Batches that the server leaves are lost when the process ends.
     let left = hub.undelivered();
     let (got, took, longest) = reader.await.unwrap();
     drop(stalled);

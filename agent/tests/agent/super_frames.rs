@@ -263,8 +263,8 @@ fn big_tcp_equals_the_wire() {
     }
     for version in [IpVersion::V6, IpVersion::V4] {
         for is_upload in [true, false] {
-            // Without a frame that is longer than the field can say, the test has tested nothing. How long they get also
-            // depends on how fast the machine sends and receives.
+            // Without a frame longer than the field can express, the test proves nothing. Their length also depends on
+            // the machine's speed.
             let begin = Instant::now();
             while big_tcp(version, is_upload) == 0 {
                 assert!(
@@ -276,10 +276,10 @@ fn big_tcp_equals_the_wire() {
     }
 }
 
-/// Longer than the length field of IP can say, whatever headers are in front of that and between.
+/// Longer than IP's length field can express, including any headers before and between.
 const LONG_BYTES: u32 = 66_000;
 
-/// How many long super-frames there were.
+/// The number of long super-frames.
 fn big_tcp(version: IpVersion, is_upload: bool) -> u64 {
     const BYTES: u64 = 60_000_000;
     let lab = with_super_frames(Lab::addressed().unwrap());
@@ -314,7 +314,7 @@ fn big_tcp(version: IpVersion, is_upload: bool) -> u64 {
     long.so_far()
 }
 
-/// Sets how long super-frames of IPv4 may be, for which iproute2 has no words before 6.3.
+/// Sets the longest super-frame of IPv4, which iproute2 cannot set before 6.3.
 fn set_limit(host: &Host, attribute: u16, bytes: u32) {
     const RTM_SETLINK: u16 = 19;
     const REQUEST_WITH_ACK: u16 = 1 | 4;

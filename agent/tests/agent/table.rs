@@ -30,7 +30,7 @@ use crate::{
     support::{Agent, count, pair, wait_for_packets, wait_until},
 };
 
-/// IPv4 and UDP, and what [`frames`] have in it.
+/// IPv4 and UDP, and the payload of [`frames`].
 const IP_PACKET_LEN: u64 = 20 + 8 + 18;
 
 /// One frame for each of these flows.
@@ -58,7 +58,7 @@ fn descriptors(pid: u32) -> usize {
     maps.count()
 }
 
-/// What the kernel charges for all maps that a process has open.
+/// The kernel memory charged for all maps that a process has open.
 fn charged(pid: u32) -> u64 {
     let open = fs::read_dir(format!("/proc/{pid}/fdinfo"))
         .unwrap()
@@ -75,7 +75,7 @@ fn charged(pid: u32) -> u64 {
     maps.collect::<BTreeMap<_, _>>().into_values().sum()
 }
 
-/// What a process has for itself alone (`RssAnon` in `proc_pid_status(5)`).
+/// The private memory of a process (`RssAnon` in `proc_pid_status(5)`).
 fn private_bytes(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = status
@@ -179,7 +179,7 @@ fn pages_grow_with_new_flows_and_shrink_without_them() {
     }
 }
 
-/// As with memory that the kernel does not have.
+/// As if the kernel had no memory.
 #[test]
 fn pages_that_cannot_grow_keep_their_size_and_grow_once_they_can() {
     const FLOWS: u32 = 5000;
@@ -265,8 +265,8 @@ async fn flows_that_find_no_slot_go_behind_the_slots() {
     assert_eq!(octets, vec![3 * IP_PACKET_LEN; frames.len()]);
 }
 
-/// Whoever knows the factors of the hash can choose flows that have one hash: their windows take some, the map behind them
-/// some more, and the others are refused, to the packet.
+/// An attacker who knows the hash's factors can choose flows with equal hashes: their windows take some, the map behind
+/// them some more, and the others are refused, to the packet.
 #[test]
 fn flows_of_one_hash_are_all_accounted_for() {
     const FLOWS: u16 = 400;

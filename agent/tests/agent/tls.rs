@@ -1,5 +1,5 @@
-//! TLS on TCP listeners, with the real binary and programs that are not ours: who is trusted, whose flows arrive, what
-//! happens when certificates are replaced, and to those who never finish a handshake.
+//! TLS on TCP listeners, with the real binary and foreign programs: trust, delivery of flows, replaced certificates,
+//! and handshakes that never finish.
 
 mod reload;
 mod settings;
@@ -73,7 +73,7 @@ pub fn with(options: Vec<String>, issued: &Issued) -> Vec<String> {
     [options, own.into()].concat()
 }
 
-/// What `flow-agent status` gets over TCP.
+/// The output of `flow-agent status` over TCP.
 fn status(host: &Host, address: &str, options: &[String]) -> Output {
     let mut command = flow_agent(host);
     let command = command.args(["status", "--output", "json", "--connect", address]);
@@ -85,7 +85,7 @@ fn is_answered(host: &Host, options: &[String]) -> bool {
     status(host, &address, options).status.success()
 }
 
-/// The error of a client that is not answered.
+/// The error of a rejected client.
 fn refused(host: &Host, address: &str, options: &[String]) -> String {
     let output = status(host, address, options);
     assert!(
@@ -95,7 +95,7 @@ fn refused(host: &Host, address: &str, options: &[String]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// What the agent tells of its TCP listener.
+/// The agent's status of its TCP listener.
 fn told(agent: &Agent, host: &Host) -> serde_json::Value {
     let status = agent.status(host);
     let listeners = status["server"]["listeners"].as_array().unwrap();

@@ -46,7 +46,7 @@ fn pair(line: &Value, prefix: &str) -> Pair {
     }
 }
 
-/// The rows, and what all have together.
+/// The rows, and their total.
 fn once(agent: &Agent, host: &Host, view: &str) -> (Vec<Value>, Value) {
     let arguments = [
         "top", "--once", "--output", "json", "--every", "200ms", "--view", view,
@@ -111,7 +111,7 @@ fn one_scan_on_stdout_has_every_packet_in_each_view() {
         table.contains("INITIATOR") && table.ends_with("… and 3 more\n"),
         "{table}"
     );
-    // Without a terminal it says what else there is.
+    // Without a terminal it names the alternatives.
     let refused = agent.asked(&lab.agent, &["top"]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(2), "{error}");
@@ -166,7 +166,7 @@ fn a_terminal_shows_what_is_chosen_and_is_given_back() {
     let mut top = AtTerminal::start(&lab.agent, SIZE, &arguments);
     let peer = lab.peer.ipv4;
     top.shows(&format!("{peer}:1005"));
-    // What comes while it is open is there with the next scan.
+    // Packets that arrive while it is open are shown with the next scan.
     send(&lab, 1009..=1009);
     top.shows(&format!("{peer}:1009"));
     top.press("2");
@@ -250,7 +250,7 @@ fn an_agent_of_its_own_counts_and_ends_with_it_however_that_is() {
             "there is no interface 'nowhere0'",
         ),
         (&["--"], "no interface carries a default route"),
-        // Whoever names an agent did not mean another one.
+        // A user who names an agent does not want another one.
         (&["--connect", "unix:/nowhere"], "/nowhere: start one"),
     ] {
         let mut refused = flow_agent(host);

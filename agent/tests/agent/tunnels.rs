@@ -1,5 +1,5 @@
 //! Wrapped IP packets on real interfaces: PPPoE and MPLS always, tunnels if the agent is told to decapsulate.
-//! The flow must be the inner one, and the record must say what was around it.
+//! The flow must be the inner one, and the record must have the headers around it.
 
 mod apart;
 mod carrier;

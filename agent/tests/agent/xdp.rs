@@ -1,4 +1,4 @@
-//! Cases in which XDP would count wrong: the agent must count at TC, or its account must say so.
+//! Cases where XDP would count wrong: the agent must count at TC, or its account must say so.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -54,7 +54,7 @@ fn all_that_generic_xdp_counts_is_inexact() {
     assert_eq!(beside(&report, "inexact"), report.seen());
 }
 
-/// Their IP header cannot give their length, and they must be in their flow all the same.
+/// Their IP header cannot express their length, but they must be in their flow.
 #[test]
 fn big_tcp_at_generic_xdp_is_in_its_flow() {
     /// The longest frame whose IPv6 header says how long it is.
@@ -150,7 +150,7 @@ fn tagged_socket(host: &Host, interface: &str, vlan_id: u16) -> (FrameSocket, Op
     (FrameSocket::new(namespace, &device).unwrap(), None)
 }
 
-/// What is counted of them, where the tags are known.
+/// The expected counts, if the tags are known.
 fn two_vlans(lab: &Lab, frame: &[u8]) -> BTreeMap<String, Both> {
     let fifty = Pair {
         packets: 50,

@@ -32,11 +32,11 @@ const SETTINGS: [&str; 10] = [
     "--output",
     "none",
 ];
-/// What these settings and a consumer that does not read can take, with room to spare.
+/// The memory for these settings and a consumer that does not read, with room to spare.
 const RESIDENT_BYTES: u64 = 128 << 20;
 const KERNEL_BYTES: u64 = 12 << 20;
 
-/// What the actors share.
+/// The state that the actors share.
 struct Stage<'a> {
     lab: &'a Lab,
     address: &'a str,
@@ -194,7 +194,7 @@ fn nothing_grows_and_nothing_is_left_behind() {
         while !is_over(full_since) && actors.iter().all(|actor| !actor.is_finished()) {
             thread::sleep(Duration::from_millis(500));
             samples.add(&agent.status(&lab.agent));
-            if full_since.is_none() && agent.stderr().contains("it loses batches") {
+            if full_since.is_none() && agent.stderr().contains("loses its oldest queued batches") {
                 full_since = Some(Instant::now());
             }
             assert!(start.elapsed() < time + patience(), "the queue never fills");

@@ -28,8 +28,8 @@ const BYTES_PER_TRACKED_FLOW: u64 = 400;
 const REST_BYTES: u64 = 48 << 20;
 /// The queue of a consumer that does not read, as docs/memory.md says.
 const QUEUED_BYTES: u64 = 256 << 20;
-/// What a host may answer later with the agent than without it, beside the same flood. On a machine that is late by itself
-/// it is a multiple of that, but never as late as what a user calls hung.
+/// The most delay that the agent may add to a host's answers under the same flood. On a machine that is slow by itself
+/// this is a multiple of its own delay, but never so long that a user would call it hung.
 const RESPONSIVE: Duration = Duration::from_secs(1);
 const LATER: u32 = 10;
 const HUNG: Duration = Duration::from_secs(5);

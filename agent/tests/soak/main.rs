@@ -1,5 +1,5 @@
-//! Loads the agent with everything at once, and with the worst that can arrive. Its memory must stay bounded,
-//! its account close, the host stay responsive, and nothing be left in the kernel.
+//! Loads the agent with everything at once, and with the worst traffic. Its memory must stay bounded, its account must
+//! close, the host must stay responsive, and nothing may be left in the kernel.
 //!
 //! The times are short here; `cargo xtask soak` sets longer ones.
 

@@ -35,7 +35,7 @@ impl Objects {
         held
     }
 
-    /// Those of them that are still in the kernel.
+    /// The objects that are still in the kernel.
     pub fn alive(&self) -> Self {
         let programs = loaded_programs().filter_map(|program| Some(program.ok()?.id()));
         let maps = loaded_maps().filter_map(|map| Some(map.ok()?.id()));

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Times(Vec<Duration>);
 
 pub struct Responses {
-    /// How much too long a sleep of five milliseconds was.
+    /// By how much a sleep of five milliseconds was too long.
     pub late: Times,
     /// The time to connect, send a byte and get it back.
     pub echo: Times,

@@ -132,14 +132,14 @@ fn of_the_system() -> Result<RootCertStore, FileFault> {
 pub enum ConnectError {
     #[error("the address {0} has no host")]
     NoHost(Uri),
-    #[error("{host} is no name that a certificate can have")]
+    #[error("no certificate can have the name {host}")]
     BadName {
         host: String,
         source: InvalidDnsNameError,
     },
     #[error("cannot connect")]
     Tcp(#[source] io::Error),
-    #[error("its certificate is of no CA that is trusted here")]
+    #[error("its certificate is not from a CA that is trusted here")]
     Untrusted,
     /// The message explains it.
     #[error("{0}")]
@@ -265,10 +265,10 @@ fn words(error: &TlsError) -> String {
 fn unfit(error: &CertificateError) -> String {
     let shown = |time: UnixTime| pem::shown(SystemTime::UNIX_EPOCH + since_epoch(time));
     if let CertificateError::ExpiredContext { not_after, .. } = error {
-        format!("it expired at {}: it has to be renewed", shown(*not_after))
+        format!("it expired at {}: renew it", shown(*not_after))
     } else if let CertificateError::NotValidYetContext { not_before, .. } = error {
         let begin = shown(*not_before);
-        format!("it holds from {begin} on: look at the clocks of both hosts")
+        format!("it is valid only from {begin}: check the clocks of both hosts")
     } else if let CertificateError::NotValidForNameContext { .. } = error {
         format!("{error}: connect by a name that it has")
     } else {

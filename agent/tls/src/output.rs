@@ -129,13 +129,13 @@ impl FromFiles for OutputTls {
     }
 
     fn log_reloaded(&self) {
-        self.log("its files of TLS have been read again");
+        self.log("read its TLS files again");
     }
 
     fn log_kept(&self, fault: &str) {
         error!(
             output = &*self.name,
-            "what was read of its files of TLS stays in force: {fault}"
+            "keeping its TLS files as read before: {fault}"
         );
     }
 }

@@ -62,11 +62,11 @@ impl Validity {
         let begin = time(self.not_before);
         if self.has_ended(now) {
             let end = shown(self.end());
-            Some(format!("expired at {end}: the other side refuses it"))
+            Some(format!("expired at {end}: the other side will refuse it"))
         } else if begin > now {
             let begin = shown(begin);
             Some(format!(
-                "holds from {begin} on: until then the other side refuses it"
+                "is valid only from {begin}: until then the other side will refuse it"
             ))
         } else {
             None
@@ -190,8 +190,8 @@ fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, u32), FileFault> 
             Use::Key,
             if is_encrypted {
                 format!(
-                    "the key in {path} has a passphrase, and nobody is there to be asked for it: \
-                         openssl pkey -in {path} takes it off"
+                    "the key in {path} has a passphrase, which nobody is there to enter: openssl pkey -in {path} \
+                         removes it"
                 )
             } else {
                 format!("{path} has no private key (PEM, -----BEGIN PRIVATE KEY-----)")
@@ -204,7 +204,7 @@ fn private_key(path: &Path) -> Result<(PrivateKeyDer<'static>, u32), FileFault> 
 fn no_pem(path: &Path, of: Use, error: &pem::Error) -> FileFault {
     FileFault::new(
         of,
-        format!("{} is no whole PEM file: {error}", path.display()),
+        format!("{} is not a complete PEM file: {error}", path.display()),
     )
 }
 

@@ -155,13 +155,13 @@ impl FromFiles for ServerTls {
     }
 
     fn log_reloaded(&self) {
-        self.log("the certificate has been read again");
+        self.log("read the certificate again");
     }
 
     fn log_kept(&self, fault: &str) {
         warn!(
             not_after = pem::shown(self.validity.end()),
-            "the certificate stays as it was: {fault}"
+            "keeping the certificate as read before: {fault}"
         );
     }
 }

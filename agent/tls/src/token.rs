@@ -36,8 +36,8 @@ pub enum TokenFault {
     #[error("{0} has no token (flow-agent token new makes one, at the collector)")]
     Empty(String),
     #[error(
-        "line {line} of {file} is no token: {LEAST_LEN} to {MOST_LEN} letters, digits and - . _ ~ + / with = at the end alone \
-         (flow-agent token new makes one, at the collector)"
+        "line {line} of {file} is not a token: {LEAST_LEN} to {MOST_LEN} letters, digits and - . _ ~ + / with = only \
+         at the end (flow-agent token new makes one, at the collector)"
     )]
     NoToken { file: String, line: usize },
 }

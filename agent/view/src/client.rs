@@ -129,8 +129,8 @@ pub enum ClientError {
     )]
     NoPermission { target: Target },
     #[error(
-        "what listens on {target} does not know flow.v1.{call}: it is an older agent, or \
-         no flow agent at all; update it, or give the address of the one that is meant"
+        "the server on {target} does not know flow.v1.{call}: it is an older agent, or no flow agent at all; update \
+         it, or give another address"
     )]
     TooOld { target: Target, call: &'static str },
     #[error("the agent at {target} refused: {message}")]
@@ -138,8 +138,8 @@ pub enum ClientError {
     #[error("the agent at {target} has no room: {message}")]
     NoRoom { target: Target, message: String },
     #[error(
-        "what listens on {target} closed the connection before it heard the request: an agent \
-         without room (--max-connections), one that ends, or no flow agent at all"
+        "the server on {target} closed the connection before it got the request: an agent without room \
+         (--max-connections), one that is stopping, or no flow agent at all"
     )]
     Unheard { target: Target },
     #[error(
@@ -147,13 +147,13 @@ pub enum ClientError {
          `flow-agent run --filter-file`", MAX_MESSAGE_BYTES >> 20
     )]
     TooLarge,
-    #[error("what listens on {target} does not speak gRPC as a flow agent does")]
+    #[error("the server on {target} does not speak gRPC like a flow agent")]
     NotAnAgent {
         target: Target,
         source: Box<dyn StdError + Send + Sync>,
     },
     #[error(
-        "the connection to the agent at {target} broke off: the agent was killed, or the way to it failed"
+        "the connection to the agent at {target} broke off: the agent was killed, or the network failed"
     )]
     BrokenOff { target: Target },
     #[error("the connection to the agent at {target} failed")]
@@ -162,17 +162,17 @@ pub enum ClientError {
         source: Box<dyn StdError + Send + Sync>,
     },
     #[error(
-        "what listens on {target} did not answer within {}: the agent may be stopped (SIGSTOP), or out \
-         of CPU or memory", humantime::format_duration(*after)
+        "the server on {target} did not answer within {}: the agent may be stopped (SIGSTOP), or out of CPU or \
+         memory", humantime::format_duration(*after)
     )]
     NoAnswer { target: Target, after: Duration },
-    #[error("{target} is no address to connect to")]
+    #[error("{target} is not an address to connect to")]
     BadTarget {
         target: Target,
         source: tonic::transport::Error,
     },
     #[error(
-        "the certificate of {target} is of no CA that is trusted here: name the file of its CA (--tls-ca)"
+        "the certificate of {target} is not from a CA that is trusted here: name the file of its CA (--tls-ca)"
     )]
     Untrusted { target: Target },
     #[error("no secure connection to {target}: {why}")]

@@ -63,7 +63,7 @@ const MODULES: &[Module] = &[
         "filters",
         2_700,
         Only(
-            "what rules say is decided by bytes",
+            "rules depend only on bytes",
             &[
                 "a_thousand_networks",
                 "rules_leave_out_what_they_say_over_tc_ingress",
@@ -75,7 +75,7 @@ const MODULES: &[Module] = &[
         "fragments",
         900,
         Only(
-            "what joins is decided by bytes",
+            "joining depends only on bytes",
             &["second_fragment_joins_its_flow", "a_full_memory"],
         ),
     ),
@@ -123,7 +123,7 @@ const MODULES: &[Module] = &[
         "round_trips",
         900,
         Only(
-            "what is measured is decided by bytes",
+            "the measurements depend only on bytes",
             &["a_connection_that_passes", "two_cpus"],
         ),
     ),

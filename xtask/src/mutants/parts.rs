@@ -151,7 +151,8 @@ pub const PARTS: [Part; 11] = [
     },
     // The encoder's tests hold rules against records, too.
     units("rules", "agent/rules/", &["rules", "flows"]),
-    // What is written is held against what is read by the encoder, and what no agent sends by the collector. Others use its parts.
+    // The encoder's tests compare written with read batches, and the collector's tests cover batches that no agent
+    // sends. Others use its parts.
     units(
         "proto",
         "agent/proto/",

@@ -357,7 +357,7 @@ fn refuses(service: &mut Service) -> Result<String> {
         .said("config.toml:1:1")
         .context("no place is told")?;
     ensure!(said.contains("did you mean scan_interval?"), "{said}");
-    // systemd closes what it stores for a service that has failed, and with it the links.
+    // systemd closes the stored descriptors of a failed service, and with them the links.
     wait_for("no program is attached", || {
         Ok((service.attached()? == [0, 0]).then_some(()))
     })?;
@@ -384,7 +384,7 @@ fn lacks(service: &mut Service) -> Result<String> {
     );
     ensure!(machine.run(&unread).is_err(), "it starts");
     let said = service.said("CAP_BPF").context("CAP_BPF is not named")?;
-    // systemd goes on trying, and the programs go on counting for the process that will have the capability.
+    // systemd keeps retrying, and the programs keep counting for the process that will have the capability.
     service.send(53, 5)?;
     let attached = service.attached()?;
     ensure!(attached == [1, 1], "{attached:?} programs are attached");

@@ -164,7 +164,7 @@ impl Agents {
         agent.refused_to = agent.refused_to.max(end);
     }
 
-    /// Notes the same for a followed flow in which other agents of the credential hold the places.
+    /// Notes the same for a followed flow whose places other agents of the credential hold.
     pub(super) fn has_no_room_in_a_flow(&mut self, agent: Index, end: u64) {
         let agent = self.all.get_mut(&agent).expect("it was noted");
         agent.is_not_whole(end, Doubt::NoRoom);

@@ -60,10 +60,7 @@ impl PairFile {
     pub(crate) async fn begin(&mut self) -> Result<()> {
         let begun = self.files.begin().await;
         begun.with_context(|| format!("begin to report pairs in {}", self.address))?;
-        tracing::info!(
-            address = self.address,
-            "agents are compared, and reported here"
-        );
+        tracing::info!(address = self.address, "comparing agents, reporting here");
         Ok(())
     }
 
@@ -116,7 +113,7 @@ impl PairFile {
                 tracing::warn!(
                     address = self.address,
                     times,
-                    "reports of pairs are lost: {}",
+                    "cannot write the reports of pairs, which are lost: {}",
                     self.last_error
                 );
             }

@@ -242,7 +242,7 @@ impl Flow {
         self.reports(id, agents, |_, _, _| Some(Doubt::Stopped))
     }
 
-    /// Starts over after a report. Packets of an agent that comes later may belong to what was reported.
+    /// Starts over after a report. A later agent's packets may belong to the reported ones.
     fn begin_anew(&mut self, now: &Now) {
         // By the clock of an agent that comes later. An agent that was settled has no packets before this time.
         let before_settled = now.settle_ns.saturating_sub(1);

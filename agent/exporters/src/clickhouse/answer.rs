@@ -108,13 +108,15 @@ pub(super) fn judged(
         ))
     } else if is_one(&NO_LOGIN) || code.is_none() && is_refused {
         lasting(format!(
-            "the login of user {user} at {address} is refused, look at user and password_file"
+            "{address} refuses the login of user {user}, check user and password_file"
         ))
     } else if is_one(&NO_TABLE) {
-        lasting(format!("there is no table {table}, make it with flows.sql"))
+        lasting(format!(
+            "there is no table {table}, create it with flows.sql"
+        ))
     } else if is_one(&NO_COLUMN) {
         lasting(format!(
-            "table {table} has not the columns of this version, hold it against flows.sql"
+            "table {table} lacks columns of this version, compare it with flows.sql"
         ))
     } else if is_one(&FIXED_SETTING) {
         lasting(format!(
@@ -160,13 +162,9 @@ fn of_a_stranger(address: &str, status: StatusCode, said: &str) -> Fault {
     let separator = if said.is_empty() { "" } else { ": " };
     let told = format!("HTTP {status}{separator}{said}");
     if may_pass(status) {
-        Fault::Passing(
-            format!("what answers at {address} in ClickHouse's stead says {told}").into(),
-        )
+        Fault::Passing(format!("a server in front of ClickHouse at {address} says {told}").into())
     } else {
-        Fault::Lasting(
-            format!("what answers at {address} is no ClickHouse, and says {told}").into(),
-        )
+        Fault::Lasting(format!("the server at {address} is not ClickHouse, and says {told}").into())
     }
 }
 
@@ -241,8 +239,8 @@ mod tests {
         for (code, told) in [
             ("60", "there is no table d.t"),
             ("81", "there is no table d.t"),
-            ("16", "has not the columns of this version"),
-            ("516", "the login of user default at a:1 is refused"),
+            ("16", "lacks columns of this version"),
+            ("516", "a:1 refuses the login of user default"),
             (
                 "497",
                 "user default may not insert into d.t (GRANT INSERT ON d.t TO default)",

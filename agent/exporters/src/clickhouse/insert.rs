@@ -93,12 +93,13 @@ impl Insert<'_> {
             .header(header::USER_AGENT, USER_AGENT);
         if let Some(login) = &self.settings.login {
             let lasting = |why: String| Fault::Lasting(why.into());
-            let user = header_value(&login.user)
-                .map_err(|_| lasting("user has letters that a request cannot have".to_owned()))?;
+            let user = header_value(&login.user).map_err(|_| {
+                lasting("user has characters that a request cannot carry".to_owned())
+            })?;
             request = request.header(USER, user);
             if let Some(password) = password {
                 let password = header_value(password).map_err(|_| {
-                    lasting("the password has letters that a request cannot have".to_owned())
+                    lasting("the password has characters that a request cannot carry".to_owned())
                 })?;
                 request = request.header(PASSWORD, password);
             }

@@ -1,4 +1,4 @@
-//! Against a server that takes, refuses and spoils INSERTs as a test wants it.
+//! Tests against a server that accepts, refuses or breaks INSERTs as the test says.
 
 use prost::Message as _;
 use proto::FlowRecord;
@@ -151,7 +151,7 @@ async fn a_server_that_hangs_is_given_up_and_what_comes_next_is_told_at_once() {
         let why = fate.as_ref().unwrap_err();
         assert!(why.contains("has not answered in time"), "{why}");
     }
-    // However long this machine takes.
+    // So that the test does not depend on this machine's speed.
     let (failed_at, _) = clickhouse.failed.as_mut().unwrap();
     *failed_at += Duration::from_hours(1);
     assert_eq!(
@@ -196,7 +196,7 @@ async fn what_somebody_has_to_change_is_told_at_once_and_nothing_else_is_tried()
     let refusal = clickhouse.begin().await.unwrap_err().to_string();
     assert_eq!(
         refusal,
-        "there is no table d.t, make it with flows.sql: ClickHouse says: Code: 60"
+        "there is no table d.t, create it with flows.sql: ClickHouse says: Code: 60"
     );
     let fates = clickhouse.store(&encoded([batch(1), batch(2)])).await;
     assert_eq!(are_stored(&fates), [false, false]);
@@ -217,13 +217,13 @@ async fn what_is_not_come_to_is_not_stored() {
         ..batch(day)
     });
     let fates = clickhouse.store(&encoded(days)).await;
-    // Of the second group the records are there, and the batches are not.
+    // The second group's records are stored, its batches are not.
     let stored: Vec<_> = (1..=150).map(|day| day <= 50).collect();
     assert_eq!(are_stored(&fates), stored);
     assert_eq!(lock(&server).heads.len(), 4);
 }
 
-/// Keeps those that are not stored yet, as agents send them again, until it fails with no others than these. Returns how often.
+/// Stores the batches again and again, as agents would, until only `failing` are left. Returns the number of rounds.
 async fn keep_until_only(clickhouse: &mut ClickHouse, failing: &[u64], batches: Vec<u64>) -> usize {
     let mut waiting = batches;
     for times in 1..=20 {
@@ -232,7 +232,7 @@ async fn keep_until_only(clickhouse: &mut ClickHouse, failing: &[u64], batches: 
             .await;
         let mut is_stored = are_stored(&fates).into_iter();
         waiting.retain(|_| !is_stored.next().unwrap());
-        // An agent waits for longer.
+        // Agents wait longer before they retry.
         clickhouse.failed = None;
         if waiting == failing {
             return times;
@@ -243,7 +243,7 @@ async fn keep_until_only(clickhouse: &mut ClickHouse, failing: &[u64], batches: 
 
 #[tokio::test]
 async fn a_batch_that_fails_in_a_view_does_not_keep_others_from_being_stored() {
-    // Wherever it is.
+    // The failing batch's position does not matter.
     for bad in [1, 7, 16] {
         let server = Server {
             thrown: vec![bad],
@@ -252,7 +252,7 @@ async fn a_batch_that_fails_in_a_view_does_not_keep_others_from_being_stored() {
         let (mut clickhouse, server) = start(server, Duration::from_secs(20)).await;
         let times = keep_until_only(&mut clickhouse, &[bad], (1..=16).collect()).await;
         assert!(times <= 8, "{times}");
-        // It is told, and others go on.
+        // Its agent gets the error, and other batches are stored.
         let fates = clickhouse.store(&encoded([bad, 17].map(batch))).await;
         assert_eq!(are_stored(&fates), [false, true]);
         assert!(fates[0].as_ref().unwrap_err().contains("Code: 395"));
@@ -270,7 +270,7 @@ async fn a_slow_server_gets_fewer_at_once_and_gets_on() {
         slow: Duration::from_millis(200),
         ..Server::default()
     };
-    // Half of them take longer.
+    // Half of the batches take longer than the limit.
     let (mut clickhouse, server) = start(server, Duration::from_secs(2)).await;
     let times = keep_until_only(&mut clickhouse, &[], (1..=16).collect()).await;
     assert!(times > 1);

@@ -373,7 +373,7 @@ impl Backlog {
         let Ok(done) = timeout(HANGS, working).await else {
             let time = humantime::format_duration(HANGS);
             let fault = format!(
-                "the disk has not answered for {time}, so it is left alone until the next start"
+                "the disk has not answered for {time}, so it is not used until the next start"
             );
             self.faults.hangs = Some(fault);
             self.spool = None;

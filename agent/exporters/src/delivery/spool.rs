@@ -143,7 +143,7 @@ impl Spool {
         let mark = match Mark::read(&folder)?.transpose() {
             Ok(mark) => mark,
             Err(error) => {
-                faults.push(format!("{error:#}, so earlier losses are not known"));
+                faults.push(format!("{error:#}, so earlier losses are unknown"));
                 None
             }
         };
@@ -223,7 +223,7 @@ impl Spool {
         {
             let path = newest.path.display();
             beginning.faults.push(format!(
-                "{path} could not be written anew: {error}; a power cut may take what the disk refused before"
+                "cannot rewrite {path}: {error}; a power cut may lose batches whose sync failed before"
             ));
         }
         for segment in &spool.segments {
@@ -506,7 +506,7 @@ impl Spool {
             if let Err(error) = remove(oldest) {
                 if !self.has_told_stays {
                     let path = oldest.path.display();
-                    tracing::warn!(%path, %error, "a segment that is not needed any more stays");
+                    tracing::warn!(%path, %error, "cannot remove an acknowledged segment");
                 }
                 self.has_told_stays = true;
                 return;
@@ -578,7 +578,7 @@ fn next_of(reader: &mut Reader, reached: u64) -> io::Result<Option<(Header, Opti
 }
 
 fn tell_unreadable(first_seq: u64, error: &io::Error) {
-    tracing::warn!(segment = first_seq, %error, "a segment of the spool cannot be read any more");
+    tracing::warn!(segment = first_seq, %error, "a segment of the spool can no longer be read");
 }
 
 /// Creates the folder if it is missing, and locks it.
@@ -606,7 +606,7 @@ fn open_to_others(folder: &Path) -> Result<Option<String>> {
     let mode = metadata.with_context(|| format!("look at {}", folder.display()))?;
     Ok((mode.mode() & WRITABLE_BY_OTHERS != 0).then(|| {
         let folder = folder.display();
-        format!("{folder}: every user can remove what waits, and put in other batches: chmod o-w {folder}")
+        format!("{folder}: every user can remove and add batches: chmod o-w {folder}")
     }))
 }
 
@@ -646,7 +646,7 @@ impl Found {
         let Some((mut segment, stream_id)) = opened else {
             set_aside(path)?;
             return Ok(Some(
-                "is no part of this spool: it has got the ending .bad".to_owned(),
+                "is not part of this spool: renamed to end in .bad".to_owned(),
             ));
         };
         let walk = &mut self.walk;
@@ -661,7 +661,7 @@ impl Found {
             (None, Some(_)) => {
                 set_aside(path)?;
                 Ok(Some(
-                    "has no batch that can be read: it has got the ending .bad".to_owned(),
+                    "has no readable batch: renamed to end in .bad".to_owned(),
                 ))
             }
             (Some(_), damage) => {

@@ -1,4 +1,4 @@
-//! A collector is simulated: it stores what it is sent, and breaks calls as the test says.
+//! A simulated collector stores the batches it receives, and breaks calls where the test's script says so.
 
 mod collector;
 mod shutdown;
@@ -20,7 +20,7 @@ use collector::{Script, Store, WELL, free_port, host, listen, listen_on};
 
 const AGENT: &str = "agent-1";
 
-/// A batch of so many records, each of three packets with 300 bytes.
+/// A batch of this many records, each of three packets with 300 bytes.
 fn batch(scan_id: u64, records: u32) -> Batch {
     let record = FlowRecord {
         src: Some(Endpoint {
@@ -49,7 +49,7 @@ fn batch(scan_id: u64, records: u32) -> Batch {
     }
 }
 
-/// The same with so many bytes more.
+/// The same, longer by this many bytes.
 fn long(scan_id: u64, records: u32, bytes: usize) -> Batch {
     let mut batch = batch(scan_id, records);
     let more = FlowBatch {
@@ -118,7 +118,7 @@ impl Output {
         }
     }
 
-    /// The records that were sent, lost and are queued.
+    /// How many records were sent, were lost, and are queued.
     fn fates(&self) -> [u64; 3] {
         let status = self.counters.status();
         [status.sent, status.lost, status.queued].map(|fate| fate.unwrap().records)
@@ -149,7 +149,7 @@ impl Output {
         .await;
     }
 
-    /// Ends when all is acknowledged.
+    /// Shuts the output down and waits until everything is acknowledged.
     async fn end(self) -> Arc<Counters> {
         self.hub.close();
         let ended = timeout(Duration::from_mins(1), self.task).await;
@@ -164,7 +164,7 @@ fn roomy_hub() -> Hub {
 
 #[tokio::test]
 async fn every_batch_is_stored_once_however_often_calls_break() {
-    // Far more small ones than a server takes as frames of their own.
+    // Far more small batches than a server accepts as separate frames.
     const BATCHES: u64 = 3000;
     let breaks = [(0, 0), (1, 0), (7, 7), (50, 3), (20, 0), (3, 2)];
     let scripts = breaks.map(|(stores, acknowledges)| Script {
@@ -193,7 +193,7 @@ async fn every_batch_is_stored_once_however_often_calls_break() {
     assert_eq!(numbers, (1..=BATCHES).collect::<Vec<_>>());
     let calls = store.calls();
     assert_eq!(calls.len(), breaks.len() + 1);
-    // Each call goes on behind what was acknowledged, in order. An acknowledgement may be lost with its call.
+    // Each call starts after the last acknowledged batch, in order. An acknowledgement may be lost with its call.
     let mut acknowledged = 0;
     let mut first = 1;
     for (call, (_, acknowledges)) in calls.iter().zip(breaks.into_iter().rev().chain([(0, 0)])) {
@@ -217,7 +217,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
         wants: Duration::from_mins(minutes),
         ..WELL
     };
-    // The last one asks for nothing.
+    // The last script asks for nothing.
     let store = Store::with(&[wants(10, 1), wants(2, 2)]);
     let (collector, _task) = listen(&store);
     let output = Output::start(roomy_hub(), vec![collector], PATIENCE);
@@ -226,7 +226,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
         let most = output.throttles.strongest();
         assert_eq!(most.report_interval.as_nanos(), told.into());
         let rate = output.counters.status().asked_sample_rate;
-        // See the script.
+        // The script's sample rate is ten per minute of its interval.
         assert_eq!(
             (most.sample_rate, u64::from(rate)),
             (rate, told / 6_000_000_000)
@@ -234,7 +234,7 @@ async fn what_the_last_collector_asked_for_holds_until_one_asks_for_something_el
         told / 60_000_000_000
     };
     assert_eq!(asked(&output), 0);
-    // Of the ten minutes the settings allow five.
+    // The collector asks for ten minutes, but the settings allow five.
     for (scan_id, minutes) in [(1, 2), (2, 2), (3, 5), (4, 0)] {
         output.hub.publish(&batch(scan_id, 1));
         output.wait_until_sent(scan_id).await;
@@ -279,7 +279,7 @@ async fn a_call_that_ends_when_nothing_is_left_is_no_failure() {
     for scan_id in 1..=3 {
         output.hub.publish(&batch(scan_id, 1));
         output.wait_until_sent(scan_id).await;
-        // The end of the call comes right behind.
+        // The end of the call follows immediately.
         sleep(Duration::from_millis(50)).await;
     }
     let counters = output.end().await;
@@ -287,7 +287,7 @@ async fn a_call_that_ends_when_nothing_is_left_is_no_failure() {
     assert_eq!(store.calls(), [[1], [2], [3]]);
 }
 
-/// Two collectors that take a batch and end the call keep nobody busy.
+/// Two collectors that end every call after one batch do not keep the output busy.
 #[tokio::test]
 async fn calls_that_break_at_once_are_followed_by_pauses() {
     const BATCHES: u64 = 6;
@@ -302,7 +302,7 @@ async fn calls_that_break_at_once_are_followed_by_pauses() {
     }
     output.end().await;
     assert_eq!(store.sum(), sum_of_records(BATCHES));
-    // A call whose acknowledgement was lost has brought nothing, and is followed by one at the other collector.
+    // A call whose acknowledgement was lost made no progress, so the next call goes to the other collector.
     let pauses = (store.calls().len() as u32 - 1) / 2;
     assert!(pauses >= 2);
     assert!(begun.elapsed() >= pauses * Duration::from_millis(100));
@@ -320,12 +320,12 @@ async fn what_was_never_sent_cannot_be_acknowledged() {
     output.hub.publish(&batch(1, 1));
     output.wait_until_sent(1).await;
     let status = output.counters.status();
-    let told = "the collector acknowledges batch 2, and 1 was the last one";
+    let told = "the collector acknowledges batch 2, but the last one sent was 1";
     assert!(status.last_error.contains(told), "{status:?}");
     assert_eq!(store.calls(), [[1], [1]]);
 }
 
-/// A collector may claim what only an earlier call has brought, to itself or to another one.
+/// A collector may acknowledge batches that only an earlier call sent, to it or to another collector.
 #[tokio::test]
 async fn what_this_call_has_not_brought_is_not_acknowledged_yet() {
     const BATCHES: u64 = 100;
@@ -346,7 +346,7 @@ async fn what_this_call_has_not_brought_is_not_acknowledged_yet() {
         output.hub.publish(&long(scan_id, 1, 256 << 10));
     }
     output.wait_until_sent(BATCHES).await;
-    // The claims are believed for what fits into a transport, and no more.
+    // Such an acknowledgement counts only for batches that this call has put into the transport.
     let calls = one.calls();
     assert_eq!((calls.len(), other.calls()), (2, vec![vec![1]]));
     assert_eq!(calls[1].last(), Some(&BATCHES));
@@ -361,7 +361,7 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
     };
     let store = Store::with(&[silent]);
     let (collector, _task) = listen(&store);
-    // Longer than this test may be held up.
+    // Longer than a busy machine may delay this test.
     let patience = Duration::from_secs(2);
     let output = Output::start(roomy_hub(), vec![collector], patience);
     output.hub.publish(&batch(1, 1));
@@ -372,7 +372,7 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
         "{status:?}"
     );
     assert_eq!(store.calls(), [[1], [1]]);
-    // A connection on which nothing waits for an acknowledgement is in order, however long it is quiet.
+    // A connection without unacknowledged batches may stay quiet for any length of time.
     sleep(patience + patience / 2).await;
     output.hub.publish(&batch(2, 1));
     output.wait_until_sent(2).await;
@@ -380,14 +380,14 @@ async fn a_collector_that_never_acknowledges_is_left_and_its_batches_sent_again(
     assert_eq!(output.counters.status().failures, 1);
 }
 
-/// What the queue lost while nobody took anything is told with the next batch, and at the end.
+/// The next batch reports what the queue lost while nobody took batches; so does the end.
 #[tokio::test]
 async fn a_batch_says_what_was_lost_before_it() {
     let store = Store::default();
     let (collector, _task) = listen(&store);
     let hub = Hub::new(2, DEFAULT_QUEUED_BYTES);
     let output = Output::start(hub, vec![collector], PATIENCE);
-    // Nothing runs between these: two of them have room.
+    // The output does not run in between, so only two of these fit.
     for scan_id in 1..=5 {
         output.hub.publish(&batch(scan_id, 1));
     }
@@ -398,7 +398,7 @@ async fn a_batch_says_what_was_lost_before_it() {
     assert_eq!(store.lost(), [3, 3]);
 }
 
-/// Transports hold all there is, so the last batch is refused, and nothing tells that but a batch of its own.
+/// The transports fill the hub's memory, so it refuses the last batch. Only an extra batch can report that loss.
 #[tokio::test]
 async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
     let silent = Script {
@@ -408,7 +408,7 @@ async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
     let store = Store::with(&[silent]);
     let (collector, _task) = listen(&store);
     let hub = Hub::new(10, batch(1, 1).body.len() as u64);
-    // Longer than this test may be held up.
+    // Longer than a busy machine may delay this test.
     let output = Output::start(hub, vec![collector], Duration::from_secs(5));
     output.hub.publish(&batch(1, 1));
     timeout(Duration::from_mins(1), async {
@@ -422,7 +422,7 @@ async fn what_was_lost_after_the_last_batch_is_told_with_its_agent() {
     assert_eq!(output.fates(), [0, 1, 1]);
     let counters = output.end().await;
     assert_eq!(counters.status().sent.unwrap().records, 1);
-    // The first call had both, too.
+    // The first call sent both, too.
     assert_eq!(store.calls(), [[1, 2], [1, 2]]);
     assert_eq!(store.lost(), [0, 1]);
     assert_eq!(store.sum(), sum_of_records(1));

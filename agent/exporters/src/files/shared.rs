@@ -152,10 +152,7 @@ impl Shared {
         if let Err(error) = file.end().await
             && let Some(times) = self.fails.event()
         {
-            tracing::warn!(
-                times,
-                "a file of one sender could not be completed: {error:#}"
-            );
+            tracing::warn!(times, "cannot complete the file of a sender: {error:#}");
         }
     }
 

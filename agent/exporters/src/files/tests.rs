@@ -47,7 +47,7 @@ async fn write(file: &mut Rotated, lines: usize) {
     }
 }
 
-/// The names of the files with their content, decompressed.
+/// File names with their decompressed content.
 fn files(folder: &TempDir) -> Vec<(String, Vec<u8>)> {
     let paths = fs::read_dir(folder.path()).unwrap();
     let paths = paths.map(|entry| entry.unwrap().path());
@@ -115,7 +115,7 @@ async fn a_file_that_is_old_enough_is_complete() {
         },
     );
     write(&mut file, 1).await;
-    // The next write finds the file too old, again and again.
+    // Every further write finds the file too old.
     assert_eq!(file.write(LINE).await.unwrap(), Written::Anew);
     assert_eq!(files(&folder).len(), 2);
 }
@@ -209,7 +209,7 @@ fn a_file_of_one_sender_says_whose_it_is_and_when_it_ended() {
     for (is_recovered, hour, owner, expected) in [
         (false, 2, None, "Z"),
         (false, 4, Some(&owners[0]), "Z-from-web01"),
-        // It began before the other one was complete.
+        // This one began before the other one was complete.
         (true, 3, None, "Z"),
         // The clock was set back.
         (false, 2, Some(&owners[1]), "Z-r1-from--r1-2"),
@@ -262,7 +262,7 @@ async fn a_file_that_is_made_of_pieces_is_complete_at_its_most_rows() {
         ..rotation(Compression::None)
     };
     let mut file = Rotated::made(folder.path().to_owned(), rotation, made);
-    // Four fit, and the fifth begins another file.
+    // Four pieces fit, and the fifth begins another file.
     for _ in 0..5 {
         let piece = Piece {
             bytes: Bytes::from_static(LINE),
@@ -277,7 +277,7 @@ async fn a_file_that_is_made_of_pieces_is_complete_at_its_most_rows() {
     assert_eq!(complete.unwrap().1, LINE.repeat(4));
 }
 
-/// Each start finds files of times to come, as after a clock that was years ahead was put right.
+/// Each start finds files dated in the future, as if a clock that was years ahead had been corrected.
 #[tokio::test]
 async fn the_newest_files_stay_however_far_the_clock_was_set_back() {
     for compression in [Compression::None, Compression::Zstd] {
@@ -288,7 +288,7 @@ async fn the_newest_files_stay_however_far_the_clock_was_set_back() {
         ] {
             fs::write(folder.path().join(name), LINE).unwrap();
         }
-        // What a start finds and completes is newer, too.
+        // A file that the start completes is newer, too.
         fs::write(folder.path().join("flows.jsonl"), LINE.repeat(2)).unwrap();
         let lens = || -> Vec<_> {
             let complete = files(&folder).into_iter();
@@ -304,7 +304,7 @@ async fn the_newest_files_stay_however_far_the_clock_was_set_back() {
         assert_eq!(lens(), [1, 1, 2]);
         file.close().await.unwrap();
         assert_eq!(lens(), [1, 2, 3]);
-        // Once more, by another process.
+        // The same in another process.
         drop(file);
         let ahead = folder.path().join("flows-30000102T030405Z-r1.jsonl");
         fs::write(&ahead, LINE).unwrap();
@@ -330,7 +330,7 @@ async fn what_a_killed_process_left_is_cut_to_whole_lines_and_completed() {
     let folder = tempfile::tempdir().unwrap();
     let half = [LINE, LINE, b"{\"type\":\"fl"].concat();
     fs::write(folder.path().join("flows.jsonl"), half).unwrap();
-    // It was killed while it compressed a file, and another one before it removed what was compressed.
+    // One process was killed while it compressed a file, another before it removed the uncompressed file.
     let left = |name: &str, content: &[u8]| fs::write(folder.path().join(name), content).unwrap();
     left("flows-20260102T030405Z.jsonl.part", LINE);
     left("flows-20260102T030405Z.jsonl.gz.part", b"half");
@@ -438,7 +438,7 @@ async fn where_files_cannot_be_written_is_known_before_the_first_is() {
     let mut file = at("flows");
     file.refuse_unwritable().await.unwrap();
     assert!(!folder.path().join("flows").exists());
-    // What an earlier process left stays as it is, too.
+    // A file of an earlier process stays unchanged, too.
     fs::write(folder.path().join("left"), [LINE, b"half"].concat()).unwrap();
     at("left").refuse_unwritable().await.unwrap();
     let left = fs::read(folder.path().join("left")).unwrap();
@@ -512,7 +512,7 @@ async fn the_group_may_read_files_and_others_may_not() {
     }
 }
 
-/// Hands everything over, as a worker does.
+/// Sends everything, as a worker does.
 async fn send(ipfix: &mut Ipfix, file: &mut Transport, batch: &FlowBatch, flows: &[FlowRecord]) {
     let mut rest = flows;
     for _ in 0..1_000 {
@@ -549,7 +549,7 @@ async fn flows_go_out_however_soon_a_file_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("flows.ipfix");
         let mut file = Transport::File(Rotated::new(path, rotation, whole::ipfix));
-        // A file begins with several messages of options.
+        // So short that a file begins with several messages of options.
         let settings = Settings {
             message_len_bytes: 512,
             ..Settings::stream()
@@ -608,7 +608,7 @@ async fn nobody_writes_there_while_a_thread_completes_the_file_of_an_output_that
     };
     let mut first = made(wait);
     write(&mut first, 2).await;
-    // Its time is over.
+    // The deadline of `first` passes.
     assert!(first.close().now_or_never().is_none());
     drop(first);
     BEGUN.wait();
@@ -633,7 +633,7 @@ async fn nobody_writes_there_while_a_thread_completes_the_file_of_an_output_that
     assert_eq!(lines, [(true, 1), (true, 2)], "{files:?}");
 }
 
-/// Somebody gives up waiting for a piece before a thread has begun with it, and while one writes it.
+/// The caller stops waiting for a piece before a thread starts to write it, and while the thread writes.
 #[test]
 fn a_piece_that_nobody_waits_for_is_written_or_not_and_that_is_told() {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -650,13 +650,13 @@ fn a_piece_that_nobody_waits_for_is_written_or_not_and_that_is_told() {
         write(&mut file, 1).await;
         let path = folder.path().join("flows.jsonl");
         let (free, is_free) = std::sync::mpsc::channel::<()>();
-        // It has the only thread.
+        // This task occupies the only thread.
         let other = spawn_blocking(move || is_free.recv());
         assert!(file.write(LINE).now_or_never().is_none());
         assert!(!file.has_written().await.unwrap());
         free.send(()).unwrap();
         other.await.unwrap().unwrap();
-        // It comes after that one.
+        // This runs after the write.
         spawn_blocking(|| ()).await.unwrap();
         assert_eq!(fs::read(&path).unwrap(), LINE);
 
@@ -666,7 +666,7 @@ fn a_piece_that_nobody_waits_for_is_written_or_not_and_that_is_told() {
         write(&mut file, 1).await;
         let long = LINE.repeat(1 << 20);
         assert!(file.write(long.clone()).now_or_never().is_none());
-        // The thread writes.
+        // Wait until the thread is writing.
         let until = Instant::now() + Duration::from_mins(2);
         while fs::metadata(&path).unwrap().len() == LINE.len() as u64 {
             assert!(Instant::now() < until, "nothing is written");

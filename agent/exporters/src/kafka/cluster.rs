@@ -76,7 +76,7 @@ impl Cluster {
         }
         let topic = &settings.topic;
         let why = format!(
-            "there is no topic {topic}: make it (kafka-topics.sh --create --topic {topic}), or set create_topic"
+            "there is no topic {topic}: create it (kafka-topics.sh --create --topic {topic}), or set create_topic"
         );
         if faults.is_empty() {
             return Err(Fault::lasting(why));
@@ -163,7 +163,7 @@ impl Cluster {
             Some(Answered::UnknownTopicOrPartition) => return Ok(false),
             Some(Answered::TopicAuthorizationFailed) => return Err(not_allowed(topic)),
             Some(Answered::InvalidTopicException) => {
-                return Err(Fault::lasting(format!("no topic can be called {topic}")));
+                return Err(Fault::lasting(format!("{topic} is not a valid topic name")));
             }
             Some(error) => {
                 return Err(Fault::passing(format!(
@@ -217,14 +217,14 @@ impl Cluster {
         let Some((error, said)) =
             answer.and_then(|answer| Some((answer.error?, answer.error_message)))
         else {
-            tracing::info!(topic, "the topic was not there, and has been made");
+            tracing::info!(topic, "created the topic, which did not exist");
             return Ok(());
         };
         if error == Answered::TopicAlreadyExists {
             return Ok(());
         }
         let said = one_line(&said.and_then(|said| said.0).unwrap_or_default());
-        let why = format!("topic {topic} is not there and cannot be made: {error} {said}");
+        let why = format!("topic {topic} does not exist and cannot be created: {error} {said}");
         let may_pass = [Answered::RequestTimedOut, Answered::NotController];
         Err(if may_pass.contains(&error) {
             Fault::passing(why)
@@ -246,7 +246,7 @@ fn advertised(id: i32, host: &str, port: i32) -> Result<HostPort, Fault> {
             port,
         }),
         _ => Err(Fault::passing(format!(
-            "broker {id} gives an address that cannot be one, host {:?} and port {port}: look at its advertised.listeners",
+            "broker {id} gives an invalid address, host {:?} and port {port}: check its advertised.listeners",
             one_line(host)
         ))),
     }
@@ -296,7 +296,7 @@ mod tests {
         ] {
             let fault = advertised(7, host, port).unwrap_err();
             let told = fault.to_string();
-            assert!(told.contains("broker 7 gives an address"), "{told}");
+            assert!(told.contains("broker 7 gives an invalid address"), "{told}");
             assert!(!told.contains(char::is_control), "{told}");
         }
     }

@@ -40,14 +40,15 @@ pub(super) struct Connection {
 impl Connection {
     pub async fn open(endpoint: &Endpoint, login: Option<&Login>) -> Result<Self, Fault> {
         let address = endpoint.address();
-        let stream = endpoint.connect(PATIENCE).await.map_err(|error| {
-            Fault::passing(format!("the broker {address} cannot be reached: {error:#}"))
-        })?;
+        let stream = endpoint
+            .connect(PATIENCE)
+            .await
+            .map_err(|error| Fault::passing(format!("cannot reach broker {address}: {error:#}")))?;
         let mut connection = Self::over(stream, address.clone());
         let seconds = PATIENCE.as_secs();
         let greeted = timeout(PATIENCE, connection.greet()).await;
         greeted.map_err(|_| {
-            Fault::passing(format!("the broker {address} says nothing for {seconds} s"))
+            Fault::passing(format!("broker {address} has sent nothing for {seconds} s"))
         })??;
         let Some(login) = login else {
             return Ok(connection);
@@ -55,7 +56,7 @@ impl Connection {
         let logged_in = timeout(PATIENCE, connection.log_in(login.clone())).await;
         logged_in.unwrap_or_else(|_| {
             Err(Fault::passing(format!(
-                "the login at the broker {address} takes longer than {seconds} s"
+                "the login at broker {address} takes longer than {seconds} s"
             )))
         })
     }
@@ -75,7 +76,7 @@ impl Connection {
         let versions = self.messenger.sync_versions().await;
         versions.map_err(|error| {
             Fault::passing(format!(
-                "{address} does not answer as a broker of Kafka: {error}; if its listener speaks TLS, say tls://"
+                "{address} does not answer like a Kafka broker: {error}; if its listener speaks TLS, use tls://"
             ))
         })
     }
@@ -92,14 +93,14 @@ impl Connection {
                 let logged_in = timeout(PATIENCE, self.messenger.do_sasl(config)).await;
                 let logged_in = logged_in.map_err(|_| {
                     let address = &self.address;
-                    Fault::passing(format!("the broker {address} does not answer a login"))
+                    Fault::passing(format!("broker {address} does not answer the login"))
                 })?;
                 logged_in.map_err(|error| self.refused(&login, &error))?;
                 Ok(self)
             })
         });
         done.await.unwrap_or_else(|error| {
-            let why = format!("the login at the broker {address} broke: {error}");
+            let why = format!("the login at broker {address} broke off: {error}");
             Err(Fault::passing(why))
         })
     }
@@ -116,12 +117,12 @@ impl Connection {
                 Answered::UnsupportedSaslMechanism | Answered::IllegalSaslState,
             )
             | SaslError::UnsupportedSaslMechanism => Fault::lasting(format!(
-                "the listener {address} takes no login by sasl {mechanism}: choose another one, or another port"
+                "the listener {address} does not support sasl {mechanism}: choose another mechanism, or another port"
             )),
             SaslError::RequestError(error) => self.broken(error),
             // The check of the broker's SCRAM signature fails too if the broker does not know the password.
             error => Fault::lasting(format!(
-                "the broker {address} refuses user {user} by sasl {mechanism} ({error}): look at user, and at {}",
+                "broker {address} refuses user {user} by sasl {mechanism} ({error}): check user and {}",
                 login.password_file
             )),
         }
@@ -145,7 +146,7 @@ impl Connection {
             ));
         }
         Fault::passing(format!(
-            "the connection to the broker {address} broke: {error}"
+            "the connection to broker {address} broke off: {error}"
         ))
     }
 }

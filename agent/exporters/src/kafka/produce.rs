@@ -184,7 +184,7 @@ impl Cluster {
     async fn connect(&self, broker: i32) -> Result<Connection, Fault> {
         let address = self.brokers.get(&broker).ok_or_else(|| {
             let why =
-                format!("nobody knows the address of broker {broker}, which leads partitions");
+                format!("the cluster gives no address for broker {broker}, which leads partitions");
             Fault::passing(why)
         })?;
         let address = address.as_ref().map_err(Fault::clone)?;
@@ -210,7 +210,7 @@ impl Cluster {
                 not_allowed(topic)
             }
             Answered::UnsupportedCompressionType => Fault::lasting(format!(
-                "the brokers take no messages with compression {compression:?}: choose gzip or none"
+                "the brokers do not take compression {compression:?}: choose gzip or none"
             )),
             Answered::NotEnoughReplicas | Answered::NotEnoughReplicasAfterAppend => {
                 Fault::passing(format!(

@@ -89,7 +89,7 @@ fn login(table: &Table) -> Result<Option<Login>, Refused> {
     }
     if let Some(missing) = given.iter().position(|is_given| !is_given) {
         let message = format!(
-            "sasl, user and password_file go together, and there is no {}: give all three, or none",
+            "sasl, user and password_file go together, and {} is missing: give all three, or none",
             keys[missing]
         );
         let key = given.iter().position(|is_given| *is_given);
@@ -199,15 +199,15 @@ mod tests {
             ),
             (
                 r#", "sasl": "plain""#,
-                "sasl: sasl, user and password_file go together, and there is no user",
+                "sasl: sasl, user and password_file go together, and user is missing",
             ),
             (
                 r#", "user": "me""#,
-                "user: sasl, user and password_file go together, and there is no sasl",
+                "user: sasl, user and password_file go together, and sasl is missing",
             ),
             (
                 r#", "password_file": "/p", "user": "a""#,
-                "and there is no sasl",
+                "and sasl is missing",
             ),
             (
                 r#", "sasl": "gssapi", "user": "a", "password_file": "/p""#,

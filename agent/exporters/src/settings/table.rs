@@ -113,19 +113,19 @@ const KEYS: &[Key] = &[
         name: "filter",
         kinds: CHOOSING,
         value: ValueType::Text,
-        help: "Rules in the language of filter: a flow goes out if they let a packet of it pass.",
+        help: "Rules in the language of filter: a flow is sent if they let one of its packets pass.",
     },
     Key {
         name: "only_ended",
         kinds: CHOOSING,
         value: ValueType::Boolean,
-        help: "One record for each flow, when it has ended.",
+        help: "Send one record per flow, when it has ended.",
     },
     Key {
         name: "min_bytes",
         kinds: CHOOSING,
         value: ValueType::Integer { least: 0 },
-        help: "No flow that has fewer bytes than this, of both directions together.",
+        help: "Leave out flows with fewer bytes than this, both directions together.",
     },
     Key {
         name: "rotate_bytes",
@@ -173,7 +173,7 @@ const KEYS: &[Key] = &[
         name: "octets",
         kinds: IPFIX,
         value: ValueType::Choice(&["ip", "layer2"]),
-        help: "What octetDeltaCount has; by default ip, from the IP header on.",
+        help: "What octetDeltaCount counts; by default ip, from the IP header on.",
     },
     Key {
         name: "template_refresh",
@@ -187,7 +187,7 @@ const KEYS: &[Key] = &[
         value: ValueType::Integer {
             least: ipfix::LEAST_MESSAGE_LEN_BYTES,
         },
-        help: "The longest message; by default 1400 over UDP and 16384 else.",
+        help: "The longest message; by default 1400 over UDP, otherwise 16384.",
     },
     Key {
         name: "observation_domain",
@@ -205,31 +205,31 @@ const KEYS: &[Key] = &[
         name: "protocol",
         kinds: OTLP,
         value: ValueType::Choice(&["grpc", "http"]),
-        help: "How requests go; by default http if the address has port 4318 or a path, and grpc else.",
+        help: "The protocol of requests; by default http if the address has port 4318 or a path, otherwise grpc.",
     },
     Key {
         name: "metrics",
         kinds: OTLP,
         value: ValueType::Boolean,
-        help: "Tells the account and the output's losses as metrics; by default true.",
+        help: "Send the account and the output's losses as metrics; by default true.",
     },
     Key {
         name: "agent_ip",
         kinds: PBFLOW,
         value: ValueType::Text,
-        help: "The agent's address in each record; by default the one with which this host sends to others.",
+        help: "The agent's address in each record; by default this host's source address on its default route.",
     },
     Key {
         name: "failover",
         kinds: FAILING_OVER,
         value: ValueType::Text,
-        help: "Other collectors, or other brokers of Kafka, as HOST:PORT, with commas, for when the one before does not answer.",
+        help: "Further collectors or Kafka brokers, as HOST:PORT, separated by commas, to try if the one before does not answer.",
     },
     Key {
         name: "spool",
         kinds: COLLECTOR,
         value: ValueType::Text,
-        help: "A folder for batches that no collector has acknowledged, so that they survive the agent; without one they wait in memory alone.",
+        help: "A folder for batches that no collector has acknowledged, so that they survive the agent; without one they wait only in memory.",
     },
     Key {
         name: "spool_bytes",
@@ -241,13 +241,13 @@ const KEYS: &[Key] = &[
         name: "max_report_interval",
         kinds: COLLECTOR,
         value: ValueType::Time,
-        help: "How seldom flows that go on are reported if the collector asks for that; 0s does not listen to it; by default 5m.",
+        help: "The longest report interval that the collector may ask for; 0s ignores such requests; by default 5m.",
     },
     Key {
         name: "max_sample_rate",
         kinds: COLLECTOR,
         value: ValueType::Integer { least: 1 },
-        help: "How far the agent follows a collector that asks it to count one flow in so many, for all outputs; by default 1, which follows none.",
+        help: "The sparsest sampling that the collector may ask for, as one flow in this many, for all outputs; by default 1, which allows none.",
     },
     Key {
         name: "token_file",
@@ -259,7 +259,7 @@ const KEYS: &[Key] = &[
         name: "create_topic",
         kinds: KAFKA,
         value: ValueType::Boolean,
-        help: "Makes the topic if it is not there, with the cluster's own number of partitions and replicas.",
+        help: "Create the topic if it does not exist, with the cluster's own number of partitions and replicas.",
     },
     Key {
         name: "sasl",
@@ -271,7 +271,7 @@ const KEYS: &[Key] = &[
         name: "user",
         kinds: LOGGING_IN,
         value: ValueType::Text,
-        help: "The name with which to log in.",
+        help: "The user name for the login.",
     },
     Key {
         name: "password_file",
@@ -289,7 +289,7 @@ const KEYS: &[Key] = &[
         name: "tls_ca",
         kinds: SERVED,
         value: ValueType::Text,
-        help: "For https:// and tls://: a file of CAs in PEM, of which the server's certificate has to be; by default those that the system trusts.",
+        help: "For https:// and tls://: a file of CAs in PEM, one of which must have issued the server's certificate; by default those that the system trusts.",
     },
     Key {
         name: "tls_client_certificate",

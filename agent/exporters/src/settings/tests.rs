@@ -373,7 +373,7 @@ fn no_address_has_a_host_that_cannot_be_one() {
     assert_refused("otlp=http://a b", "address: the name of a host");
     assert_refused("otlp=http://user@a/b@c", "address: outputs send no user");
     assert!(read("otlp=http://a/b@c").is_ok());
-    // Paths may have what they like.
+    // Paths may have any characters.
     assert!(read("jsonl=/a b/c@d").is_ok());
 }
 

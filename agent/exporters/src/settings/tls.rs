@@ -47,7 +47,7 @@ impl Way {
         for key in [CA, CERTIFICATE, KEY] {
             if table.0.contains_key(key) {
                 let message = format!(
-                    "the address is without TLS, of which this speaks: say {tls}://{rest}, or leave this out"
+                    "the address has no TLS, which this setting needs: use {tls}://{rest}, or remove the setting"
                 );
                 return Err(Refused::at(key, message));
             }
@@ -65,8 +65,7 @@ impl Way {
     /// Fails if no certificate can be valid for this host.
     pub fn refuse_host(&self, host: &str) -> Result<(), Refused> {
         if *self != Self::Plain && !client::can_be_certified(host) {
-            let message = "no certificate can have this host: it is no name, and no address without the \
-                           name of an interface";
+            let message = "no certificate can have this host: it must be a name, or an address without an interface";
             return Err(Refused::at("address", message));
         }
         Ok(())
@@ -132,9 +131,9 @@ mod tests {
                 ("tls_client_key", r#", "tls_client_key": "/b""#),
             ] {
                 let refused = refusal(&table(kind, "http", more)).unwrap();
-                let place = format!("{key}: the address is without TLS");
+                let place = format!("{key}: the address has no TLS");
                 assert!(refused.starts_with(&place), "{refused}");
-                assert!(refused.contains("say https://a:1"), "{refused}");
+                assert!(refused.contains("use https://a:1"), "{refused}");
             }
         }
     }

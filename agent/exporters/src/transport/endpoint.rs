@@ -56,7 +56,7 @@ impl Endpoint {
         };
         let connector = tls.connector();
         let shaken = timeout(patience, connector.over(stream, &self.to.host)).await;
-        let shaken = shaken.context("nobody answers the handshake of TLS")?;
+        let shaken = shaken.context("the TLS handshake got no answer")?;
         Ok(Box::new(shaken.map_err(advised)?))
     }
 }
@@ -124,9 +124,6 @@ mod tests {
         assert_eq!(endpoint.scheme(), "https");
         let failure = endpoint.connect(Duration::from_millis(50)).await.err();
         let failure = failure.map(|error| error.to_string());
-        assert_eq!(
-            failure.as_deref(),
-            Some("nobody answers the handshake of TLS")
-        );
+        assert_eq!(failure.as_deref(), Some("the TLS handshake got no answer"));
     }
 }

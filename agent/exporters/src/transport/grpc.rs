@@ -214,7 +214,7 @@ fn unframed(mut data: Bytes) -> Result<Bytes> {
     match flag {
         Some(0) if is_whole => Ok(data),
         Some(1) if is_whole => unpacked(&data),
-        _ => bail!("the answer is not one message of gRPC"),
+        _ => bail!("the answer is not one gRPC message"),
     }
 }
 

@@ -141,7 +141,7 @@ impl Connection {
         }
         // The previous send was cancelled in the middle of a message.
         if replace(&mut self.is_in_message, true) {
-            bail!("a message was broken off");
+            bail!("a message was cut off");
         }
         self.write(message).await?;
         self.is_in_message = false;
@@ -168,7 +168,7 @@ impl Connection {
             }
             let now = self.unacknowledged_bytes();
             if now >= before {
-                bail!("the receiver takes nothing");
+                bail!("the receiver takes no data");
             }
             before = now;
         }
@@ -215,7 +215,7 @@ pub(super) async fn connect(to: &HostPort, patience: Duration) -> Result<TcpStre
     let looking_up = lookup_host((to.host.as_str(), to.port));
     let found = timeout(patience, looking_up)
         .await
-        .context("nobody tells the address of the host")?
+        .context("looking up the host timed out")?
         .context("look up the host")?;
     let mut addresses: Vec<_> = found.collect();
     begin_anywhere(&mut addresses);
@@ -373,7 +373,7 @@ mod tests {
         let long = vec![2; 64 << 20];
         assert!(tcp.send(&long).now_or_never().is_none());
         let next = tcp.send(&[3; 10]).await.unwrap_err();
-        assert_eq!(next.to_string(), "a message was broken off");
+        assert_eq!(next.to_string(), "a message was cut off");
         tcp.send(&[3; 10]).await.unwrap();
         let mut again = listener.accept().await.unwrap().0;
         let mut read = [0; 10];

@@ -113,7 +113,7 @@ impl Udp {
             else {
                 return false;
             };
-            tracing::info!(host = self.to.host, address = %other, "the host has another address: datagrams go there");
+            tracing::info!(host = self.to.host, address = %other, "the host's address has changed: sending to the new one");
             return true;
         }
         let is_due = self.looking_up.is_none() && self.looked_up.elapsed() >= self.every;
@@ -170,7 +170,7 @@ impl Udp {
         let looking_up = lookup_host((self.to.host.as_str(), self.to.port));
         let found = timeout(PATIENCE, looking_up)
             .await
-            .context("nobody tells the address of the host")?
+            .context("looking up the host timed out")?
             .context("look up the host")?;
         let found: Vec<_> = found.collect();
         self.looked_up = Instant::now();
@@ -208,7 +208,7 @@ fn in_words(answer: &io::Error) -> String {
     if answer.kind() == ErrorKind::ConnectionRefused {
         "nobody listens there".to_owned()
     } else {
-        format!("datagrams do not get there: {answer}")
+        format!("datagrams are rejected: {answer}")
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
         for failure in [last, first] {
             let told = failure.to_string();
             assert!(
-                told.starts_with("datagrams do not get there: No route to host"),
+                told.starts_with("datagrams are rejected: No route to host"),
                 "{told}"
             );
         }

@@ -31,7 +31,7 @@ impl Dropped {
         self.waiting.entry(*key).or_default().packets += packets;
     }
 
-    /// Dropped packets that were matched to a flow, and those that were not.
+    /// Dropped packets that were matched to a flow, and dropped packets that were not.
     pub fn totals(&self) -> [u64; 2] {
         [self.of_flows, self.unmatched]
     }

@@ -24,7 +24,7 @@ impl Replica {
         self.dropped.add_waiting(key, packets);
     }
 
-    /// Dropped packets that were matched to a flow, and those that were not.
+    /// Dropped packets that were matched to a flow, and dropped packets that were not.
     pub fn dropped(&self) -> [u64; 2] {
         self.dropped.totals()
     }

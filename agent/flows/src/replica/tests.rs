@@ -22,7 +22,7 @@ mod tunnels;
 const SECOND: u64 = 1_000_000_000;
 const UNIX: i64 = 1_700_000_000_000_000_000;
 
-/// What records say, in the terms of the tests: `[0]` is the source's, `[1]` the destination's.
+/// The content of records in the terms of the tests: `[0]` is the source's, `[1]` the destination's.
 trait Parts {
     fn tcp_flags(&self) -> [u8; 2];
     fn direction(&self) -> Direction;

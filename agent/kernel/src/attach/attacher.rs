@@ -221,8 +221,8 @@ impl Attacher {
             tracing::warn!(
                 interface = link.name,
                 interfaces,
-                "a generic XDP program of somebody else's is there: behind it TC may see packets without \
-                 their Ethernet header, and they count as not_ip"
+                "another owner's generic XDP program is there: behind it TC may see packets without their Ethernet \
+                 header, which count as not_ip"
             );
         }
     }

@@ -94,8 +94,8 @@ impl Follower {
                         if let Some(times) = self.missed.event() {
                             tracing::warn!(
                                 times,
-                                "the kernel told of more changes of interfaces than were read in time: \
-                                 looking for each interface"
+                                "missed interface changes, which the kernel sent faster than they were read: \
+                                 checking every interface"
                             );
                         }
                         for ifindex in self.absent() {

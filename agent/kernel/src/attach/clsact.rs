@@ -265,8 +265,8 @@ impl Clsact {
 fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
     ensure!(
         qdisc.is_none_or(|kind| kind != "ingress"),
-        "there is an ingress qdisc of somebody else's, which has no egress side: choose --direction ingress, or \
-         replace it by clsact"
+        "another program's ingress qdisc is there, which has no egress side: choose --direction ingress, or replace \
+         it by clsact"
     );
     Ok(())
 }

@@ -16,7 +16,7 @@ use crate::{bpf::LinkPlace, carry::Keep};
 /// How long to leave a service manager alone that does not read its socket. Each attempt takes seconds.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What a link is stored by.
+/// The key of a stored link.
 type Name = (InterfaceId, LinkPlace);
 
 /// Clones store in the same place.

@@ -43,7 +43,7 @@ pub(super) struct Common {
     pub selection: Selection,
     pub name_interface: NameInterface,
     pub stop: Arc<AtomicBool>,
-    /// What predecessors have left, and where to store what is attached.
+    /// The links of predecessors, and the store for our own.
     pub carried: Carried,
     /// Locked until every namespace is known to be watchable. Nothing is attached before that.
     pub gate: Arc<Mutex<()>>,

@@ -108,8 +108,7 @@ impl Watcher {
             tracing::info!(
                 interface = pair.upper.name,
                 lower = pair.lower.name,
-                "not counted any more: its packets are counted at an interface under it, over which a \
-                 default route leads, too"
+                "no longer counted: its packets are counted at a lower interface that also carries a default route"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Takes over what a process that ended without detaching has left on an interface: its links and its filters.
+//! Takes over the links and filters that a process left on an interface when it ended without detaching.
 //!
 //! If our program belongs at the same place, the link or filter is switched to it, and each packet is counted by one of
 //! the two. Otherwise the old program is removed right before ours counts. Packets between the two are not counted. The two never
@@ -102,9 +102,9 @@ impl Carried {
     }
 
     fn detach(&self, InheritedLink { id, place, fd }: &InheritedLink) {
-        // Whatever has such a name and is no link is closed, and forgotten, too.
+        // Anything with such a name that is not a link is closed and forgotten, too.
         if let Err(error) = bpf::detach_link(fd.as_fd()) {
-            tracing::warn!(?id, ?place, %error, "cannot detach what the previous process had attached");
+            tracing::warn!(?id, ?place, %error, "cannot detach a program of the previous process");
         }
         self.store.remove(*id, *place);
         self.tally.removed.fetch_add(1, Relaxed);
@@ -117,7 +117,7 @@ pub(super) struct Takeover {
     pub filters: StaleFilters,
 }
 
-/// What is in one direction of an interface.
+/// The programs in one direction of an interface.
 struct Others {
     links: Vec<InheritedLink>,
     /// Links whose interface is gone, or is another one by now.
@@ -144,8 +144,8 @@ impl Takeover {
         }
     }
 
-    /// Makes a program count at a place of an interface, instead of what counts packets of that direction there. Stores
-    /// the link. If it fails, what was there may be there still.
+    /// Makes a program count at a place of an interface, instead of any that count packets of that direction there.
+    /// Stores the link. On failure, the previous ones may still be there.
     pub(super) fn attach(
         &mut self,
         (id, link): (InterfaceId, &Link),
@@ -156,7 +156,7 @@ impl Takeover {
         let mut others = self.find(id, link, place.direction());
         if let Some(at) = others.links.iter().position(|one| one.place == place) {
             let inherited = others.links.swap_remove(at);
-            // Only what lies beside the one that is switched: it counts on.
+            // Only the others: the link that is switched keeps counting.
             let shares_its_name = self.detach_all(others, link, place);
             match bpf::update_link(inherited.fd.as_fd(), program) {
                 Ok(()) => {

@@ -1,4 +1,4 @@
-//! What happens between two steps of attaching, where another process would have to act at just that moment.
+//! Events between two steps of attaching, where another process would have to act at just that moment.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,8 +63,8 @@ pub(super) fn programs(kernel: &mut Kernel) -> Programs {
     Programs::load(set, &[], &nothing, SETTINGS).unwrap()
 }
 
-/// The thread that attaches, for wires that are called so, and what it gives to the thread that detaches. Both
-/// are for the test to play.
+/// The thread that attaches, for wires with such names, and its requests to the thread that detaches. The test plays
+/// both.
 fn watcher(
     kernel: &mut Kernel,
     pattern: &str,
@@ -73,7 +73,7 @@ fn watcher(
     watcher_with(kernel, pattern, settings, Carried::default())
 }
 
-/// The same, beside what predecessors have left.
+/// The same, with links of predecessors.
 pub(super) fn watcher_with(
     kernel: &mut Kernel,
     pattern: &str,
@@ -210,7 +210,7 @@ fn nothing_is_attached_to_whatever_has_the_index_of_one_that_has_just_left() {
         let mut kernel = kernel();
         let (mut watcher, _) = watcher(&mut kernel, "new*", SETTINGS);
         let (slots, table, ifindex) = (watcher.slots.clone(), watcher.table.clone(), link.ifindex);
-        // The thread that follows notifications hears that it has left. There is another one with its index.
+        // The thread that follows notifications hears that it has left. Another interface has its index.
         watcher.name_interface = Arc::new(move |_, _| {
             table.forget(ifindex);
             drop(slots.leave(ifindex));

@@ -128,14 +128,14 @@ impl Watcher {
                 Some(Err(error)) if errno(&error) == Some(libc::ENODEV) => {
                     tracing::warn!(
                         interface = link.name,
-                        "the interface was gone before it was attached to: {error:#}"
+                        "the interface left before it was attached to: {error:#}"
                     );
                     self.give_up(link.ifindex);
                 }
                 Some(Err(error)) => return Err(error),
                 None => tracing::warn!(
                     interface = link.name,
-                    "the interface was gone before it was attached to"
+                    "the interface left before it was attached to"
                 ),
             }
             if told.elapsed() >= self.progress_interval {
@@ -174,9 +174,7 @@ impl Watcher {
         loop {
             if let Err(error) = self.look(&look) {
                 if self.log.failed.event().is_some() {
-                    tracing::error!(
-                        "cannot look for interfaces that came, and tries again: {error:#}"
-                    );
+                    tracing::error!("cannot look for new interfaces, retrying: {error:#}");
                 }
             } else {
                 look = Look::default();

@@ -31,14 +31,16 @@ impl Watcher {
         };
         (self.name_interface)(slot, &link.names())?;
         if !self.table.enter(link.ifindex, slot) {
-            bail!("its index has no place in the programs' table beside the others, which is rare");
+            bail!(
+                "its index does not fit into the programs' table beside the others, which is rare"
+            );
         }
         if self.slots.slot_of(link.ifindex) != Some(slot) {
             // It left before it was in the table, so nobody has removed it. Packets of another interface with its index
             // would count for it.
             self.table.forget(link.ifindex);
             let gone = io::Error::from_raw_os_error(libc::ENODEV);
-            return Err(gone).context("the interface has left meanwhile");
+            return Err(gone).context("the interface has left in the meantime");
         }
         self.attacher.interface(link, slot)?;
         Ok(None)
@@ -90,7 +92,7 @@ impl Watcher {
             tracing::warn!(
                 interface = link.name,
                 interfaces,
-                "its programs were removed by somebody else, or another interface came under its index: attaching \
+                "its programs were removed by another process, or its index belongs to a new interface: attaching \
                  again; packets in between are not counted"
             );
         }

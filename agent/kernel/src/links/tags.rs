@@ -79,9 +79,7 @@ impl Features {
         let (ifindex, whose, hiding) = match place {
             TagPlace::InFrames => return None,
             TagPlace::Unknown => {
-                return Some(
-                    "where this device's VLAN tags are cannot be told from here".to_owned(),
-                );
+                return Some("it is unknown where this device's VLAN tags are".to_owned());
             }
             TagPlace::Receiver(ifindex) => (ifindex, "of its driver", RECEIVE),
             TagPlace::Sender(ifindex) => (ifindex, "of its other end", TRANSMIT),

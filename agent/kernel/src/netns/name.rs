@@ -36,7 +36,7 @@ impl FromStr for Netns {
         if let Some(pid) = pid {
             return match pid.parse() {
                 Ok(pid) if pid > 0 => Ok(Self::Process(pid)),
-                _ => Err(format!("'{pid}' is no process id")),
+                _ => Err(format!("'{pid}' is not a process id")),
             };
         }
         if matches!(text, "" | "." | "..") || text.contains(['/', '\0']) {

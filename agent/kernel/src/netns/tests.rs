@@ -30,7 +30,10 @@ fn what_is_no_network_namespace_is_told_by_its_name() {
         assert!(unknown.contains(part), "{unknown}");
     }
     let file = refusal("/proc/self/status");
-    assert!(file.contains("/proc/self/status is no network"), "{file}");
+    assert!(
+        file.contains("/proc/self/status is not a network"),
+        "{file}"
+    );
     let gone = refusal("/nowhere7/netns");
     assert!(gone.contains("/nowhere7/netns: No such file"), "{gone}");
     let process = refusal("pid:4194304");

@@ -31,7 +31,7 @@ pub struct OldPages {
     taken: Taken,
 }
 
-/// While a page changes its size, it has windows of both sizes; those that are not in use are empty.
+/// While a page changes its size, it has windows of both sizes; the unused ones are empty.
 struct OldPage {
     windows: Vec<Windows>,
     behind: Behind,

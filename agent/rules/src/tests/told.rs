@@ -258,7 +258,7 @@ fn a_fault_points_at_its_place() {
         ("exclude port 80, 90", "^", "a list has no spaces"),
         ("exclude proto tpc", "^^^", "expected a protocol's name"),
         ("exclude on /eth/", "^^^^^", "this has a slash or a space"),
-        ("exclude on eth[", "^^^^", "this is no glob"),
+        ("exclude on eth[", "^^^^", "this is not a glob"),
         ("exclude on #1", "^^", "write [#]"),
         ("exclude all net ::/0", "^^^", "stands alone"),
         ("exclude ingress egress", "^^^^^^", "already given"),

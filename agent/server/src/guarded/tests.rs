@@ -1,4 +1,4 @@
-//! Ends of connections, with peers that do what ours do not.
+//! Ends of connections with misbehaving peers.
 
 use std::{future::poll_fn, io::IoSlice, pin::pin};
 
@@ -24,9 +24,9 @@ use super::{
 
 /// A time that no test waits for.
 const LONG: Duration = Duration::from_mins(5);
-/// For peers that never do what they are waited for.
+/// For peers that never do what the connection waits for.
 const SHORT: Duration = Duration::from_millis(100);
-/// Longer than any end, on a machine however busy.
+/// Longer than any end takes, even on a busy machine.
 const BOUND: Duration = Duration::from_mins(1);
 
 fn admission() -> Arc<AdmissionControl> {
@@ -47,7 +47,7 @@ fn guarded_beside(
     Guarded::new(connection, caller, Arc::clone(admission))
 }
 
-/// A connection that waits so long for its peer in the end, and is not idle before.
+/// A connection that waits this long for its peer at the end, and is not idle before.
 fn patient(
     connection: Connection,
     patience: Duration,
@@ -121,7 +121,7 @@ async fn over_tls(
     (guarded, peer)
 }
 
-/// Has it shut down as hyper does: flushed before each time.
+/// Shuts it down as hyper does, which flushes before each attempt.
 async fn end(guarded: &mut Guarded) -> io::Result<()> {
     let end = poll_fn(|context| {
         ready!(Pin::new(&mut *guarded).poll_flush(context))?;
@@ -237,7 +237,7 @@ async fn an_idle_connection_ends_whatever_is_polled_and_is_counted_once() {
     assert_eq!(admission.status().silent_connections, 1);
 }
 
-/// Other requests on it, and those that it reads, make no difference.
+/// Other requests on it, and requests that it reads, make no difference.
 #[tokio::test]
 async fn a_connection_with_an_answer_that_is_not_read_ends() {
     let admission = admission();
@@ -266,7 +266,7 @@ async fn a_connection_with_an_answer_that_is_not_read_ends() {
     );
 }
 
-/// Its task waits for its peer alone.
+/// Its task waits only for its peer.
 #[tokio::test]
 async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
     let (admission, idle) = (admission(), Arc::<Idle>::default());
@@ -291,7 +291,7 @@ async fn a_connection_that_gives_way_ends_at_once_and_waits_for_nobody() {
     assert!(closed.is_err());
 }
 
-/// Whatever it was, so that what comes meanwhile is seen.
+/// Whatever the state was, so that data that arrives meanwhile is noticed.
 #[tokio::test]
 async fn a_connection_is_looked_at_again_before_long() {
     let admission = admission();

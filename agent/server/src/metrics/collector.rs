@@ -108,7 +108,7 @@ impl Collector for Shown {
         families.gauges([(
             Help(
                 "flow_agent_collect_tokens_reload_failing",
-                "1 if the file of tokens has changed and cannot be used, so that those read before hold",
+                "1 if the changed token file cannot be used, so the tokens read before stay in force",
             ),
             f64::from(u8::from(is_failing)),
         )])?;
@@ -130,23 +130,29 @@ fn agents(families: &mut Families<'_>, streams: &StreamSums) -> fmt::Result {
     families.gauge(
         Help(
             "flow_agent_collect_held_back_seconds",
-            "How long agents waited, in all, since they sent more records than --max-agent-records allows; of those that are known still",
+            "Total time that agents waited because they sent more records than --max-agent-records allows, over the agents still known",
         ),
         [(Labels::new(), Duration::from_nanos(streams.held_back_ns).as_secs_f64())],
     )?;
     families.gauges([
         (
-            Help("flow_agent_collect_connected_agents", "Agents that are connected"),
+            Help(
+                "flow_agent_collect_connected_agents",
+                "Agents that are connected",
+            ),
             streams.connected as f64,
         ),
         (
-            Help("flow_agent_collect_away_agents", "Agents that have called within a day, and are away"),
+            Help(
+                "flow_agent_collect_away_agents",
+                "Agents that called within a day and are not connected",
+            ),
             streams.away as f64,
         ),
         (
             Help(
                 "flow_agent_collect_most_behind_seconds",
-                "How long ago the last stored scan of a connected agent ended: that of the one furthest behind",
+                "Age of the last stored scan of the connected agent that is furthest behind",
             ),
             Duration::from_nanos(behind.unwrap_or(0)).as_secs_f64(),
         ),
@@ -188,7 +194,7 @@ fn stores(families: &mut Families<'_>, stores: &[StoreStatus]) -> fmt::Result {
     families.gauge(
         Help(
             "flow_agent_collect_store_failing",
-            "1 if what came last could not be stored",
+            "1 if the latest batches could not be stored",
         ),
         stores
             .iter()
@@ -236,14 +242,14 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
         (
             Help(
                 "flow_agent_path_inexact_reports",
-                "Reports of which the loss is not known; their packets are in no sum",
+                "Reports whose loss is unknown; their packets are in no sum",
             ),
             |path| path.inexact,
         ),
         (
             Help(
                 "flow_agent_path_going_on_reports",
-                "Reports of flows that go on; their packets are in the sums when the flow has been quiet",
+                "Reports of continuing flows; their packets enter the sums once the flow is quiet",
             ),
             |path| path.going_on,
         ),
@@ -258,14 +264,14 @@ fn pairs(families: &mut Families<'_>, pairs: &PairsStatus) -> fmt::Result {
         (
             Help(
                 "flow_agent_pairs_not_followed_records",
-                "Records of flows that found no place among those that are followed",
+                "Records of flows that found no room to be followed",
             ),
             pairs.not_followed,
         ),
         (
             Help(
                 "flow_agent_pairs_unpaired_flows",
-                "How often a flow was quiet that only one agent had seen",
+                "Times a flow became quiet that only one agent had seen",
             ),
             pairs.unpaired,
         ),

@@ -24,42 +24,42 @@ pub(super) fn families(dns: &DnsStatus, families: &mut Families<'_>) -> fmt::Res
         (
             Help(
                 "flow_agent_dns_queries",
-                "Queries of the DNS that were read",
+                "DNS queries that were read",
             ),
             dns.queries,
         ),
         (
             Help(
                 "flow_agent_dns_unanswered",
-                "Queries to which no answer came within five seconds at least",
+                "Queries without an answer within at least five seconds",
             ),
             dns.unanswered,
         ),
         (
             Help(
                 "flow_agent_dns_lost_exchanges",
-                "Queries with their answers that are in no batch, since too many came between two scans",
+                "Answered queries that are in no batch, because too many came between two scans",
             ),
             dns.lost_exchanges,
         ),
         (
             Help(
                 "flow_agent_dns_repeated",
-                "Queries that were asked again before they were answered",
+                "Queries repeated before they were answered",
             ),
             dns.repeated,
         ),
         (
             Help(
                 "flow_agent_dns_not_followed",
-                "Queries that were followed no longer, since too many wait, or since another one has their number",
+                "Queries given up because too many waited, or because another query took their number",
             ),
             dns.not_followed,
         ),
         (
             Help(
                 "flow_agent_dns_forgotten_names",
-                "Names of addresses that had to make room before their time was over, or found none",
+                "Names of addresses evicted before they expired, or not kept for lack of room",
             ),
             dns.forgotten_names,
         ),
@@ -68,14 +68,14 @@ pub(super) fn families(dns: &DnsStatus, families: &mut Families<'_>) -> fmt::Res
     families.counter(
         Help(
             "flow_agent_dns_answers",
-            "Answers to queries that were read, by their code",
+            "Answers to the queries read, by response code",
         ),
         by_code.map(|(code, &count)| (vec![("code", code.clone())], count)),
     )?;
     families.counter(
         Help(
             "flow_agent_dns_answer_seconds",
-            "How long the answers took, together",
+            "Total response time of the answers",
         ),
         [(Vec::new(), dns.waited_ns as f64 / 1e9)],
     )?;
@@ -90,7 +90,7 @@ pub(super) fn families(dns: &DnsStatus, families: &mut Families<'_>) -> fmt::Res
     families.counter(
         Help(
             "flow_agent_dns_unread",
-            "Messages of the DNS from which nothing is learned, by the reason",
+            "DNS messages from which nothing was learned, by reason",
         ),
         unread.map(|(reason, count)| (vec![("reason", reason.to_owned())], count)),
     )

@@ -29,10 +29,7 @@ impl Shown {
             series
         };
         families.counter(
-            Help(
-                "flow_agent_output_records",
-                "Records by what became of them",
-            ),
+            Help("flow_agent_output_records", "Records by outcome"),
             by_fate(|sum| sum.records),
         )?;
         families.counter(
@@ -57,7 +54,7 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_failing",
-                "1 if what was sent last did not get there",
+                "1 if the last message did not arrive",
             ),
             outputs
                 .clone()
@@ -82,7 +79,7 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_spool_bytes",
-                "What the spool takes of the disk",
+                "Disk space that the spool takes",
             ),
             spooled
                 .clone()
@@ -94,14 +91,14 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_spool_oldest_time_seconds",
-                "When the oldest batch came that is not acknowledged, in Unix time",
+                "Unix time at which the oldest unacknowledged batch was queued",
             ),
             waiting.map(|(output, spool)| (output_labels(output), seconds(spool.oldest_unix_ns))),
         )?;
         families.gauge(
             Help(
                 "flow_agent_output_spool_failing",
-                "1 if the disk cannot be used, so that batches wait in memory alone",
+                "1 if the disk cannot be used, so that batches wait in memory only",
             ),
             spooled.map(|(output, spool)| {
                 let is_failing = !spool.error.is_empty();
@@ -118,14 +115,14 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_output_certificate_expiry_time_seconds",
-                "When the certificate ends that the output shows to servers, in Unix time",
+                "Unix time at which the output's client certificate expires",
             ),
             shown.map(|(output, tls)| (output_labels(output), seconds(tls.not_after_unix_ns))),
         )?;
         families.gauge(
             Help(
                 "flow_agent_output_certificate_reload_failing",
-                "1 if its files of TLS have changed and cannot be used, so that what was read before stays in force",
+                "1 if its changed TLS files cannot be used, so the files read before stay in force",
             ),
             secured.map(|(output, tls)| {
                 let is_failing = !tls.reload_error.is_empty();
@@ -152,14 +149,14 @@ impl Shown {
         families.counters([(
             Help(
                 "flow_agent_departed_outputs",
-                "Outputs that the settings do not name any more",
+                "Outputs that the settings no longer name",
             ),
             departed.outputs,
         )])?;
         families.counter(
             Help(
                 "flow_agent_departed_output_records",
-                "Their records by what became of them",
+                "Their records by outcome",
             ),
             by_fate(|sum| sum.records),
         )?;

@@ -159,7 +159,7 @@ impl Shown {
         families.gauge(
             Help(
                 "flow_agent_program_sampling",
-                "1 for what became of the last window in which programs were timed",
+                "1 for the outcome of the last window in which programs were timed",
             ),
             states,
         )?;
@@ -169,7 +169,7 @@ impl Shown {
         families.counter(
             Help(
                 "flow_agent_program_sampled_seconds",
-                "How long programs were timed",
+                "Total time in which programs were timed",
             ),
             [(Labels::new(), sampled.length.as_secs_f64())],
         )?;

@@ -73,7 +73,7 @@ impl Shown {
         families.histogram(
             Help(
                 "flow_agent_scan_lateness_seconds",
-                "How much later than due a scan began, of those that came because the interval was over",
+                "How late scans began, for those due at the end of the interval",
             ),
             &scans.lateness.unwrap_or_default(),
         )

@@ -84,7 +84,7 @@ pub fn compare(status: &HookStatus) -> Comparison {
     if status.interface_gone {
         comparison
             .explanations
-            .push("the interface is gone, and its last counters with it".to_owned());
+            .push("the interface has left, and its last counters are unknown".to_owned());
         return comparison;
     }
     if status.after_attach.is_some() && status.after_flip.is_none() {
@@ -415,8 +415,8 @@ fn causes(account: &Account, status: &HookStatus, growth: &Growth, is_egress: bo
     }
     let frames = i128::from(proto::pair(account.seen).packets);
     if frames > 0 && !is_egress {
-        let text = "the interface counts frames without their Ethernet header, as a veth end does \
-                    that polls (GRO on, or XDP by native)";
+        let text = "the interface counts frames without their Ethernet header, like a veth end that polls (GRO on, \
+                    or native XDP)";
         // Once per super-frame, or once per frame if the frames arrived before they were merged.
         let fewest = frames - i128::from(segments.packets) + i128::from(supers.packets);
         let bytes = Range {

@@ -91,8 +91,8 @@ impl TypedValueParser for Parser {
         let step = humantime::parse_duration(text).ok().and_then(Step::of);
         step.map(What::Step).ok_or_else(|| {
             let fault = format!(
-                "'{text}' is no step of time: expected one of which a day has a whole number, as in 30s, 5m or 6h, or \
-                 whole days\n"
+                "'{text}' is not a step of time: expected a length that divides a day evenly, as in 30s, 5m or 6h, \
+                 or whole days\n"
             );
             clap::Error::raw(ErrorKind::ValueValidation, fault).with_cmd(command)
         })
@@ -114,13 +114,13 @@ pub fn separated(all: &[What]) -> Result<(Vec<By>, Option<Step>)> {
     for (number, one) in all.iter().enumerate() {
         ensure!(
             !all[..number].contains(one),
-            "--by has the same twice: take one out"
+            "--by has a value twice: remove one"
         );
         match one {
             What::By(one) => by.push(*one),
             What::Step(one) => {
                 if step.replace(*one).is_some() {
-                    bail!("--by has two steps of time: take one out");
+                    bail!("--by has two steps of time: remove one");
                 }
             }
         }
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(parsed("src").unwrap(), What::By(By::Source));
         for text in ["7m", "0s", "5", "1500ms", "25h"] {
             let error = parsed(text).unwrap_err().to_string();
-            assert!(error.contains("is no step of time"), "{error}");
+            assert!(error.contains("is not a step of time"), "{error}");
         }
         assert!(parsed("hours").is_err());
     }

@@ -101,13 +101,13 @@ pub(super) fn missing(form: Form, answer: &QueryResult) -> Vec<String> {
     let StreamLosses { lost, left_out } = answer.missing;
     if lost != Missing::default() {
         texts.push(format!(
-            "{} records with {} packets were lost before they reached these files, since the streams began that are in them",
+            "{} records with {} packets were lost before they reached these files, counted since their streams began",
             lost.records, lost.packets
         ));
     }
     if left_out != Missing::default() {
         texts.push(format!(
-            "{} records with {} packets were left out by the settings of the outputs, since they began",
+            "{} records with {} packets were left out by the settings of the outputs, counted since their streams began",
             left_out.records, left_out.packets
         ));
     }
@@ -152,7 +152,7 @@ pub(super) fn missing(form: Form, answer: &QueryResult) -> Vec<String> {
     }
     if answer.unmarked_files > 0 {
         texts.push(format!(
-            "of {} files of a spool it is not known what a collector has acknowledged (mark.json), so all of it counts",
+            "for {} files of a spool it is unknown which batches a collector has acknowledged (mark.json), so all of them count",
             answer.unmarked_files
         ));
     }
@@ -448,14 +448,14 @@ fn summary(answer: &QueryResult, zone: Zone) -> String {
                 human::duration(length(windows_us)),
                 traffic(&earlier.total)
             ),
-            Some(_) | None => "a time without records".to_owned(),
+            Some(_) | None => "a period without records".to_owned(),
         };
         format!("\ncompared with {before}")
     });
     let compared = compared.unwrap_or_default();
     let windows = answer.windows_us.as_ref();
     let Some(windows) = windows.filter(|_| answer.total.records > 0) else {
-        return format!("{files}: no record is in this time and passes the filter{compared}");
+        return format!("{files}: no record in this period passes the filter{compared}");
     };
     let mut text = format!(
         "{} to {} ({}), {files}: {}",
@@ -466,7 +466,7 @@ fn summary(answer: &QueryResult, zone: Zone) -> String {
     );
     if answer.repeated_records > 0 {
         let repeated = plural(answer.repeated_records, "record");
-        text = format!("{text}; {repeated} came again and count once");
+        text = format!("{text}; {repeated} were repeated and count once");
     }
     text + &compared
 }

@@ -46,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH", env = "FLOW_AGENT_CONFIG", help_heading = SETTINGS)]
     pub config: Option<PathBuf>,
 
-    /// Interfaces to count on: names, globs, or /regular expressions/; repeatable. Those that come later are
+    /// Interfaces to count on: names, globs, or /regular expressions/; repeatable. Interfaces that appear later are
     /// counted on, too [default: those that carry a default route].
     #[arg(short = 'i', long, value_name = "PATTERN", env = "FLOW_AGENT_INTERFACE", help_heading = WATCH)]
     pub interface: Vec<Patterns>,
@@ -65,8 +65,8 @@ pub struct Args {
     #[arg(long, env = "FLOW_AGENT_DIRECTION", value_enum, default_value = "both", help_heading = WATCH)]
     pub direction: Directions,
 
-    /// Where arriving packets are counted. TC sees them after GRO has merged some; XDP sees each frame. Bonds, devices with a
-    /// virtual function, tun and tap are counted at TC all the same.
+    /// Where arriving packets are counted. TC sees them after GRO has merged some; XDP sees each frame. Bonds, devices
+    /// with a virtual function, tun and tap are always counted at TC.
     #[arg(
         long,
         env = "FLOW_AGENT_INGRESS_HOOK",
@@ -74,9 +74,8 @@ pub struct Args {
         default_value = "tc", help_heading = WATCH)]
     pub ingress_hook: IngressHook,
 
-    /// How XDP programs are attached. auto attaches native XDP, and counts at TC if the driver has none or somebody else's
-    /// program is there.
-    /// Attaching native XDP may reset a NIC.
+    /// How XDP programs are attached. auto attaches native XDP, and counts at TC if the driver has none or another
+    /// program is attached. Attaching native XDP may reset a NIC.
     #[arg(long, env = "FLOW_AGENT_XDP_MODE", value_enum, default_value = "auto", help_heading = WATCH)]
     pub xdp_mode: XdpMode,
 
@@ -88,19 +87,19 @@ pub struct Args {
           default_missing_value = "true", hide_possible_values = true, help_heading = WATCH)]
     pub xdp_without_tags: bool,
 
-    /// How TC programs are attached: by links that end with the process, or as filters on clsact, the better choice for
-    /// thousands of interfaces, since the kernel takes some 16 ms for each link.
+    /// How TC programs are attached: by links that end with the process, or as filters on clsact, which is better for
+    /// thousands of interfaces, since each link takes the kernel some 16 ms.
     #[arg(long, env = "FLOW_AGENT_TC_ATTACH", value_enum, default_value = "auto", help_heading = WATCH)]
     pub tc_attach: TcAttach,
 
-    /// Where TCX puts the programs among those of others: first is next to the wire, last is next to the host.
-    /// Behind others, arriving packets that these drop or redirect are not counted.
+    /// Where TCX puts the programs among those of others: first is next to the wire, last is next to the host. Arriving
+    /// packets that a program before them drops or redirects are not counted.
     #[arg(long, env = "FLOW_AGENT_TCX_ORDER", value_enum, default_value = "first", help_heading = WATCH)]
     pub tcx_order: TcxOrder,
 
     /// Interfaces that can be watched at the same time. Each takes 2.4 KB of kernel memory, and 128 bytes for
-    /// each CPU. 0 leaves room for twice as many as are selected at the start, and for 64 at least; where patterns
-    /// select, for 512 (on more than 256 CPUs for fewer).
+    /// each CPU. 0 makes room for twice as many as are selected at the start, at least 64; with patterns, for 512
+    /// (fewer on more than 256 CPUs).
     #[arg(long, value_name = "INTERFACES", env = "FLOW_AGENT_MAX_INTERFACES", default_value_t = 0,
           value_parser = number(0..=100_000), help_heading = WATCH)]
     pub max_interfaces: u32,
@@ -133,37 +132,37 @@ pub struct Args {
     pub decapsulate: bool,
 
     /// What to find out about flows beyond their packets; repeatable. unit: the systemd unit and the container whose sockets
-    /// send the packets. process: the process that made these sockets. tcp: round trips, and what was sent again, as TCP knows it
-    /// on this host's side. Packets that this host forwards for others have no socket. Each takes 44 bytes more of kernel memory for
-    /// each of --max-flows, and tcp takes three times that. rtt: how long the ends of connections of TCP take to answer, as their packets
-    /// show it here, forwarded ones too; it takes 44 bytes as well. dns: what addresses are called, as said by answers of the DNS
-    /// that have passed the interfaces (UDP, port 53: the agent reads these messages), or by /etc/hosts. dns-exchanges: the same,
-    /// and each query with its answer, in JSON Lines and over gRPC. icmp: what ICMP errors say cannot be reached (the agent reads
-    /// these errors). drops: what the kernel of the host drops, by its own reasons in status and
-    /// metrics, and by flow.
+    /// send the packets. process: the process that made these sockets. tcp: round trips and retransmissions, as
+    /// measured by this host's TCP. Packets that this host forwards for others have no socket. unit and process each
+    /// take 44 more bytes of kernel memory for each of --max-flows, and tcp takes three times that. rtt: how long the
+    /// ends of TCP connections take to answer, measured from their packets, forwarded ones too; it takes 44 bytes as
+    /// well. dns: names of addresses, from DNS answers that pass the interfaces (UDP, port 53: the agent reads these
+    /// messages) and from /etc/hosts. dns-exchanges: the same, and each query with its answer, in JSON Lines and over
+    /// gRPC. icmp: what ICMP errors report as unreachable (the agent reads these errors). drops: packets that the
+    /// host's kernel drops, by its own reasons in status and metrics, and by flow.
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
 
-    /// Names of addresses that are kept with --enrich dns, at some 350 bytes each. When there are more, those that were learned
+    /// Names of addresses to keep with --enrich dns, at some 350 bytes each. When there are more, the ones learned
     /// first are forgotten.
     #[arg(long, value_name = "NAMES", env = "FLOW_AGENT_DNS_NAMES", default_value_t = dns::DEFAULT_NAMES,
           value_parser = number(1024..=1_000_000), help_heading = COUNT)]
     pub dns_names: u32,
 
-    /// Messages of the DNS that are read in a second with --enrich dns. Others are counted, and nothing is learned from them.
+    /// DNS messages to read per second with --enrich dns. Further ones are counted, but nothing is learned from them.
     #[arg(long, value_name = "MESSAGES", env = "FLOW_AGENT_DNS_RATE",
           default_value_t = dns::DEFAULT_MESSAGES_PER_SECOND, value_parser = number(1..=1_000_000), help_heading = COUNT)]
     pub dns_rate: u32,
 
-    /// Flows up to which each of the two pages of the kernel's table grows. At its full size a page takes 200 bytes of
-    /// kernel memory for each of these flows.
+    /// The most flows to which each of the two pages of the kernel's table grows. A page at its full size takes 200
+    /// bytes of kernel memory for each of these flows.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MAX_FLOWS", default_value_t = 500_000,
           value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub max_flows: u32,
 
-    /// Flows that a page always has room for, and up to which it shrinks when few flows come; no more than --max-flows. A
-    /// quarter of --max-flows, or 65,536 if that is less, find room beside them while a page has not yet grown. Raise this
-    /// where more new flows than that may come while the agent gets no CPU.
+    /// Flows that a page always has room for: it shrinks to this when few flows come; at most --max-flows. Until a page
+    /// grows, it takes a quarter of --max-flows more, but at most 65,536. Raise this where more new flows than that may
+    /// come while the agent gets no CPU.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_MIN_FLOWS", default_value_t = DEFAULT_MIN_FLOWS,
           value_parser = number(1..=100_000_000), help_heading = TABLE)]
     pub min_flows: u32,
@@ -190,9 +189,9 @@ pub struct Args {
           value_parser = number(0..=99), help_heading = TABLE)]
     pub early_scan: u32,
 
-    /// How often a flow that goes on is reported, at most. What it counts meanwhile comes with its next record or with its
-    /// end, so long flows make fewer records, and early scans no more. A whole number of scan intervals is best; 0s
-    /// reports with every scan.
+    /// The shortest time between two reports of a continuing flow. Its next record, or the one at its end, has the
+    /// counts of the whole time, so long flows make fewer records, and early scans make no more. A whole number of scan
+    /// intervals is best; 0s reports with every scan.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "0s",
           value_parser = time, help_heading = TABLE)]
     pub report_interval: Duration,
@@ -208,8 +207,8 @@ pub struct Args {
           value_parser = time, help_heading = TABLE)]
     pub linger: Duration,
 
-    /// Where consumers connect: unix:PATH (mode 0660), or an IP address with a port; repeatable. No name but
-    /// localhost (127.0.0.1) stands for an address.
+    /// Where consumers connect: unix:PATH (mode 0660), or an IP address with a port; repeatable. The only name accepted
+    /// is localhost (127.0.0.1).
     #[arg(
         long,
         value_name = "ADDRESS",
@@ -218,8 +217,8 @@ pub struct Args {
         default_value = "unix:/run/flow-agent/flow-agent.sock", help_heading = CONSUMERS)]
     pub listen: Vec<ListenAddr>,
 
-    /// A certificate in PEM, and behind it those that lead to its CA. TCP listeners then speak TLS. This file, --tls-key
-    /// and --tls-client-ca are read again when they change.
+    /// A certificate in PEM, followed by its chain to the CA. TCP listeners then speak TLS. This file, --tls-key and
+    /// --tls-client-ca are read again when they change.
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_CERTIFICATE", help_heading = CONSUMERS)]
     pub tls_certificate: Option<PathBuf>,
 
@@ -227,11 +226,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_KEY", help_heading = CONSUMERS)]
     pub tls_key: Option<PathBuf>,
 
-    /// CAs in PEM. Over TCP, only clients with a certificate of one of them are served (mutual TLS).
+    /// CAs in PEM. Over TCP, only clients with a certificate from one of them are served (mutual TLS).
     #[arg(long, value_name = "FILE", env = "FLOW_AGENT_TLS_CLIENT_CA", help_heading = CONSUMERS)]
     pub tls_client_ca: Option<PathBuf>,
 
-    /// Listen without TLS on TCP addresses that other hosts reach, too: whoever reaches one can read all flows.
+    /// Also listen without TLS on TCP addresses that other hosts can reach: anyone who reaches one can read all flows.
     #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_INSECURE_LISTEN", action = ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", hide_possible_values = true, help_heading = CONSUMERS)]
@@ -258,9 +257,10 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS", env = "FLOW_AGENT_METRICS", default_value = "none", help_heading = OUTPUT)]
     pub metrics: MetricsAddress,
 
-    /// Where flows go besides: table or json for stdout, or KIND=ADDRESS, as ipfix=udp://HOST:PORT,
+    /// Where else flows go: table or json on stdout, or KIND=ADDRESS, such as ipfix=udp://HOST:PORT,
     /// otlp=http://HOST:PORT, pbflow=http://HOST:PORT, collector=http://HOST:PORT (these also by https://), jsonl=PATH
-    /// or parquet=FOLDER; repeatable. In a file of settings a table says more of an output, such as which flows it gets.
+    /// or parquet=FOLDER; repeatable. In a file of settings, a table can set more for an output, such as which flows it
+    /// gets.
     #[arg(short = 'o', long, value_name = "OUTPUT", env = "FLOW_AGENT_OUTPUT", default_value = "none", help_heading = OUTPUT)]
     pub output: Vec<OutputArgs>,
 
@@ -275,8 +275,8 @@ pub struct Args {
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
 
-    /// What is logged: error, warn, info, debug or trace, or levels of modules beside it, such as
-    /// warn,agent=debug. The HTTP/2 library logs only if it is named, as in info,h2=debug.
+    /// The log level: error, warn, info, debug or trace; levels of modules may follow, as in warn,agent=debug. The
+    /// HTTP/2 library logs only if it is named, as in info,h2=debug.
     #[arg(long, value_name = "FILTER", env = "FLOW_AGENT_LOG", default_value = "info", help_heading = LOGS)]
     pub log: LogFilter,
 

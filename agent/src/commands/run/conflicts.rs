@@ -261,7 +261,7 @@ pub(super) fn outputs(args: &[OutputArgs]) -> Result<Vec<Prepared>, SettingsConf
     if let Some(output) = outputs.iter().find(alone) {
         let (kind, address) = (output.kind().name(), output.address());
         let message = format!(
-            "--output {kind}={address} is for `flow-agent collect` alone: give it to a collector, and send to that with \
+            "--output {kind}={address} is only for `flow-agent collect`: give it to a collector, and send to that with \
              --output collector=http://HOST:PORT"
         );
         refuse(true, message, &["output"])?;

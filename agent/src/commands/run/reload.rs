@@ -152,7 +152,7 @@ impl Reload {
                 let outcome = outcome.map_err(|error| fault::in_one_line(&error));
                 if let Err(fault) = &outcome {
                     tracing::warn!(
-                        "the settings stay as they were: {fault}; put it right and reload again (SIGHUP)"
+                        "keeping the settings: {fault}; fix it and reload again (SIGHUP)"
                     );
                 }
                 reloading.done(outcome).await;
@@ -306,7 +306,7 @@ impl Reload {
             setting.wanted = wanted.remove(&setting.name).unwrap_or_default();
         }
         self.told.send_replace(told);
-        tracing::info!("the settings have been read again");
+        tracing::info!("read the settings again");
     }
 }
 

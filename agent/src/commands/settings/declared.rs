@@ -20,7 +20,7 @@ const NOT_IN_A_FILE: [(&str, &str); 2] = [
     ),
     (
         "duration",
-        "the end of a run is no setting of a file: give --duration or FLOW_AGENT_DURATION",
+        "a file cannot set the end of a run: give --duration or FLOW_AGENT_DURATION",
     ),
 ];
 

@@ -37,7 +37,7 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     }
     if !status.tokens_reload_error.is_empty() {
         lines.push(format!(
-            "the file of tokens HAS CHANGED and is not in force, those read before hold: {}",
+            "the file of tokens HAS CHANGED but is not in force, the tokens read before still hold: {}",
             status.tokens_reload_error
         ));
     }
@@ -59,7 +59,7 @@ fn turned_away(status: &CollectorStatus) -> Option<String> {
     (tokens > 0 || agents > 0 || roles > 0).then(|| {
         format!(
             "refused: {tokens} calls without a credential of this collector, {roles} beyond their role or in the name of another \
-             agent, {agents} calls of agents for want of a place"
+             agent, {agents} calls of agents for lack of a place"
         )
     })
 }
@@ -74,7 +74,7 @@ fn held_back(status: &CollectorStatus) -> Option<String> {
     let time = human::duration(Duration::from_nanos(most.held_back_ns));
     let agent = most.agent.clone().unwrap_or_default();
     Some(format!(
-        "held back to --max-agent-records: {} of the streams, most of all that of {}, for {time} in all",
+        "held back to --max-agent-records: {} of the streams, most of all {}'s, for {time} in total",
         held.count(),
         agent.hostname
     ))
@@ -92,9 +92,9 @@ fn reports(status: &CollectorStatus) -> Option<String> {
     let more_often = status.streams.iter().filter(more_often).count();
     let interval = human::duration(Duration::from_nanos(asked));
     Some(match more_often {
-        0 => format!("asks for reports every {interval} at most of flows that go on"),
+        0 => format!("asks for reports of continuing flows every {interval} at most"),
         count => format!(
-            "asks for reports every {interval} at most of flows that go on; {count} of the connected streams have reported more \
+            "asks for reports of continuing flows every {interval} at most; {count} of the connected streams have reported more \
              often so far"
         ),
     })
@@ -122,12 +122,12 @@ fn samples(status: &CollectorStatus) -> Option<String> {
 /// Losses on the way between agents.
 fn paths(pairs: &PairsStatus) -> Vec<String> {
     let mut line = format!(
-        "pairs: {} of at most {} flows followed, {} seen by one agent alone",
+        "pairs: {} of at most {} flows followed, {} seen by only one agent",
         pairs.flows, pairs.capacity, pairs.unpaired
     );
     if pairs.not_followed > 0 {
         let more = format!(
-            ", {} records NOT FOLLOWED for want of room",
+            ", {} records NOT FOLLOWED for lack of room",
             pairs.not_followed
         );
         line.push_str(&more);
@@ -312,7 +312,7 @@ mod tests {
             ..status
         };
         let lines = super::lines(&with_pairs);
-        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by one agent alone, 9 records NOT FOLLOWED for want of room";
+        let expected = "pairs: 4 of at most 10 flows followed, 2 seen by only one agent, 9 records NOT FOLLOWED for lack of room";
         assert_eq!(lines[6], expected);
         assert_eq!(
             lines[8],
@@ -339,8 +339,8 @@ mod tests {
             lines[5..],
             [
                 "refused: 3 calls without a credential of this collector, 5 beyond their role or in the name of another agent, \
-                 4 calls of agents for want of a place",
-                "held back to --max-agent-records: 1 of the streams, most of all that of faster, for 2s in all",
+                 4 calls of agents for lack of a place",
+                "held back to --max-agent-records: 1 of the streams, most of all faster's, for 2s in total",
             ]
         );
         let nobody = CollectorStatus::default();

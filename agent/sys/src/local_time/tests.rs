@@ -6,7 +6,7 @@ use std::{
 
 use super::*;
 
-/// Runs a test of this module once more in a process of each of these time zones, which gets the name of its own.
+/// Reruns a test of this module in a process for each of these time zones, whose name the process gets.
 fn in_zones(test: &str, zones: &[&str], check: impl Fn(&str)) {
     const ZONE: &str = "FLOW_AGENT_TEST_ZONE";
     if let Ok(zone) = env::var(ZONE) {
@@ -74,7 +74,7 @@ fn times_are_shown_with_the_offset_of_their_day() {
             assert_eq!([winter, summer].map(shown), expected);
             let millis = Zone::Utc.millis(since_1970(winter) + 7_999_999);
             assert_eq!(millis.to_string(), "2026-01-02 23:30:00.007Z");
-            // What is shown can be typed.
+            // Displayed times can be typed.
             for time in [winter, summer] {
                 let typed = Moment::parse(&shown(time)).unwrap();
                 assert_eq!(typed.resolve(UNIX_EPOCH, Zone::Utc), time);
@@ -215,7 +215,7 @@ fn a_time_with_an_offset_or_of_utc_is_the_same_in_every_zone() {
     }
 }
 
-/// How long the steps are that lie between two moments, in minutes.
+/// The lengths of the steps between two moments, in minutes.
 fn lengths(step: Step, from: &str, to: &str) -> Vec<u64> {
     let (mut at, to) = (utc(from), utc(to));
     let mut steps = Steps::new(step, Zone::Local);

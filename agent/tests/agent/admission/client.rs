@@ -1,5 +1,5 @@
-//! A client of bare HTTP/2 that can misbehave: it connects as any user, reads as little as it is told to, and
-//! sends what no well-behaved client would.
+//! A client of bare HTTP/2 that can misbehave: it connects as any user, reads as little as a test wants, and sends
+//! anything.
 
 use std::{
     fs::{Permissions, set_permissions},
@@ -86,7 +86,7 @@ impl Client {
         self.open_with(path, "identity").await
     }
 
-    /// The same of a call whose messages may be compressed.
+    /// The same for a call whose messages may be compressed.
     pub async fn open_with_gzip(&mut self, path: &str) -> Result<Call, h2::Error> {
         self.open_with(path, "gzip").await
     }
@@ -133,7 +133,7 @@ impl Client {
     }
 }
 
-/// An answer that has begun, and of which nothing has been read.
+/// An answer that has begun and is unread.
 pub struct OpenStream(pub Response<RecvStream>);
 
 impl OpenStream {

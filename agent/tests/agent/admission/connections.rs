@@ -1,4 +1,4 @@
-//! How many connections there may be, and what happens to those without a call.
+//! The limit on connections, and the fate of connections without a call.
 
 use lab::{Lab, privilege::is_root_or_skip};
 use proto::{GetStatusRequest, ObserveRequest};
@@ -104,7 +104,7 @@ async fn a_command_that_finds_no_place_says_why() {
     assert!(log.contains("as many as --max-connections allows"), "{log}");
 }
 
-/// Without a limit they would take every file descriptor that the agent can open, and keep them for ever.
+/// Without a limit they would take all of the agent's file descriptors and keep them.
 #[tokio::test(flavor = "multi_thread")]
 async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     const PLACES: u64 = 8;
@@ -143,7 +143,7 @@ async fn silent_connections_keep_nobody_out_and_lose_their_places() {
     let status = agent.status(&lab.agent);
     assert_eq!(status["server"]["silent_connections"], PLACES - 1);
 
-    // The oldest gives way to one that asks, and all of them to those that observe.
+    // The oldest gives way to a connection with a request, and all of them to observers.
     let mut silent = connect_silent();
     is_answered(connect(NOBODY)).await;
     is_closed(&mut silent[0]).await;

@@ -1,4 +1,4 @@
-//! Consumers: many that come and go, and many that do not read.
+//! Many consumers that come and go, and many that do not read.
 
 use std::{fs, os::unix::process::CommandExt as _, process::Command};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::support::{Agent, everybodys::everybodys_binary, wait_for_packets, wait_until};
 
-/// If 3.5 KiB stayed of each until the next scan, that would be 70 MiB.
+/// If 3.5 KiB of each consumer stayed until the next scan, that would be 70 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
     const CONSUMERS: u64 = 20_000;
@@ -35,7 +35,7 @@ async fn consumers_that_left_between_two_scans_leave_nothing_behind() {
             assert!(begun.refusal().is_none(), "{:?}", begun.refusal());
         }
     };
-    // Memory that the first ones take is not given back.
+    // The first consumers take memory that is not freed.
     visits(agent.address(), 100).await;
     let before = Memory::of(agent.pid());
     let all = (0..CONNECTIONS).map(|_| {
@@ -126,7 +126,7 @@ async fn what_consumers_that_never_read_hold_is_shared_in_the_transport_too() {
     agent.stop_silent();
 }
 
-/// Each has copies that nobody shares, so the bound holds only so many of them.
+/// Each consumer has its own copies, so the bound has room for only some of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_from_who_reads() {
     const FLOWS: u16 = 30_000;
@@ -140,7 +140,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
     }
     let lab = Lab::quiet().unwrap();
     let many = ["--max-consumers", "2000", "--max-streams", "200"];
-    // All flows find room at once, and come in one scan.
+    // The table has room for all flows, so one scan reports them.
     let table = ["--max-flows", "100000", "--min-flows", "100000"];
     let settings = ["--scan-interval", "1h", "--output", "none"];
     let mut agent = Agent::start(&lab, &[many, table, settings].concat());
@@ -175,7 +175,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
         assert_eq!(refusal.code, Code::ResourceExhausted, "{refusal:?}");
         assert!(refusal.message.contains("without a filter"), "{refusal:?}");
     }
-    // One without a filter has no copies.
+    // A consumer without a filter has no copies.
     let plain_reader = observe(ObserveRequest::default()).await.unwrap();
     let readers = [(filtered_reader, 1), (plain_reader, 0)]
         .map(|(reader, left_out)| tokio::spawn(packets(reader, u64::from(FLOWS) - left_out)));
@@ -204,7 +204,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
     let status = agent.status(&lab.agent);
     assert_eq!(status["server"]["refused_consumers"], refused.len());
     let held = status["server"]["held_bytes"].as_u64().unwrap();
-    // A copy each, and what waits.
+    // One copy per consumer, and the queued batches.
     assert!((45 * MIB..65 * MIB).contains(&held), "{held}");
     let after = Memory::of(agent.pid());
     assert!(
@@ -219,7 +219,7 @@ async fn consumers_with_filters_that_never_read_keep_the_bound_and_take_nothing_
     agent.stop_silent();
 }
 
-/// Reads batches until they have reported so many packets, and none was lost. Returns the consumer, which stays.
+/// Reads batches until they have reported this many packets. None may be lost. Returns the consumer, still connected.
 async fn packets(mut reader: Observer, expected: u64) -> Observer {
     let mut packets = 0;
     while packets < expected {
@@ -380,7 +380,7 @@ async fn a_reload_changes_how_many_consumers_and_connections_there_may_be() {
     reload(1, 1);
     let refused = client.begin(OBSERVE, &observe).await.unwrap().refusal();
     assert!(refused.unwrap().message.contains("--max-consumers"));
-    // The only connection is that of the consumers, who stay.
+    // The only connection belongs to the consumers, who stay.
     let stream = connect_as(&address, NOBODY).unwrap();
     let refused = match Client::new(stream, 65_535).await {
         Ok(mut other) => other.begin(OBSERVE, &observe).await.is_err(),

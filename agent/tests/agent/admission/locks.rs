@@ -1,4 +1,4 @@
-//! Several agents on the path of one socket: one of them listens, and the others say that it does.
+//! Several agents on the path of one socket: one listens, and the others report that.
 
 use std::{
     fs::{self, File},

@@ -1,4 +1,4 @@
-//! A store that is empty, full, or has something else than an agent has stored: a clean start, and no wrong number.
+//! A store that is empty, full, or holds other things than an agent stored: the start is clean, and no number is wrong.
 
 use std::{fs::File, os::fd::OwnedFd};
 
@@ -12,7 +12,7 @@ use crate::support::{
     hook::Hook,
 };
 
-/// What somebody might store under our names.
+/// Other objects stored under our names.
 const FOREIGN: [fn() -> OwnedFd; 4] = [
     || File::open("/proc/self/cmdline").unwrap().into(),
     || std::io::pipe().unwrap().0.into(),
@@ -55,7 +55,7 @@ fn packets_lacking(line: &Line, agent: Agent, before: Counters) -> u64 {
 
 const LAST_PORT: u16 = 5000;
 
-/// Sends some packets of a flow of its own.
+/// Sends some packets of a separate flow.
 fn own_packets(line: &Line) -> u64 {
     let (peer, here) = (&line.lab.peer, &line.lab.agent);
     let traffic = super::Traffic::start(peer, here, LAST_PORT, 1, super::PACE);
@@ -84,7 +84,7 @@ fn after_a_full_stop_the_programs_are_gone_and_the_next_start_is_as_the_first() 
     wait_until("the next agent's packets are stored", own_are_stored);
     agent.stop();
     let books = line.books();
-    // A batch of the first agent that was on its way to its spool may have got there.
+    // The first agent may have brought one more batch to its spool.
     assert!(books.seen().packets >= first + own);
     assert_eq!(books.packets_from(LAST_PORT), own);
     assert_eq!(books.instances.len(), 2);
@@ -145,7 +145,7 @@ fn what_is_missing_in_the_store_is_told_and_nothing_is_counted_wrong() {
         (|_, name| name.starts_with("carry-map."), true),
         // Without links, the programs are gone, and the maps have all that they counted.
         (|_, name| name.starts_with("carry-link."), false),
-        // One link, so that one direction counts on.
+        // With one link, one direction keeps counting.
         (|_, name| name.contains(".tcx_egress_"), false),
     ];
     for (is_missing, is_told) in cases {
@@ -183,7 +183,7 @@ fn descriptors_under_each_others_names_count_nothing_wrong() {
             })
             .unwrap();
         let agent = line.start();
-        // The kernel says of a link where it counts, whatever its name.
+        // The kernel says where a link counts, whatever its name.
         let is_told = part == "carry-map.";
         assert!(warns_of_carrying(&agent) || !is_told, "{}", agent.stderr());
         packets_lacking(&line, agent, before);

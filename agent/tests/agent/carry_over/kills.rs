@@ -1,4 +1,4 @@
-//! SIGKILL at any moment loses no packet and counts none twice.
+//! A SIGKILL at any moment loses no packet and counts none twice.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -88,8 +88,8 @@ fn kills_lose_no_packet_of_either_direction() {
     line.end(agent, counted);
 }
 
-/// The second one is killed as soon as it has stored something, before it has drained what the first one left, and so is
-/// the third.
+/// The second and the third agent are killed as soon as they have stored something, before they drain the first one's
+/// flows.
 #[test]
 fn agents_that_are_killed_before_they_have_drained_the_last_ones_maps_lose_nothing() {
     const TEST: &str =
@@ -121,7 +121,7 @@ fn agents_that_are_killed_before_they_have_drained_the_last_ones_maps_lose_nothi
     line.end(agent, counted);
 }
 
-/// Those whose maps are stored.
+/// Agents whose maps are stored.
 pub fn instances(line: &Line) -> BTreeSet<String> {
     let names = line.store.names().unwrap();
     let files = names
@@ -144,7 +144,7 @@ fn nothing_of_an_earlier_agent_stays_in_the_store_once_the_next_one_counts() {
     assert_eq!(first.len(), 1, "{first:?}");
     let names = line.store.names().unwrap();
     let stored = names.len();
-    // So many bytes are reckoned with in `FileDescriptorStoreMax=` of the unit.
+    // The unit's `FileDescriptorStoreMax=` assumes this many.
     assert!(names.iter().all(|name| name.len() <= 62), "{names:?}");
     agent.kill();
     let agent = line.start();

@@ -1,4 +1,4 @@
-//! SIGTERM: the programs go on counting if systemd restarts the service, and go if it stops it.
+//! SIGTERM: the programs keep counting if systemd restarts the service, and are removed if it stops the service.
 
 use lab::privilege::is_root_or_skip;
 
@@ -52,7 +52,7 @@ fn restarts_lose_no_packet_on_clsact() {
     }
 }
 
-/// Also where the service manager still has the descriptors, as after a signal from somebody else.
+/// Even if the service manager still has the descriptors, for example after someone else's signal.
 #[test]
 fn a_stop_detaches_and_the_next_start_counts_from_zero() {
     if !has_links_or_skip("agent::a_stop_detaches_and_the_next_start_counts_from_zero") {
@@ -70,7 +70,7 @@ fn a_stop_detaches_and_the_next_start_counts_from_zero() {
         wait_until("nothing is attached", || {
             nothing_is_attached(&line.lab.agent)
         });
-        // All that it saw is in its records, and nothing else.
+        // Its records have exactly the packets that it saw.
         let first = line.books();
         let left_out = traffic.end_all() - first.seen().packets;
         line.store.set_job(None).unwrap();

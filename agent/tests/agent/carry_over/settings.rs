@@ -1,4 +1,4 @@
-//! Kills with everything that decides which packets are in flows, and with pages that grow and are drained early.
+//! Kills under all settings that decide which packets are in flows, and with pages that grow and are drained early.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ fn kills_lose_no_packet_with_everything_that_can_be_found_out() {
     }
 }
 
-/// So many flows that each page is drained early and grows, and shrinks again in between.
+/// Enough flows that each page is drained early, grows, and shrinks again in between.
 #[test]
 fn kills_lose_no_packet_while_pages_grow_and_are_drained_early() {
     const MANY: u16 = 3000;

@@ -11,7 +11,7 @@ const PACKETS: u64 = 500;
 /// Its other end is in the same namespace.
 const WIRE: [&str; 2] = ["gone0", "far0"];
 
-/// A line that counts on a second wire, too, whenever there is one.
+/// A line of agents that also count on a second wire while it exists.
 fn with_a_second_wire() -> Line {
     let mut line = Line::new(Hook::TcIngress, &[]);
     line.lab.agent.namespace.add_wire(WIRE).unwrap();
@@ -19,7 +19,7 @@ fn with_a_second_wire() -> Line {
     line
 }
 
-/// Packets to the near end of the second wire. Returns what they sum to.
+/// Sends packets to the near end of the second wire. Returns their sum.
 fn send(line: &Line, port: u16) -> Pair {
     let namespace = &line.lab.agent.namespace;
     let frame = line.lab.peer.frame_v4(&line.lab.agent);
@@ -59,7 +59,7 @@ fn what_passed_a_deleted_interface_is_reported_by_the_next_agent() {
     }
 }
 
-/// The link in the store is that of the deleted one.
+/// The link in the store belongs to the deleted interface.
 #[test]
 fn an_interface_with_the_number_of_a_deleted_one_is_counted_from_its_start() {
     const TEST: &str =

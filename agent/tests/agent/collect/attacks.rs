@@ -1,5 +1,5 @@
-//! What those who hold several credentials can do to a collector that has the memory of the packaged unit, and to the other
-//! agents. They call from many addresses.
+//! Attackers with several credentials and many addresses, against a collector with the memory of the packaged unit and
+//! against other agents.
 
 mod memory;
 mod pairs;
@@ -31,15 +31,15 @@ use crate::{
     support::{flow_agent_in, memory_limit},
 };
 
-/// The hosts whose credentials whoever attacks has.
+/// The hosts whose credentials the attackers have.
 const ATTACKERS: [&str; 8] = [
     ATTACKER, "mallory2", "mallory3", "mallory4", "mallory5", "mallory6", "mallory7", "mallory8",
 ];
-/// One that attacks alone.
+/// A host that attacks alone.
 const ATTACKER: &str = "mallory";
-/// Another host, which sends in between.
+/// An honest host, which sends in between.
 const OTHER: &str = "there";
-/// To which it has flows.
+/// The host to which it has flows.
 const PEER: &str = "peer";
 
 /// The packaged unit's limit on memory, in bytes.
@@ -74,7 +74,7 @@ struct Confined {
 }
 
 impl Confined {
-    /// Nothing where control groups cannot limit memory.
+    /// `None` if control groups cannot limit memory.
     fn start(test: &str, settings: &[&str]) -> Option<Self> {
         if !is_root_or_skip(test) {
             return None;
@@ -123,7 +123,7 @@ impl Confined {
         endpoint.connect().await.unwrap()
     }
 
-    /// A connection with the credential of one who attacks. `window_bytes` is the size of each stream's window.
+    /// A connection with an attacker's credential. `window_bytes` is the size of each stream's window.
     async fn client(&self, name: &str, from: IpAddr, window_bytes: u32) -> Client {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((from, 0).into()).unwrap();
@@ -132,7 +132,7 @@ impl Confined {
         client.with_token(&self.tokens[name])
     }
 
-    /// Has batches stored with the credential of this host, as one call.
+    /// Sends batches with this host's credential in one call.
     async fn send(&self, channel: &Channel, name: &str, batches: Vec<FlowBatch>) {
         let last = batches.last().map(|batch| batch.stream_seq);
         let acks = self.try_send(channel, name, batches).await.unwrap();
@@ -159,7 +159,7 @@ impl Confined {
         ended.map(|()| acks)
     }
 
-    /// Has another host store so many batches, each acknowledged before the next one.
+    /// Sends this many batches from another host, each after the previous one is acknowledged.
     async fn others_are_served(&self, first_seq: u64, batches: u64) {
         let channel = self.channel(address(0)).await;
         for seq in first_seq..first_seq + batches {

@@ -52,7 +52,7 @@ pub(super) async fn connect(socket: &str) -> FlowCollectorClient<Channel> {
 }
 
 pub(super) fn batch(seq: u64, records: usize) -> FlowBatch {
-    // The same each time, since what comes again is known by its content.
+    // The same content each time, since a collector recognizes repetitions by their content.
     let now = *NOW_NS;
     let record = FlowRecord {
         src: Some(Endpoint {
@@ -94,7 +94,7 @@ pub(super) async fn call(
     exchange(client, Request::new(stream::iter(batches))).await
 }
 
-/// The same of a request.
+/// The same for a request.
 pub(super) async fn exchange(
     client: &mut FlowCollectorClient<Channel>,
     request: impl IntoStreamingRequest<Message = FlowBatch>,
@@ -197,8 +197,8 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
         (vec![batch(7, 70_000)], "16384 records"),
     ];
     let behind: Vec<(FlowBatch, &str)> = vec![
-        (first(), "numbers rise"),
-        (batch(6, 1), "numbers rise"),
+        (first(), "numbers must rise"),
+        (batch(6, 1), "numbers must rise"),
         (
             FlowBatch {
                 stream_id: 5,
@@ -217,7 +217,7 @@ fn what_cannot_be_an_agents_batch_is_refused_with_the_reason_and_nothing_is_stor
         }
         for (second, told) in behind {
             let (acks, ended) = call(&mut client, vec![first(), second]).await;
-            // What came before is stored, and told.
+            // The batches before it are stored and acknowledged.
             assert_eq!(acks, [7]);
             let status = ended.unwrap_err();
             assert_eq!(status.code(), Code::InvalidArgument);
@@ -252,7 +252,7 @@ fn a_call_ends_where_a_batch_cannot_be_stored_and_nothing_behind_it_is_acknowled
         let mut client = connect(&socket).await;
         let (acks, ended) = call(&mut client, vec![batch(1, 1)]).await;
         assert_eq!((acks, ended.is_ok()), (vec![1], true));
-        // Several times what the disk has. The last one would fit.
+        // Several times the size of the disk. The last batch would fit.
         let batches = vec![batch(2, 16_000), batch(3, 1)];
         let (acks, ended) = call(&mut client, batches).await;
         assert!(acks.is_empty(), "{acks:?}");
@@ -288,7 +288,7 @@ fn whoever_reads_nothing_does_not_hold_up_the_end() {
         let (acks, ended) = call(&mut client, batches).await;
         ended.unwrap();
         assert_eq!(acks.last(), Some(&100));
-        // A call that goes on, of whose acknowledgements none is read.
+        // An open call whose acknowledgements are not read.
         let (open, to_send) = mpsc::channel::<FlowBatch>(1);
         let endless = stream::unfold(to_send, |mut to_send| async {
             to_send.recv().await.map(|batch| (batch, to_send))

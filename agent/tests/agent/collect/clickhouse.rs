@@ -1,5 +1,5 @@
 //! ClickHouse as a store: its engine (chdb) behind a small server of the test's, which speaks as much HTTP as it takes. The tables,
-//! the types, the reading of Parquet and what becomes of repetitions are ClickHouse's own.
+//! the types, the reading of Parquet and the handling of repetitions are ClickHouse's own.
 
 use std::rc::Rc;
 
@@ -112,7 +112,7 @@ impl ClickHouse {
         rows[0]["number"].as_u64().unwrap()
     }
 
-    /// What the server does with the next INSERTs.
+    /// Sets how the server handles the next INSERTs.
     fn behaves(&self, mode: &str, times: i32) {
         self.told(&["behave", mode, &times.to_string()]);
     }
@@ -150,7 +150,7 @@ impl ClickHouse {
     }
 }
 
-/// What a collector is told.
+/// The collector's setting.
 pub(super) fn output(more: &str) -> String {
     format!(
         r#"{{"kind": "clickhouse", "address": "http://127.0.0.1:{PORT}/{DATABASE}/flows"{more}}}"#
@@ -220,10 +220,10 @@ fn every_packet_is_in_clickhouse_and_counts_once_however_often_it_comes() {
     let of = |table: &str, what: &str| {
         clickhouse.number(&format!("SELECT {what} FROM {table} WHERE {stream}"))
     };
-    // A server that is slow to say that it has them is given them again.
+    // If the server acknowledges too slowly, it gets the rows again.
     let count = of("flows", "count()");
     assert!(
-        count == 22 || count > 22 && log.contains("flows cannot be stored"),
+        count == 22 || count > 22 && log.contains("cannot store flows"),
         "{count}"
     );
     assert_eq!(of("flows_once", "count()"), 12);

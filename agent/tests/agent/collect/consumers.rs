@@ -1,4 +1,4 @@
-//! Those who read what all agents send, and what people are shown.
+//! Observers of all agents' flows, and the views for people.
 
 use std::{
     sync::mpsc::{self, TryRecvError},
@@ -169,14 +169,14 @@ fn what_only_an_agent_can_answer_is_refused_in_the_name_of_the_collector() {
         });
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{command:?}: {said}");
-        let begin = format!("flow-agent: a collector listens on {address}, and no agent: ");
+        let begin = format!("flow-agent: a collector listens on {address}, not an agent: ");
         assert!(said.starts_with(&begin), "{command:?}: {said}");
         assert!(said.contains(instead), "{command:?}: {said}");
     }
     collector.stop();
 }
 
-/// The agent's own lines on stdout, and those that the collector writes of its stream.
+/// The agent's own lines on stdout, and the lines that the collector writes for its stream.
 #[test]
 fn every_line_is_as_the_json_schema_says() {
     const TEST: &str = "agent::every_line_is_as_the_json_schema_says";
@@ -209,7 +209,7 @@ fn every_line_is_as_the_json_schema_says() {
         traffic::udp(&lab.agent, &lab.peer, version, 5002, 3, 100).unwrap();
         traffic::ping(&lab.agent, &lab.peer, version, 2).unwrap();
     }
-    // A query for the type A of `lost.example` (RFC 1035), to which nothing comes back but an ICMP error.
+    // A query for the type A of `lost.example` (RFC 1035), answered only by an ICMP error.
     let query = b"\0\x09\x01\0\0\x01\0\0\0\0\0\0\x04lost\x07example\0\0\x01\0\x01";
     let asking = lab.agent.namespace.enter(|| {
         let socket = std::net::UdpSocket::bind((lab.agent.ipv4, 0))?;

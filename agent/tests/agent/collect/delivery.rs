@@ -1,5 +1,5 @@
-//! Agents, collectors and the broker are killed at random, and in the end nothing is missing but what an agent that was killed
-//! had not handed over.
+//! Agents, collectors and the broker are killed at random. In the end only scans are missing that a killed agent had
+//! not handed over.
 
 use std::{
     env,
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{outputs::spool::taken, support::BINARY};
 
-/// How long something is left alone after a kill, so that there is something to kill.
+/// The pause after a kill, so that the next one hits something that runs.
 const PAUSE: Duration = Duration::from_millis(700);
-/// Scans that an agent may have made and not brought to its disk when it was killed. There are two a second, and disk and CPU
-/// may be busy for some time.
+/// Scans that a killed agent may not have brought to its disk. There are two a second, and disk and CPU may be busy for
+/// some time.
 const MOST_UNDELIVERED: usize = 10;
 
 /// Packets on the wire while something is away, and after each kill.
@@ -41,7 +41,7 @@ struct Fleet<'a> {
     collectors: [Option<Collector>; 2],
     ports: [u16; 2],
     agents: Vec<Simulated>,
-    /// Real ones, of which the second one is killed, too.
+    /// Real agents. The second one is killed, too.
     real: [Option<Agent>; 2],
     /// How the second one starts.
     again: String,
@@ -153,7 +153,7 @@ impl<'a> Fleet<'a> {
         (self.random % bound as u64) as usize
     }
 
-    /// Kills for so long, with a kill of each kind at least, and of the real agent in both ways.
+    /// Kills for this long: at least once of each kind, and the real agent in both ways.
     fn kill_for(&mut self, time: Duration) {
         let begin = Instant::now();
         while begin.elapsed() < time || self.starts_again < 2 || self.kills.contains(&0) {
@@ -212,7 +212,7 @@ impl<'a> Fleet<'a> {
         self.sent += send(&self.kafka.lab, 300, SENT_EACH / 300);
     }
 
-    /// Kills the second of the real agents: every second time once all is in its spool, and else whatever it does.
+    /// Kills the second of the real agents: every other time once everything is in its spool, otherwise at any moment.
     fn kill_real(&mut self) {
         let agent = self.real[1].take().unwrap();
         if self.starts_again.is_multiple_of(2) {
@@ -244,14 +244,15 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Ends the others, which wait until everything is acknowledged. Returns what they made, and the last start of each.
+    /// Ends the simulated agents, which wait until everything is acknowledged. Returns their scans, and the last start
+    /// of each.
     fn end(&mut self) -> (Scans, Vec<String>) {
         for agent in &self.agents {
             agent.process.signal(libc::SIGTERM).unwrap();
         }
         let (mut made, mut last) = (Scans::new(), Vec::new());
         for agent in &mut self.agents {
-            // Each delivers all that it has left, to collectors and a broker that have just started.
+            // Each delivers the rest to collectors and a broker that have just started.
             let status = agent.process.wait(3 * patience()).unwrap();
             let [name, ledger, _] = &agent.command;
             let log = fs::read_to_string(format!("{ledger}.log")).unwrap();
@@ -348,7 +349,7 @@ impl Onward {
     }
 }
 
-/// Kills for so long, and returns what was found in the end, if nothing is missing.
+/// Kills for this long. Returns the final result, if nothing is missing.
 fn whatever_is_killed_nothing_else_is_missing(
     kafka: &Kafka,
     agents: usize,

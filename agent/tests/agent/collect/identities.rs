@@ -95,7 +95,7 @@ fn code(ended: &Result<(), Status>) -> Code {
     ended.as_ref().map_or_else(Status::code, |()| Code::Ok)
 }
 
-/// Does this on the collector's host, with a connection to it.
+/// Runs this on the collector's host, with a connection to it.
 fn with_channel<T: Send>(
     host: &Host,
     collector: &Collector,
@@ -104,7 +104,7 @@ fn with_channel<T: Send>(
     with_channel_as(host, collector, 0, work)
 }
 
-/// The same as another user, which a thread of its own becomes.
+/// The same as another user, on a separate thread.
 pub(super) fn with_channel_as<T: Send>(
     host: &Host,
     collector: &Collector,
@@ -151,7 +151,7 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
     );
     with_channel(&lab.agent, &collector, async |channel| {
         let shown = |token: &str| shows(&channel, Some(token));
-        // Another's machine and stream, with the number that the other one has next.
+        // Another host's machine and stream, with that stream's next number.
         let first = of("two", "m2", 1, 1000);
         let (acks, ended) = send(shown(&two), vec![first.clone()]).await;
         assert_eq!((acks, code(&ended)), (vec![1], Code::Ok), "{ended:?}");
@@ -175,7 +175,7 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
         named.agent.as_mut().unwrap().identity = "two.example.com".to_owned();
         let (_, ended) = send(shown(&one), vec![named]).await;
         assert_eq!(code(&ended), Code::InvalidArgument);
-        // What it says of losses is its own.
+        // The losses that it reports are its own.
         let lost = FlowBatch {
             lost_records: 4,
             lost_packets: 5,
@@ -189,7 +189,7 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
             assert_eq!(refused.code(), Code::PermissionDenied);
             let refused = observe(shown(token)).await.err().unwrap();
             assert_eq!(refused.code(), Code::PermissionDenied);
-            // It may ask how the collector is, and not wait for a change in the place of one who observes.
+            // It may ask for the collector's health once, but not take an observer's place to watch it.
             let health = || shown(token).request(HealthCheckRequest::default());
             let mut client = HealthClient::new(channel.clone());
             assert!(client.check(health()).await.is_ok());
@@ -213,12 +213,12 @@ fn a_token_sends_for_its_own_host_alone_and_hides_and_shows_nothing_of_others() 
     });
     let log = collector.stop();
     for words in [
-        "the credential of one is not that of the host two",
+        "the credential of one does not belong to host two",
         "does not have the role",
     ] {
         assert!(log.contains(words), "{log}");
     }
-    // Whoever asks for each record once has all of both.
+    // A query that counts each record once has both.
     assert_eq!(packets_once(lines.path(), files.path()), [2002 * 3; 2]);
 }
 
@@ -281,7 +281,7 @@ fn a_relay_brings_what_another_collector_took_whatever_its_senders_called_themse
     };
     with_channel(&lab.agent, &collector, async |channel| {
         let shown = || shows(&channel, Some(&relay));
-        // One host under the name and the machine of before and those of now, and another one that had the same machine.
+        // One host under its old and its current name and machine, and another host that had the same machine.
         let open = open_call(shown(), sent_by("one", of("one", "m1", 1, 1))).await;
         let mut next = sent_by("one", of("renamed", "m2", 1, 1));
         next.stream_id += 1;

@@ -60,8 +60,8 @@ impl Kafka {
         (Collector::start(&self.lab.agent, 0, &settings), socket)
     }
 
-    /// What a collector says that does not start. If the broker is too slow to say why not, a collector goes on, and another one
-    /// is started.
+    /// The error of a collector that does not start. If the broker answers too slowly, the collector starts; then
+    /// another one is tried.
     fn refusal(&self, setting: &str) -> String {
         let log = self.folder.path().join("refusal");
         let mut refusal = None;
@@ -113,8 +113,8 @@ pub(super) fn setting(broker: &str, more: &str) -> String {
     format!(r#"{{"kind": "kafka", "address": "tcp://{broker}/{TOPIC}"{more}}}"#)
 }
 
-/// What the records report by stream, each once. Fails if a batch came again with other content, or for the first time behind
-/// one that follows it. The batches of a stream are in one partition.
+/// The sums of the records by stream, each once. Fails if a batch was repeated with other content, or first came after
+/// a later one. The batches of a stream are in one partition.
 fn sums(messages: &[Value]) -> BTreeMap<String, Pair> {
     let mut batches = BTreeMap::<(String, u64), &Value>::new();
     let mut last = BTreeMap::new();
@@ -201,7 +201,7 @@ fn every_packet_of_two_agents_is_in_the_topic_in_order_and_where_kafka_itself_wo
     );
     let log = collector.stop();
     assert!(
-        warns_of_slowness_alone(&log) && log.contains("has been made"),
+        warns_of_slowness_alone(&log) && log.contains("created the topic"),
         "{log}"
     );
     let messages = kafka.messages(&broker);

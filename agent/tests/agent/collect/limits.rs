@@ -1,4 +1,4 @@
-//! What one agent, or one address, may take of a collector.
+//! The limits of a collector per agent and per address.
 
 use std::time::{Duration, Instant};
 
@@ -138,7 +138,7 @@ fn nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector() {
     let stream = of_fast();
     assert!(stream["batches"].as_u64() < Some(BATCHES), "{stream}");
 
-    // It goes, and what it owes stays: another call of the same stream is no way round.
+    // It ends, but the debt stays: another call of the same stream does not avoid it.
     drop(fast);
     wait_until("it is noticed", || !is_connected());
     let again = runtime();
@@ -157,7 +157,7 @@ fn nobody_waits_for_one_who_sends_too_much_not_even_the_end_of_the_collector() {
     let (stream, elapsed) = (stream_of(&status), begin.elapsed());
     let held = stream["held_back_ns"].as_u64().unwrap();
     assert!(u128::from(held) <= elapsed.as_nanos(), "{stream}");
-    // A second that was saved, and a batch too much.
+    // One saved second, and one extra batch.
     let most = elapsed.as_secs() * 1000 + RECORDS as u64 + 2000;
     let stored = stream["stored"]["records"].as_u64();
     assert!(stored <= Some(most), "{stream}");
@@ -183,7 +183,7 @@ fn what_waited_is_counted_and_a_call_ends_when_the_agent_ends_it() {
     };
     runtime().block_on(async {
         let mut client = connect(&socket).await;
-        // Nothing waits behind it, though it owes a quarter of a minute.
+        // No batch waits after it, though the sender owes a quarter of a minute.
         let (acks, ended) = call(&mut client, vec![batch(1, 16_000)]).await;
         ended.unwrap();
         assert_eq!((acks, held()), (vec![1], 0));

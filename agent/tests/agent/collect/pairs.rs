@@ -1,4 +1,4 @@
-//! `flow-agent collect --pairs`: what is lost between two hosts is told to the packet.
+//! `flow-agent collect --pairs` reports the loss between two hosts to the packet.
 
 use std::{fs, path::Path, thread::sleep, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 const SETTLE: Duration = Duration::from_millis(500);
 /// Packets with this DSCP are lost on the wire, behind the agent's program.
 const LOST_DSCP: u8 = 8;
-/// Of the wire on which the agents send what they have counted.
+/// The wire on which the agents send their batches.
 const TO: &str = "10.9.9.1";
 
 /// Two hosts on a lossy wire, and another wire beside it.
@@ -175,7 +175,7 @@ fn what_a_wire_loses_between_two_agents_is_told_to_the_packet() {
     }
     assert_eq!(metrics::get(&lab.agent, &address, "/readyz").status, 200);
 
-    // What one of them alone has seen is no path, also not at the end.
+    // A flow seen by only one of them is not a path, even at the end.
     let [agent, gone] = agents;
     gone.kill();
     here.send_many(vec![&kept[..]; 100]).unwrap();

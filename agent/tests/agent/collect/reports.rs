@@ -51,7 +51,7 @@ fn a_collector_that_wants_fewer_reports_gets_every_packet_in_fewer_records() {
         sent += send(&lab, FLOWS, 2);
         agent.wait_for_scans(&lab.agent, 2);
     }
-    // What the last of these scans has made is stored, too.
+    // The batch of the last of these scans is stored, too.
     let scanned = || pair(&first.status(&lab.agent)["streams"][0]["account"]["flows"]);
     wait_until("the scans are stored", || scanned() == sent);
     let records = &outputs::output(&agent, &lab, "collector")["sent"]["records"];
@@ -59,12 +59,12 @@ fn a_collector_that_wants_fewer_reports_gets_every_packet_in_fewer_records() {
     let stream = &first.status(&lab.agent)["streams"][0];
     assert_eq!(stream["report_interval_ns"], 3600 * SECOND, "{stream}");
 
-    // While no collector answers, the wish of the last one holds.
+    // While no collector answers, the last one's interval holds.
     first.kill();
     sent += send(&lab, FLOWS, 1);
     agent.wait_for_scans(&lab.agent, 3);
     assert_eq!(intervals(&agent, &lab), [3600 * SECOND; 2]);
-    // This one takes what comes.
+    // This collector asks for nothing.
     let second = Collector::start(&lab.agent, port, &["--output", &into]);
     wait_until_in_force(&agent, &lab, 0, 0);
     sent += send(&lab, FLOWS, 1);
@@ -79,7 +79,7 @@ fn a_collector_that_wants_fewer_reports_gets_every_packet_in_fewer_records() {
     assert_eq!(sums, [sent]);
     let lines = outputs::jsonl::lines(folder.path());
     let records = lines.iter().filter(|line| line["type"] == "flow").count();
-    // Seven times packets came. What waited may be reported, and then what came last.
+    // Packets came seven times. One report may have the packets that waited, another one the last ones.
     let each = records / usize::from(FLOWS);
     assert!((1..=3).contains(&each), "{records} records");
 }

@@ -46,7 +46,7 @@ fn a_collector_that_wants_fewer_flows_gets_them_whole_and_each_record_says_so() 
     );
     let mut agent = Agent::start(&lab, &["--output", "json", "--output", &output]);
     agent.wait_until_logged("a collector asks for fewer reports");
-    // These are counted whole, and wait to be reported.
+    // These flows are counted in full and wait for their report.
     let whole = send(&lab, FLOWS, 3);
     agent.wait_for_scans(&lab.agent, 2);
     first.kill();
@@ -54,8 +54,8 @@ fn a_collector_that_wants_fewer_flows_gets_them_whole_and_each_record_says_so() 
     let settings = [&settings[..], &["--sample", "4"]].concat();
     let second = Collector::start(&lab.agent, port, &settings);
     wait_until_in_force(&agent, &lab, [4, 4]);
-    agent.wait_until_logged("a collector asks to count fewer flows");
-    // Of the same flows, and of some that are new.
+    agent.wait_until_logged("a collector asks to count only some flows");
+    // Packets of the same flows and of new ones.
     let mut sampled = agent_common::Pair::default();
     for _ in 0..2 {
         sampled += send(&lab, 2 * FLOWS, 1);

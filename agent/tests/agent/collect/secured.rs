@@ -1,4 +1,4 @@
-//! A collector that speaks TLS, and takes flows from those alone who have a certificate.
+//! A collector that speaks TLS and takes flows only from agents with a certificate.
 
 use lab::certificates::Issued;
 use serde_json::json;
@@ -72,7 +72,7 @@ fn only_agents_with_a_certificate_are_served_where_it_is_asked_for() {
             command
         })
     };
-    // A host's certificate shows nobody's flows.
+    // A host's certificate does not allow reading flows.
     let refused = ask(&target, &options);
     let stderr = String::from_utf8_lossy(&refused.stderr);
     let is_told = !refused.status.success() && stderr.contains("role status");

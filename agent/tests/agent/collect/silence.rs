@@ -1,4 +1,4 @@
-//! Those who connect to a collector and ask for nothing that it admits keep no agent out.
+//! Connections to a collector without an admitted request keep no agent out.
 
 use std::{
     collections::VecDeque,
@@ -50,7 +50,7 @@ fn connect_silently(host: &Host, to: SocketAddr, over: &AtomicBool, made: &Atomi
                 open.pop_front();
             }
             made.fetch_add(1, Relaxed);
-            // More than the 185 a second that kept agents out.
+            // More than the 185 per second that once kept agents out.
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
@@ -60,7 +60,7 @@ fn connect_silently(host: &Host, to: SocketAddr, over: &AtomicBool, made: &Atomi
         .unwrap();
 }
 
-/// Runs `tries` while others connect silently. Of `client` are the address and the options of one that gets in.
+/// Runs `tries` while others connect silently. `client` has the address and the options of an admitted client.
 fn during_the_attack(
     lab: &Lab,
     collector: &Collector,

@@ -1,4 +1,4 @@
-//! A collector that takes flows from those alone who have one of its tokens.
+//! A collector that takes flows only from agents with one of its tokens.
 
 use std::{path::PathBuf, process::Output};
 
@@ -61,7 +61,8 @@ fn status_with(host: &Host, address: &str, token: Option<&Path>) -> Output {
     })
 }
 
-/// Asserts that those who read need a token, too, but not on a Unix socket, which has its own rights. Returns what these two read.
+/// Asserts that readers need a token, too, except on a Unix socket, which has its own permissions. Returns the output
+/// of these two.
 fn readers(
     host: &Host,
     collector: &Collector,
@@ -111,7 +112,7 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     let tokens = folder.path().join("tokens");
     let first = new_token(&tokens, &hostname(), "send");
     let reader = new_token(&tokens, "reader", "status,observe");
-    // Another one of the same host, which is not handed to the collector yet.
+    // Another token of the same host, which the collector does not have yet.
     let later = folder.path().join("later");
     let second = new_token(&later, &hostname(), "send");
     let texts = [("known", &first), ("other", &second), ("reader", &reader)];
@@ -136,13 +137,13 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
     wait_until_acknowledged(&agent, &lab, sent);
     for (refused, words) in [
         (&without, "name a file with one (token_file"),
-        (&lost, "there is no token for it (token_file): "),
+        (&lost, "it has no token (token_file): "),
         (&stranger, "unknown token"),
     ] {
         wait_until("it is refused", || error_of(refused, &lab).contains(words));
     }
     // It stays on this host.
-    assert!(!agent.stderr().contains("the token is sent as it is"));
+    assert!(!agent.stderr().contains("the token is sent unencrypted"));
 
     let stream_of = |status: &Value| status["streams"].as_array().unwrap().len();
     for status in readers(&lab.agent, &collector, &socket, [&reads, &other, &missing]) {
@@ -156,13 +157,13 @@ fn over_tcp_only_those_with_a_token_are_served_and_tokens_change_without_a_resta
         assert_eq!(acks, [1]);
     });
 
-    // Another token is handed out, and the stranger turns out to have it.
+    // Another token is added: the stranger's.
     let both = [&tokens, &later].map(|path| fs::read_to_string(path).unwrap());
     replace(&tokens, &both.concat()).unwrap();
-    collector.wait_until_logged("the tokens have been read again");
+    collector.wait_until_logged("read the tokens again");
     sent += send(&lab, 20, 1);
     wait_until_acknowledged(&stranger, &lab, sent);
-    // An agent reads its own again for each call.
+    // An agent reads its token again for each call.
     replace(&missing, &second).unwrap();
     wait_until_acknowledged(&lost, &lab, sent);
     wait_until_acknowledged(&agent, &lab, sent);

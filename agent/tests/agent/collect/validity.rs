@@ -1,4 +1,4 @@
-//! What no agent would send is refused by the name of its field, and nothing of it is stored.
+//! Batches that no agent would send are refused with the name of the field, and nothing of them is stored.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -27,7 +27,7 @@ fn exchange() -> DnsExchange {
     }
 }
 
-/// What is wrong, by the name of the field that is told.
+/// Invalid batches, each with the field that the error names.
 type Fault = (&'static str, fn(&mut FlowBatch));
 
 fn first(batch: &mut FlowBatch) -> &mut FlowRecord {
@@ -272,7 +272,7 @@ const FAULTS: &[Fault] = &[
     }),
 ];
 
-/// What an agent may send, however odd it is.
+/// Odd batches that an agent may send.
 const HONEST: &[fn(&mut FlowBatch)] = &[
     |_| {},
     |batch| {
@@ -294,7 +294,7 @@ const HONEST: &[fn(&mut FlowBatch)] = &[
         record.end_reason = Some(99);
         record.src_mut().direction = 77;
     },
-    // A spool that was found a year later, of a flow that was years old.
+    // A spool found a year later, with a flow that was years old.
     |batch| {
         let then = now_ns() - 399 * DAY_NS;
         (batch.window_start_unix_ns, batch.window_end_unix_ns) = (then - DAY_NS, then);
@@ -310,13 +310,13 @@ const HONEST: &[fn(&mut FlowBatch)] = &[
             record.last_seen_unix_ns = then + DAY_NS / 4;
         }
     },
-    // Seldom reports, from a host that slept.
+    // Rare reports, from a host that slept.
     |batch| {
         batch.report_interval_ns = 30 * DAY_NS;
         batch.window_start_unix_ns = batch.window_end_unix_ns - 90 * DAY_NS;
         batch.sample_rate = 1_000_000;
     },
-    // Nothing but losses, without a window.
+    // Only losses, without a window.
     |batch| {
         let losses = FlowBatch {
             agent: batch.agent.clone(),
@@ -367,7 +367,7 @@ fn what_no_agent_sends_is_refused_by_the_name_of_its_field_and_what_one_may_send
         .into_iter()
         .filter(|line| line["type"] == "flow");
     assert_eq!(flows.count(), 2 * (HONEST.len() - 1));
-    // A question about them has an answer.
+    // A query over them works.
     let mut command = Command::new(env!("CARGO_BIN_EXE_flow-agent"));
     command
         .arg("query")

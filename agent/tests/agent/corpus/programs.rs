@@ -116,7 +116,7 @@ pub fn is_short_skb(bytes: &[u8]) -> bool {
 /// What one run left in the maps.
 pub struct Counted {
     pub hook: Hook,
-    /// Those of the super-frame; 0 for a frame that is none.
+    /// The segments of the super-frame; 0 for a plain frame.
     pub segments: u32,
     pub account: HookAccount,
     pub flows: Vec<(FlowKey, FlowCounters)>,
@@ -179,8 +179,8 @@ impl Programs {
         counted
     }
 
-    /// The same, and its fragments stay. Nothing else runs these programs, so
-    /// their page is idle between two runs and can be emptied without a flip.
+    /// The same, but keeps its fragments. Nothing else runs these programs, so their page is idle between two runs and
+    /// can be emptied without a flip.
     pub fn run_and_remember(
         &mut self,
         name: &str,

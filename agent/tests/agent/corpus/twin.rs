@@ -72,7 +72,7 @@ pub fn compare(expected: &Parsed, frame: &RawFrame, counted: &Counted) -> Result
     }
     let ip_start_bytes = u64::from(packet.ip_start_bytes);
     let ip_bytes = if frame.is_super_frame {
-        // What stands before each IP packet is on the wire as often as it is known to be repeated.
+        // The headers before each IP packet are on the wire as often as they are known to be repeated.
         let link_headers = repeated_len_bytes.map_or(1, |_| packets);
         wire.bytes - link_headers * ip_start_bytes
     } else {
@@ -142,7 +142,7 @@ pub fn run_and_compare(
     if let Some(reason) = hook.refuses(frame) {
         return Ok(Some(reason));
     }
-    // Whatever is repeated for several segments is not there for one.
+    // Headers that are repeated for several segments are absent for one.
     let segments: &[u32] = if frame.is_super_frame { &[1, 3] } else { &[0] };
     for &segments in segments {
         match programs.run(name, hook, frame, segments) {

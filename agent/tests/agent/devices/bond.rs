@@ -23,7 +23,7 @@ fn bonded(test: &str) -> Option<Lab> {
         skip(&test, "this kernel has no bonding device");
         return None;
     }
-    // An address that nobody has, so that nobody answers.
+    // An unused address, so that nobody answers.
     lab.agent.ipv4 = [10, 78, 0, 99].into();
     Some(lab)
 }
@@ -65,7 +65,7 @@ fn a_bond_is_counted_at_tc_where_xdp_is_asked_for() {
     }
 }
 
-/// Puts a native program on a bond, which the agent itself never does. No packet may go by uncounted.
+/// Puts a native program on a bond, which the agent itself never does. Every packet must be counted.
 #[test]
 fn what_xdp_sees_on_a_bonds_lower_device_is_counted_as_unknown() {
     let Some(lab) = bonded("what_xdp_sees_on_a_bonds_lower_device_is_counted_as_unknown") else {

@@ -113,7 +113,7 @@ impl Kind {
         outer_protocol: Some(41),
         ..Self::IPIP
     };
-    /// With the destination option that limits how deep tunnels lie in each other (RFC 2473).
+    /// With the destination option that limits the nesting of tunnels (RFC 2473).
     pub const IP6TNL: Self = Self {
         name: "ip6tnl",
         link: "name dev0 type ip6tnl local LOCAL remote REMOTE mode ip6ip6",
@@ -244,8 +244,8 @@ impl Kind {
             .with_context(|| format!("make a {} device", self.name))
     }
 
-    /// Brings an end up with addresses, and without anything that sends by itself or makes super-frames.
-    /// Returns its hardware address.
+    /// Brings an end up with addresses, and disables everything that sends by itself or makes super-frames. Returns its
+    /// hardware address.
     fn bring_up(&self, host: &Host, number: u8) -> Result<String> {
         let namespace = &host.namespace;
         // Room for the headers of every kind, so that nothing is fragmented on the wire.

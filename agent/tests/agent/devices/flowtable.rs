@@ -16,7 +16,7 @@ use super::device::{Kind, NAME};
 use crate::support::{Agent, flow_agent, wait_for_silence};
 
 const DATAGRAMS: u64 = 40;
-/// The way to the client behind the router.
+/// The path to the client behind the router.
 const CABLE: [&str; 2] = ["router1", "client0"];
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 79, 0, 2);
 const RULES: &str = "\
@@ -125,7 +125,7 @@ fn what_a_flowtable_takes_is_exact_at_its_device_and_check_names_the_vlan_device
         (DATAGRAMS, DATAGRAMS)
     );
     assert_eq!(of_device(wire), [DATAGRAMS; 2]);
-    // The first ones of a connection go the slow way. From 6.19 on what leaves passes by the VLAN device, too.
+    // The first ones of a connection go the slow way. From 6.19 on, leaving packets bypass the VLAN device, too.
     let at_device = of_device(NAME);
     assert_eq!(
         at_device,

@@ -1,4 +1,4 @@
-//! IPsec in tunnel mode: what it decrypts passes the interface a second time.
+//! IPsec in tunnel mode: decrypted packets pass the interface a second time.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -129,7 +129,7 @@ fn what_ipsec_takes_out_of_a_tunnel_is_counted_twice_and_check_and_audit_say_so(
         packets: DATAGRAMS,
         bytes: DATAGRAMS * (14 + 20 + 8 + 40),
     };
-    // What leaves is encrypted before the hook.
+    // Leaving packets are encrypted before the hook.
     assert_eq!(sums[&inside], [decrypted, Pair::default()]);
     assert_eq!(sums.len(), 2, "{sums:#?}");
     assert_eq!(pair(&report.last()["flows"]), report.seen());

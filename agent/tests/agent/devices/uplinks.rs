@@ -21,8 +21,8 @@ fn carried(counters: Counters) -> Pair {
     }
 }
 
-/// Lets default routes lead over these interfaces, talks over the device, and asserts that the agent, which is told
-/// of no interface, counts each packet once, at `counted`.
+/// Lets default routes lead over these interfaces and sends traffic over the device. Asserts that an agent without
+/// `--interface` counts each packet once, at `counted`.
 fn counts_each_packet_once(lab: &Lab, kind: Kind, routes: &[&str], counted: &str) {
     for (interface, metric) in routes.iter().zip(["10", "20"]) {
         let add = [

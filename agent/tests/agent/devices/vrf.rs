@@ -1,4 +1,5 @@
-//! VRF devices: the packets of their members pass the members' hooks, and what the host sends to itself passes the device's.
+//! VRF devices: packets of their members pass the members' hooks, and packets from the host to itself pass the
+//! device's.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -43,7 +44,7 @@ fn send_to_itself(host: &Host) {
     }
 }
 
-/// What comes and goes is counted at the member. `audit` says that the device counts it, too, and sees none of it.
+/// Traffic is counted at the member. `audit` says that the device counts it, too, although its hooks see none of it.
 #[test]
 fn a_vrf_is_exact_at_its_member_and_audit_says_what_the_device_lacks() {
     const TEST: &str = "agent::a_vrf_is_exact_at_its_member_and_audit_says_what_the_device_lacks";
@@ -61,7 +62,7 @@ fn a_vrf_is_exact_at_its_member_and_audit_says_what_the_device_lacks() {
         );
         return skip(TEST, "this kernel has no VRF device");
     }
-    // Sockets of the whole host take what comes by the VRF.
+    // Sockets of the whole host accept packets from the VRF.
     host.namespace
         .set_sysctl("net/ipv4/udp_l3mdev_accept", "1")
         .unwrap();

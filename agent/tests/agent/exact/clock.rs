@@ -1,4 +1,4 @@
-//! Unix time that is set while the agent runs.
+//! The clock is set while the agent runs.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -17,7 +17,7 @@ const HOUR_S: i64 = 3600;
 const HOUR_NS: u64 = HOUR_S.cast_unsigned() * 1_000_000_000;
 const TOLD: &str = "clock was set";
 
-/// Only a virtual machine has a clock for itself.
+/// Only a virtual machine has its own clock.
 #[test]
 fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
     const TEST: &str = "agent::a_clock_that_is_set_is_told_and_no_packet_is_lost";
@@ -32,7 +32,7 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
         let agent = Agent::start(&lab, &["--scan-interval", "1d", "--idle-timeout", "1d"]);
         assert_follows_the_clock(&lab, agent, hours, |_| (), || ());
     }
-    // What waits on disk for a collector gets there, too.
+    // Batches on disk reach the collector, too.
     for hours in [1, -1] {
         let spool = tempfile::tempdir().unwrap();
         let spool = spool.path().join("spool");
@@ -46,7 +46,7 @@ fn a_clock_that_is_set_is_told_and_no_packet_is_lost() {
             wait_until_told(agent);
             store.is_away.store(false, Relaxed);
         };
-        // At the end it would have five seconds for that.
+        // At shutdown it would have five seconds for that.
         let arrive = || wait_until("all is there", || store.records().packets == 20);
         assert_follows_the_clock(&lab, agent, hours, wait, arrive);
         assert_eq!((store.records().packets, store.lost().packets), (20, 0));

@@ -39,7 +39,7 @@ fn rules_change_under_traffic(settings: &[&str]) {
         &["set", "include port 53 proto udp ingress; exclude all"],
         &["set", "exclude proto udp"],
     ];
-    // The senders leave little of an emulated CPU to who changes rules.
+    // The senders leave little of an emulated CPU for changing rules.
     let changes = kernel::packets(40, SETS.len() as u64) as usize;
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, settings);
@@ -195,7 +195,7 @@ fn a_set_that_does_not_fit_is_logged_once() {
     fs::write(&file, rules.join("\n")).unwrap();
     agent.signal(libc::SIGHUP);
     wait_until("the reload is refused", || {
-        agent.stderr().contains("the settings stay as they were")
+        agent.stderr().contains("keeping the settings")
     });
     assert_eq!(told(), 2, "{}", agent.stderr());
     agent.stop();

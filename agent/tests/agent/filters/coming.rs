@@ -1,4 +1,4 @@
-//! Interfaces that come while a large set of rules is put in force, and after that.
+//! Interfaces that appear while a large set of rules is loaded, and afterwards.
 
 use std::{collections::BTreeSet, fs, net::Ipv4Addr, process::Stdio};
 
@@ -49,7 +49,7 @@ fn an_interface_that_comes_waits_for_no_networks_of_rules() {
     );
     fs::write(&file, set).unwrap();
 
-    // It may be delayed for so long that the rules are in force first. That does not happen each time.
+    // It may be delayed until the rules are in force. That does not happen every time.
     let mut came = 0;
     let mut has_waited = true;
     while has_waited && came < ROUNDS {
@@ -70,14 +70,14 @@ fn an_interface_that_comes_waits_for_no_networks_of_rules() {
     }
     assert!(!has_waited, "{}", agent.stderr());
 
-    // Rules that name interfaces are made anew for each that comes, but for their networks.
+    // Rules that name interfaces are rebuilt for each new interface, except their networks.
     let before = tries(&mut agent);
     assert_eq!(before.len(), 2, "{before:?}");
     namespace.add_wire(["new99", "far99"]).unwrap();
     wait_until_watched(&lab, &agent, "new99");
     assert_eq!(tries(&mut agent), before);
 
-    // The rules know each by its name, and the networks are there.
+    // The rules know each interface by name, and the networks are loaded.
     let frame = |host: u32, port: u16| {
         let from = Ipv4Addr::from_bits(0x0a00_0000 + host);
         let frame = lab.peer.frame_v4(&lab.agent);

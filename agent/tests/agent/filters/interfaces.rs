@@ -21,7 +21,7 @@ const RULES: &str = "
     exclude dst port 4
 ";
 
-/// What the rules let through, wire by wire: the ports of arriving packets, and of leaving ones.
+/// The packets that pass the rules on each wire: the ports of arriving and of leaving ones.
 const LEFT: [(&[u16], &[u16]); 4] = [
     (&[1, 2, 3, 5], &[2, 3, 5]),
     (&[1, 2, 3, 5], &[1, 2, 3, 5]),

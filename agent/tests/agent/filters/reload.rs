@@ -1,4 +1,4 @@
-//! Rule files that differ at SIGHUP from what they were at the start.
+//! Rule files that changed between the start and a SIGHUP.
 
 use std::{ffi::CString, fs, os::unix::ffi::OsStrExt as _, thread};
 
@@ -27,7 +27,7 @@ fn rules_that_can_be_read_only_once_outlive_a_reload() {
     agent.signal(libc::SIGHUP);
     wait_until("the reload is refused", || {
         let log = agent.stderr();
-        log.contains("stay as they were") && log.contains("is no regular file")
+        log.contains("keeping the settings") && log.contains("is no regular file")
     });
     assert_eq!(
         in_force(&lab, &agent.address()),
@@ -38,7 +38,7 @@ fn rules_that_can_be_read_only_once_outlive_a_reload() {
 
 fn reloads(agent: &Agent) -> usize {
     let log = agent.stderr();
-    log.matches("the settings have been read again").count()
+    log.matches("read the settings again").count()
 }
 
 #[test]

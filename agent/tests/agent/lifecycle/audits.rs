@@ -65,7 +65,7 @@ fn an_audit_scans_first_and_says_so_where_it_may_not_and_nothing_was_scanned() {
     send();
     let agent = Agent::start(&lab, &["--scan-interval", "1h", "--listen", TCP]);
     send();
-    // Over TCP nobody may ask for a scan.
+    // Clients over TCP may not request a scan.
     let mut by_tcp = flow_agent(&lab.agent);
     let by_tcp = by_tcp.args(["audit", "--connect", TCP]).output().unwrap();
     let text = String::from_utf8(by_tcp.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Interfaces that come while the agent runs, and go again.
+//! Interfaces that appear and leave while the agent runs.
 
 use std::{collections::BTreeMap, fs, process::Command};
 
@@ -44,7 +44,7 @@ pub fn wait_until_watched(lab: &Lab, agent: &Agent, interface: &str) {
     });
 }
 
-/// Sends from the far end of a wire, and returns when the near end has counted it all.
+/// Sends from the far end of a wire, and returns when the near end has counted every packet.
 pub fn send(lab: &Lab, [near, far]: [&str; 2], frame: &[u8], packets: u64) {
     let namespace = &lab.agent.namespace;
     let before = Counters::read(namespace, near).unwrap();
@@ -106,7 +106,7 @@ fn an_index_that_comes_back_is_another_interface_with_flows_of_its_own() {
     }
     let lab = Lab::quiet().unwrap();
     let namespace = &lab.agent.namespace;
-    // Only a scan that somebody asks for drains the first one.
+    // Only a requested scan drains the first one.
     let settings = ["--scan-interval", "1h"];
     let agent = Agent::start_on(&lab.agent, &selection(&lab), &settings);
     let frame = lab.peer.frame_v4(&lab.agent).udp(1, 2, &[0; 18]).unwrap();
@@ -188,7 +188,7 @@ fn an_interface_that_is_renamed_into_the_selection_is_counted() {
     }
     let lab = Lab::quiet().unwrap();
     let namespace = &lab.agent.namespace;
-    // Nothing that is here is selected.
+    // No existing interface is selected.
     let agent = Agent::start_on(&lab.agent, "new*", &[]);
     assert!(agent.stderr().contains("waiting for one that is selected"));
     namespace.add_wire(["other0", "far0"]).unwrap();
@@ -262,7 +262,7 @@ fn interfaces_are_selected_anew_by_the_file_and_no_packet_is_lost() {
         to_agent(70);
         send(&lab, ["new0", "far0"], &frame, 50);
 
-        // A name that is not here is waited for, as if it had left. Only a start by hand refuses it.
+        // The agent waits for a missing name as if the interface had left. Only a start by hand refuses it.
         select("late0");
         agent.signal(libc::SIGHUP);
         wait_until("it is waited for", || {
@@ -308,7 +308,7 @@ pub(super) fn batch(namespace: &Namespace, lines: &str) {
 fn a_thousand_that_come_and_go_leave_nothing_behind() {
     const ROUNDS: u64 = 20;
     const WIRES: u64 = 50;
-    /// Of each round, those that carry packets.
+    /// The interfaces of each round that carry packets.
     const BUSY: u64 = 5;
     /// 8 KiB for each interface of the second half of the rounds.
     const SPREAD_BYTES: u64 = 4 << 20;
@@ -382,7 +382,7 @@ fn a_thousand_that_come_and_go_leave_nothing_behind() {
     assert!(is_flat, "{resident_bytes:?}");
     let seen = pair(&status(&lab, &agent)["account"]["seen"]);
     assert_eq!(seen, count(ROUNDS * BUSY * 2, &frame));
-    // Their series went with them, and what they counted is in the sums.
+    // Their series left with them, and their counts are in the sums.
     let udp = r#"flow_agent_traffic_packets_total{direction="ingress",protocol="udp"}"#;
     wait_until("the metrics have them", || {
         samples()[udp] == seen.packets.to_string()

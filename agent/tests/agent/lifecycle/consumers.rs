@@ -176,7 +176,7 @@ fn a_stalled_consumer_loses_its_own_batches_and_nobody_elses() {
         });
     }
     let mut scans = 0;
-    while !agent.stderr().contains("it loses batches") {
+    while !agent.stderr().contains("loses its oldest queued batches") {
         agent.wait_for_scans(&lab.agent, 20);
         scans += 20;
         assert!(scans < MOST_SCANS, "it never loses: {}", agent.stderr());

@@ -1,4 +1,4 @@
-//! However an agent ends, it must leave nothing on the interface.
+//! An agent must leave nothing on the interface, however it ends.
 
 use std::{
     fs::{self, File},
@@ -253,7 +253,7 @@ fn a_clsact_qdisc_that_the_agent_added_stays_empty() {
     }
     let lab = Lab::quiet().unwrap();
     let agent = Agent::start(&lab, CLSACT);
-    // This is somebody else's filter. If the agent removed the qdisc, it would go too.
+    // Another owner's filter. Removing the qdisc would remove it, too.
     add_filter(&lab.agent, "ingress prio 100", -1);
     assert!(agent.stderr().contains("added a clsact qdisc; it stays"));
     agent.stop();

@@ -58,7 +58,7 @@ fn a_deleted_interface_ends_its_hooks_and_not_the_agent() {
     }
 }
 
-/// An interface that comes has the index of one that left, and a fragment with the same identification.
+/// A new interface has the index of one that left, and receives a fragment with the same identification.
 #[test]
 fn a_fragment_joins_no_datagram_of_an_interface_that_has_left() {
     const UDP: u8 = 17;

@@ -1,4 +1,4 @@
-//! Locks and pipes that others may hold for as long as they like, without delaying a scan.
+//! Locks and pipes that others may hold indefinitely without delaying a scan.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -63,7 +63,7 @@ fn a_lock_on_all_interfaces_delays_no_scan_at_xdp() {
     agent.stop();
 }
 
-/// The last records wait for nothing that detaching waits for.
+/// The last records do not wait for detaching.
 #[test]
 fn a_lock_on_all_interfaces_delays_no_last_record() {
     const NAME: &str = "agent::a_lock_on_all_interfaces_delays_no_last_record";
@@ -126,7 +126,7 @@ fn a_reload_that_waits_delays_no_scan() {
     };
     settings(&format!("{interface}, \"lo\""));
     agent.signal(libc::SIGHUP);
-    // On a thread of its own: one that also wakes the scans would hold them up, sometimes.
+    // On a separate thread: a thread that also wakes the scans would sometimes delay them.
     let pid = agent.pid();
     let mut reload = None;
     wait_until("the reload waits for the lock", || {
@@ -138,7 +138,7 @@ fn a_reload_that_waits_delays_no_scan() {
     assert_eq!(nice_of(&reload.unwrap()), Some((own + 5).min(19)));
     agent.wait_for_scans(&lab.agent, 60);
     assert!(held.release(), "they go on while RTNL is held");
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     agent.stop();
 }
 
@@ -221,7 +221,7 @@ fn rules_are_made_ready_behind_the_scans() {
     // The agent's niceness, with which the thread begins.
     let own = nice_of(Path::new("/proc/self")).unwrap();
     let mut nice = [None; 2];
-    // They live for moments, in which this may get no CPU.
+    // They are so short-lived that this test may get no CPU meanwhile.
     wait_until("both threads are seen", || {
         let mut change = Process::spawn(&mut command).unwrap();
         while nice.contains(&None) && change.exited().unwrap().is_none() {

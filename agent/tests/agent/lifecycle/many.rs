@@ -44,7 +44,7 @@ fn the_end_waits_for_no_link_of_many() {
             .map(|&ifindex| tcx_programs_on(&lab.agent, ifindex));
         programs.flatten().sum()
     };
-    // Each interface that comes up is news to the agent.
+    // The agent gets a notification for each interface that comes up.
     wait_until("they are up", || {
         let links = lab.agent.namespace.ip(&["-json", "link"]).unwrap();
         let links: Value = serde_json::from_slice(&links).unwrap();
@@ -58,8 +58,8 @@ fn the_end_waits_for_no_link_of_many() {
     let settings = ["--scan-interval", "1h"];
     let mut agent = Agent::start_on(&lab.agent, "many*", &settings);
     assert_eq!(attached(), 40);
-    // What asks the kernel about interfaces waits for RTNL, at the end too. The thread that looks at links every five seconds
-    // has just done so.
+    // Threads that ask the kernel about interfaces wait for RTNL, also at shutdown. The thread that checks links every
+    // five seconds has just finished.
     let looking = thread_named(agent.pid(), "detach").unwrap();
     let looks = || status_line(&looking, "voluntary_ctxt_switches:");
     let before = looks();
@@ -74,7 +74,7 @@ fn the_end_waits_for_no_link_of_many() {
     wait_until("the kernel has detached them", || attached() == 0);
 }
 
-/// Over clsact, whose filters come and go without a grace period for each.
+/// With clsact, whose filters need no grace period each.
 #[test]
 fn two_thousand_interfaces_count_and_leave_nothing_behind() {
     const WIRES: u64 = 1000;
@@ -139,7 +139,7 @@ fn more_files_than_the_soft_limit_are_opened() {
     assert!(stderr.contains("the limit of open files"), "{stderr}");
 }
 
-/// What is left over is for consumers and for the rest of the agent.
+/// The rest is for consumers and for other parts of the agent.
 #[test]
 fn interfaces_that_come_leave_some_files_to_open() {
     const NAME: &str = "agent::interfaces_that_come_leave_some_files_to_open";

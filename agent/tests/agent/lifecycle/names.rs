@@ -1,5 +1,4 @@
-//! Names that somebody else chose. Wherever people read them, characters that control a terminal must be
-//! escaped.
+//! Names chosen by others. Wherever people read them, control characters for terminals must be escaped.
 
 use lab::{Lab, privilege::is_root_or_skip};
 use tempfile::TempDir;
@@ -89,7 +88,7 @@ fn names_from_elsewhere_move_nothing_on_a_terminal() {
     agent.kill();
 }
 
-/// An interface is meant by each of its names, at the start and later.
+/// Each name of an interface selects it, at the start and later.
 #[test]
 fn an_interface_is_selected_and_filtered_by_its_alternative_names() {
     if !is_root_or_skip("agent::an_interface_is_selected_and_filtered_by_its_alternative_names") {

@@ -47,7 +47,7 @@ fn two_agents_count_the_same_and_one_outlives_the_other() {
     }
 }
 
-/// With all of them, or one of the two.
+/// With all programs, or one of the two.
 #[test]
 fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
     if !is_root_or_skip("agent::filters_that_somebody_removes_are_put_back_and_none_is_there_twice")
@@ -66,7 +66,7 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
         tc(&lab.agent, removal);
         wait_until("both are put back", || {
             let log = agent.stderr();
-            log.contains("its programs were removed by somebody else")
+            log.contains("its programs were removed by another process")
                 && log.contains("counting on an interface that came")
         });
         assert_eq!(ours(), before, "{removal}");
@@ -82,7 +82,7 @@ fn filters_that_somebody_removes_are_put_back_and_none_is_there_twice() {
     }
 }
 
-/// The kernel tells nobody of that.
+/// The kernel does not notify anyone of that.
 #[test]
 fn links_that_somebody_detaches_are_attached_again() {
     if !is_root_or_skip("agent::links_that_somebody_detaches_are_attached_again") {
@@ -99,7 +99,7 @@ fn links_that_somebody_detaches_are_attached_again() {
         assert_eq!(detach_links_of(program), 1);
         wait_until("it is attached again", || {
             let log = agent.stderr();
-            log.contains("its programs were removed by somebody else")
+            log.contains("its programs were removed by another process")
                 && log.contains("counting on an interface that came")
         });
         send(&lab, PORT, 10);
@@ -118,7 +118,11 @@ fn a_strangers_generic_xdp_is_warned_of_and_hides_no_packet_from_the_account() {
     let theirs = xdp(&lab.agent);
     let their_id = xdp_id(&lab.agent);
     let agent = Agent::start(&lab, &[]);
-    assert!(agent.stderr().contains("a generic XDP program"));
+    assert!(
+        agent
+            .stderr()
+            .contains("another owner's generic XDP program")
+    );
     assert_eq!(xdp_id(&lab.agent), their_id, "beside us");
     send(&lab, PORT, PACKETS);
     assert_eq!(agent.stop().seen().packets, PACKETS);

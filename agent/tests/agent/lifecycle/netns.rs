@@ -38,7 +38,7 @@ pub fn send(from: &Host, to: &Host, frame: &[u8], packets: u64) {
     wait_for_packets(to, before, packets);
 }
 
-/// What the records of a namespace add up to, forward and reverse together.
+/// The sums of a namespace's records, forward and reverse together.
 pub fn sum_in(report: &Report, netns: u64) -> Pair {
     let here = report.flows.iter().filter(|flow| flow["netns"] == netns);
     let count = |flow: &Value, name: &str| flow[name].as_u64().unwrap();
@@ -132,7 +132,7 @@ fn a_namespace_that_cannot_be_watched_is_told_and_nothing_is_attached_anywhere()
     let error = refused(&format!("{name_a},nowhere7"), &here);
     assert_says(&error, &["'nowhere7'", "ip netns list", name_a, "pid:N"]);
     let error = refused(&format!("{name_a},/proc/version"), &here);
-    assert_says(&error, &["/proc/version is no network namespace"]);
+    assert_says(&error, &["/proc/version is not a network namespace"]);
     let error = refused(&format!("{name_a},pid:4194304"), &here);
     assert_says(&error, &["no process 4194304"]);
     let error = refused(&names(&[&a, &b]), &["--interface", "nowhere7"]);
@@ -255,7 +255,7 @@ fn an_interface_that_moves_between_two_watched_namespaces_is_counted_in_both() {
             let setting = format!("net/ipv6/conf/{scope}/disable_ipv6");
             other.set_sysctl(&setting, "1").unwrap();
         }
-        // So that the index there is another one.
+        // So that it gets another index there.
         for wire in [["one0", "one1"], ["two0", "two1"]] {
             other.add_wire(wire).unwrap();
         }

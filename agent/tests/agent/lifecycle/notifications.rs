@@ -1,4 +1,4 @@
-//! What the kernel tells of interfaces and routes, also when it tells a lot at once.
+//! The kernel's notifications about interfaces and routes, including large bursts.
 
 use std::{
     fmt::Write as _,
@@ -21,9 +21,9 @@ use crate::support::{
     wait_for_packets, wait_until,
 };
 
-const MISSED: &str = "more changes of interfaces than were read in time";
+const MISSED: &str = "missed interface changes";
 
-/// Each of them is told with a long text, so that they fill a socket soon.
+/// Their notifications have long texts, so that they soon fill a socket.
 fn changes_of_busy0(count: u32) -> String {
     let text = "x".repeat(240);
     let mut lines = String::new();
@@ -70,7 +70,8 @@ fn thousands_of_routes_and_changes_hide_no_interface() {
     agent.stop();
 }
 
-/// The kernel refuses to tell more. An agent that went on would count under the names of interfaces that have left.
+/// The kernel refuses further notifications. An agent that continued would count under the names of interfaces that
+/// have left.
 #[test]
 fn an_agent_that_cannot_follow_interfaces_any_more_drains_and_ends_with_the_error() {
     if !is_root_or_skip(
@@ -162,12 +163,12 @@ fn an_index_that_comes_back_unheard_of_is_attached_to_again() {
     }
 }
 
-/// What waits in the netlink sockets of the agent's namespace.
+/// The bytes that wait in the netlink sockets of the agent's namespace.
 fn waiting_bytes(lab: &Lab) -> u64 {
     column_sum(lab, 4)
 }
 
-/// Each change used to cost a list of all interfaces.
+/// A change must not cost a listing of all interfaces.
 #[test]
 fn changes_of_an_interface_that_is_not_selected_wake_nobody_who_attaches() {
     if !is_root_or_skip(
@@ -211,7 +212,7 @@ fn routes_that_come_choose_after_patterns_did() {
     agent.signal(libc::SIGHUP);
     // Until then the agent asks for all routes.
     wait_until("the routes choose", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     ip(namespace, "route add default dev new0 metric 7");
     wait_until_watched(&lab, &agent, "new0");

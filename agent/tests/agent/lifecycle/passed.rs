@@ -68,7 +68,7 @@ fn sockets_of_the_service_manager_are_served_and_stay() {
     let unix = format!("unix:{}", path.display());
     let sockets = format!("unix={} tcp=5001", path.display());
     let command = with_sockets(&lab.agent, &sockets);
-    // What is passed is not opened again, and needs not be asked for.
+    // Passed sockets are not opened again, and need no setting.
     let agent = Agent::start_by(
         command,
         &lab.agent.interface,
@@ -97,7 +97,7 @@ fn files_that_are_no_listening_sockets_are_refused_by_their_number() {
     }
     let lab = Lab::quiet().unwrap();
     for (sockets, parts) in [
-        ("udp=0", ["file 3", "no socket of a Unix or TCP stream"]),
+        ("udp=0", ["file 3", "not a Unix or TCP stream socket"]),
         ("tcp=5001 connection=0", ["file 4", "Accept=no"]),
     ] {
         let mut command = with_sockets(&lab.agent, sockets);
@@ -108,7 +108,7 @@ fn files_that_are_no_listening_sockets_are_refused_by_their_number() {
     }
 }
 
-/// As those of the settings.
+/// Like the sockets of the settings.
 #[test]
 fn sockets_that_other_hosts_reach_take_tls_or_the_word_for_none() {
     if !is_root_or_skip("agent::sockets_that_other_hosts_reach_take_tls_or_the_word_for_none") {
@@ -137,7 +137,7 @@ fn sockets_that_other_hosts_reach_take_tls_or_the_word_for_none() {
     assert!(taken.status.success(), "{log}");
 }
 
-/// They are for the process that the service manager started, and not for its children.
+/// They are for the process that the service manager started, not for its children.
 #[test]
 fn sockets_for_another_process_are_left_alone() {
     if !is_root_or_skip("agent::sockets_for_another_process_are_left_alone") {

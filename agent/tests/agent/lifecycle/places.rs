@@ -60,7 +60,7 @@ fn an_interface_beyond_the_most_is_said_and_counted_when_another_leaves() {
     assert_eq!(uncounted.as_array().unwrap().len(), 1);
     assert_eq!(uncounted[0]["interface"]["name"], "new1");
     assert_eq!(uncounted[0]["reason"], "no_place");
-    // The log tells of single ones seldom, and of those after the last one, too.
+    // The log limits lines about single interfaces. A later line counts the ones without a line of their own.
     namespace.add_wire(["new2", "far2"]).unwrap();
     wait_until("it is told how many there are", || {
         let log = agent.stderr();
@@ -113,7 +113,7 @@ fn a_pattern_that_matches_nothing_yet_leaves_room_for_the_interfaces_of_containe
     agent.stop();
 }
 
-/// All places are taken until the first ones are given up, and only a scan that somebody asks for frees them.
+/// All places are taken until the first ones are given up, and only a requested scan frees them.
 #[test]
 fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over() {
     if !is_root_or_skip(
@@ -149,7 +149,7 @@ fn a_reload_gives_the_places_of_the_first_interfaces_to_others_before_it_is_over
     select("'new2', 'new3'");
     agent.signal(libc::SIGHUP);
     wait_until("the settings are in force", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     assert!(nothing_is_on("new0") && nothing_is_on("new1"));
     send(&lab, ["new2", "far2"], &frame, 20);
@@ -178,7 +178,7 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
     for line in ["set other0 down", "set other0 name new0", "set new0 up"] {
         ip(namespace, &format!("link {line}"));
     }
-    // Each of its changes has it tried again, after what was counted meanwhile is drained.
+    // Each change of it causes another attempt, after a scan has drained the packets counted meanwhile.
     let mut uncounted = Value::Null;
     wait_until("it is refused", || {
         uncounted = status(&lab, &agent)["interfaces"]["uncounted"][0].clone();
@@ -190,7 +190,7 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
     assert_eq!(uncounted["interface"]["name"], "new0");
     let detail = uncounted["detail"].as_str().unwrap();
     assert!(
-        detail.contains("ingress qdisc of somebody else's"),
+        detail.contains("another program's ingress qdisc"),
         "{detail}"
     );
     wait_until("no program is kept", || {
@@ -205,7 +205,7 @@ fn an_interface_of_which_one_hook_is_refused_keeps_no_program() {
         Counters::read(namespace, "new0").unwrap().rx_packets > before.rx_packets
     });
 
-    // One hook counts until the other is refused. Scans do not have it tried again.
+    // One hook counts until the other is refused. Scans do not cause another attempt.
     wait_until("the last change is over", || {
         let link = namespace
             .command("ip")

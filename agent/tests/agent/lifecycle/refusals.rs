@@ -1,4 +1,4 @@
-//! A start that fails says what was tried and what to do, ends with an error, and leaves nothing behind.
+//! A failed start reports what was tried and what to do, exits with an error, and leaves nothing behind.
 
 use std::{
     fs,

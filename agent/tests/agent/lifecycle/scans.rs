@@ -1,4 +1,4 @@
-//! What the status says about the scans, and about the table that they drain.
+//! The status of the scans and of the table that they drain.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -88,11 +88,11 @@ fn a_flow_that_goes_on_is_reported_when_the_interval_is_over_and_at_its_end() {
     }
 }
 
-/// A page that fills is drained early, and each time many flows that go on have counted something.
+/// A filling page is drained early, and each time many continuing flows have new counts.
 #[test]
 fn early_scans_make_no_more_records_of_flows_that_go_on() {
     const FLOWS: u16 = 5000;
-    /// Half of it fills with less than all flows.
+    /// Fewer than all flows fill half of it.
     const MAX_FLOWS: u16 = 8000;
     const ROUNDS: u64 = 6;
     if !is_root_or_skip("agent::early_scans_make_no_more_records_of_flows_that_go_on") {
@@ -136,13 +136,13 @@ fn early_scans_make_no_more_records_of_flows_that_go_on() {
 fn an_agent_that_is_stopped_in_the_middle_of_scans_loses_nothing() {
     const FLOWS: u16 = 8000;
     const STOP: Duration = Duration::from_millis(600);
-    /// Buckets of the histogram that have only what took more than 0.5 s.
+    /// Buckets of the histogram above 0.5 s.
     const LONG: usize = 9;
     if !is_root_or_skip("agent::an_agent_that_is_stopped_in_the_middle_of_scans_loses_nothing") {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Else most of the time would go into records.
+    // Otherwise most of the time would go into records.
     let agent = Agent::start(&lab, &["--report-interval", "1h"]);
     let before = lab.agent.counters().unwrap();
     let frame = lab.peer.frame_v4(&lab.agent);

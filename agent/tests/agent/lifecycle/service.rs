@@ -1,4 +1,4 @@
-//! What the agent tells the service manager that started it (`sd_notify`), on a socket of the test's own.
+//! The agent's notifications to its service manager (`sd_notify`), received on the test's own socket.
 
 use std::{
     collections::VecDeque,
@@ -26,7 +26,7 @@ use crate::support::{
     wait_for_packets, wait_until,
 };
 
-/// A service manager that keeps what it is told.
+/// A service manager that keeps all notifications.
 struct Manager {
     folder: TempDir,
     socket: UnixDatagram,
@@ -59,7 +59,7 @@ impl Manager {
         command
     }
 
-    /// Takes everything that it has been told and not yet looked at.
+    /// Takes all notifications that were not looked at yet.
     fn take(&mut self) -> Vec<String> {
         let mut message = [0; 4096];
         loop {
@@ -75,7 +75,7 @@ impl Manager {
         self.told.drain(..).collect()
     }
 
-    /// Takes everything up to the first message that begins like this, and returns that one.
+    /// Takes the messages up to the first one that begins like this, and returns that one.
     fn wait_for(&mut self, start: &str) -> String {
         let mut found = None;
         wait_until(start, || {
@@ -122,7 +122,7 @@ fn ready_means_that_every_hook_counts() {
     manager.wait_for("STOPPING=1");
 }
 
-/// As on a laptop, or at a boot where the network comes last. By hand such a start fails.
+/// As on a laptop, or at a boot where the network comes up last. A start by hand fails.
 #[test]
 fn a_service_waits_for_a_default_route_and_counts_when_it_comes() {
     const PACKETS: u64 = 100;
@@ -150,7 +150,7 @@ fn a_service_waits_for_a_default_route_and_counts_when_it_comes() {
     assert_eq!(pair(&report.last()["flows"]), report.seen());
 }
 
-/// As where a tunnel comes up after the service. By hand such a start fails.
+/// As with a tunnel that comes up after the service. A start by hand fails.
 #[test]
 fn a_service_waits_for_a_name_and_counts_the_others_meanwhile() {
     if !is_root_or_skip("agent::a_service_waits_for_a_name_and_counts_the_others_meanwhile") {
@@ -216,7 +216,7 @@ fn the_manager_sees_flows_rate_and_loss_and_each_reload() {
     manager.wait_for("STOPPING=1");
 }
 
-/// With so many that attaching takes a while.
+/// Enough interfaces that attaching takes a while.
 #[test]
 fn a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does() {
     const NAME: &str = "agent::a_reload_is_over_when_what_it_selects_counts_and_nothing_else_does";
@@ -266,7 +266,7 @@ fn a_reload_that_is_refused_is_in_the_line_for_people_until_one_is_not() {
     let file = folder.path().join("config.toml");
     fs::write(&file, "linger = '1s'\n").unwrap();
     let config = ["--config", file.to_str().unwrap()];
-    // Whether or not scans come.
+    // Whether or not there are scans.
     for interval in ["1d", "100ms"] {
         let settings = [&config[..], &["--scan-interval", interval]].concat();
         fs::write(&file, "linger = '1s'\n").unwrap();
@@ -360,7 +360,7 @@ fn a_manager_that_does_not_read_holds_nothing() {
     let lab = Lab::quiet().unwrap();
     let manager = Manager::start();
     let mut command = manager.command(&lab);
-    // So many signs of life fill the socket at once.
+    // This many keep-alives fill the socket at once.
     command.env("WATCHDOG_USEC", "4000");
     let mut agent = Agent::start_by(command, &lab.agent.interface, &["--scan-interval", "10ms"]);
     agent.wait_until_logged("the service manager takes no messages");
@@ -368,7 +368,7 @@ fn a_manager_that_does_not_read_holds_nothing() {
     agent.stop();
 }
 
-/// As the documentation says. With the drop-in for other network namespaces it is more.
+/// The documented value. With the drop-in for other network namespaces it is higher.
 #[test]
 fn systemd_rates_the_units_exposure_at_most_2() {
     const NAME: &str = "agent::systemd_rates_the_units_exposure_at_most_2";
@@ -394,7 +394,7 @@ fn systemd_rates_the_units_exposure_at_most_2() {
             return skip(NAME, &format!("systemd-analyze before 250: {said}"));
         };
         let level: f64 = level.split(' ').next().unwrap().parse().unwrap();
-        // Other versions of systemd rate some settings otherwise.
+        // Other versions of systemd rate some settings differently.
         assert!(level <= expected + 0.2, "{said}");
     }
 }

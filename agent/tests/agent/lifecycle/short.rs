@@ -1,4 +1,4 @@
-//! Starts where memory, disk or threads are short.
+//! Starts with too little memory, disk or threads.
 
 use std::fs;
 
@@ -30,7 +30,7 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
         group.run_by(&mut command);
         command.args([BINARY, "run", "--interface", &lab.agent.interface]);
         command.args(["--listen", "127.0.0.1:0", "--duration", "1s"]);
-        // Pages that are as large as they may be.
+        // Pages of the largest size.
         command.args(["--max-flows", max_flows, "--early-scan", "0"]);
         command
     };
@@ -39,11 +39,11 @@ fn a_control_group_without_memory_for_the_table_is_refused() {
         &error,
         &["--max-flows", "memory limit of the agent's cgroup"],
     );
-    // It is the table that is too large, and nothing else.
+    // Only the table is too large.
     let smaller = in_group("10000").output().unwrap();
     let stderr = String::from_utf8_lossy(&smaller.stderr);
     assert!(smaller.status.success(), "{stderr}");
-    // Flows in userspace and consumers may take more later, and the kernel would end the agent.
+    // Flows in userspace and consumers may take more later, and the kernel would kill the agent.
     let told = "the memory limit of its control group is 61 MiB: raise the limit (MemoryMax=";
     assert!(stderr.contains(told), "{stderr}");
 }
@@ -87,7 +87,7 @@ fn a_reload_that_may_take_more_than_the_control_group_allows_says_so() {
         agent.signal(libc::SIGHUP);
         wait_until("it is read again", || {
             let log = agent.stderr();
-            log.matches("the settings have been read again").count() > reload
+            log.matches("read the settings again").count() > reload
         });
         let log = agent.stderr();
         assert_eq!(log.matches(TOLD).count(), warnings, "{line}: {log}");

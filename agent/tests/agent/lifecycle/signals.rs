@@ -1,4 +1,4 @@
-//! Signals that come while the agent starts.
+//! Signals during the agent's start.
 
 use std::{
     fs::{self, File},
@@ -44,7 +44,7 @@ fn signals_do_not_keep_the_programs_out() {
         assert_eq!(process.exited().unwrap(), None, "{log}");
         log.contains("counting max_flows=")
     });
-    // Nor from what the agent finds out about the kernel by loading a program.
+    // Nor from the agent's probes of the kernel, which load programs.
     assert!(!log.contains("count as inexact"), "{log}");
     assert!(process.terminate(patience()).unwrap().success());
 }

@@ -1,5 +1,5 @@
-//! An agent that does not answer, or is silent for long: the client must say so in its own words, not in those
-//! of a library.
+//! An agent that does not answer, or not for a long time: the client must report that in its own words, not a
+//! library's.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -58,7 +58,7 @@ fn whoever_asks_a_stopped_agent_is_told_that_it_does_not_answer() {
                     *waiting,
                     format!("flow-agent: waiting for the agent at {address} to answer")
                 );
-                let begin = format!("flow-agent: what listens on {address} did not answer within ");
+                let begin = format!("flow-agent: the server on {address} did not answer within ");
                 assert!(silent.starts_with(&begin), "{asked:?}: {silent}");
             });
         }
@@ -175,8 +175,8 @@ fn workers(pid: u32) -> usize {
     threads_named(pid, "tokio-")
 }
 
-/// With more than one, a request can be queued while its connection ends, and nobody answers it: that happened to one
-/// `status` of 16,000 that were asked of a server that hangs up.
+/// With more than one, a request can be queued while its connection ends, and is never answered. That happened to one
+/// of 16,000 `status` calls to a server that hangs up.
 #[test]
 fn whoever_asks_does_so_on_one_thread() {
     if !is_root_or_skip("agent::whoever_asks_does_so_on_one_thread") {

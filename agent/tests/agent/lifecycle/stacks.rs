@@ -1,4 +1,4 @@
-//! Devices that stand on each other: what `check` shows of them, and what is told where packets count twice.
+//! Stacked devices: their tree in `check`, and the warnings where packets count twice.
 
 use lab::{Lab, privilege::is_root_or_skip};
 use serde_json::Value;
@@ -112,7 +112,7 @@ each above those that its packets pass, too; * is counted:
     assert!(remedy.contains("--exclude-interface mac0"), "{remedy}");
 }
 
-/// Such a tunnel stands on nothing that is known, so both are uplinks.
+/// Nothing is known to be under such a tunnel, so both are uplinks.
 #[test]
 fn a_tunnel_that_names_no_interface_may_count_twice_and_that_is_said() {
     const TOLD: &str = "packets may be counted twice: the packets of the tunnel tun9, which names no interface \
@@ -244,7 +244,7 @@ fn one_that_comes_and_stands_on_a_counted_one_is_told_of() {
     agent.stop();
 }
 
-/// A container's end of a cable is first made, and then put into a bridge.
+/// The end of a container's cable is created first, then added to a bridge.
 #[test]
 fn one_that_is_counted_and_becomes_a_port_of_a_counted_bridge_is_told_of() {
     if !is_root_or_skip(
@@ -281,11 +281,11 @@ fn a_default_route_that_comes_below_another_ones_takes_its_place() {
     let mut agent = Agent::start_on(&lab.agent, "", &[]);
     assert_eq!(watched(&lab, &agent), ["mac0"]);
     ip(&lab, "route add default dev agent0 metric 20");
-    agent.wait_until_logged("not counted any more");
+    agent.wait_until_logged("no longer counted");
     wait_until("agent0 is counted alone", || {
         watched(&lab, &agent) == ["agent0"]
     });
-    // One above a counted one adds nothing, however often its route comes.
+    // An interface above a counted one adds nothing, however often its route appears.
     ip(
         &lab,
         "link add link agent0 name mac1 type macvlan mode bridge
@@ -296,7 +296,7 @@ fn a_default_route_that_comes_below_another_ones_takes_its_place() {
     wait_until("the last route is followed", || {
         watched(&lab, &agent) == ["agent0", "br0"]
     });
-    // One that becomes the port of another one counts for both.
+    // An interface that becomes the port of another one counts for both.
     ip(
         &lab,
         "link del mac1
@@ -344,7 +344,7 @@ fn a_default_route_by_nexthop_objects_leads_over_their_interfaces() {
     ip(&lab, "route add default dev br0 metric 20");
     let agent = Agent::start_on(&lab.agent, "", &[]);
     assert_eq!(watched(&lab, &agent), ["br0"]);
-    // When this one is followed, the first look is over, which would find the other.
+    // Once this one is followed, the first look, which would find the other, is over.
     ip(
         &lab,
         "link set tun0 addrgenmode none up

@@ -1,4 +1,4 @@
-//! Strangers at either end of a connection: clients that are not ours, and servers that are no agent.
+//! Strangers at either end of a connection: foreign clients, and servers that are not an agent.
 
 use std::{
     io::{Read as _, Write as _},
@@ -104,7 +104,7 @@ fn a_client_of_another_protocol_or_version_is_answered_and_disturbs_nobody() {
     agent.stop();
 }
 
-/// What a command says about a server that is no agent. It must end by itself, with an error.
+/// A command's error about a server that is not an agent. The command must end by itself.
 fn says(host: &Host, command: &str, address: &str) -> String {
     let mut ask = flow_agent(host);
     let output = ask.args([command, "--connect", address]).output().unwrap();
@@ -170,7 +170,7 @@ fn a_server_that_is_no_agent_is_told_from_one_in_a_line() {
         for command in asked {
             let said = says(&lab.agent, command, &address(name));
             let parts = [
-                "does not speak gRPC as a flow agent",
+                "does not speak gRPC like a flow agent",
                 "the connection to",
                 "no flow agent at all",
             ];

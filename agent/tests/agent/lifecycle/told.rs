@@ -1,4 +1,4 @@
-//! What an operator is told at the start, at the end, and on a usage error.
+//! Messages for the operator at the start, at the end, and on a usage error.
 
 use std::{
     fs::{self, File},
@@ -18,7 +18,7 @@ fn a_run_whose_stdout_is_closed_ends_unless_flows_go_elsewhere_too() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // A scan notices it by a write. Without one it is noticed all the same.
+    // A scan's write notices it. It is noticed without a scan, too.
     for (has_another, interval) in [(false, "100ms"), (false, "1h"), (true, "1h")] {
         let folder = TempDir::new().unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
@@ -76,7 +76,7 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
         command
             .args(["run", "--interface", &lab.agent.interface])
             .args(["--listen", &format!("unix:{}", path("socket"))])
-            // It would end, were it not refused.
+            // It would end if it were not refused.
             .args(["--duration", "100ms", "--output", &output]);
         let refused = command.output().unwrap();
         let said = String::from_utf8(refused.stderr).unwrap();
@@ -99,15 +99,15 @@ fn an_output_that_cannot_be_written_is_refused_at_the_start_and_at_a_reload() {
     let mut agent = Agent::start_by_file(&lab.agent, "", &settings);
     write(&format!("jsonl={}", path("missing/flows.jsonl")));
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings stay as they were");
+    agent.wait_until_logged("keeping the settings");
     assert_eq!(
         agent.status(&lab.agent)["outputs"][0]["address"],
         path("flows.jsonl")
     );
-    // Its own files are in use, which is no fault.
+    // Its own files are in use, which is not a fault.
     write(&flows);
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     agent.stop_silent();
 }
 
@@ -125,7 +125,7 @@ fn the_end_says_what_it_waits_for() {
     });
     agent.signal(libc::SIGINT);
     agent.wait_until_logged("counting has stopped");
-    agent.wait_until_logged("trying until the end to send what is left to tcp://127.0.0.1:9");
+    agent.wait_until_logged("still trying to send the remaining flows to tcp://127.0.0.1:9");
     agent.ended();
 }
 

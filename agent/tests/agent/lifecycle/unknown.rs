@@ -1,4 +1,4 @@
-//! Our program on an interface that the agent does not watch: the account must say what it sees there.
+//! Our program on an interface that the agent does not watch: the account must have its packets.
 
 use lab::{FrameSocket, Lab, privilege::is_root_or_skip};
 

@@ -1,4 +1,4 @@
-//! What the programs cost, timed in short windows.
+//! The cost of the programs, timed in short windows.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! A real Prometheus scrapes an agent, shows what the dashboard asks for, and raises the alerts.
+//! A real Prometheus scrapes an agent, answers the dashboard's queries, and raises the alerts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -102,7 +102,7 @@ fn assert_quiet(command: &mut Command) {
     assert!(checked.status.success(), "{told}");
 }
 
-/// Finds nothing to say about the metrics.
+/// Asserts that promtool has no complaints about the metrics.
 fn check_metrics(promtool: &Path, text: &str) {
     let mut check = Command::new(promtool);
     check.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -150,7 +150,7 @@ fn answer_the_dashboard(host: &Host, known: &BTreeMap<String, String>) {
     for panel in panels(&dashboard()) {
         for shown in queries(panel) {
             assert_known(&shown, known);
-            // What may be empty says so.
+            // Panels that may be empty say so.
             let may_be_empty = shown.ends_with(" > 0");
             wait_until(&shown, || {
                 query(host, &shown).is_some_and(|samples| may_be_empty || !samples.is_empty())
@@ -174,7 +174,7 @@ fn answer_the_rules(host: &Host, known: &BTreeMap<String, String>) {
     }
 }
 
-/// Settings of a listener and of an output with a certificate that holds for long.
+/// Settings of a listener and of an output with a long-lived certificate.
 fn secured(ca: &Ca) -> [String; 5] {
     let now = SystemTime::now();
     let year = Duration::from_hours(365 * 24);
@@ -216,7 +216,7 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     let settings = [
         &SERVED[..],
         &["--max-flows", "100", "--early-scan", "0"],
-        // All that metrics tell of.
+        // Everything that has metrics.
         &["--enrich", "dns-exchanges,icmp,drops"],
         &[
             "--output",
@@ -237,7 +237,7 @@ fn prometheus_scrapes_what_was_counted_and_answers_the_dashboard_and_the_alerts(
     wait_until("Prometheus has scraped", || {
         value("sum(flow_agent_seen_packets_total)") == Some(sent.packets.to_string())
     });
-    // A scrape that takes longer than its second takes all values away until the next one.
+    // After a scrape that takes longer than its second, all values are missing until the next one.
     let is = |query: &str, expected: &str| {
         let mut found = None;
         wait_until(query, || {

@@ -47,7 +47,7 @@ fn traffic_is_told_by_interface_direction_and_protocol() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // Nothing is reported before the end, and all is counted.
+    // Nothing is reported before the end, but everything is counted.
     let agent = Agent::start(&lab, &[&SERVED[..], &["--report-interval", "1h"]].concat());
     let address = address(&agent);
     let mut expected = BTreeMap::<_, Pair>::new();
@@ -96,7 +96,7 @@ fn traffic_is_told_by_interface_direction_and_protocol() {
     assert_eq!(flows, traffic(&found, "flow_agent_interface", &[]));
     assert_eq!(flows.packets, sum(&found, "flow_agent_flow_packets_total"));
     assert_eq!(flows.bytes, sum(&found, "flow_agent_flow_bytes_total"));
-    // The account closes at each hook by itself.
+    // The account of each hook closes.
     for (hook, direction) in [("tc_ingress", "ingress"), ("tc_egress", "egress")] {
         let hook = format!("hook=\"{hook}\"");
         let at = |name: &str| traffic(&found, &format!("flow_agent_hook_{name}"), &[&hook]).packets;

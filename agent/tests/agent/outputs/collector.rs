@@ -1,4 +1,4 @@
-//! Batches that the agent brings to collectors, which break off, restart and stand in for each other.
+//! Delivery of batches to collectors that break off, restart and stand in for each other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,19 +40,19 @@ use crate::support::BINARY;
 /// Calls that break.
 const BREAKS: u64 = 12;
 
-/// Batches by stream and number, as a database would have them that knows each one once.
+/// Batches by stream and number, each once, as a database would have them.
 type Batches = BTreeMap<(u64, u64), FlowBatch>;
 
-/// What collectors have stored together.
+/// The store that all collectors share.
 #[derive(Clone, Default)]
 pub struct Store {
     batches: Arc<Mutex<Batches>>,
     /// Refuses every call.
     pub is_away: Arc<AtomicBool>,
-    /// All that came, again or not.
+    /// All received batches, including repetitions.
     arrived: Arc<AtomicU64>,
     calls: Arc<AtomicU64>,
-    /// Breaks the first calls after some batches, of which it acknowledges one or none.
+    /// Breaks the first calls after some batches. It acknowledges one or none of these.
     breaks: bool,
 }
 
@@ -123,7 +123,7 @@ impl Store {
         serve_each(lab, serve).port()
     }
 
-    /// What all records report together, and what the last batch has of the account. Asserts that no number is missing.
+    /// The sum of all records, and the account in the last batch. Asserts that no sequence number is missing.
     pub fn sums(&self) -> (Pair, Pair) {
         let batches = self.batches.lock().unwrap();
         let records = batches.values().flat_map(|batch| &batch.records);
@@ -137,7 +137,7 @@ impl Store {
         (records.map(FlowRecord::delta).sum(), seen.into())
     }
 
-    /// How many streams they came on, of how many starts of the agent.
+    /// The number of streams, and of the agent's starts.
     pub fn origins(&self) -> (usize, usize) {
         let batches = self.batches.lock().unwrap();
         let streams: BTreeSet<_> = batches.keys().map(|(stream, _)| stream).collect();
@@ -153,7 +153,7 @@ impl Store {
         records.map(FlowRecord::delta).sum()
     }
 
-    /// What the last batch calls lost.
+    /// The losses that the last batch reports.
     pub fn lost(&self) -> Pair {
         let batches = self.batches.lock().unwrap();
         let (_, last) = batches.last_key_value().expect("a batch");
@@ -175,7 +175,7 @@ where
     let _ = serving.await;
 }
 
-/// A connection that says nothing of itself.
+/// A connection that reports nothing about itself.
 struct Secured(TlsStream<TcpStream>);
 
 impl Connected for Secured {
@@ -247,20 +247,20 @@ fn collectors_that_break_off_have_every_packet_once() {
     assert!(store.arrived.load(Relaxed) > stored);
     let log = &report.log;
     assert!(
-        log.contains("flows do not get to 127.0.0.1:1: connect"),
+        log.contains("cannot deliver flows to 127.0.0.1:1: connect"),
         "{log}"
     );
-    assert!(log.contains("flows get to 127.0.0.1:"), "{log}");
+    assert!(log.contains("delivering flows to 127.0.0.1:"), "{log}");
 }
 
-/// What something that is no collector says.
+/// Answers of something that is not a collector.
 #[derive(Clone, Copy, Debug)]
 enum Garbage {
-    /// Before anything else.
+    /// At the beginning of the connection.
     Bytes(&'static [u8]),
-    /// As the answer to a call, and then no more.
+    /// As the answer to a call, and then nothing more.
     Answer(&'static [u8]),
-    /// As how the call went.
+    /// As the status of the call.
     Status(&'static str),
 }
 
@@ -306,19 +306,22 @@ fn a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_
             Garbage::Bytes(b"220 mail.example ESMTP\r\n"),
             "connection error",
         ),
-        // A message of five bytes that is none.
+        // A message of five bytes that is invalid.
         (
             Garbage::Answer(&[0, 0, 0, 0, 5, 0xff, 0xff, 0xff, 0xff, 0xff]),
             "read an acknowledgement",
         ),
-        // One that is four gigabytes long.
+        // A message of four gigabytes.
         (
             Garbage::Answer(&[0, 0xff, 0xff, 0xff, 0xff, 1]),
             "an answer is longer than",
         ),
-        // It is packed, which nobody asked for.
-        (Garbage::Answer(&[1, 0, 0, 0, 1, 7]), "packs its answers"),
-        // There is no such thing.
+        // A compressed message, which nobody asked for.
+        (
+            Garbage::Answer(&[1, 0, 0, 0, 1, 7]),
+            "compresses its answers",
+        ),
+        // Not a valid status.
         (Garbage::Status("many"), "UNKNOWN"),
     ] {
         let lab = Lab::quiet().unwrap();
@@ -346,15 +349,15 @@ fn a_collector_that_answers_with_garbage_is_told_once_and_has_every_packet_when_
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         assert_eq!(store.sums(), (sent, sent), "{garbage:?}");
-        // Once, with what is wrong, and once that it is over.
+        // Logged once with the error, and once when it is over.
         let log = &report.log;
-        let told = format!("flows do not get to 127.0.0.1:{port}: ");
+        let told = format!("cannot deliver flows to 127.0.0.1:{port}: ");
         let lines: Vec<_> = log.lines().filter(|line| line.contains(&told)).collect();
         let [line] = lines[..] else {
             panic!("{garbage:?}: {log}")
         };
         assert!(line.contains(why), "{garbage:?}: {line}");
-        let told = format!("flows get to 127.0.0.1:{port} again");
+        let told = format!("delivering flows to 127.0.0.1:{port} again");
         assert_eq!(log.matches(&told).count(), 1, "{garbage:?}: {log}");
     }
 }
@@ -419,7 +422,7 @@ fn a_collector_over_tls_has_every_packet_from_an_agent_with_a_certificate() {
     assert_eq!(store.sums(), (sent, sent));
     assert_eq!(report.seen(), sent);
     assert!(
-        !report.log.contains("flows do not get to"),
+        !report.log.contains("cannot deliver flows to"),
         "{}",
         report.log
     );

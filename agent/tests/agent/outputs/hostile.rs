@@ -88,7 +88,7 @@ fn a_name_that_does_not_resolve_is_told_and_holds_up_no_other_output() {
             let output = output(&agent, &lab, kind);
             let queued = fates(&output, sent)["queued"];
             let error = output["last_error"].as_str().unwrap();
-            let is_about_the_name = ["address of the host", "look up the host"]
+            let is_about_the_name = ["looking up the host", "look up the host"]
                 .iter()
                 .any(|said| error.contains(said));
             output["failing"] == true && queued == sent && is_about_the_name
@@ -128,14 +128,14 @@ fn an_output_that_stays_goes_on_and_one_that_leaves_tells_what_it_lost() {
     });
     write("");
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     // It keeps its name, and what it has sent.
     assert_eq!(fates(&output(&agent, &lab, "jsonl-2"), sent)["sent"], sent);
     let status = agent.status(&lab.agent);
     let departed = &status["departed_outputs"];
     assert_eq!(departed["outputs"], 1, "{departed}");
     fates(departed, sent);
-    // The end waits for the one that is leaving.
+    // Shutdown waits for the output that is leaving.
     agent.signal(libc::SIGTERM);
     let report = agent.ended();
     assert_eq!(report.seen(), sent);

@@ -1,5 +1,4 @@
-//! IPFIX as the programs read it that people have: each must have every record, and the same packets and bytes as
-//! were sent.
+//! IPFIX as common programs read it: each must have every record, with the packets and bytes that were sent.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -125,7 +124,7 @@ fn uniflow_records(report: &Report) -> usize {
     report.flows.iter().map(directions).sum()
 }
 
-/// The same with one record for both.
+/// The same with one record for both directions.
 fn biflow_records(report: &Report) -> usize {
     report
         .flows
@@ -148,7 +147,7 @@ fn report_with(lab: &Lab, output: &str, settings: &[&str]) -> (Sums, Report) {
 
 const ENTERPRISE: &str = r#", "enterprise_number": 64123"#;
 
-/// With elements of an enterprise in some records: the kernel drops what arrives for others.
+/// With elements of an enterprise in some records: the kernel drops packets for other hosts.
 fn enriched(lab: &Lab, output: &str) -> (Sums, Report) {
     let (sent, report) = report_with(lab, output, &["--enrich", "drops,rtt"]);
     let is_enriched = |flow: &&Value| flow.get("total_dropped_packets").is_some();
@@ -167,7 +166,7 @@ pub fn traffic(lab: &Lab, agent: Agent) -> (Pair, Report) {
     (Pair { packets, bytes }, agent.stop())
 }
 
-/// What waits at a UDP port, and what it lost. `None` if nobody listens there.
+/// The bytes that wait at a UDP port, and its losses. `None` if nobody listens there.
 fn socket(host: &Host, port: u16) -> Option<(u64, u64)> {
     let table = host
         .namespace
@@ -200,8 +199,8 @@ fn collector(lab: &Lab, command: &mut Command, folder: &Path) -> Process {
     collector
 }
 
-/// Lets the socket of a collector hold all that a test sends: one with the usual room loses datagrams where it gets
-/// no CPU for a while.
+/// Gives a collector's socket room for everything that a test sends: with the usual buffer, a collector without CPU for
+/// a while loses datagrams.
 fn give_room(collector: u32) {
     let pid = Pid::from_raw(collector.cast_signed()).unwrap();
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
@@ -212,7 +211,7 @@ fn give_room(collector: u32) {
         let copy = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).ok()?;
         Some(UdpSocket::from(copy))
     });
-    // What is no socket has no address.
+    // Other descriptors than sockets have no address.
     let socket = copies.find(|copy| {
         copy.local_addr()
             .is_ok_and(|address| address.port() == PORT)
@@ -359,10 +358,10 @@ fn nfdump_scales_by_the_sampling() {
     assert!(log.contains(&told), "{told}: {log}");
 }
 
-/// What nfacctd adds up by.
+/// The fields by which nfacctd adds up.
 const BY_FLOW: &str = "aggregate: src_host, dst_host, src_port, dst_port, proto, tcpflags, vlan, in_iface, out_iface, flows\n";
 
-/// With these settings more. Returns the file of its flows, too.
+/// With these additional settings. Also returns the file of its flows.
 fn start_nfacctd(program: &Path, lab: &Lab, folder: &Path, more: &str) -> (Process, PathBuf) {
     let (config, file) = (folder.join("config"), folder.join("flows"));
     let settings = format!(
@@ -518,7 +517,7 @@ fn goflow2_has_every_flow() {
     );
     let log = log_of(folder.path());
     assert!(!log.to_lowercase().contains("error"), "{log}");
-    // To the nanosecond, as the agent says itself.
+    // To the nanosecond, like the agent's own records.
     let of_report = report
         .flows
         .iter()
@@ -688,7 +687,7 @@ fn ipfix_dump_reads_what_is_in_no_flow() {
     assert_eq!(dumped::ignored(&only_file(&folder)), sent);
 }
 
-/// Each has to be readable without the others.
+/// Each file must be readable without the others.
 #[test]
 fn ipfix_dump_and_tshark_have_every_flow_of_rotated_files() {
     const TEST: &str = "agent::ipfix_dump_and_tshark_have_every_flow_of_rotated_files";

@@ -146,7 +146,7 @@ fn a_file_that_cannot_be_written_is_told_once_and_its_flows_wait() {
     );
     let mut agent = Agent::start(&lab, &["--output", "json", "--output", &table]);
     fs::rename(&here, &elsewhere).unwrap();
-    agent.wait_until_logged("flows do not get to");
+    agent.wait_until_logged("cannot deliver flows to");
     let sent = send(&lab, 10, 1);
     wait_until_counted(&agent, &lab, sent.packets);
     wait_until("they wait", || {
@@ -160,7 +160,7 @@ fn a_file_that_cannot_be_written_is_told_once_and_its_flows_wait() {
     });
     agent.wait_until_logged("again");
     let log = agent.stderr();
-    assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
     agent.stop();
 }
 

@@ -1,5 +1,5 @@
-//! An agent that is killed while it makes files: all that have the name of a complete one are whole, and nothing is
-//! missing that was called sent.
+//! An agent that is killed while it makes files: all files named as complete are whole, and no flow that counted as
+//! sent is missing.
 
 use std::{
     fs::File,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{jsonl::sum as sum_of_lines, messages::Messages, *};
 
-/// Of the agent before the last one.
+/// Kills before the last agent, which ends by itself.
 const KILLS: usize = 5;
 
 /// Kills agents with this output, which reaches more than one file in each scan. `sum` reads all complete files, and
@@ -30,7 +30,7 @@ fn kill_while_files_are_made(kind: &str, output_setting: &str, sum: impl Fn() ->
         sum();
     }
     let agent = Agent::start(&lab, &settings);
-    // The first batch, which every scan has, completes what was left.
+    // The first batch, which every scan has, completes the leftover file.
     wait_until("it completes", || {
         let sum = sum();
         sum.packets >= sent_at_least.packets && sum.bytes >= sent_at_least.bytes

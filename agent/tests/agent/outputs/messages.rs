@@ -20,9 +20,9 @@ pub struct Messages {
     /// The beginning of a message.
     pub begun: Vec<u8>,
     templates: HashMap<u16, Vec<Field>>,
-    /// What the records of flows sum to.
+    /// The sums of the flow records.
     pub flows: Pair,
-    /// What was not sent, as the last record about it has it.
+    /// The flows not sent, from the last record about them.
     pub not_sent: Pair,
 }
 
@@ -82,7 +82,7 @@ impl Messages {
 
     fn records(&mut self, template: u16, mut set: &[u8]) {
         let fields = &self.templates[&template];
-        // Names of interfaces have no length that is known before.
+        // Names of interfaces have variable length.
         if fields.iter().any(|field| field.2 == usize::from(u16::MAX)) {
             return;
         }

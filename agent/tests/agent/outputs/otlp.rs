@@ -1,4 +1,4 @@
-//! OTLP as receivers get it: every flow, the account, and what becomes of what they refuse.
+//! OTLP at receivers: every flow, the account, and the fate of refused flows.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -152,7 +152,7 @@ fn a_receiver_that_is_full_is_left_alone_as_long_as_it_asks() {
     for request in &requests[..3] {
         assert!(reported(&records(request)).packets > 0);
     }
-    assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
     assert!(log.contains("HTTP 503"), "{log}");
 }
 
@@ -181,8 +181,8 @@ fn what_a_receiver_refuses_is_counted_and_what_it_does_not_know_is_not_sent_agai
         )
     });
     let mut agent = start(&lab, &receiver, "");
-    agent.wait_until_logged("metrics are tried again in 1h");
-    // All of one size, so that it is known what two of them have.
+    agent.wait_until_logged("trying metrics again in 1h");
+    // All of one size, so the sum of any two of them is known.
     let sent = send(&lab, 20, 3);
     wait_until_counted(&agent, &lab, sent.packets);
     let each = Pair {
@@ -227,7 +227,7 @@ fn what_a_receiver_says_again_and_again_is_told_once() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // It refuses a record of a request, takes the next one, and has something to say of the one after that.
+    // It refuses one record of a request, accepts the next request, and warns about the one after that.
     let asked = AtomicUsize::new(0);
     let receiver = Receiver::start(&lab, move |request, _| {
         if request.path == "/v1/metrics" {
@@ -273,13 +273,13 @@ fn what_a_receiver_says_again_and_again_is_told_once() {
     });
     let log = agent.stop().log;
     for once in [
-        "refuses flows: too late; what it refuses is counted",
-        "takes flows, and says: nearly full; ",
-        "and says: it refuses 3 points: no room for points; ",
+        "refuses flows: too late; refused records are counted",
+        "takes flows, but warns: nearly full; ",
+        "but warns: it refuses 3 points: no room for points; ",
     ] {
         assert_eq!(log.matches(once).count(), 1, "{log}");
     }
-    assert!(!log.contains("flows get to"), "{log}");
+    assert!(!log.contains("delivering flows to"), "{log}");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn a_receiver_that_takes_metrics_alone_is_told_of_once_and_stays_failing() {
     }
     let log = agent.stop().log;
     assert_eq!(log.matches("refuses flows").count(), 1, "{log}");
-    assert!(!log.contains("flows get to"), "{log}");
+    assert!(!log.contains("delivering flows to"), "{log}");
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn as_row(line: &Value) -> Value {
         let nanos = unix_ns_of(&fields[time]);
         fields.insert(time.to_owned(), json!(nanos / 1000));
     }
-    // What JSON Lines leave out.
+    // Fields that JSON Lines leave out.
     for (column, of_type) in documented() {
         let nothing = match of_type.as_str() {
             "BOOLEAN" => json!(false),
@@ -149,7 +149,7 @@ fn assert_types(read: &Value, called: fn(&str) -> &'static str) {
     assert_eq!(*read, Value::Object(expected.collect()));
 }
 
-/// Asserts that the rows are what JSON Lines have.
+/// Asserts that the rows equal the JSON Lines.
 fn assert_rows(read: &Value, report: &Report) {
     let mut rows = read.as_array().unwrap().clone();
     for row in &mut rows {
@@ -212,7 +212,7 @@ fn pandas_reads_what_json_lines_have() {
     assert_eq!(read["by_port"], json!({"9": sent.bytes}));
 }
 
-/// What pandas calls a type of DuckDB's, with pyarrow beneath.
+/// The name that pandas, with pyarrow, gives to a type of DuckDB.
 fn in_pandas(name: &str) -> &'static str {
     match name {
         "UBIGINT" => "uint64[pyarrow]",
@@ -257,7 +257,7 @@ fn a_kill_leaves_no_half_file_and_loses_nothing_that_was_sent() {
     assert_eq!(sum(&complete(folder.path())), all + sent);
 }
 
-/// Beside the flows and the batches of a scan, what one file takes while it is made.
+/// The memory of one file while it is built, besides the flows and the batches of a scan.
 #[test]
 fn many_files_take_no_more_memory_than_a_few() {
     const FLOWS: u16 = 50_000;

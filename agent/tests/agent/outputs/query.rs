@@ -13,7 +13,7 @@ fn query(folder: &Path, arguments: &[&str]) -> std::process::Output {
     command.output().unwrap()
 }
 
-/// The lines of the answer. Fails if anything is said to be missing.
+/// The lines of the answer. Fails if it reports anything missing.
 fn answer(folder: &Path, arguments: &[&str]) -> Vec<Value> {
     answer_with_status(folder, arguments, 0)
 }
@@ -39,7 +39,7 @@ fn total(folder: &Path) -> Pair {
     sum(answer(folder, &[]).last().unwrap())
 }
 
-/// The same of a spool, whose last batch may be half written.
+/// The same for a spool, whose last batch may be half written.
 fn spooled(folder: &Path) -> Pair {
     let output = query(folder, &["--output", "json"]);
     let stderr = String::from_utf8(output.stderr).unwrap();
@@ -106,7 +106,7 @@ fn a_query_has_what_was_sent_while_it_waits_after_a_kill_and_when_files_are_comp
         (sum(compared), &compared["before_packets"]),
         (all, &0.into())
     );
-    // What a filter or a time leaves out is in no sum.
+    // Records left out by a filter or a time are in no sum.
     for (nothing, status) in [
         (["--filter", "exclude port 9"], 3),
         (["--until", "2020-01-01"], 0),
@@ -147,7 +147,7 @@ fn a_query_of_a_spool_has_what_waits_there_beside_the_agent_and_after_a_kill() {
     let sent = send(&lab, 1, 1);
     wait_until("that, too", || store.records() == all + sent);
     agent.stop();
-    // What is acknowledged is gone with its file, so nothing is left, and that is no error.
+    // Acknowledged batches are gone with their file, so nothing is left, which is not an error.
     assert_eq!(total(&spool), Pair::default());
 }
 
@@ -166,7 +166,7 @@ fn a_query_while_files_are_completed_has_no_flow_twice_and_misses_none() {
         r#", "rotate_bytes": 20000, "keep_files": 100000"#,
     );
     let agent = Agent::start(&lab, &["--output", &settings]);
-    // Packets that are written for sure, and those that may be.
+    // Packets that are certainly written, and packets that may be.
     let (written, may_be) = (AtomicU64::new(0), AtomicU64::new(0));
     let ends = AtomicBool::new(false);
     let asked = thread::scope(|scope| {
@@ -215,11 +215,11 @@ fn a_query_of_something_else_says_what_to_name() {
         (&[][..], "there is no Parquet file in"),
         (
             &["--since", "1h", "--until", "2h"],
-            "--since is not before --until",
+            "--since must be before --until",
         ),
-        (&["--by", "port,port"], "--by has the same twice"),
+        (&["--by", "port,port"], "--by has a value twice"),
         (&["--by", "hour,day"], "--by has two steps of time"),
-        (&["--by", "7m"], "'7m' is no step of time"),
+        (&["--by", "7m"], "'7m' is not a step of time"),
         (&["--compare", "24h"], "--compare needs --since"),
         (
             &["--since", "soon"],
@@ -273,7 +273,7 @@ fn times_without_an_offset_are_those_of_the_clock_on_the_wall() {
         let told = told(zone, &arguments);
         assert!(told.contains(expected), "{zone}: {told}");
     }
-    // An offset in the text is that, whatever the zone.
+    // An offset in the text applies in any zone.
     let told = told(
         "Asia/Kathmandu",
         &[

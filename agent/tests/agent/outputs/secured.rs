@@ -1,5 +1,4 @@
-//! Outputs that speak TLS: whom they trust, what they show, what becomes of flows meanwhile, and certificates that are
-//! replaced.
+//! Outputs that speak TLS: trust, client certificates, the fate of flows meanwhile, and replaced certificates.
 
 use std::{
     collections::HashMap,
@@ -32,7 +31,7 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::OtlpGrpc, Way::OtlpHttp, Way::Pbflow, Way::Collector];
 
-/// At the same time: most of what it does is to wait.
+/// Concurrently, since they mostly wait.
 fn by_each_way(test: impl Fn(Way) + Sync) {
     let test = &test;
     thread::scope(|scope| {
@@ -58,7 +57,7 @@ impl Way {
         }
     }
 
-    /// The output's settings. Nothing goes out beside the flows.
+    /// The output's settings. It sends only flows.
     fn output(self, host: &str, port: u16, files: &Files) -> String {
         let kind = self.kind();
         let mut table = serde_json::json!({
@@ -88,7 +87,7 @@ impl Way {
         Agent::start(lab, &["--output", "json", "--output", &output])
     }
 
-    /// What the receiver has got, in both directions.
+    /// The packets and bytes that the receiver got, in both directions.
     fn got(self, receiver: &Receiver) -> Pair {
         let requests = receiver.requests();
         match self {
@@ -132,7 +131,7 @@ impl Way {
     }
 }
 
-/// What the settings of an output name.
+/// The files that an output's settings name.
 struct Files {
     ca: PathBuf,
     own: Option<Issued>,

@@ -1,4 +1,4 @@
-//! Servers that receivers in tests are made of.
+//! Servers as parts of test receivers.
 
 use std::{
     net::{SocketAddr, TcpListener as StdTcpListener},

@@ -1,5 +1,4 @@
-//! What no collector has acknowledged, on disk: through the agent's end, however it comes, and through disks that are full or
-//! damaged.
+//! Unacknowledged batches on disk: they survive the agent's end, however it comes, and full or damaged disks.
 
 use std::{sync::atomic::Ordering::Relaxed, time::SystemTime};
 
@@ -9,7 +8,7 @@ use crate::{
     support::disk::{PowerlessDisk, SmallDisk},
 };
 
-/// What a segment begins with, and what each batch in it begins with.
+/// The lengths of a segment's and of a batch's header.
 const FRONT_BYTES: usize = 20;
 const HEADER_BYTES: usize = 120;
 
@@ -53,16 +52,16 @@ fn batches(segment: &[u8]) -> Vec<(usize, Pair)> {
     batches
 }
 
-/// What the batches in a folder report.
+/// The sum of the batches in a folder.
 fn on_disk(folder: &Path) -> Pair {
     let read = |path: PathBuf| batches(&fs::read(path).unwrap());
     let all = segments(folder).into_iter().flat_map(read);
     all.map(|(_, reports)| reports).sum()
 }
 
-/// The packets of all batches that have ever come into the spool, as its mark and its batches say.
+/// The packets of all batches that ever came into the spool, by its mark and its batches.
 pub fn taken(folder: &Path) -> u64 {
-    // What is not needed any more may go meanwhile. The mark has it.
+    // Acknowledged segments may be removed meanwhile. The mark has their sums.
     let read = |path: PathBuf| fs::read(path).map_or(0, |segment| through(&segment));
     let all = segments(folder).into_iter().map(read);
     all.chain([marked(folder)]).max().unwrap()
@@ -133,13 +132,13 @@ fn what_killed_agents_had_drained_gets_to_a_collector_that_comes_later() {
     wait_until_on_disk(&folder, sent);
     let log = agent.stop().log;
     assert!(
-        log.contains("flows wait in the spool for the next start"),
+        log.contains("flows wait in the spool: the next start sends them"),
         "{log}"
     );
 
     let store = Store::default();
     let mut agent = start(&lab, &setting(store.listen(&lab), &folder));
-    agent.wait_until_logged("flows wait in the spool since before the start");
+    agent.wait_until_logged("flows wait in the spool: an earlier run left them");
     let own = send(&lab, 30, 1);
     wait_until_counted(&agent, &lab, own.packets);
     wait_until("all is acknowledged", || {
@@ -249,7 +248,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     let rest = disk.fill();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);
-    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    agent.wait_until_logged("cannot use the spool; batches wait in memory");
     wait_until("it is said", || {
         spool_error(&agent, &lab).contains("No space left on device")
     });
@@ -259,7 +258,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     );
 
     fs::remove_file(rest).unwrap();
-    agent.wait_until_logged("the spool is written again");
+    agent.wait_until_logged("writing to the spool again");
     sent += send(&lab, 10, 1);
     store.is_away.store(false, Relaxed);
     wait_until_counted(&agent, &lab, sent.packets);
@@ -269,7 +268,7 @@ fn a_full_disk_keeps_nothing_from_a_collector() {
     assert_eq!(spool_error(&agent, &lab), "");
     let report = agent.stop();
     assert_eq!(report.seen(), sent);
-    for once in ["the spool cannot be used", "the spool is written again"] {
+    for once in ["cannot use the spool", "writing to the spool again"] {
         assert_eq!(report.log.matches(once).count(), 1, "{}", report.log);
     }
     assert_eq!(store.sums(), (sent, sent));
@@ -355,7 +354,7 @@ fn a_spool_is_in_the_status_and_the_metrics_as_it_is_on_the_disk() {
     });
 
     fs::remove_file(rest).unwrap();
-    agent.wait_until_logged("the spool is written again");
+    agent.wait_until_logged("writing to the spool again");
     store.is_away.store(false, Relaxed);
     wait_until_counted(&agent, &lab, sent.packets);
     wait_until("nothing waits", || {
@@ -385,7 +384,7 @@ fn a_spool_that_cannot_be_written_keeps_nothing_from_a_collector() {
         wait_until_counted(&agent, &lab, sent.packets);
         let error = spool_error(&agent, &lab);
         assert!(
-            error.ends_with("batches wait in memory alone") && error.contains("Read-only"),
+            error.ends_with("batches wait in memory only") && error.contains("Read-only"),
             "{error}"
         );
         (sent, agent.stop())
@@ -405,7 +404,7 @@ fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
     disk.becomes_read_only();
     sent += send(&lab, 300, 2);
     wait_until_counted(&agent, &lab, sent.packets);
-    agent.wait_until_logged("the spool cannot be used; meanwhile batches wait in memory");
+    agent.wait_until_logged("cannot use the spool; batches wait in memory");
     wait_until("it is said", || {
         spool_error(&agent, &lab).contains("Read-only file system")
     });
@@ -420,7 +419,7 @@ fn a_disk_that_becomes_read_only_keeps_nothing_from_a_collector() {
     assert_eq!(store.sums(), (sent, sent));
 }
 
-/// The one that comes waits for the one that goes, and the stream goes on.
+/// The new output waits for the old one, and the stream continues.
 #[test]
 fn a_reload_that_changes_a_collector_hands_its_spool_on() {
     if !is_root_or_skip("agent::a_reload_that_changes_a_collector_hands_its_spool_on") {
@@ -469,12 +468,12 @@ fn two_outputs_do_not_share_a_spool() {
     let [table, other] = &tables;
     let settings = ["--output", "json", "--output", table, "--output", other];
     let mut agent = Agent::start(&lab, &settings);
-    agent.wait_until_logged("is in use by another output or agent; it is tried again");
+    agent.wait_until_logged("is in use by another output or agent; retrying");
     let sent = send(&lab, 20, 1);
     let has_all = |store: &Store| store.records() == sent;
     wait_until("one has all", || stores.iter().any(has_all));
     agent.stop();
-    // The other one has its turn when the first has ended.
+    // The other output gets its turn when the first has ended.
     let has_nothing = |store: &Store| store.records() == Pair::default();
     assert!(
         stores

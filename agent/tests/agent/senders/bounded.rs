@@ -1,4 +1,4 @@
-//! Whoever makes sockets by the ten thousand takes no more of the agent's memory than there is for what is kept with sockets.
+//! Tens of thousands of sockets take no more of the agent's memory than the bound for data kept with sockets.
 
 use std::{
     fs,
@@ -22,12 +22,12 @@ use super::{
 use crate::support::{Agent, BINARY, wait_until};
 
 const LIMIT_BYTES: u64 = 64 << 20;
-/// What may be kept: an eighth of the limit, at 300 bytes each.
+/// The bound: an eighth of the limit, at 300 bytes each.
 const ROOM_BYTES: u64 = LIMIT_BYTES / 8;
 const BOUND: u64 = ROOM_BYTES / 300;
 /// They are counted again each second at least, and faster the more there are.
 const RECOUNTED_WITHIN: Duration = Duration::from_mins(1);
-/// What an agent takes for other reasons meanwhile.
+/// The agent's other memory.
 const BESIDE_BYTES: u64 = 2 << 20;
 /// To each of these ports, as many as one process may have open.
 const PORTS: [&str; 2] = ["7000", "7001"];
@@ -134,7 +134,7 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
         grown <= ROOM_BYTES + BESIDE_BYTES,
         "{grown} bytes of {BOUND} sockets"
     );
-    // This one finds no room, and is found when there is some.
+    // This socket finds no room, and is found once there is some.
     let mut late = Program::start(&users, "late.service", &lab.agent, LATE, &[&to]);
     assert_eq!(late.line(), "ready");
     late.goes_on();
@@ -145,7 +145,7 @@ fn sockets_by_the_ten_thousand_take_no_more_memory_than_there_is_for_them() {
     };
     agent.wait_for_scans(&lab.agent, 2);
     assert!(!late_has_process());
-    // Somebody else's socket that accepts connections has kept its process all the while.
+    // Another process's listening socket has kept its process all the while.
     let connect = || Ok(TcpStream::connect((lab.agent.ipv4, OTHER_PORT))?);
     let connection = lab.peer.namespace.enter(connect).unwrap();
     wait_until("the server of others is known", || {

@@ -1,4 +1,5 @@
-//! What TCP knows of a connection: records say what the kernel itself says of the socket (`getsockopt(TCP_INFO)`, as `ss -ti` shows it).
+//! TCP's figures of a connection: records have the kernel's own figures of the socket (`getsockopt(TCP_INFO)`, as `ss
+//! -ti` shows them).
 
 use std::{
     collections::VecDeque,
@@ -22,13 +23,13 @@ const TCP: &[&str] = &["--enrich", "tcp"];
 /// A slow machine takes its time to take a socket down.
 const LINGER: &[&str] = &["--linger", "1m"];
 const PORT: u16 = 7000;
-/// The ends of the wire that [`relay`] is.
+/// The ends of the wire that [`relay`] forms.
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 /// How long a packet takes.
 const DELAY: Duration = Duration::from_millis(5);
 
-/// What the kernel says of a socket, under the names of one end.
+/// The kernel's figures of a socket, under the field names of one end.
 fn known(stream: &TcpStream, end: &str) -> Map<String, Value> {
     // linux/tcp.h, `struct tcp_info`.
     const RTT: usize = 68;
@@ -75,7 +76,7 @@ fn known(stream: &TcpStream, end: &str) -> Map<String, Value> {
     .collect()
 }
 
-/// What the last record of a connection says of TCP. The client's port is its source's.
+/// The TCP figures in the last record of a connection. The client's port is the source's.
 fn told(report: &Report, port: u16) -> Map<String, Value> {
     let last = report.flows.iter().rfind(|line| line["src_port"] == port);
     let last = last.unwrap().as_object().unwrap();
@@ -185,7 +186,7 @@ fn wire(lab: &Lab, addresses: [Ipv4Addr; 2]) -> [Tun; 2] {
     ends.collect::<Vec<_>>().try_into().unwrap()
 }
 
-/// The client's port, and what the kernel says of its socket when all is over. That is on the agent's host.
+/// The client's port, and the kernel's final figures of its socket, which is on the agent's host.
 fn over_the_wire(lab: &Lab, [near, far]: &[Tun; 2], server: Ipv4Addr) -> (u16, Map<String, Value>) {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -265,7 +266,7 @@ fn both_ends_of_a_connection_on_this_host_are_told_of_also_if_it_is_reset() {
     assert_eq!(told(&agent.stop(), port), expected);
 }
 
-/// The kernel answers by sockets of its own, which know of no connection.
+/// The kernel answers from its own sockets, which know no connection.
 #[test]
 fn what_the_kernel_answers_by_itself_says_nothing_of_a_connection() {
     const TEST: &str = "agent::what_the_kernel_answers_by_itself_says_nothing_of_a_connection";
@@ -287,7 +288,7 @@ fn what_the_kernel_answers_by_itself_says_nothing_of_a_connection() {
         .namespace
         .enter(|| Ok(TcpStream::connect((address, CLOSED)).is_err()));
     assert!(refused.unwrap());
-    // To the socket that listens, which knows of no connection either.
+    // To the listening socket, which knows no connection either.
     let frame = lab.peer.frame_v4(&lab.agent);
     let socket = lab.peer.frame_socket().unwrap();
     socket
@@ -368,7 +369,7 @@ fn a_connection_that_one_end_closes_is_told_of_as_it_was_then() {
     }
     let lab = Lab::addressed().unwrap();
     let listener = listen(&lab.peer, lab.peer.ipv4);
-    // All of it is in one scan, of which the SYN is the first packet.
+    // All of it is in one scan, and the SYN is the first packet.
     let agent = Agent::start(&lab, &[TCP, &["--scan-interval", "1h"]].concat());
     let mut client = connect(&lab.agent, lab.peer.ipv4);
     let (mut server, _) = listener.accept().unwrap();

@@ -1,4 +1,4 @@
-//! What is kept with sockets of TCP is counted again, and flows whose sockets found no room wait for none of them.
+//! The data kept with TCP sockets is recounted, and flows whose sockets found no room do not wait for them.
 
 use std::{
     fs,
@@ -100,7 +100,7 @@ fn room_whose_socket_is_gone_unseen_is_given_back() {
     let mut agent = Agent::start(&lab, SETTINGS);
     let mut bounds = Bounds::of(&mut agent, KeptWithSockets::Flow);
     let connections: Vec<_> = (0..3).map(|_| connected(&lab, &listener)).collect();
-    // Those of the other end are seen, too, if the kernel keeps them with their packets.
+    // Sockets of the other end are seen, too, if the kernel keeps them with their packets.
     let expected = 3..=6;
     wait_until("all are counted", || expected.contains(&bounds.get(KEPT)));
     for wrong in [u64::MAX, bounds.get(MOST), 0] {

@@ -1,4 +1,4 @@
-//! All that can be found out at once: packets count as without, and many short connections have their process.
+//! All enrichment at once: the counts do not change, and many short connections have their process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +26,7 @@ const CLIENTS: usize = 4;
 /// Nothing is left out while the machine is slow.
 const PATIENT: &[&str] = &["--idle-timeout", "1h", "--linger", "1h"];
 
-/// Two agents see the same packets at the same interface, one of which finds out all that it can.
+/// Two agents see the same packets at the same interface. One of them runs all enrichment.
 #[test]
 fn every_packet_counts_as_it_does_without() {
     if !is_root_or_skip("agent::every_packet_counts_as_it_does_without") {
@@ -38,7 +38,7 @@ fn every_packet_counts_as_it_does_without() {
         Agent::start_by(as_the_service(&lab.agent), &lab.agent.interface, &settings)
     };
     let (plain, all) = (start(&[]), start(ALL));
-    // Whatever came while only one of them counted is over by now.
+    // Flows from before both agents counted have ended by now.
     wait_for_silence(&lab.agent);
     let before = [&plain, &all].map(|agent| {
         agent.wait_for_scans(&lab.agent, 1);
@@ -60,7 +60,7 @@ fn every_packet_counts_as_it_does_without() {
     let frame = lab.peer.frame_v4(&lab.agent);
     let socket = lab.peer.frame_socket().unwrap();
     for port in 1..=100 {
-        // To nobody: answered by an ICMP error, and dropped. And something that could be an answer of the DNS.
+        // To a closed port: answered by an ICMP error, and dropped. And a packet that could be a DNS answer.
         socket
             .send(&frame.udp(port, 9, b"nobody").unwrap())
             .unwrap();
@@ -79,7 +79,7 @@ fn every_packet_counts_as_it_does_without() {
             (seen.packets - before.packets, seen.bytes - before.bytes)
         });
     assert_eq!(seen_plain, seen_all);
-    // Of flows that began before both were there, one has more.
+    // One agent has more packets of flows that began before both ran.
     let of_test = |sums: BTreeMap<String, [agent_common::Pair; 2]>| {
         let is_of_test = |name: &String| !name.contains(" 58 ");
         sums.into_iter()
@@ -89,7 +89,7 @@ fn every_packet_counts_as_it_does_without() {
     assert_eq!(of_test(plain.sums()), of_test(all.sums()));
 }
 
-/// As fast as they can be made: the processes of all are told, or it is counted that they are not.
+/// Connections as fast as possible: each one's process is reported, or counted as unknown.
 #[test]
 fn many_short_connections_have_their_process() {
     if !is_root_or_skip("agent::many_short_connections_have_their_process") {

@@ -17,10 +17,10 @@ use crate::support::{
 
 pub(super) const PROCESS: &[&str] = &["--enrich", "process"];
 const PORT: &str = "7000";
-/// Nobody's, so that it is none that runs here.
+/// An unused user id, so that it is not one that runs here.
 const UID: u32 = 54_321;
 
-/// A server whose socket is made by a parent, as another user, and used by its child. Says its own number, and that of the child.
+/// A server whose socket is made by a parent, as another user, and used by its child. Prints both pids.
 const PARENT: &str = r#"
 use IO::Socket::INET; $| = 1; $< = $> = 54321;
 my $server = IO::Socket::INET->new(LocalAddr => $ARGV[0], LocalPort => $ARGV[1], Listen => 5, ReuseAddr => 1) or die "$!";
@@ -30,7 +30,7 @@ print "$$\n$child\n";
 <STDIN>; kill 'KILL', $child; waitpid $child, 0;
 "#;
 
-/// Has a child make a socket from the port that it is told, sends over it what the child would, and ends when its input does.
+/// Lets a child make a socket at the given port, sends over it in the child's place, and ends when its input does.
 const HANDED: &str = r#"
 use IO::Socket::INET; use Socket qw(AF_UNIX SOCK_STREAM PF_UNSPEC); $| = 1;
 pipe(my $from, my $into);
@@ -47,7 +47,7 @@ close $into; my $line = <$from>; waitpid $child, 0;
 print "$child\n"; <STDIN>;
 "#;
 
-/// Has as many children as it is told, one after the other, each of which sends one datagram and is gone. Says their numbers.
+/// Starts the given number of children, one after the other. Each sends one datagram and exits. Prints their pids.
 const MANY: &str = r#"
 use IO::Socket::INET; $| = 1;
 for my $number (0 .. $ARGV[2] - 1) {
@@ -71,7 +71,7 @@ print "ready\n";
 while (accept(my $client, $server)) { while (sysread($client, my $text, 100)) { syswrite($client, $text) } close $client }
 "#;
 
-/// Says whether it gets a socket, and sends a datagram from it.
+/// Reports whether it gets a socket, and sends a datagram from it.
 const ASKING: &str = r#"
 use IO::Socket::INET; $| = 1;
 my $socket = IO::Socket::INET->new(Proto => 'udp', PeerAddr => $ARGV[0], PeerPort => 9, LocalPort => $ARGV[1]);
@@ -170,7 +170,7 @@ fn a_connection_is_said_to_be_of_the_process_that_made_the_listening_socket_and_
     assert_eq!(last["src_pid"], client_pid, "{last}");
 }
 
-/// Its first packets are answered for by the listener, so it takes a flow that begins anew.
+/// The listener answers its first packets, so the test needs a flow that begins anew.
 #[test]
 fn an_accepted_connection_has_its_process_by_itself() {
     if !is_root_or_skip("agent::an_accepted_connection_has_its_process_by_itself") {
@@ -201,7 +201,7 @@ fn an_accepted_connection_has_its_process_by_itself() {
     assert_eq!(last[format!("{end}_pid")], server_pid, "{last}");
 }
 
-/// Many servers ask for MPTCP without a word, such as those in Go.
+/// Many servers use MPTCP by default, such as those in Go.
 #[test]
 fn a_server_of_mptcp_is_known_to_clients_of_tcp() {
     const TEST: &str = "agent::a_server_of_mptcp_is_known_to_clients_of_tcp";
@@ -255,7 +255,7 @@ fn who_refuses_sockets_to_others_does_so_beside_us() {
     }
 }
 
-/// A flow with this port, as the agent tells it when it is asked.
+/// The flow with this port, from the agent on request.
 pub(super) fn asked_for(agent: &Agent, lab: &Lab, name: &str, port: u16) -> Option<Value> {
     let mut flows = agent.flows(&lab.agent).into_iter();
     flows.find(|flow| flow[name] == port)
@@ -333,7 +333,7 @@ fn nobody_notes_who_makes_sockets_once_the_agent_has_ended_or_was_killed() {
         } else {
             agent.stop();
         }
-        // What a process has open goes a little later than the process, if it is killed.
+        // A killed process's open files go a little later than the process.
         wait_until("its program is gone", || {
             sock_create_programs().is_disjoint(&of_this)
         });

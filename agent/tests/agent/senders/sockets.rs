@@ -1,4 +1,4 @@
-//! The processes by sockets of this very process, on kernels in machines that have nothing but the tests.
+//! The processes of this test's own sockets, for virtual machines that have only the tests.
 
 use std::{
     io::{Read as _, Write as _},
@@ -29,7 +29,7 @@ fn this_process_is_known_by_old_and_new_and_accepted_sockets() {
     let lab = Lab::addressed().unwrap();
     let here = lab.agent.ipv4;
     let there = (lab.peer.ipv4, DISCARD);
-    // Where nobody listens, what is sent again may be refused.
+    // Where nobody listens, repeated datagrams may be refused.
     let listen = || Ok(UdpSocket::bind(there)?);
     let _listening = lab.peer.namespace.enter(listen).unwrap();
     let socket = |port| {

@@ -38,7 +38,7 @@ fn what_units_and_containers_exchange_is_in_the_metrics() {
     let to = [here.as_str(), PORT];
     let mut server = Program::start(&group, "web.service", &lab.agent, SERVER, &to);
     assert_eq!(server.line(), "ready");
-    // What is reported waits for its time, and what is counted does not.
+    // Reports wait for the interval, counts do not.
     let settings = [UNIT, &["--metrics", "0", "--report-interval", "1h"]].concat();
     let agent = Agent::start(&lab, &settings);
     let address = address(&agent);

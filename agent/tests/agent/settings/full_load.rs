@@ -25,9 +25,8 @@ fn times_of(change: u64) -> Times {
     }
 }
 
-/// Everything that a reload takes over changes, again and again: interfaces, rules, times, outputs, the log. Every packet
-/// must be in the flows or filtered, once, no flow may be forgotten or begin again, and the output that stays has all of
-/// them.
+/// All reloadable settings change again and again: interfaces, rules, times, outputs, the log. Every packet must be in
+/// the flows or filtered, once; no flow may be forgotten or restarted; and the output that stays must have all of them.
 #[test]
 fn what_a_reload_changes_under_full_load_loses_no_packet() {
     if !has_generator_or_skip("agent::what_a_reload_changes_under_full_load_loses_no_packet") {
@@ -51,7 +50,7 @@ fn what_a_reload_changes_under_full_load_loses_no_packet() {
         )
     });
     let settings = |change: u64, times: &Times| {
-        // Each in a rhythm of its own.
+        // Each at its own pace.
         let every = |period: u64, what: &str| {
             let is_due = change.is_multiple_of(period);
             if is_due {
@@ -93,7 +92,7 @@ fn what_a_reload_changes_under_full_load_loses_no_packet() {
             let times = times_of(change);
             watched.reload_to(&settings(change, &times));
             wait_until("the settings are in force", || {
-                let again = watched.lines("the settings have been read again").len();
+                let again = watched.lines("read the settings again").len();
                 again as u64 == change
             });
             assert_eq!(watched.times(), times);

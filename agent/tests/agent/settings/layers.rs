@@ -40,7 +40,7 @@ fn stdout(output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// How a command ends that cannot read the settings, and a start with such settings.
+/// The result of a command that cannot read the settings, and of a start with them.
 const FAILED: i32 = 1;
 const REFUSED: i32 = 2;
 
@@ -52,7 +52,7 @@ fn refusal(exit_status: i32, output: &Output) -> String {
 
 #[test]
 fn a_check_without_a_file_looks_at_what_run_would_take() {
-    // Only together they make sense, as in a service with both.
+    // They are valid only together, as in a service with both.
     let (_folder, file) = written("xdp_mode = 'generic'\n");
     let path = file.to_str().unwrap();
     let mut check = binary(&["config", "check"]);
@@ -75,7 +75,7 @@ fn a_check_without_a_file_looks_at_what_run_would_take() {
     );
 }
 
-/// What the commands say that read a file of settings.
+/// The output of the commands that read a file of settings.
 fn refused_by_all_readers(file: &str) -> [String; 3] {
     [
         (REFUSED, &["run", "--config", file][..]),
@@ -111,10 +111,10 @@ fn an_option_comes_before_a_variable_before_the_file_before_the_default() {
         return;
     }
     let lab = Lab::quiet().unwrap();
-    // A switch that does nothing is refused, which shows what is in force.
+    // A switch without effect is refused, which shows the value in force.
     let (_folder, with_switch) = written(FILE);
     let file = with_switch.to_str().unwrap();
-    // Without the refusal it would end, since there is no such interface.
+    // Without the refusal the command would still end, since there is no such interface.
     let mut refused = binary(&["run", "--interface", "none", "--config", file]);
     let refused = refusal(REFUSED, &refused.output().unwrap());
     assert!(
@@ -239,7 +239,7 @@ fn a_fault_in_the_file_is_told_with_its_place_by_run_and_by_check() {
     }
 }
 
-/// systemd does not start a service again that ends with status 2. It would try the other status for ever.
+/// systemd does not restart a service that exits with status 2. With the other status it would retry forever.
 #[test]
 fn what_no_agent_can_start_with_is_refused_by_run_and_by_check() {
     let (_folder, rules) = written(&"exclude all\n".repeat(1025));
@@ -310,7 +310,7 @@ fn a_misspelt_variable_is_refused() {
         checked.contains("did you mean FLOW_AGENT_SCAN_INTERVAL?"),
         "{checked}"
     );
-    // Those of other commands, and empty ones, are none of its business.
+    // It ignores variables of other commands, and empty ones.
     for variable in [
         ("FLOW_AGENT_WATCH_LIMIT", "7"),
         ("FLOW_AGENT_SCAN_INTERVALL", ""),
@@ -369,7 +369,7 @@ fn the_schema_and_the_example_are_written() {
     assert!(in_example.contains(&"interface"), "{in_example:?}");
 }
 
-/// In a mount namespace of its own, where /etc has nothing else.
+/// In its own mount namespace, where /etc has nothing else.
 #[test]
 fn the_default_file_is_read_if_it_exists() {
     if !is_root_or_skip("agent::the_default_file_is_read_if_it_exists") {

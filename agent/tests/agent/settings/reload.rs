@@ -1,4 +1,4 @@
-//! SIGHUP: what a running agent takes over from the file, and what it does not.
+//! SIGHUP: the settings that a running agent takes over from the file, and the others.
 
 use std::{fs, path::PathBuf};
 
@@ -36,7 +36,7 @@ impl Watched {
         Self::start_in(lab, &interface, &format!("{USUAL}{settings}"))
     }
 
-    /// With these settings alone. If `interface` is empty, they choose.
+    /// With only these settings. If `interface` is empty, they choose the interfaces.
     pub fn start_in(lab: Lab, interface: &str, settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.toml");
@@ -54,7 +54,7 @@ impl Watched {
         self.reload_to(&format!("{USUAL}{settings}"));
     }
 
-    /// To these settings alone.
+    /// Replaces all settings by these.
     pub fn reload_to(&self, settings: &str) {
         fs::write(&self.file, settings).unwrap();
         self.agent.signal(libc::SIGHUP);
@@ -75,7 +75,7 @@ impl Watched {
         }
     }
 
-    /// What the agent says of its settings.
+    /// The agent's settings in force.
     fn told(&self) -> Value {
         let address = self.agent.address();
         let mut command = flow_agent(&self.lab.agent);
@@ -168,13 +168,13 @@ fn a_broken_file_changes_nothing_and_is_told() {
         let [line] = &lines[..] else {
             panic!("one line with {told}: {lines:?}");
         };
-        // The agent goes on, so it is no error.
+        // The agent continues, so it is not an error.
         assert!(
-            line.contains("WARN") && line.contains("the settings stay as they were: "),
+            line.contains("WARN") && line.contains("keeping the settings: "),
             "{line}"
         );
         assert!(
-            line.ends_with("; put it right and reload again (SIGHUP)"),
+            line.ends_with("; fix it and reload again (SIGHUP)"),
             "{line}"
         );
         let is_drawn = |mark: &str| watched.agent.stderr().contains(mark);
@@ -182,7 +182,7 @@ fn a_broken_file_changes_nothing_and_is_told() {
     }
     fs::remove_file(&watched.file).unwrap();
     watched.agent.signal(libc::SIGHUP);
-    watched.wait_until_logged("the settings stay as they were: look at the settings in ");
+    watched.wait_until_logged("keeping the settings: look at the settings in ");
     assert_eq!(watched.times(), before);
     let rules = in_force(&watched.lab, &watched.agent.address());
     assert_eq!(rules, "exclude dst port 1\n# 1 rule; set 1 of this agent\n");
@@ -204,7 +204,7 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
     }
     let watched = Watched::start("linger = '2s'\nearly_scan = 40\n");
     let restart = || watched.lines("this setting needs a restart");
-    let again = || watched.lines("the settings have been read again").len();
+    let again = || watched.lines("read the settings again").len();
     watched.reload("linger = '3s'\nearly_scan = 60\n");
     wait_until("the settings are read", || again() == 1);
     assert_eq!(watched.times().linger, 3000);
@@ -240,13 +240,13 @@ fn a_setting_that_needs_a_restart_is_told_by_name_and_the_others_are_taken_over(
         line.contains("linger") && line.contains("from=\"2s\" to=\"3s\""),
         "{line}"
     );
-    // It is told until the file has what is in force.
+    // It is logged until the file matches the settings in force.
     watched.reload("linger = '3s'\nearly_scan = 60\n");
     wait_until("the settings are read", || again() == 2);
     watched.reload("linger = '3s'\nearly_scan = 40\n");
     wait_until("the settings are read", || again() == 3);
     assert_eq!(restart().len(), 2);
-    // A client's rules are not those of the settings.
+    // A client's rules differ from those of the settings.
     assert_eq!(watched.told()["filters_by_client"], false);
     let set = ["filter", "set", "exclude port 77"];
     let set = watched.agent.asked(&watched.lab.agent, &set);
@@ -262,7 +262,7 @@ fn the_log_level_is_taken_over() {
     }
     // The line that says that it counts comes from agent::agent.
     let watched = Watched::start("log = 'warn,agent::agent=info'\nlinger = '2s'\n");
-    let again = || watched.lines("the settings have been read again").len();
+    let again = || watched.lines("read the settings again").len();
     watched.reload("log = 'warn,agent::agent=info'\nlinger = '3s'\n");
     wait_until("the settings are in force", || {
         watched.times().linger == 3000

@@ -28,7 +28,7 @@ async fn the_status_tells_who_left_and_what_is_held_for_those_who_do_not_read() 
     agent.stop().await;
 }
 
-/// Also where nothing can change the rules of the programs, since there are none.
+/// Also without programs, whose rules nothing could change.
 #[tokio::test]
 async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     let directory = tempfile::tempdir().unwrap();
@@ -43,14 +43,14 @@ async fn the_rules_are_told_and_changed_on_the_unix_socket_alone() {
     let agent = Agent::serve("one", 1, listeners);
     assert_eq!(client::filters(&on_unix).await.unwrap().generation, 1);
     let error = client::filters(&on_tcp).await.unwrap_err().to_string();
-    assert!(error.contains("Unix socket only"), "{error}");
+    assert!(error.contains("only on the agent's Unix socket"), "{error}");
     let error = client::scan_now(&on_tcp).await.unwrap_err().to_string();
-    assert!(error.contains("Unix socket only"), "{error}");
+    assert!(error.contains("only on the agent's Unix socket"), "{error}");
 
     for (target, rule, reason) in [
         (&on_unix, "exclude all", "cannot change its filter rules"),
         (&on_unix, "drop all", "rule 1"),
-        (&on_tcp, "exclude all", "Unix socket only"),
+        (&on_tcp, "exclude all", "only on the agent's Unix socket"),
     ] {
         let changed = client::set_filters(target, vec![rule.to_owned()]).await;
         let error = changed.unwrap_err().to_string();

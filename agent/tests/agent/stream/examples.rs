@@ -1,4 +1,4 @@
-//! The consumers in `deploy/consumers` where batches get lost: each says so, and its sums close all the same.
+//! The consumers in `deploy/consumers` when batches are lost: each reports that, and its sums still close.
 
 use std::{
     fs::{self, File},
@@ -18,10 +18,10 @@ use super::{Agent, FlowBatch, TempDir, patience, socket, timeout};
 use crate::consumers::{Program, in_go_or_skip, in_python_or_skip, in_rust_or_skip};
 
 const FLOWS_IN_A_SCAN: u32 = 4000;
-/// Of [`record`](super::record).
+/// The packets of [`record`](super::record).
 const PACKETS_OF_A_FLOW: u64 = 2;
 const BYTES_OF_A_FLOW: u64 = 120;
-/// Scans while all are lost.
+/// Scans whose batches are all lost.
 const FURTHER_SCANS: u64 = 5;
 
 /// All that can be had.
@@ -62,7 +62,7 @@ impl Consumer {
         fs::read_to_string(self.folder.path().join(name)).unwrap()
     }
 
-    /// What it said last.
+    /// Its last output.
     fn sums(&self) -> Value {
         let text = self.read("stdout");
         let last = text.lines().next_back().unwrap_or_default();
@@ -142,7 +142,7 @@ async fn the_example_in_python_ends_without_a_traceback() {
     assert!(!status.success() && said.lines().count() == 1, "{said}");
 }
 
-/// No agent of ours leaves a number out.
+/// Our agents never skip a number.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_examples_end_where_a_batch_is_missing() {
     const TEST: &str = "agent::the_examples_end_where_a_batch_is_missing";

@@ -1,4 +1,4 @@
-//! Asks the kernel what is attached to an interface, and attaches programs there as a stranger would.
+//! Asks the kernel for the programs attached to an interface, and attaches programs there as a stranger would.
 
 use std::{
     collections::BTreeSet,
@@ -47,7 +47,7 @@ pub fn has_xdp(host: &Host) -> bool {
     !xdp_of(host, &host.interface).is_null()
 }
 
-/// What `ip` says about an interface's XDP program; null if there is none.
+/// The output of `ip` about an interface's XDP program; null if there is none.
 fn xdp_of(host: &Host, interface: &str) -> serde_json::Value {
     let show = ["-d", "-j", "link", "show", interface];
     let link = host.namespace.ip(&show).unwrap();

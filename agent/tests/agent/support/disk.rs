@@ -1,4 +1,4 @@
-//! File systems with little room, and one that loses its power.
+//! Small file systems, and one that loses its power.
 
 use std::{
     fs::File,
@@ -37,7 +37,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Whoever still has a file of it open, since a test failed, does not keep it.
+        // A process that still has a file open, because a test failed, does not keep it mounted.
         run(Command::new("umount").arg("--lazy").arg(self.path()));
     }
 }
@@ -49,7 +49,8 @@ pub struct PowerlessDisk {
     losses: usize,
 }
 
-/// `EXT4_IOC_SHUTDOWN`, which is `_IOR('X', 125, __u32)`, and what it takes: the journal keeps nothing that is in memory alone.
+/// `EXT4_IOC_SHUTDOWN`, which is `_IOR('X', 125, __u32)`, and its argument: drop everything that is only in memory,
+/// including the journal.
 const SHUTDOWN: libc::Ioctl = 0x8004_587D;
 const WITHOUT_LOG: u32 = 2;
 
@@ -77,14 +78,14 @@ impl PowerlessDisk {
         self.folder.path().join("mounted")
     }
 
-    /// Nothing is brought to the device before somebody asks for it.
+    /// Nothing reaches the device before a sync.
     fn mount(&self) {
         let mut mount = Command::new("mount");
         mount.args(["-t", "ext4", "-o", "loop,commit=3600"]);
         run(mount.args([self.image(), self.path()]));
     }
 
-    /// As a disk on which the file system has found an error. Files stay open.
+    /// Like a disk on which the file system found an error. Files stay open.
     pub fn becomes_read_only(&self) {
         let mut mount = Command::new("mount");
         mount.args(["-o", "remount,errors=remount-ro"]);
@@ -99,7 +100,7 @@ impl PowerlessDisk {
         std::fs::write(trigger, "a test").unwrap();
     }
 
-    /// What no `fsync` has brought to the device is gone.
+    /// Everything that was not synced is gone.
     pub fn loses_power(&mut self) {
         let root = File::open(self.path()).unwrap();
         // SAFETY: The number that it takes outlives the call.

@@ -1,5 +1,5 @@
-//! The binary where every user may run it. A clone may be in a folder that others cannot enter, as below a home, and root
-//! without `CAP_DAC_OVERRIDE` is such another.
+//! The binary where every user may run it. A clone may be in a folder that others cannot enter, for example in a home.
+//! Root without `CAP_DAC_OVERRIDE` cannot enter it either.
 
 use std::{
     fs::{self, Permissions},
@@ -28,7 +28,7 @@ pub fn everybodys_binary() -> &'static Path {
         assert_eq!(refused, 0);
         fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
         let copy = folder.join("flow-agent");
-        // By another process: one that this process forks meanwhile would hold the file open to be written, and it could not be
+        // Copy in another process: a child forked meanwhile would hold the file open for writing, so it could not be
         // run (ETXTBSY).
         let copied = Command::new("cp").arg(BINARY).arg(&copy).status().unwrap();
         assert!(copied.success());

@@ -1,4 +1,4 @@
-//! Runs a real agent in a laboratory and collects what it reports.
+//! Runs a real agent in a laboratory and collects its reports.
 
 #![allow(dead_code, reason = "each test file takes what it needs")]
 
@@ -131,7 +131,7 @@ impl Agent {
         self.0.pid()
     }
 
-    /// How many programs it has loaded and not let go of.
+    /// The number of programs that it keeps loaded.
     pub fn programs(&mut self) -> usize {
         let folder = format!("/proc/{}/fdinfo", self.pid());
         let files = fs::read_dir(folder).unwrap().flatten();
@@ -143,7 +143,7 @@ impl Agent {
         files.filter(is_program).count()
     }
 
-    /// Waits until none of its threads does anything, not even wait for a lock in the kernel.
+    /// Waits until all of its threads are idle, not even waiting for a lock in the kernel.
     pub fn wait_until_idle(&mut self) {
         let tasks = format!("/proc/{}/task", self.pid());
         let sleeps = |task: &DirEntry| {
@@ -188,7 +188,7 @@ impl Agent {
         })
     }
 
-    /// Has it scan, and returns the flows that it tracks then.
+    /// Makes it scan, and returns the flows that it then tracks.
     pub fn flows(&self, host: &Host) -> Vec<Value> {
         let output = self.asked(host, &["flows", "--output", "json"]);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -205,7 +205,7 @@ impl Agent {
         wait_until("scans", || scans() >= before + more);
     }
 
-    /// What it has written to stdout so far.
+    /// Its stdout so far.
     pub fn stdout(&self) -> String {
         self.0.stdout().unwrap()
     }
@@ -260,7 +260,7 @@ impl Agent {
         self.report()
     }
 
-    /// What one that has ended wrote.
+    /// The output of an agent that has ended.
     fn report(&self) -> Report {
         let mut flows = Vec::new();
         let (accounts, log) = self.read(|line| flows.push(line));
@@ -272,7 +272,7 @@ impl Agent {
         }
     }
 
-    /// Hands on the records of one that has ended. Returns its accounts, which close, and its log.
+    /// Passes on the records of an agent that has ended. Returns its accounts, which must close, and its log.
     fn read(&self, mut flow: impl FnMut(Value)) -> (Vec<Value>, String) {
         let log = self.stderr();
         assert!(!log.contains("does not close"), "{log}");
@@ -341,7 +341,7 @@ fn in_plain_text(mut command: Command) -> Command {
     command
 }
 
-/// Everything that an agent wrote.
+/// The whole output of an agent.
 pub struct Report {
     pub accounts: Vec<Value>,
     pub flows: Vec<Value>,
@@ -386,8 +386,8 @@ impl Report {
     }
 }
 
-/// Asserts that the IP octets of a record are what its frames have on the wire, each without what stands before its IP
-/// header. Each segment of a super-frame has its own.
+/// Asserts that the IP octets of a record match its frames on the wire, without the headers before IP. Each segment of
+/// a super-frame has its own headers.
 pub fn assert_ip_octets(flow: &Value, before_ip_bytes: u64) {
     let number = |name: &str| flow[name].as_u64().unwrap();
     for way in ["", "reverse_", "total_", "total_reverse_"] {
@@ -541,7 +541,7 @@ pub fn answered(command: impl Fn() -> Command) -> Output {
     output.unwrap()
 }
 
-/// What the kernel has counted of a protocol in the host's network namespace (`/proc/net/snmp`).
+/// The kernel's counters of a protocol in the host's network namespace (`/proc/net/snmp`).
 pub fn protocol_counter(host: &Host, protocol: &str, name: &str) -> u64 {
     let read = || Ok(fs::read_to_string("/proc/thread-self/net/snmp")?);
     let table = host.namespace.enter(read).unwrap();
@@ -553,7 +553,7 @@ pub fn protocol_counter(host: &Host, protocol: &str, name: &str) -> u64 {
     value.parse().unwrap()
 }
 
-/// Most conditions start a process to ask: they get a quarter of the time, and what they wait for has the rest.
+/// Most conditions start a process to check: they get a quarter of the time, and the awaited work gets the rest.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let (least, most) = (Duration::from_millis(20), Duration::from_millis(300));
     let deadline = Instant::now() + patience();

@@ -15,7 +15,7 @@ fn threads(pid: u32) -> impl Iterator<Item = (PathBuf, String)> {
     })
 }
 
-/// How many have a name that begins so.
+/// The number of threads whose names begin like this.
 pub fn threads_named(pid: u32, begin: &str) -> usize {
     let named = threads(pid).filter(|(_, name)| name.starts_with(begin));
     named.count()

@@ -1,4 +1,4 @@
-//! What a veth pair's counters say about the frames on the wire.
+//! The frames on the wire, from a veth pair's counters.
 
 use agent_common::Pair;
 use lab::Counters;

@@ -59,7 +59,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     wait_until("the new certificate", || is_answered(host, &second));
     refused(host, &https, &first);
 
-    // What cannot be used is told, and changes nothing.
+    // An unusable file is reported, and changes nothing.
     let key = fs::read_to_string(&certificates.agent.key).unwrap();
     replace(&certificates.agent.key, "no key\n").unwrap();
     let fault = || {
@@ -79,7 +79,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     let third_ca = issue_anew(&certificates);
     agent.signal(libc::SIGHUP);
     wait_until("the settings are read", || {
-        agent.stderr().contains("the settings have been read again")
+        agent.stderr().contains("read the settings again")
     });
     assert!(is_answered(host, &trusting(&third_ca)));
     refused(host, &https, &second);
@@ -88,7 +88,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     replace(&certificates.agent.certificate, "no certificate\n").unwrap();
     agent.signal(libc::SIGHUP);
     wait_until("the settings stay", || {
-        agent.stderr().contains("the settings stay as they were: ")
+        agent.stderr().contains("keeping the settings: ")
     });
     assert!(is_answered(host, &trusting(&third_ca)));
 
@@ -116,7 +116,7 @@ fn a_stream_goes_on_while_new_connections_see_new_certificates() {
     assert_eq!(seen.sums(), sent);
     let told = report
         .log
-        .matches("the certificate stays as it was")
+        .matches("keeping the certificate as read before")
         .count();
     assert!((1..=2).contains(&told), "{}", report.log);
 }

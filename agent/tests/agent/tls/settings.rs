@@ -1,4 +1,4 @@
-//! Where flows would be open to other hosts, nothing listens; and files that cannot be used are named.
+//! The agent does not listen where other hosts could read flows, and errors name unusable files.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Output};
 

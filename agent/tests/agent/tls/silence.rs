@@ -1,4 +1,4 @@
-//! Those who connect and never finish their handshakes, and a listener whose places are all taken.
+//! Clients that never finish their handshakes, and a listener without free places.
 
 use std::{
     io::{Read as _, Write as _},
@@ -91,7 +91,7 @@ fn a_client_that_finds_no_place_behind_tls_says_why() {
     agent.stop();
 }
 
-/// The test has as many sockets as it makes.
+/// The test keeps all of its sockets open.
 pub fn raise_open_files() {
     let resource = rustix::process::Resource::Nofile;
     let mut limit = rustix::process::getrlimit(resource);

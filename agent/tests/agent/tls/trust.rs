@@ -1,4 +1,4 @@
-//! Who is trusted, on both sides, and what others are told.
+//! Trust on both sides, and the errors of others.
 
 use std::process::{Command, Stdio};
 
@@ -16,7 +16,7 @@ use crate::{
     support::{Agent, flow_agent, wait_until},
 };
 
-/// Those that failed so far.
+/// The failed handshakes so far.
 fn handshakes(agent: &Agent, host: &Host) -> u64 {
     let status = agent.status(host);
     status["server"]["refused_handshakes"].as_u64().unwrap()
@@ -47,7 +47,7 @@ fn an_agent_is_trusted_by_its_ca_and_its_address() {
     let stranger = Ca::new().unwrap();
     for options in [trusting(&stranger), Vec::new()] {
         let error = refused(host, &https, &options);
-        let words = format!("the certificate of {https} is of no CA that is trusted here");
+        let words = format!("the certificate of {https} is not from a CA that is trusted here");
         assert!(
             error.contains(&words) && error.contains("--tls-ca"),
             "{error}"
@@ -60,7 +60,7 @@ fn an_agent_is_trusted_by_its_ca_and_its_address() {
 
     // Without TLS nobody is answered, and nothing is sent by mistake.
     let error = refused(host, ADDRESS, &good);
-    assert!(error.contains("say https://"), "{error}");
+    assert!(error.contains("use https://"), "{error}");
     assert_eq!(handshakes(&agent, host), by_tls);
     refused(host, ADDRESS, &[]);
     wait_until("plain HTTP/2 is counted", || {
@@ -145,7 +145,7 @@ fn grpcurl_is_held_to_the_same() {
     agent.stop();
 }
 
-/// What `openssl s_client` says, and whether the handshake was made.
+/// The output of `openssl s_client`, and whether the handshake succeeded.
 fn openssl(host: &Host, certificates: &Certificates, options: &[&str]) -> (bool, String) {
     let mut command = host.command("openssl");
     command.args(["s_client", "-connect", ADDRESS, "-verify_return_error"]);
@@ -210,7 +210,7 @@ async fn plain_http2_is_refused_and_counted() {
     };
     called.await.unwrap_err();
     assert_eq!(wait_for_handshakes(&agent, &lab.agent, 1), 1);
-    // Whoever looks whether the port is open does no harm.
+    // A port scan does no harm.
     drop(connect_by_tcp(&lab.agent, &agent.stderr()));
     assert!(is_answered(&lab.agent, &trusting(&certificates.ca)));
     assert_eq!(handshakes(&agent, &lab.agent), 1);

@@ -1,4 +1,4 @@
-//! How tunnels without a number are told apart, and what records say about what is around a tunnel.
+//! How tunnels without a number are told apart, and the fields of records for the headers around a tunnel.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -16,7 +16,7 @@ use crate::support::{
     hook::{Hook, report_of},
 };
 
-/// What records say about the flows and what was around their tunnels, with the packets of each direction.
+/// The flows and the headers around their tunnels in records, with the packets of each direction.
 fn flows(report: &Report) -> BTreeMap<String, [u64; 2]> {
     let mut flows = BTreeMap::<String, [u64; 2]>::new();
     for line in &report.flows {

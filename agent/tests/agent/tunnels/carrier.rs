@@ -1,4 +1,4 @@
-//! Frames with tunnels in them, and what records say about their flows.
+//! Frames with tunnels, and the expected records of their flows.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,14 +14,14 @@ pub const INNER_V6: [Ipv6Addr; 2] = [
 ];
 pub const INNER_MACS: [[u8; 6]; 2] = [[0x0a, 0, 0, 0, 0, 1], [0x0a, 0, 0, 0, 0, 2]];
 
-/// A flow's frame, and what a record says about the flow with and without decapsulation.
+/// A flow's frame, and the flow's record with and without decapsulation.
 pub struct Case {
     pub frame: Vec<u8>,
     pub outside: String,
     pub inside: String,
 }
 
-/// What a record says: the flow, what was around it, the tunnel's endpoints.
+/// A record's flow, the headers around it, and the tunnel's endpoints.
 pub fn said(flow: &str, encapsulation: &str, id: &str, outer: &str) -> String {
     format!("{flow} | {encapsulation} {id} | {outer}")
 }

@@ -87,13 +87,13 @@ async fn a_server_is_trusted_by_its_ca_and_its_name() {
             &by_name,
             &trusting(&theirs),
             "localhost",
-            "no CA that is trusted",
+            "not from a CA that is trusted",
         ),
         (
             &by_name,
             &ClientFiles::default(),
             "localhost",
-            "no CA that is trusted",
+            "not from a CA that is trusted",
         ),
         (&by_name, &files, "127.0.0.1", "its certificate is refused"),
         (

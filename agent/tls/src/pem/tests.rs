@@ -40,7 +40,7 @@ fn a_certificate_that_does_not_hold_now_and_an_open_key_are_warned_of() {
     let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     for (validity, words) in [
         ([now - 2 * hour, now - hour], "a.pem expired at "),
-        ([now + hour, now + 2 * hour], "a.pem holds from "),
+        ([now + hour, now + 2 * hour], "a.pem is valid only from "),
     ] {
         let issued = ca.issue_for("a", "here", validity).unwrap();
         let [warning] = &read(&issued).unwrap().warnings[..] else {
@@ -90,7 +90,7 @@ fn what_is_wrong_with_a_file_is_told_with_its_name_and_its_use() {
                 ..good.clone()
             },
             Use::Certificate,
-            "half.pem is no whole PEM file",
+            "half.pem is not a complete PEM file",
         ),
         (
             Issued {

@@ -68,11 +68,11 @@ pub type ReloadableTokens = Reloadable<Known>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Unknown {
     #[error(
-        "this collector answers those who show one of its tokens: name a file with one (token_file of an agent's output, \
-         --token-file of a command)"
+        "this collector answers only callers with one of its tokens: name a file with one (token_file of an agent's \
+         output, --token-file of a command)"
     )]
     NotShown,
-    #[error("unknown token: look at the file (token_file, --token-file)")]
+    #[error("unknown token: check the file (token_file, --token-file)")]
     NotOurs,
 }
 
@@ -161,15 +161,15 @@ impl FromFiles for Known {
     }
 
     fn log_first(&self) {
-        self.log("who calls over TCP needs a token");
+        self.log("callers over TCP need a token");
     }
 
     fn log_reloaded(&self) {
-        self.log("the tokens have been read again");
+        self.log("read the tokens again");
     }
 
     fn log_kept(&self, fault: &str) {
-        warn!("the tokens stay as they were: {fault}");
+        warn!("keeping the tokens as read before: {fault}");
     }
 }
 

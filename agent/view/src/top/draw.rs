@@ -210,7 +210,7 @@ fn warnings_of(fleet: &Fleet, host: &Host) -> [Option<String>; DOUBTS] {
         lost,
         fleet.is_behind(host).map(|age| {
             let age = human::duration(age);
-            format!("its figures are {age} old: it sends what it had kept, or its clock is wrong")
+            format!("its figures are {age} old: it sends stored flows, or its clock is wrong")
         }),
         (missing.sample_rate > 1).then(|| format!("1 flow in {} is counted", missing.sample_rate)),
         (!missing.report_interval.is_zero()).then(|| {
@@ -434,7 +434,7 @@ fn draw_detail(frame: &mut Frame<'_>, screen: &Screen, theme: Theme) {
     let facts = match row.as_ref().map(|row| (row, row.of)) {
         Some((row, Of::Flow(_, flow))) => facts_of_flow(row, flow, screen),
         Some((row, Of::Group(name))) => facts_of_group(row, name, screen),
-        None => vec![("", "It is not there any more.".to_owned())],
+        None => vec![("", "It is no longer there.".to_owned())],
     };
     let label = theme.of(Color::Cyan);
     let longest = facts.iter().map(|(name, _)| name.len()).max();

@@ -1,5 +1,5 @@
-//! The hosts whose flows a stream has: one for an agent's stream, and many for a collector's. Each of these is hostile to the
-//! others, as far as we know.
+//! The hosts whose flows a stream has: one for an agent's stream, many for a collector's. Any of them may be hostile to
+//! the others.
 
 mod host;
 
@@ -27,13 +27,13 @@ const MOST_WAITING_OF_ONE: usize = 32 << 20;
 const MOST_WAITING: usize = 256 << 20;
 /// A host that has been silent this long is forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_mins(10);
-/// How long the last scan of an agent is shown at least.
+/// The least time that the last scan of an agent is shown.
 const LAST_SHOWN: Duration = Duration::from_secs(2);
-/// How often hosts are forgotten, and share the room for rows.
+/// How often to forget hosts and divide the room for rows.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Flows of a host that are older by its clock are no live ones.
+/// Flows of a host that are older than this, by its clock, are not live.
 const MOST_BEHIND_NS: u64 = 600_000_000_000;
-/// The most hosts of which is remembered that they were left out.
+/// The most left-out hosts to remember.
 const MOST_REMEMBERED: usize = 10_000;
 
 /// What is missing on the stream itself.
@@ -42,9 +42,9 @@ pub struct Missing {
     pub lost_records: u64,
     pub gaps: u64,
     pub missed_scans: u64,
-    /// How often the sums started again, because another agent answered, or the collector did so again.
+    /// How often the sums started over, because another agent answered or the collector restarted the stream.
     pub restarts: u64,
-    /// Agents of a collector that have ended, so that their sums are left out.
+    /// A collector's agents that have ended. Their sums are left out.
     pub ended: u64,
 }
 
@@ -53,7 +53,7 @@ pub struct Fleet {
     hosts: BTreeMap<Arc<Sender>, Host>,
     is_collector: bool,
     every: Duration,
-    /// When it was last told the time, and when it last swept.
+    /// The time of the last tick, and of the last sweep.
     now: Instant,
     swept: Instant,
     /// The time of day.
@@ -120,7 +120,7 @@ impl Fleet {
         let had_scan = host.has_scan;
         let is_complete = host.accept(batch, now);
         if is_complete && !had_scan {
-            // Until the next tick, which looks for others of this name.
+            // The next tick looks for other hosts of this name.
             host.describe(true);
         }
         if host.waiting_bytes() > 0 {
@@ -194,7 +194,7 @@ impl Fleet {
     fn sweep(&mut self) {
         let now = self.now;
         self.swept = now;
-        // When the last agent of a machine came that has completed a scan.
+        // For each machine, when its latest agent with a complete scan appeared.
         let mut latest: HashMap<(&str, &str), Instant> = HashMap::new();
         for host in self.hosts.values().filter(|host| host.has_scan) {
             let since = latest.entry(host.sender.machine()).or_insert(host.since);
@@ -223,8 +223,8 @@ impl Fleet {
         self.share_room();
     }
 
-    /// Half of the room is shared equally by identities, and what an identity has of it by its hosts. The other half goes to
-    /// those that could use more, likewise.
+    /// Divides half of the room equally among identities, and each identity's part among its hosts. Divides the other
+    /// half in the same way among those that could use more.
     fn share_room(&mut self) {
         let mut wanted: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for host in self.hosts.values() {
@@ -270,7 +270,7 @@ impl Fleet {
         }
     }
 
-    /// Tells the time. Returns whether that changes what is shown.
+    /// Advances the time. Returns whether that changes the screen.
     pub fn tick(&mut self, now: Instant, now_unix_ns: u64) -> bool {
         (self.now, self.now_unix_ns) = (now, Some(now_unix_ns));
         if !self.is_collector {
@@ -282,7 +282,7 @@ impl Fleet {
         }
         self.describe();
         let after = (self.hosts.len(), self.silent());
-        // The time that a host is silent is shown.
+        // The screen shows how long a host has been silent.
         after != before || after.1 > 0
     }
 
@@ -291,7 +291,7 @@ impl Fleet {
         self.hosts().filter(|host| self.is_silent(host)).count()
     }
 
-    /// The number of hosts of which no scan is complete yet.
+    /// The number of hosts without a complete scan.
     pub fn beginning(&self) -> usize {
         let beginning = self.hosts().filter(|host| !host.has_scan);
         beginning.filter(|host| !self.is_silent(host)).count()
@@ -382,7 +382,7 @@ impl Fleet {
     }
 }
 
-/// Divides the room equally. Who wants less than that leaves the rest to the others.
+/// Divides the room equally. Those that want less leave the rest to the others.
 fn shared(mut room: usize, wanted: &[usize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..wanted.len()).collect();
     order.sort_by_key(|&at| wanted[at]);

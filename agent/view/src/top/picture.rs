@@ -70,13 +70,13 @@ impl Traffic {
     }
 }
 
-/// What a row had in one window.
+/// The traffic of a row in one window.
 #[derive(Clone, Copy, Debug, Default)]
 struct InWindow {
     traffic: Traffic,
     /// Flows that had packets in it.
     flows: u64,
-    /// Those of them that also had packets in the window before.
+    /// The ones that also had packets in the window before.
     flows_again: u64,
 }
 

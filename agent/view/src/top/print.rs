@@ -218,7 +218,7 @@ struct Total<'a> {
     r#type: &'static str,
     /// `null` for several hosts, as `scan_id` is.
     hostname: Option<&'a str>,
-    /// Those that the sums have. Those of which nothing came for too long, or no whole scan yet, or which are too many.
+    /// Hosts in the sums. The others are silent, have no complete scan yet, or are too many.
     hosts: usize,
     silent_hosts: usize,
     beginning_hosts: usize,

@@ -147,7 +147,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Whether it is a flow of which only the end came with the traffic that is shown.
+    /// Whether it is a flow that only ended within the shown traffic, without packets.
     pub fn is_only_an_end(&self) -> bool {
         self.has_ended() && self.recent.all_packets() == 0
     }

@@ -27,7 +27,7 @@ const SECOND: u64 = 1_000_000_000;
 const UNIT: u64 = 7;
 const PROCESS: u64 = 8;
 
-/// What has sent these batches, to a consumer without `--every`.
+/// The fleet of these batches, for a consumer without `--every`.
 fn fleet(batches: impl IntoIterator<Item = FlowBatch>) -> Fleet {
     let now = Instant::now();
     let mut fleet = Fleet::new(Duration::ZERO, false, now);
@@ -113,7 +113,7 @@ fn snapshot(records: Vec<FlowRecord>) -> FlowBatch {
     }
 }
 
-/// What a group has: in the last window, by how many flows, and in all.
+/// A group's traffic: in the last window, by how many flows, and in total.
 fn group(picture: &Picture, view: View, name: &str) -> (Traffic, u64, Traffic) {
     let (_, figures) = picture.groups(view).find(|(one, _)| *one == name).unwrap();
     let (recent, flows) = picture.recent(figures);
@@ -124,7 +124,7 @@ fn traffic(packets: [u64; 2], bytes: [u64; 2]) -> Traffic {
     Traffic { packets, bytes }
 }
 
-/// Two flows that were there, and two windows: in the first one both go on, in the second one a new one does.
+/// Two earlier flows, and two windows: both continue in the first one, and a new flow appears in the second.
 fn batches() -> [FlowBatch; 3] {
     let at_start = vec![
         flow(1, [5, 500, 4, 400], [5, 500, 4, 400]),
@@ -166,12 +166,12 @@ fn windows_add_up_to_the_packet_in_all_views() {
     let zero = Traffic::default();
     assert_eq!(picture.windows(), 2);
     let (all, _) = picture.recent(picture.all());
-    // What arrived at eth0 is the second.
+    // The second value is the traffic that arrived at eth0.
     assert_eq!(all, traffic([2, 3], [200, 300]));
     let sums = traffic([5 + 1 + 2 + 1 + 2, 4 + 1 + 1 + 3], [2820, 1800]);
     assert_eq!(picture.all().total, sums);
     assert_eq!(group(&picture, View::Interfaces, "eth0"), (all, 1, sums));
-    // Beyond the interface are the one that all connected to, and the one that connected.
+    // Beyond the interface are the server of all connections, and one client.
     assert_eq!(
         group(&picture, View::Peers, "10.0.1.1"),
         (zero, 0, traffic([9, 6], [2620, 1500]))
@@ -180,7 +180,7 @@ fn windows_add_up_to_the_packet_in_all_views() {
         group(&picture, View::Peers, "10.0.0.9"),
         (all, 1, traffic([2, 3], [200, 300]))
     );
-    // All connected to one port, and no name is known.
+    // All connections are to one port, and no name is known.
     assert_eq!(group(&picture, View::Services, "443/tcp"), (all, 1, sums));
     assert_eq!(
         group(&picture, View::Names, ""),
@@ -194,7 +194,7 @@ fn windows_add_up_to_the_packet_in_all_views() {
             group(&picture, view, name),
             (zero, 0, traffic([2, 1], [2000, 100]))
         );
-        // All else is of nobody that is known, as the interface saw it.
+        // The rest has no known process, and its directions are the interface's.
         assert_eq!(
             group(&picture, view, ""),
             (all, 1, traffic([9, 8], [820, 1700]))
@@ -243,7 +243,7 @@ fn a_flow_is_shown_in_the_window_in_which_it_ended_and_then_goes() {
     let fleet = fleet([first, batch(2, Vec::new())]);
     let rows = rows(&fleet, View::Flows, Sort::Rate, false);
     assert_eq!(rows.len(), 1);
-    // An idle one has no rate, and its total.
+    // An idle flow has its total and no rate.
     assert_eq!(rows[0].recent, Traffic::default());
     assert_eq!(rows[0].total, traffic([1, 0], [60, 0]));
     assert_eq!(rows[0].history(), [240, 0]);
@@ -278,12 +278,12 @@ fn those_with_the_least_are_left_out_and_counted() {
         .map(|(_, flow)| flow.record.src().total_bytes)
         .min();
     assert_eq!(least, Some(10));
-    // What is known of all does not depend on it.
+    // The figures for all do not depend on it.
     let bytes = u64::from(many) * u64::from(many - 1) / 2;
     assert_eq!(picture.all().total.bytes, [bytes, 0]);
 }
 
-/// One whose begin is lost is a window of its own all the same, and a batch that tells of losses alone is none.
+/// A scan whose first batch is lost still makes a window, and a batch with only losses does not.
 #[test]
 fn losses_do_not_put_two_windows_into_one() {
     let mut picture = Picture::default();
@@ -351,7 +351,7 @@ fn screen() -> Screen {
     )
 }
 
-/// What a terminal of this size shows.
+/// The screen at this terminal size.
 fn shown(screen: &mut Screen, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, screen)).unwrap();
@@ -697,17 +697,17 @@ fn rules_that_are_typed_are_asked_for_or_said_to_be_none() {
         rules: "include port 443 proto tcp; exclude all".to_owned(),
     };
     assert_eq!(asked, filter);
-    // One that the agent does not take changes nothing but is said.
+    // A filter that the agent refuses changes nothing; the screen shows the reason.
     screen.refuse(asked.clone(), "no room");
     assert_eq!(picture_of(&screen).flows().count(), 3);
     assert_eq!(screen.filter, Filter::default());
     let lines = shown(&mut screen, 120, 24);
     assert!(lines[23].contains("no room"), "{}", lines[23]);
-    // With one that it takes another stream begins, and so do its figures.
+    // With an accepted filter a new stream begins, and the figures start over.
     screen.begin_with(asked.clone());
     press(&mut screen, KeyCode::Esc);
     assert_eq!(screen.fleet().hosts().count(), 0);
-    // It stands there as it was typed.
+    // It is shown as typed.
     let in_force = "by rate  filter: port 443 proto 6  q quit";
     let lines = shown(&mut screen, 80, 24);
     assert!(lines[23].starts_with(in_force), "{}", lines[23]);
@@ -741,7 +741,7 @@ fn a_filter_of_the_command_line_is_edited_as_it_was_typed() {
     let lines = shown(&mut screen, 80, 24);
     let prompt = "filter: port https; exclude 10.0.0.1 ";
     assert!(lines[23].starts_with(prompt), "{}", lines[23]);
-    // The same once more is no change.
+    // The same filter again is no change.
     assert_eq!(press(&mut screen, KeyCode::Enter), Action::Nothing);
 }
 

@@ -20,13 +20,13 @@ const COLLECTOR: &str = "carry-collect.service";
 const ADDRESS: &str = "127.0.0.1:4501";
 const STORED: &str = "/var/lib/carry-collect";
 
-/// Of the traffic, which nothing else sends.
+/// The port of the traffic, which nothing else uses.
 const PORT: u16 = 5303;
-/// Packets of one call.
+/// Packets per call.
 const PACKETS: u64 = 10;
 const PACE: Duration = Duration::from_millis(1);
 
-/// What ends the process, and another one follows.
+/// The ways to end the process; another one follows.
 const ENDS: [&str; 5] = [
     "systemctl kill --signal SIGKILL",
     "systemctl restart",
@@ -113,7 +113,7 @@ fn end_under_traffic(service: &Service, end: &str, sent: &AtomicU64) -> Result<(
     more()
 }
 
-/// What a service manager cannot say is taken for a stop.
+/// If the service manager does not answer, the agent assumes a stop.
 pub(super) fn stops_without_an_answer(service: &mut Service) -> Result<String> {
     let machine = &service.machine;
     let before = service.running()?;

@@ -40,17 +40,17 @@ pub(super) struct Mount {
 
 impl Mount {
     pub fn find() -> Result<Self> {
-        let mounts = fs::read("/proc/self/mountinfo").context("read where what is mounted")?;
+        let mounts = fs::read("/proc/self/mountinfo").context("read the list of mounts")?;
         let all = Self::of(&mounts);
         ensure!(
             !all.is_empty(),
-            "no cgroup2 file system is mounted here, which says what cgroups are called: mount one (systemd mounts it at \
+            "no cgroup2 file system is mounted here to read the names of cgroups from: mount one (systemd mounts it at \
              /sys/fs/cgroup)"
         );
         let is_root =
             |path: &PathBuf| fs::metadata(path).is_ok_and(|folder| folder.ino() == Senders::ROOT);
         let path = all.into_iter().find(is_root).context(
-            "the cgroup2 file system here shows a part of the hierarchy alone: run the agent in the host's cgroup namespace",
+            "the cgroup2 file system here shows only a part of the hierarchy: run the agent in the host's cgroup namespace",
         )?;
         Ok(Self { path })
     }
@@ -160,7 +160,7 @@ impl Tree {
             if let Err(error) = self.wait(wait) {
                 tracing::error!(
                     %error,
-                    "cgroups are not followed any more: those that come from now on have no name"
+                    "stopped following cgroups: cgroups created from here on have no name"
                 );
                 return;
             }
@@ -302,7 +302,7 @@ impl Tree {
                 if !std::mem::replace(&mut self.told.no_room, true) {
                     tracing::warn!(
                         most = MOST_LIVING,
-                        "there are more cgroups than the agent keeps names of: of users and units with the most, some have ids alone"
+                        "more cgroups than the agent keeps names of: some cgroups of the users and units with the most have only an id"
                     );
                 }
                 if added == Added::No {
@@ -331,7 +331,7 @@ impl Tree {
     fn cannot_read(&mut self, folder: &Path, error: &io::Error) {
         self.is_whole = false;
         if !std::mem::replace(&mut self.told.unreadable, true) {
-            tracing::warn!(%error, folder = %folder.display(), "what is in this folder of cgroups has no names: it cannot be read");
+            tracing::warn!(%error, folder = %folder.display(), "cannot read this cgroup folder: the cgroups in it have no names");
         }
     }
 
@@ -371,8 +371,8 @@ impl Tree {
 fn warn_of_no_news(error: Errno, what: &str) {
     tracing::warn!(
         %error,
-        "the agent hears of some cgroups only when a flow of theirs is reported, and those that have gone by then have no name \
-         (nameless_ends in `flow-agent status`): raise fs.inotify.max_user_{what} (sysctl)"
+        "cannot watch all cgroups: the agent looks some up only when a flow is reported, and a cgroup removed before \
+         that has no name (nameless_ends in `flow-agent status`): raise fs.inotify.max_user_{what} (sysctl)"
     );
 }
 

@@ -1,4 +1,4 @@
-//! A server that takes, refuses and spoils INSERTs as a test wants it.
+//! A server that accepts, refuses or breaks INSERTs as the test says.
 
 use std::{
     collections::VecDeque,
@@ -19,29 +19,29 @@ use tokio::{
 
 const TAKEN: &str = "HTTP/1.1 200 OK\r\nx-clickhouse-query-id: 1\r\ncontent-length: 0\r\n\r\n";
 
-/// What a server does with the next INSERT.
+/// What the server does with an INSERT.
 #[derive(Clone, Copy, Debug)]
 pub enum Deed {
     Take,
     TakeLate(Duration),
     Say(&'static str),
-    /// And then it closes the connection.
+    /// Answers, then closes the connection.
     SayAndCut(&'static str),
     Cut,
     Hang,
 }
 
-/// What has come, and what to do with what comes.
+/// The INSERTs received so far, and how to answer further ones.
 #[derive(Default)]
 pub struct Server {
     pub deeds: VecDeque<Deed>,
-    /// An INSERT with one of these batches is refused.
+    /// Refuse an INSERT with one of these batches.
     pub refused: Vec<u64>,
-    /// One with one of these fails in a materialized view.
+    /// Fail an INSERT with one of these in a materialized view.
     pub thrown: Vec<u64>,
-    /// How long it takes for each batch.
+    /// Processing time per batch.
     pub slow: Duration,
-    /// The numbers of the batches of each INSERT that was taken, and whether it was one of batches.
+    /// Each accepted INSERT: whether it went to the table of batches, and its batch numbers.
     pub taken: Vec<(bool, Vec<u64>)>,
     pub heads: Vec<String>,
 }
@@ -52,7 +52,7 @@ pub fn lock(server: &Shared) -> std::sync::MutexGuard<'_, Server> {
     server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the port, too.
+/// Also returns the port.
 pub async fn listen(server: Server) -> (u16, Shared) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -127,7 +127,7 @@ async fn request(stream: &mut BufStream<TcpStream>) -> Option<(String, Bytes)> {
     Some((head, body.into()))
 }
 
-/// Those of the batches whose rows these are.
+/// The batch numbers of these rows.
 fn numbers(rows: Bytes) -> Vec<u64> {
     let file = SerializedFileReader::new(rows).unwrap();
     let rows = file.get_row_iter(None).unwrap();

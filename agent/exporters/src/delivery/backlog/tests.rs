@@ -18,13 +18,13 @@ fn a_disk_that_takes_short_batches_alone_stays_at_fault_until_it_has_room() {
     assert!(faults.takes_no_batch.is_some() && faults.cannot_be_synced.is_some());
     faults.synced(Ok(()), 1000);
     assert!(faults.takes_no_batch.is_none() && faults.cannot_be_synced.is_none());
-    // With room, it may be read-only.
+    // With free space, the disk may be read-only.
     faults.appended(10, Err(full()));
     faults.synced(Ok(()), 5000);
     assert!(faults.takes_no_batch.is_some());
 }
 
-/// With a spool in this folder.
+/// A backlog with a spool in this folder.
 fn backlog(folder: &Path) -> Backlog {
     let (spool, beginning) = Spool::open(folder.to_owned(), 64 << 20, 7).unwrap();
     let mut backlog = Backlog::new(8);
@@ -78,13 +78,13 @@ async fn what_has_no_room_in_memory_comes_from_the_disk_behind_the_rest_in_order
     let (sum, done) = backlog.acknowledge(500).unwrap();
     assert_eq!((sum.records, sum.packets), (500, (1..=500).sum()));
     backlog.forget(done).await;
-    // There is room for it, and others wait for that, too.
+    // Memory has room, but batches on disk come first.
     backlog.keep_next(1).await;
     assert!(backlog.in_memory().into_iter().eq(501..=FIRST));
     assert_eq!(backlog.after(500).unwrap().seq, 501);
     backlog.acknowledge(FIRST);
     assert!(backlog.in_memory().is_empty() && !backlog.is_empty());
-    // When the oldest of the segment came.
+    // The arrival time of the segment's oldest batch.
     assert_eq!(backlog.oldest_unix_ns(), 1);
     backlog.refill().await;
     assert!(backlog.in_memory().into_iter().eq(FIRST + 1..=FIRST + 11));
@@ -97,7 +97,7 @@ async fn what_neither_memory_nor_the_disk_takes_keeps_others_out_until_there_is_
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path().join("spool");
     let mut backlog = backlog(&folder);
-    // It has more than memory and a segment take, so the next one begins a segment.
+    // This batch exceeds memory and a segment, so the next one begins a segment.
     backlog.keep_next(MOST_BYTES + MIB).await;
     assert!(backlog.has_room() && backlog.fault().is_none());
     backlog.sync().await;
@@ -108,7 +108,7 @@ async fn what_neither_memory_nor_the_disk_takes_keeps_others_out_until_there_is_
     assert!(backlog.is_behind() && !backlog.has_room());
     assert!(backlog.fault().is_some());
     assert!(backlog.sync_at().is_some());
-    // The first one was brought to a disk that has gone, which nobody knows.
+    // The first batch was synced to a folder that is gone, which the spool cannot know.
     let only = backlog.only_in_memory();
     assert_eq!((only.batches, only.records, only.packets), (1, 1, 2));
     backlog.acknowledge(1);

@@ -67,12 +67,12 @@ impl Mark {
         let crc = u32::from_str_radix(crc.trim_end(), 16).context("read its checksum")?;
         ensure!(
             crc == crc32fast::hash(json.as_bytes()),
-            "its checksum is another one"
+            "its checksum does not match"
         );
         let mark: Self = serde_json::from_str(json).context("read its JSON")?;
         let Self { done, last, .. } = mark;
         let is_in_order = done.seq <= last.seq && without(done.sum, last.sum) == Volume::default();
-        ensure!(is_in_order, "more was acknowledged than there was");
+        ensure!(is_in_order, "it acknowledges more batches than there were");
         Ok(mark)
     }
 

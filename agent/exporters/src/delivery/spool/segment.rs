@@ -116,7 +116,7 @@ impl Segment {
 
     fn file(&self) -> io::Result<File> {
         let file = own_file::open(&self.path)?;
-        file.ok_or_else(|| io::Error::other("it is no regular file any more"))
+        file.ok_or_else(|| io::Error::other("it is no longer a regular file"))
     }
 
     /// Copies the segment to a new file, syncs it, and renames it into place.

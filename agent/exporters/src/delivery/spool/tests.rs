@@ -14,7 +14,7 @@ use proto::FlowBatch;
 use super::*;
 
 const MOST_BYTES: u64 = 16 << 20;
-/// What the queue has lost.
+/// The losses of the queue.
 const IN_QUEUE: Volume = Volume {
     batches: 1,
     records: 2,
@@ -22,7 +22,7 @@ const IN_QUEUE: Volume = Volume {
     bytes: 4,
 };
 
-/// A spool, and what a sender would know of its stream.
+/// A spool, and a sender's view of its stream.
 struct Stream {
     spool: Spool,
     last: Point,
@@ -39,7 +39,7 @@ impl Stream {
         }
     }
 
-    /// Gives a batch of so many bytes its number, which is also how many packets it reports.
+    /// Assigns the next sequence number to a batch of this length. The batch reports as many packets as its number.
     fn give(&mut self, bytes: usize) -> Waiting {
         let before = self.last;
         let seq = before.seq + 1;
@@ -55,7 +55,7 @@ impl Stream {
         }
     }
 
-    /// Writes one. Returns what is lost by that.
+    /// Writes a batch. Returns the loss that this causes.
     fn append(&mut self, bytes: usize) -> Volume {
         let batch = self.give(bytes);
         let before = self.lost();
@@ -76,7 +76,7 @@ impl Stream {
         self.spool.sync(IN_QUEUE, Some(nothing)).unwrap();
     }
 
-    /// All that can be read, and what turns out to be lost before and between it.
+    /// Reads everything. Also returns the losses found before and between the batches.
     fn read(&mut self) -> (Vec<u64>, Volume) {
         let before = self.lost();
         let mut all = Vec::new();
@@ -106,7 +106,7 @@ fn packets(seqs: impl IntoIterator<Item = u64>) -> u64 {
     seqs.into_iter().sum()
 }
 
-/// The files with batches, from old to new.
+/// The segment files, oldest first.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let files = segment_files(folder).unwrap();
     files.into_iter().map(|(_, path)| path).collect()
@@ -143,7 +143,7 @@ fn a_spool_goes_on_where_it_ended() {
     assert_eq!(stream.spool.stand().bytes, 0);
 }
 
-/// A collector may have batches with numbers that nobody wrote down, so these are not given again.
+/// A collector may have batches whose numbers never reached the disk, so the spool does not reuse these numbers.
 #[test]
 fn numbers_that_may_be_known_are_not_given_again() {
     for refuses in [false, true] {
@@ -162,7 +162,7 @@ fn numbers_that_may_be_known_are_not_given_again() {
         let read = stream.read();
         assert_eq!(read, (vec![1, 1_000_002], Volume::default()));
         stream.end();
-        // Whoever opens it has begun to give numbers.
+        // Opening the spool already starts to assign numbers.
         drop(Stream::open(folder.path()));
         let stream = Stream::open(folder.path());
         assert_eq!(stream.beginning.last.seq, 2_000_002);
@@ -182,28 +182,28 @@ fn nobody_else_uses_a_spool() {
     assert!(second().is_ok());
 }
 
-/// In a spool of three files, whichever is damaged, and however.
+/// Damages any of a spool's three files in several ways.
 #[test]
 fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
-    // Which file, what happens to its bytes, and which batches that costs.
+    // The file, the damage, and the lost batches.
     type Case<'a> = (usize, &'a dyn Fn(&mut Vec<u8>), &'a [u64]);
     const BATCHES: u64 = 8;
     let begin = |folder: &Path| {
         let mut stream = Stream::open(folder);
         for seq in 1..=BATCHES {
-            // The first two files are full after two each.
+            // The first two files hold two batches each.
             stream.append(if seq <= 4 { 600_000 } else { 1000 });
         }
         stream.sync();
     };
     let cases: [Case<'_>; 8] = [
         (0, &|_| {}, &[]),
-        // In the second one's bytes.
+        // In the second batch's body.
         (0, &|file| file[700_000] ^= 1, &[2]),
         (0, &|file| file.truncate(1_000_000), &[2]),
         (0, &Vec::clear, &[1, 2]),
         (0, &|file| file[3] ^= 1, &[1, 2]),
-        // In the second one's header, so nobody knows where the next one begins.
+        // In the second batch's header, so the start of the next one is unknown.
         (2, &|file| file[20 + 120 + 1001 + 20] ^= 1, &[6, 7, 8]),
         (2, &|file| file.truncate(file.len() - 1), &[8]),
         (2, &Vec::clear, &[5, 6, 7, 8]),
@@ -234,7 +234,7 @@ fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
             let mut lost = lost;
             lost += later;
             assert_eq!(stream.lost(), lost, "case {number}");
-            // At the next start it is known.
+            // The next start knows the loss already.
             stream.sync();
             drop(stream);
             let mut stream = Stream::open(folder.path());
@@ -252,7 +252,7 @@ fn damage_costs_what_is_damaged_and_is_told_to_the_packet() {
     }
 }
 
-/// Damage that comes while the spool is in use.
+/// Damage while the spool is in use.
 #[test]
 fn a_segment_that_is_cut_while_it_is_written_costs_what_was_in_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -290,14 +290,14 @@ fn the_oldest_make_room_and_what_they_report_is_told() {
     let first = read[0];
     assert!(read.iter().copied().eq(first..=100));
     assert_eq!((lost.batches, lost.packets), (first - 1, packets(1..first)));
-    // What is in memory is not lost with its file.
+    // Batches in memory survive the loss of their file.
     for _ in 0..100 {
         assert_eq!(stream.append(BYTES), Volume::default());
         assert_eq!(stream.spool.read(100, 1).unwrap().len(), 1);
     }
 }
 
-/// However often the spool is opened, and wherever it stands then.
+/// The loss counts once, however often and in whatever state the spool is opened.
 #[test]
 fn a_loss_is_told_once() {
     let folder = tempfile::tempdir().unwrap();
@@ -325,7 +325,7 @@ fn a_loss_is_told_once() {
         assert_eq!((stream.lost(), news), (lost, Volume::default()));
         assert_eq!(waits, done + packets(read));
     }
-    // One that nobody knows of is added.
+    // Add a loss that the spool does not know of.
     stream.sync();
     drop(stream);
     let oldest = files(folder.path()).remove(0);
@@ -337,7 +337,7 @@ fn a_loss_is_told_once() {
     assert_eq!(stream.lost(), lost);
 }
 
-/// What is in memory alone at the end is told by the one that ends.
+/// At shutdown the ending process reports the batches that are only in memory.
 #[test]
 fn what_was_told_at_the_end_is_not_told_by_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
@@ -356,7 +356,7 @@ fn what_was_told_at_the_end_is_not_told_by_the_next_start() {
     assert_eq!(stream.lost(), only);
 }
 
-/// An acknowledgement that the mark does not have yet removes nothing, since that would be taken for a loss.
+/// An acknowledgement that is not in the mark yet removes nothing: the next start would count it as a loss.
 #[test]
 fn what_was_acknowledged_before_a_kill_is_not_lost() {
     let folder = tempfile::tempdir().unwrap();
@@ -369,12 +369,12 @@ fn what_was_acknowledged_before_a_kill_is_not_lost() {
     drop(stream);
     let mut stream = Stream::open(folder.path());
     assert_eq!(stream.beginning.lost, Volume::default());
-    // The last batch says it, since no mark was written after it.
+    // This comes from the last batch, since no mark was written after it.
     assert_eq!(stream.beginning.lost_in_queue, IN_QUEUE);
     assert_eq!(stream.read(), ((1..=10).collect(), Volume::default()));
 }
 
-/// Else the next start would find it again.
+/// Otherwise the next start would report the loss again.
 #[test]
 fn a_loss_that_is_met_is_in_the_mark_before_another_batch_comes() {
     let folder = tempfile::tempdir().unwrap();
@@ -393,7 +393,7 @@ fn a_loss_that_is_met_is_in_the_mark_before_another_batch_comes() {
     assert_eq!(stream.lost(), lost);
 }
 
-/// A number that comes again would be another batch under a number that a collector knows.
+/// A repeated number would stand for a second batch under a number that a collector already knows.
 #[test]
 fn batches_whose_numbers_do_not_rise_are_damage() {
     let batch = |seq| FlowBatch {
@@ -436,7 +436,7 @@ fn a_mark_that_cannot_be_read_or_be_true_is_told() {
         let read = Mark::read(folder.path()).unwrap().unwrap();
         assert_eq!(read.is_ok(), is_sound);
     }
-    // It may be readable the next time, so nothing is begun without it.
+    // An unreadable mark may be readable the next time, so the spool does not open without it.
     let mark = folder.path().join("mark.json");
     fs::remove_file(&mark).unwrap();
     fs::create_dir(&mark).unwrap();
@@ -462,7 +462,7 @@ fn a_segment_is_a_file_with_a_number_and_has_a_part_of_the_room() {
     }
 }
 
-/// While it is in use.
+/// Removes the segment while the spool is in use.
 #[test]
 fn a_segment_that_is_removed_costs_what_was_in_it_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -479,14 +479,14 @@ fn a_segment_that_is_removed_costs_what_was_in_it_and_no_other() {
     assert_eq!(stream.read(), (vec![7], Volume::default()));
 }
 
-/// Without the mark nobody knows what was acknowledged, but nothing that is there is taken for a loss.
+/// Without the mark the acknowledged point is unknown, but no existing batch counts as lost.
 #[test]
 fn a_spool_without_its_mark_has_what_is_there() {
     type Case<'a> = (&'a dyn Fn(&Path), usize);
     let cases: [Case<'_>; 4] = [
         (&|mark| fs::remove_file(mark).unwrap(), 0),
         (&|mark| fs::write(mark, "{").unwrap(), 1),
-        // Still JSON.
+        // Still valid JSON.
         (
             &|mark| fs::write(mark, flipped(mark, b'9', b'8')).unwrap(),
             1,
@@ -524,7 +524,7 @@ fn a_spool_without_its_mark_has_what_is_there() {
     }
 }
 
-/// The bytes of a file with the first one of these replaced.
+/// The file's bytes with the first `from` replaced by `to`.
 fn flipped(path: &Path, from: u8, to: u8) -> Vec<u8> {
     let mut bytes = fs::read(path).unwrap();
     let place = bytes.iter().position(|byte| *byte == from);
@@ -532,7 +532,7 @@ fn flipped(path: &Path, from: u8, to: u8) -> Vec<u8> {
     bytes
 }
 
-/// Nothing is removed that somebody may want to look at.
+/// Unknown files are kept for inspection.
 #[test]
 fn what_is_no_part_of_a_spool_is_set_aside() {
     let folder = tempfile::tempdir().unwrap();
@@ -549,7 +549,7 @@ fn what_is_no_part_of_a_spool_is_set_aside() {
     assert_eq!(stream.read(), (vec![1], Volume::default()));
 }
 
-/// Whoever may write in the folder could have root overwrite any file, or read what others send.
+/// Otherwise anyone who may write in the folder could make root overwrite any file, or read other users' flows.
 #[test]
 fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -577,7 +577,7 @@ fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
     let pipe = spool.join("00000000000000000002.spool");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o666.into()).unwrap();
     let mut stream = Stream::open(&spool);
-    // The folder is open to all, the mark is damaged, and two files are no segments.
+    // Everyone may write in the folder, the mark is damaged, and two files are not segments.
     assert_eq!(stream.beginning.faults.len(), 4);
     stream.append(100);
     stream.sync();
@@ -597,7 +597,7 @@ fn no_link_in_a_spool_is_followed_and_its_files_are_its_users_alone() {
     assert_eq!(stream.read().0.len(), 1);
 }
 
-/// For the kernel, pages that it could not write are written once it has said so.
+/// The kernel considers a page clean once it has reported that writing it failed.
 #[test]
 fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_when_it_does";
@@ -631,7 +631,7 @@ fn what_a_disk_did_not_take_is_written_again_when_it_does() {
     drop(stream);
 }
 
-/// The one that was told of the failure is gone.
+/// The process that saw the failure is gone.
 #[test]
 fn what_a_disk_did_not_take_is_written_again_by_the_next_start() {
     const NAME: &str = "spool::what_a_disk_did_not_take_is_written_again_by_the_next_start";
@@ -660,7 +660,7 @@ fn wait_until_synced(stream: &mut Stream) {
     }
 }
 
-/// The numbers of those that can be read.
+/// The sequence numbers of the readable batches.
 fn seqs(stream: &mut Stream) -> Vec<u64> {
     let mut seqs = Vec::new();
     while stream.spool.stand().is_ahead {

@@ -25,13 +25,13 @@ use crate::settings::HostPort;
 /// What a collector does with one call.
 #[derive(Clone, Copy)]
 pub(super) struct Script {
-    /// It stores so many batches, and then the call breaks.
+    /// The call breaks after this many stored batches.
     pub(super) stores: u64,
-    /// It has acknowledged so many of them.
+    /// It acknowledges this many of them.
     pub(super) acknowledges: u64,
-    /// What it adds to the numbers that it acknowledges.
+    /// Added to each sequence number that it acknowledges.
     pub(super) too_much: u64,
-    /// How often it wants reports.
+    /// The report interval that it asks for.
     pub(super) wants: Duration,
 }
 
@@ -42,21 +42,21 @@ pub(super) const WELL: Script = Script {
     wants: Duration::ZERO,
 };
 
-/// What collectors have stored together, as a database would that knows each batch once.
+/// The store that all collectors share. It keeps each batch once, as a database would.
 #[derive(Clone, Default)]
 pub(super) struct Store {
     pub(super) batches: Arc<Mutex<BTreeMap<(u64, u64), FlowBatch>>>,
-    /// The numbers of each call, as they came.
+    /// For each call, the sequence numbers in order of arrival.
     pub(super) calls: Arc<Mutex<Vec<Vec<u64>>>>,
     pub(super) scripts: Arc<Mutex<Vec<Script>>>,
-    /// It refuses all calls, and asks to be left alone for a minute.
+    /// Refuse all calls and ask for a pause of a minute.
     pub(super) asks: bool,
-    /// A scan of which it says that no agent has it.
+    /// Refuse the batch of this scan as invalid.
     pub(super) invalid_scan: Option<u64>,
 }
 
 impl Store {
-    /// Collectors answer calls as these say, the last one first, and then well.
+    /// Collectors answer calls by these scripts, the last one first, and then normally.
     pub(super) fn with(scripts: &[Script]) -> Self {
         Self {
             scripts: Arc::new(Mutex::new(scripts.to_vec())),
@@ -70,7 +70,7 @@ impl Store {
         records.map(FlowRecord::delta).sum()
     }
 
-    /// Records that the batches call lost.
+    /// The lost records that each batch reports.
     pub(super) fn lost(&self) -> Vec<u64> {
         let batches = self.batches.lock().unwrap();
         batches.values().map(|batch| batch.lost_records).collect()
@@ -128,7 +128,7 @@ impl FlowCollector for Store {
                 let ack = (stored < script.acknowledges).then_some(Ok(ExportAck {
                     last_seq: batch.stream_seq + script.too_much,
                     report_interval_ns: script.wants.as_nanos() as u64,
-                    // Ten for each minute.
+                    // Ten per minute of the interval.
                     sample_rate: script.wants.as_secs() as u32 / 6,
                 }));
                 Some((ack, (batches, stored + 1)))
@@ -139,7 +139,7 @@ impl FlowCollector for Store {
     }
 }
 
-/// `google.rpc.Status` with a `RetryInfo`, by hand.
+/// A hand-encoded `google.rpc.Status` with a `RetryInfo`.
 fn a_minute() -> Vec<u8> {
     let url = b"type.googleapis.com/google.rpc.RetryInfo";
     let mut any = [&[0x0a, url.len() as u8][..], url].concat();
@@ -154,12 +154,12 @@ pub(super) fn host(address: SocketAddr) -> HostPort {
     }
 }
 
-/// A collector that ends with the task.
+/// A collector that runs until the task is aborted.
 pub(super) fn listen(store: &Store) -> (HostPort, JoinHandle<()>) {
     listen_on(store, free_port().0)
 }
 
-/// A port where nobody listens, and which nobody else gets.
+/// A reserved port on which nobody listens.
 pub(super) fn free_port() -> (TcpSocket, HostPort) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The end of the agent while flows are still to be sent.
+//! Shutdown of the agent while flows still wait to be sent.
 
 use super::*;
 
@@ -29,7 +29,7 @@ async fn what_no_collector_took_before_the_end_is_lost_to_the_record() {
     assert_eq!(fates, [5, 9 * 7, 0]);
 }
 
-/// Also what is still in the queue, as while all collectors are left alone.
+/// That includes batches still in the queue, here because the output is pausing.
 #[tokio::test]
 async fn what_nobody_took_from_the_queue_before_the_end_is_lost_to_the_record() {
     let (_free, address) = free_port();
@@ -42,7 +42,7 @@ async fn what_nobody_took_from_the_queue_before_the_end_is_lost_to_the_record() 
         output.hub.publish(&batch(scan_id, 7));
     }
     assert_eq!(output.fates(), [0, 0, 5 + 9 * 7]);
-    // Before the call that the end brings has begun.
+    // The deadline passes before the last call begins.
     output
         .deadline
         .send_replace(Some(Instant::now() - Duration::from_secs(1)));
@@ -54,7 +54,7 @@ async fn what_nobody_took_from_the_queue_before_the_end_is_lost_to_the_record() 
     assert_eq!(fates, [0, 5 + 9 * 7, 0]);
 }
 
-/// A collector that came back during a pause gets what is left, also if the pause is longer than the time at the end.
+/// A collector that came back during a pause gets the rest, even if the pause would outlast the shutdown.
 #[tokio::test]
 async fn the_end_cuts_a_pause_short() {
     let (free, address) = free_port();
@@ -74,7 +74,7 @@ async fn the_end_cuts_a_pause_short() {
     assert_eq!(store.calls(), [[1]]);
 }
 
-/// A collector that asks to be left alone is, at the end too.
+/// A pause that a collector asked for holds at shutdown, too.
 #[tokio::test]
 async fn the_end_does_not_cut_a_pause_that_a_collector_asked_for() {
     let store = Store {

@@ -10,7 +10,7 @@ use std::{
 
 use super::*;
 
-/// Far more than has room in memory.
+/// Sends far more than fits in memory.
 #[tokio::test]
 async fn what_no_collector_took_survives_the_agent_in_order() {
     const BATCHES: u64 = 3000;
@@ -34,7 +34,7 @@ async fn what_no_collector_took_survives_the_agent_in_order() {
         sent += 2 * BATCHES;
         output
             .wait_until("all is on disk", |status| {
-                // The others do not take as much together.
+                // The other batches take less than this together.
                 let least = (run + 1) * LONG as u64;
                 status.spool.is_some_and(|spool| spool.bytes > least)
             })
@@ -51,7 +51,7 @@ async fn what_no_collector_took_survives_the_agent_in_order() {
             output.task.await.unwrap();
             let status = counters.status();
             assert_eq!(status.lost.unwrap().records, 0);
-            // They are the next one's.
+            // The next run counts them.
             assert_eq!(status.queued.unwrap().records, 0);
         }
     }
@@ -224,13 +224,13 @@ async fn a_batch_that_no_collector_takes_is_refused_told_and_in_the_way_of_no_ot
         let status = output.counters.status();
         assert_eq!(status.refused.unwrap().records, 2);
         assert_eq!(output.fates()[1..], [0, 0]);
-        // Whoever adds up what is stored knows of it.
+        // The store reports the loss.
         assert_eq!(store.lost().last(), Some(&2));
         output.end().await;
     }
 }
 
-/// One collector alone may have a wrong clock.
+/// A single collector may have a wrong clock.
 #[tokio::test]
 async fn a_batch_that_one_collector_refuses_waits_for_another_that_is_away() {
     let refusing = Store {
@@ -244,7 +244,7 @@ async fn a_batch_that_one_collector_refuses_waits_for_another_that_is_away() {
     for scan_id in 1..=3 {
         hub.publish(&batch(scan_id, scan_id as u32));
     }
-    // As often as both of them would have to refuse it, and once more.
+    // One call more than it would take if both collectors refused the batch.
     let calls = async {
         while refusing.calls().len() <= TRIES * 2 + 1 {
             sleep(Duration::from_millis(20)).await;

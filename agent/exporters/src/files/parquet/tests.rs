@@ -1,4 +1,4 @@
-//! What becomes of files: rotated, bounded, completed after a kill.
+//! Files are rotated, bounded, and completed after a kill.
 
 use std::{fs, io::Write as _, path::Path, time::Duration};
 
@@ -26,7 +26,7 @@ fn rotated(folder: &TempDir, rotation: Rotation) -> Rotated {
     Rotated::made(folder.path().to_owned(), rotation, MADE)
 }
 
-/// A piece with one flow of so many packets.
+/// A piece with one flow of this many packets.
 fn piece(packets: u64) -> Vec<u8> {
     let batch = FlowBatch {
         stream_seq: packets,
@@ -55,7 +55,7 @@ async fn write(file: &mut Rotated, packets: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// The names in the folder, but for the lock's.
+/// The names in the folder, except the lock file.
 fn names(folder: &TempDir) -> Vec<String> {
     let entries = fs::read_dir(folder.path()).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -64,7 +64,7 @@ fn names(folder: &TempDir) -> Vec<String> {
     names
 }
 
-/// Names and packets of the files that are whole by name. Fails if one of them is not.
+/// Names and packets of the files named as complete. Fails if one of them is not complete.
 fn complete(folder: &TempDir) -> Vec<(String, Vec<String>)> {
     let names = names(folder).into_iter();
     names
@@ -145,7 +145,7 @@ async fn a_file_that_is_old_enough_is_complete() {
             ..rotation()
         },
     );
-    // What the first one left is completed, and this one's own file is too old at the next write.
+    // The file of the first output is completed, and its own file is too old at the next write.
     assert_eq!(old.write(piece(3)).await.unwrap(), Written::Anew);
     assert_eq!(old.write(piece(3)).await.unwrap(), Written::Yes);
     assert_eq!(old.write(piece(4)).await.unwrap(), Written::Anew);
@@ -159,7 +159,7 @@ async fn the_oldest_files_are_removed_by_number_and_by_bytes() {
     let mut one = rotated(&scratch, rotation());
     write(&mut one, [1]).await;
     one.close().await.unwrap();
-    // Each file is as long as the next, but for a few bytes.
+    // All files have the same length within a few bytes.
     let one = scratch.path().join(&names(&scratch)[0]);
     let one = one.metadata().unwrap().len();
     for (files, total_bytes, expected) in [
@@ -209,16 +209,16 @@ async fn what_a_killed_process_left_is_completed() {
         fs::read(folder.path().join(whole)).unwrap()
     };
     for left in [
-        // While it wrote a piece, and before.
+        // Killed before or while it wrote a piece.
         vec![(OPEN, &torn)],
         vec![(OPEN, &damaged)],
         vec![(OPEN, &pieces)],
-        // While it made the Parquet file.
+        // Killed while it built the Parquet file.
         vec![(part, &pieces)],
         vec![(part, &damaged)],
         vec![(part, &pieces), (half, &parquet[..100].to_vec())],
         vec![(part, &pieces), (half, &parquet)],
-        // Before it removed the pieces.
+        // Killed before it removed the pieces.
         vec![(part, &pieces), (whole, &parquet)],
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ fn shared(folder: &TempDir, rotation: Rotation) -> Shared {
     Shared::new(Rotated::new(path, rotation, whole::lines))
 }
 
-/// A file takes eighty lines.
+/// A file has room for eighty lines.
 fn rotation() -> Rotation {
     Rotation {
         bytes: 80 * line(0, 0).len() as u64,
@@ -44,7 +44,7 @@ async fn write_all(files: &mut Shared, pieces: impl IntoIterator<Item = (Owner, 
     assert!(written.iter().all(Result::is_ok), "{written:?}");
 }
 
-/// The numbers of this sender's lines, from all files with such names.
+/// The numbers of this sender's lines, from all files whose names match.
 fn numbers(folder: &TempDir, sender: usize, is_in: impl Fn(&str) -> bool) -> Vec<usize> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(folder.path()).unwrap() {
@@ -86,7 +86,7 @@ async fn a_flood_removes_nothing_of_others_before_it_or_in_between() {
     assert_eq!(others.len(), 160 + 50);
     let of_flood = numbers(&folder, 99, all);
     assert!(of_flood.ends_with(&[4998, 4999]));
-    // Its own four and the one that was written last, and its part of the file of all.
+    // Its four complete files, its last one, and its part of the shared file.
     assert!(of_flood.len() <= 5 * 80 + 5, "{}", of_flood.len());
 }
 
@@ -144,12 +144,12 @@ async fn files_of_single_senders_are_completed_one_at_a_time() {
             ..rotation()
         },
     );
-    // Each fills a part of a file at once.
+    // Each sender fills part of a file at once.
     for sender in 0..4 {
         write_all(&mut files, (0..10).map(|number| piece(sender, number))).await;
     }
     tokio::time::sleep(after).await;
-    // Neither does a write complete them.
+    // A write does not complete them either.
     write_all(&mut files, (0..4).map(|sender| piece(sender, 10))).await;
     let complete = |name: &str| name.starts_with("flows-") && name.contains("-from-");
     for sender in 0..4 {
@@ -210,7 +210,7 @@ async fn whoever_has_filled_its_part_gets_a_file_of_its_own_until_that_is_old() 
     own.open.as_mut().unwrap().since -= after;
     files.complete_if_due().await.unwrap();
     assert!(!open.exists());
-    // Its share is halved, and again.
+    // Its share is halved each time.
     for number in 0..3 {
         files.halved -= after;
         write(&mut files, 2, number).await;
@@ -268,7 +268,7 @@ async fn what_a_sender_has_written_for_long_is_not_the_oldest() {
         },
     );
     write_all(&mut files, (0..10).map(|number| piece(99, number))).await;
-    // Names have seconds.
+    // Names have a resolution of a second.
     tokio::time::sleep(Duration::from_millis(1100)).await;
     for number in 0..32 {
         write_all(&mut files, (0..10).map(|sender| piece(sender, number))).await;

@@ -29,7 +29,7 @@ async fn only_what_a_leader_says_that_all_replicas_have_is_stored() {
         login: None,
     };
     let mut cluster = Cluster::of_one_leader(settings, connection, 5);
-    // Nobody leads the last one.
+    // The last partition has no leader.
     cluster.leaders.push(None);
     let records = [Record {
         agent_id: "a",
@@ -41,7 +41,7 @@ async fn only_what_a_leader_says_that_all_replicas_have_is_stored() {
     }];
     let group = Group::of(&records);
     let batches = (0..6).map(|partition| (partition, group.messages(&[0], Compression::None)));
-    // Another topic has partition 2, and the broker does not mention that of ours.
+    // The broker answers for partition 2 of another topic, but not for ours.
     let answers = [
         ("other", vec![(2, 0)]),
         (TOPIC, vec![(0, 0), (1, 7), (3, 10), (4, 19)]),

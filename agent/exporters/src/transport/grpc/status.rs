@@ -81,7 +81,7 @@ pub(super) fn of_grpc(mut last: HeaderMap) -> Result<(), Failure> {
     // `Status::from_header_map` would panic if this is not base64.
     let details = last.remove(DETAILS);
     let Some(status) = Status::from_header_map(&last) else {
-        return Err(anyhow!("the answer ends without a status of gRPC").into());
+        return Err(anyhow!("the answer ends without a gRPC status").into());
     };
     let asked = details.and_then(|details| asked_pause(details.as_bytes()));
     failure(status.code(), status.message(), asked)

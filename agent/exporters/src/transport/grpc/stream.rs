@@ -209,8 +209,8 @@ impl Answers {
         };
         match flag {
             0 => {}
-            1 => bail!("the server packs its answers, which nobody asked for"),
-            _ => bail!("an answer is not one of gRPC"),
+            1 => bail!("the server compresses its answers without being asked to"),
+            _ => bail!("an answer is not a gRPC message"),
         }
         let len_bytes = u32::from_be_bytes(length) as usize;
         ensure!(

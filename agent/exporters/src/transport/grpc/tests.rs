@@ -38,14 +38,14 @@ fn status(fields: &[(&'static str, &str)]) -> HeaderMap {
 /// What a server does with a call.
 #[derive(Clone)]
 enum Script {
-    /// These data and trailers.
+    /// Answers with these data and trailers.
     Answer(Bytes, HeaderMap),
-    /// Trailers alone, with this status of HTTP.
+    /// Answers with trailers only, with this HTTP status.
     Headers(u16, HeaderMap),
     Reset(Reason),
-    /// It says that it closes the connection and has not looked at the call.
+    /// Closes the connection with GOAWAY and says that it did not process the call.
     GoAway,
-    /// The same, with the answer before.
+    /// Answers, then closes the connection with GOAWAY.
     LastAnswer,
     Hang,
 }
@@ -54,7 +54,7 @@ fn ok() -> Script {
     Script::Answer(framed(b"taken"), status(&[("grpc-status", "0")]))
 }
 
-/// Answers calls as the scripts say, one after another, and then well. Notes the messages that it answered well.
+/// Answers calls by the scripts in order, then normally. Keeps the messages that it accepted.
 struct Receiver {
     to: HostPort,
     taken: Arc<Mutex<Vec<Bytes>>>,
@@ -80,7 +80,7 @@ impl Receiver {
                     assert_eq!(head.uri.path(), CALL.method);
                     assert_eq!(head.headers["content-type"], "application/grpc");
                     assert_eq!(head.headers["te"], "trailers");
-                    // The message comes while the connection moves on.
+                    // Read the message in a task, since the connection must be polled meanwhile.
                     let reading = tokio::spawn(message(body));
                     if matches!(script, Script::Hang) {
                         hanging.push((answer, reading));
@@ -232,7 +232,7 @@ async fn an_answer_that_is_packed_is_read_unless_it_is_longer_than_answers_are()
 async fn messages_of_any_length_arrive_on_one_connection_and_answers_come_back() {
     let receiver = Receiver::start(vec![]).await;
     let mut grpc = receiver.grpc();
-    // Longer than all windows of HTTP/2.
+    // The last one is longer than all HTTP/2 windows.
     let lengths = [0, 1, 100, 70_000, 3_000_000];
     let messages = lengths.map(|len| Bytes::from(vec![len as u8 | 1; len]));
     for message in &messages {
@@ -268,7 +268,7 @@ async fn a_status_says_whether_to_send_again() {
             };
             assert!(why.ends_with(": not now or ever"), "{code}: {why}");
         }
-        // One that has answered is asked on the same connection, one that may not be well on another.
+        // A server that answered keeps its connection; after a passing failure the next call uses another one.
         grpc.send(&Bytes::new(), CALL).await.unwrap();
         let connections = if may_pass.contains(&code) { 3 } else { 1 };
         assert_eq!(*receiver.connections.lock().await, connections, "{code}");
@@ -290,14 +290,14 @@ async fn codes_are_called_as_in_the_specification() {
     }
 }
 
-/// `google.rpc.Status` with a `RetryInfo` of 7.5 s, by hand.
+/// A hand-encoded `google.rpc.Status` with a `RetryInfo`.
 fn details(delay: &[u8]) -> Vec<u8> {
     let url = b"type.googleapis.com/google.rpc.RetryInfo";
     let info = [&[0x0a, delay.len() as u8][..], delay].concat();
     let mut any = [&[0x0a, url.len() as u8][..], url].concat();
     any.extend([0x12, info.len() as u8]);
     any.extend(info);
-    // A code and a message, which are not read, and another detail.
+    // A code and a message, which are ignored, and another detail.
     let mut status = vec![0x08, 14, 0x12, 2, b'n', b'o', 0x1a, 3, 0x0a, 1, b'x'];
     status.extend([0x1a, any.len() as u8]);
     status.extend(any);
@@ -322,7 +322,7 @@ async fn a_receiver_is_left_alone_as_long_as_it_asks() {
             BASE64_STANDARD.encode(&details),
             BASE64_STANDARD_NO_PAD.encode(&details),
         ] {
-            // Where there is room later, one that has none is no refusal.
+            // Lack of room may pass, so `RESOURCE_EXHAUSTED` with a delay is not a refusal.
             for code in ["14", "8"] {
                 let trailers = status(&[("grpc-status", code), ("grpc-status-details-bin", &text)]);
                 let receiver = Receiver::start(vec![Script::Headers(200, trailers)]).await;
@@ -374,17 +374,20 @@ async fn an_answer_that_is_no_answer_refuses_nothing() {
     let fine = status(&[("grpc-status", "0")]);
     let garbage = Bytes::from_static(b"garbage that is no message");
     for (script, expected) in [
-        (Script::Answer(garbage, fine.clone()), "not one message"),
+        (
+            Script::Answer(garbage, fine.clone()),
+            "not one gRPC message",
+        ),
         (
             Script::Answer(Bytes::new(), fine.clone()),
-            "not one message",
+            "not one gRPC message",
         ),
         (
             Script::Answer(
                 [framed(b"one"), framed(b"two")].concat().into(),
                 fine.clone(),
             ),
-            "not one message",
+            "not one gRPC message",
         ),
         (
             Script::Answer(framed(&vec![0; MOST_ANSWER_BYTES]), fine),
@@ -392,9 +395,12 @@ async fn an_answer_that_is_no_answer_refuses_nothing() {
         ),
         (
             Script::Answer(framed(b"taken"), HeaderMap::new()),
-            "without a status",
+            "without a gRPC status",
         ),
-        (Script::Headers(200, HeaderMap::new()), "without a status"),
+        (
+            Script::Headers(200, HeaderMap::new()),
+            "without a gRPC status",
+        ),
         (Script::Reset(Reason::INTERNAL_ERROR), "the call broke off"),
         (Script::Reset(Reason::NO_ERROR), "the call broke off"),
     ] {
@@ -403,7 +409,7 @@ async fn an_answer_that_is_no_answer_refuses_nothing() {
         let (why, after) = again(grpc.send(&Bytes::new(), CALL).await);
         assert!(why.contains(expected), "{why}");
         assert_eq!(after, None);
-        // On another connection it works.
+        // Another connection works.
         grpc.send(&Bytes::new(), CALL).await.unwrap();
         assert_eq!(*receiver.connections.lock().await, 2);
     }
@@ -438,7 +444,7 @@ async fn a_receiver_that_does_not_answer_is_given_up_and_so_is_its_connection() 
     grpc.patience = Duration::from_millis(100);
     let (why, _) = again(grpc.send(&Bytes::from_static(b"flows"), CALL).await);
     assert_eq!(why, "no answer within 100ms");
-    // The future of a call may be dropped before that.
+    // The caller may drop the call's future before that.
     grpc.patience = PATIENCE;
     let message = Bytes::from_static(b"flows");
     let dropped = timeout(Duration::from_millis(100), grpc.send(&message, CALL));
@@ -450,7 +456,7 @@ async fn a_receiver_that_does_not_answer_is_given_up_and_so_is_its_connection() 
 #[tokio::test]
 async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_reads_it() {
     const LONGER_THAN_ALL_BUFFERS: usize = 64 << 20;
-    // Sends what begins HTTP/2 and opens the windows wide, then reads nothing.
+    // Sends the HTTP/2 preface and opens the windows wide, then reads nothing.
     let to = listen(|mut stream| async move {
         let settings = [0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0x7f, 0xff, 0xff, 0xff];
         let window = [0, 0, 4, 8, 0, 0, 0, 0, 0, 0x7f, 0, 0, 0];
@@ -464,7 +470,7 @@ async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_read
             .metrics()
             .num_alive_tasks()
     };
-    // The listener's own.
+    // The listener's task.
     assert_eq!(tasks(), 1);
     let mut grpc = Grpc::new(Endpoint::plain(to));
     grpc.patience = Duration::from_millis(100);
@@ -472,9 +478,9 @@ async fn a_connection_that_is_given_up_leaves_nothing_behind_even_if_nobody_read
         grpc.send(&Bytes::from(vec![0; LONGER_THAN_ALL_BUFFERS]), CALL)
             .await,
     );
-    // The kernel would give it up after 30 seconds.
+    // The kernel would give up after 30 seconds.
     let gone = timeout(Duration::from_secs(20), async {
-        // And that of the receiver's side.
+        // The second task is the receiver's.
         while tasks() > 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

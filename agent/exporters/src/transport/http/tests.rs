@@ -1,4 +1,4 @@
-//! Against servers that misbehave.
+//! Tests against misbehaving servers.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ const CALL: Call = Call {
     is_gzip: true,
 };
 
-/// What a server does with a request: it sends these bytes, and then closes the connection or not.
+/// How a server handles a request: it sends these bytes, and may then close the connection.
 #[derive(Clone)]
 enum Deed {
     Answer(String),
@@ -24,10 +24,10 @@ enum Deed {
     Hang,
 }
 
-/// The requests that a server got, as text, each with the number of its connection.
+/// The requests that a server received, as text, each with the number of its connection.
 type Requests = Arc<Mutex<Vec<(usize, String)>>>;
 
-/// Does one deed after another, over as many connections as come.
+/// Performs the deeds in order, over any number of connections.
 async fn server(deeds: Vec<Deed>) -> (Http, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = HostPort {
@@ -63,7 +63,7 @@ async fn server(deeds: Vec<Deed>) -> (Http, Requests) {
     (Http::new(Endpoint::plain(to), "/base".to_owned()), requests)
 }
 
-/// A whole request with a body of this length: [`BODY`].
+/// A complete request whose body has the length of [`BODY`].
 async fn request(stream: &mut TcpStream) -> Option<String> {
     let mut text = String::new();
     while !text.ends_with("\r\n\r\nbody") {
@@ -100,7 +100,7 @@ async fn requests_follow_each_other_on_one_connection_until_it_is_closed() {
     let (mut http, requests) = server(deeds).await;
     http.send(&BODY, CALL).await.unwrap();
     http.send(&BODY, CALL).await.unwrap();
-    // Its end is known once the connection's task has seen it.
+    // The end shows only once the connection's task has seen it.
     while http
         .requests
         .connection

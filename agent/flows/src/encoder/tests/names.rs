@@ -1,11 +1,11 @@
-//! What a batch names for its records: cgroups and processes.
+//! The names in a batch: cgroups and processes.
 
 use proto::Process;
 
 use super::*;
 use crate::names::Directory;
 
-/// Cgroups by their ids and paths. Of any other, it knows the id alone.
+/// Cgroups by id and path. For any other, only the id is known.
 struct Cgroups(Vec<(u64, &'static str)>);
 
 impl Directory<Cgroup> for Cgroups {
@@ -21,7 +21,7 @@ impl Directory<Cgroup> for Cgroups {
     }
 }
 
-/// Processes. Of any other, it knows the key alone.
+/// Processes. For any other, only the key is known.
 struct Processes(Vec<Process>);
 
 impl Directory<Process> for Processes {

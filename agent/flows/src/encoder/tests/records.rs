@@ -67,7 +67,7 @@ fn outer() -> impl Strategy<Value = Outer> {
     )
 }
 
-/// Values of which any varint length is as likely as another.
+/// Values whose varint lengths are all equally likely.
 fn any_number() -> impl Strategy<Value = u64> {
     (any::<u64>(), 0..=64u32).prop_map(|(bits, len)| bits.checked_shr(len).unwrap_or(0))
 }
@@ -84,7 +84,7 @@ fn maybe<T: Clone + std::fmt::Debug>(
 }
 
 prop_compose! {
-    /// What an end has beyond the key of its flow.
+    /// The fields of an end beyond its flow's key.
     fn end()(
         counts in [counts(), counts()],
         direction in select(vec![proto::Direction::Ingress, proto::Direction::Egress]),
@@ -169,7 +169,7 @@ prop_compose! {
 
 const TCP: u8 = 6;
 
-/// What the key of a flow says, and the headers around its tunnel, according to the definition of the message.
+/// The fields of a flow's key and of the headers around its tunnel, according to the definition of the message.
 fn of_key(key: &FlowKey, initiator: u8, outer: Option<Outer>) -> FlowRecord {
     let bytes = |version: u8, addr: [u8; 16]| {
         Bytes::copy_from_slice(&addr[..if version == 4 { 4 } else { 16 }])
@@ -245,11 +245,11 @@ proptest! {
         let message = decode(&batches[0]);
         let expected: Vec<FlowRecord> = records.iter().map(|one| (&one.fields).into()).collect();
         prop_assert_eq!(&message.records, &expected);
-        // As many bytes as prost writes, so nothing is encoded in a longer form than it needs.
+        // As many bytes as prost writes, so no encoding is longer than necessary.
         prop_assert_eq!(message.encoded_len(), batches[0].body.len());
     }
 
-    /// Without this, nobody would notice if all of them were left to prost.
+    /// Otherwise a fallback to prost for all of them would go unnoticed.
     #[test]
     fn the_agents_own_batches_are_read_by_hand(mut records in proptest::collection::vec(record(), 0..10)) {
         // Clears the top bit: no flow counts that far, and the varint would have ten bytes.

@@ -13,7 +13,7 @@ use crate::names::{Directory, EndName, HostName};
 const NET: u32 = 7;
 const CLIENT: [u8; 4] = [10, 0, 0, 1];
 
-/// Knows what 255.0.0.0 is called by those who ask for it: [`CLIENT`].
+/// Knows the names of 255.0.0.0 that [`CLIENT`] asked for.
 #[derive(Default)]
 struct OneHost {
     /// With the time from which it has this name.
@@ -59,7 +59,7 @@ impl Hosts for OneHost {
     }
 }
 
-/// Of a name that nobody holds, it knows nothing.
+/// It knows nothing about a name that nobody holds.
 impl Directory<proto::HostName> for OneHost {
     fn lookup(&self, ids: &[u64], each: &mut dyn FnMut(&proto::HostName)) {
         let issued = self.issued.lock().unwrap();
@@ -75,7 +75,7 @@ impl Directory<proto::HostName> for OneHost {
     }
 }
 
-/// Room for so many flows, whose ends `host` names.
+/// Room for this many flows, whose ends `host` names.
 fn naming(max_flows: usize, host: &Arc<OneHost>) -> Replica {
     let mut replica = replica(max_flows);
     replica.name_hosts(Arc::clone(host) as Arc<dyn Hosts>);

@@ -1,4 +1,4 @@
-//! Our filters beside those of strangers.
+//! Our filters beside strangers' filters.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
@@ -18,7 +18,7 @@ use crate::{
 const STRANGER: &str = "theirs";
 const OURS: &str = "flow-agent:tc_ingress";
 
-/// An interface, and what the filters on it run.
+/// An interface, and the programs of its filters.
 struct Wire {
     namespace: Namespace,
     link: Link,
@@ -54,7 +54,7 @@ impl Wire {
         socket.add(place, self.theirs.as_fd(), name).unwrap();
     }
 
-    /// Where an agent adds its filter if nobody is there.
+    /// The place of an agent's filter if it is free.
     fn first_place(&self, clsact: &Clsact) -> Place {
         Place {
             ifindex: self.link.ifindex,
@@ -104,7 +104,7 @@ fn two_programs() -> Result<[OwnedFd; 2]> {
     Ok([owned(Direction::Ingress)?, owned(Direction::Egress)?])
 }
 
-/// Agents begin at different handles, yet a stranger may have the one at which this one begins.
+/// Agents begin at different handles, but a stranger may already use this one's.
 #[test]
 fn attaching_displaces_no_filter_of_a_stranger() {
     if !is_root_or_skip("kernel::attaching_displaces_no_filter_of_a_stranger") {
@@ -180,7 +180,7 @@ fn a_stranger_at_the_place_of_one_of_ours_that_was_removed_stays() {
     wire.namespace.enter(replaced).unwrap();
 }
 
-/// The kernel refuses what this thread asks for meanwhile.
+/// The kernel refuses this thread's requests meanwhile.
 fn without_privilege<T>(work: impl FnOnce() -> T) -> T {
     let privileged = capabilities(None).unwrap();
     let mut without = privileged;

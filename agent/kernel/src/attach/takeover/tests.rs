@@ -1,4 +1,4 @@
-//! One agent after another on one wire, while frames pass it. The manager with the store is played by the test.
+//! One agent after another on one wire, under traffic. The test plays the service manager with the store.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -34,7 +34,7 @@ use wire::Wire;
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// An agent, as far as attaching goes.
+/// The attaching part of an agent.
 struct Agent {
     kernel: Kernel,
     watcher: Watcher,
@@ -42,7 +42,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts on the interfaces of a namespace that are called `new` and a number.
+    /// Starts on the interfaces of a namespace whose names are `new` and a number.
     fn start(namespace: &Namespace, settings: AttachSettings, carried: Carried) -> Self {
         let start = || {
             let mut links = links()?;
@@ -83,7 +83,7 @@ impl Agent {
         })
     }
 
-    /// Ends as a killed process does. Its maps stay, so that what its programs count can be seen.
+    /// Ends like a killed process. Its maps stay, so that the counts of its programs can be read.
     fn kill(mut self) -> Kernel {
         for link in self.watcher.slots.take_links() {
             link.leave();
@@ -236,7 +236,7 @@ fn no_packet_counts_twice_where_a_link_has_to_be_replaced() {
     if !can_run("no_packet_counts_twice_where_a_link_has_to_be_replaced") {
         return;
     }
-    // How many directions are switched, and how many change their place.
+    // The number of directions that are switched, and of those that change their place.
     for (before, after, links, gaps) in [
         (SETTINGS, LAST, 0, 2),
         (SETTINGS, XDP, 1, 1),
@@ -338,7 +338,7 @@ fn a_link_of_an_interface_whose_index_another_one_has_is_dropped() {
         };
         assert_eq!(second.taken_over(), expected, "{}", second.log);
         assert_eq!(wire.programs(), [1, 1]);
-        // What is stored is what is attached.
+        // The store has exactly the attached links.
         let _killed = second.kill();
         assert_eq!(manager.names().len(), 2);
         let third = Agent::start(&wire.namespace, settings, manager.carried());
@@ -438,7 +438,7 @@ fn no_gap_is_told_of_where_a_filter_is_only_removed() {
     assert!(!log.contains("are not counted"), "{log}");
 }
 
-/// Starts on everything called so, and waits until it is attached.
+/// Starts on all interfaces with such names, and waits until they are attached.
 fn attach_to(
     namespace: &Namespace,
     pattern: &str,
@@ -499,7 +499,7 @@ fn dropping_detaches_although_the_store_has_copies() {
     if !can_run("dropping_detaches_although_the_store_has_copies") {
         return;
     }
-    // More than a few are detached by the kernel, which is then told to do so by closing the last copy.
+    // If there are more than a few, the kernel detaches them when the last copy is closed.
     for wires in [1, 9] {
         let (wire, manager) = (Wire::new("dropped"), Manager::start());
         for number in 1..wires {

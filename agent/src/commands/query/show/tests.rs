@@ -145,7 +145,7 @@ fn a_table_has_aligned_columns_and_says_what_it_leaves_out() {
     let table = shown(Form::Table, BY, &answer());
     let expected = "\
 2026-01-02 00:00:00Z to 2026-01-02 00:00:10Z (11s), 1 file: 1.0k records, 1 flow began, 11k packets, 15 MiB in both directions; \
-3 records came again and count once
+3 records were repeated and count once
 
 IFACE                 PORT     PKTS   BYTES  REV PKTS  REV BYTES  BEGUN  PKT/S  BIT/S
 eth0                  443/tcp   10k  14 MiB      1.0k     59 KiB      1   1.0k    11M
@@ -253,7 +253,7 @@ fn a_table_without_rows_says_so() {
         files: 2,
         ..QueryResult::default()
     };
-    let expected = "2 files: no record is in this time and passes the filter\n";
+    let expected = "2 files: no record in this period passes the filter\n";
     assert_eq!(shown(Form::Table, BY, &none), expected);
 }
 

@@ -92,7 +92,7 @@ fn an_unknown_name_is_told_with_its_place_and_the_nearest() {
         ),
         (
             "duration = '1s'",
-            "1:1: the end of a run is no setting of a file: give --duration or FLOW_AGENT_DURATION",
+            "1:1: a file cannot set the end of a run: give --duration or FLOW_AGENT_DURATION",
             "duration",
         ),
         (
@@ -176,7 +176,7 @@ fn a_bad_value_is_told_with_its_place() {
             "3:11: the name of a host cannot have ' '",
             "'http://a b:1'",
         ),
-        ("log = 'inof'", "1:7: no level is called 'inof'", "'inof'"),
+        ("log = 'inof'", "1:7: there is no level 'inof'", "'inof'"),
         ("filter_file = ''", "1:15: ", "''"),
         (
             "max_flows = 5\nmax_flows = 6",

@@ -1,4 +1,4 @@
-//! Attacks on the memory of a collector, and on the shares of those who send as they should.
+//! Attacks on the memory of a collector, and on the shares of honest senders.
 
 use std::{io::Write as _, time::Duration};
 
@@ -49,7 +49,7 @@ fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
                 // Twice as many as a credential may have.
                 for _ in 0..2 {
                     let mut call = client.open(EXPORT).await.unwrap();
-                    // It leaves as far as the collector takes it, and not at all where the call was refused.
+                    // The collector may take only a part of it, or nothing if it refused the call.
                     let _ = call.body.send_data(half.clone(), false);
                     let client = client.clone();
                     ends.push(async move {
@@ -64,7 +64,7 @@ fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
             assert_eq!(ends.next().await, Some(Code::ResourceExhausted));
         }
         confined.others_are_served(1, 10).await;
-        // They hold what they got until their time is over.
+        // They hold their memory until they time out.
         let first = ends.next().now_or_never();
         assert_eq!(first, None, "the others waited for those who attack");
         let peak = confined.memory_peak();
@@ -76,7 +76,7 @@ fn half_messages_of_many_calls_hold_little_memory_and_delay_nobody_and_end() {
     confined.peak();
 }
 
-/// A message that becomes as long as it may, and then as many lines of JSON as it may.
+/// A message that decompresses to the longest batch, with as many lines of JSON as possible.
 fn bomb(stream_id: u64, seq: u64) -> Bytes {
     let batch = FlowBatch {
         stream_id,
@@ -129,7 +129,7 @@ fn those_who_send_as_much_as_they_can_and_read_nothing_delay_others_little() {
     for name in ATTACKERS {
         let of_it = streams.iter().filter(|stream| stream["identity"] == name);
         let taken: u64 = of_it.filter_map(|stream| stream["batches"].as_u64()).sum();
-        // It had a turn when the other host had one, or two.
+        // It had one turn for every one or two of the other host.
         assert!(taken < all, "{name}: all {taken} were taken");
     }
     let peak = confined.peak();
@@ -148,7 +148,7 @@ fn a_call_whose_acknowledgements_nobody_reads_gives_its_place_back() {
     confined.run(async {
         let mut client = confined.client(ATTACKER, address(1), 0).await;
         let mut call = client.open(EXPORT).await.unwrap();
-        // The first acknowledgement leaves, the second waits, and the third has no room.
+        // The first acknowledgement is sent, the second waits, and the third has no room.
         for seq in 1..=3 {
             let batch = FlowBatch {
                 agent: None,
@@ -184,7 +184,7 @@ fn stored_seq(status: &Value) -> u64 {
     status["streams"][0]["stored_seq"].as_u64().unwrap_or(0)
 }
 
-/// A batch of a stream of its own, with as many reasons in its account as there may be, as long as they may be.
+/// A batch of a new stream, whose account has the most and longest reasons allowed.
 fn with_reasons(stream_id: u64) -> FlowBatch {
     let reasons: BTreeMap<_, _> = (0..64)
         .map(|reason| (format!("{reason:064}"), Count::default()))
@@ -257,7 +257,7 @@ fn streams_and_unread_statuses_of_a_few_leave_room_for_those_of_others() {
             assert_eq!(refused(&codes), CALLS - UNREAD_OF_ONE, "{name} {codes:?}");
             open.push((client, begun));
         }
-        // Another one who reads the status gets all of it.
+        // Another reader of the status gets all of it.
         let mut client = confined.client(OTHER, address(0), 65_535).await;
         let outcome = client.call(STATUS, &request).await.unwrap();
         assert_eq!(outcome.code, Code::Ok, "{}", outcome.message);
@@ -305,7 +305,7 @@ fn whoever_watches_the_health_leaves_room_for_those_who_observe() {
 fn a_credential_has_a_share_of_the_connections() {
     const TEST: &str = "agent::a_credential_has_a_share_of_the_connections";
     const CHECK: &str = "/grpc.health.v1.Health/Check";
-    /// Of one that may read, too.
+    /// Also with a credential that may read.
     const MOST: usize = 64;
     let folder = tempfile::tempdir().unwrap();
     let Some(mut confined) = Confined::start(TEST, &["--output", &jsonl(folder.path())]) else {

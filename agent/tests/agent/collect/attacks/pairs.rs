@@ -9,16 +9,16 @@ use proto::{Account, AgentIdentity, Direction, Endpoint, FlowRecord, Interface};
 
 use super::*;
 
-/// As many as a collector follows, of which one sender may have half.
+/// The flows that a collector follows; one sender may have half of them.
 const FLOWS: u32 = 100_000;
 const RECORDS: u32 = 10_000;
 /// Flows of the hosts.
 const OF_THE_HOSTS: Range<u32> = FLOWS..FLOWS + 100;
-/// Agents that never were.
+/// Agents that do not exist.
 const FORGED: usize = 300;
 const INTERFACES: u32 = 4096;
 
-/// An agent that leaves out no packet, at one interface.
+/// An agent that counts every packet at one interface.
 struct Seer {
     name: &'static str,
     stream_id: u64,
@@ -80,7 +80,7 @@ impl Seer {
         }
     }
 
-    /// A scan, in the middle of whose window these flows were seen.
+    /// A scan that saw these flows in the middle of its window.
     fn scan(&mut self, window: [u64; 2], flows: Range<u32>) -> FlowBatch {
         self.seq += 1;
         let seen = u64::midpoint(window[0], window[1]);
@@ -102,7 +102,7 @@ impl Seer {
         }
     }
 
-    /// As an agent that has just started and has as many interfaces as it may.
+    /// The scan of an agent that has just started with the most interfaces allowed.
     fn start(&mut self, number: usize, window: [u64; 2]) -> FlowBatch {
         let mut scan = self.scan(window, 0..1);
         scan.agent.as_mut().unwrap().instance_id = format!("{number:0>256}");

@@ -37,7 +37,7 @@ fn streams_agents_and_addresses_that_follow_each_other_are_no_way_round_the_limi
             confined.send(&channel, ATTACKER, vec![forged]).await;
         }
     });
-    // A second that was saved, and the last batch, for which nobody waits.
+    // One saved second, and the last batch, which is not waited for.
     let records = CALLS * RECORDS as u64;
     let least = Duration::from_secs((records - RECORDS as u64) / LIMIT - 1);
     let elapsed = begin.elapsed();

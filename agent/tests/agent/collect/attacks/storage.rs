@@ -1,4 +1,4 @@
-//! Attacks on what a collector has stored.
+//! Attacks on a collector's stored files.
 
 use super::*;
 use crate::support::BINARY;
@@ -34,7 +34,7 @@ fn a_flood_of_a_few_senders_leaves_all_that_others_stored() {
     const FILE_BYTES: u64 = 128 << 10;
     /// A line has some 600 bytes, a record some 60.
     const RECORDS: u64 = 1024;
-    /// What others send before and during each flood.
+    /// The batches of other hosts before and during each flood.
     const OTHERS: u64 = 10;
     for (kind, attackers, batches, files) in [
         ("jsonl", &ATTACKERS[..1], 8, 16),

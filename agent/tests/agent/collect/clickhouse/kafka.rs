@@ -36,7 +36,7 @@ impl Bringer {
         self.folder.join("bring.log")
     }
 
-    /// Brings to the collector at this port.
+    /// Feeds the collector at this port.
     pub fn start(&self, host: &Host, broker: &Broker<'_>, port: u16) -> Process {
         self.start_with(host, broker, port, &[])
     }
@@ -115,7 +115,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     program.wait(patience()).unwrap();
     let socket = format!("unix:{}", folder.path().join("other").display());
     let to_clickhouse = output("");
-    // This one wants a token, which the program gets late.
+    // This collector wants a token, which the program gets late.
     let [tokens, token] = ["tokens", "token"].map(|name| folder.path().join(name));
     let known = new_token(&tokens, "bringer", "relay");
     fs::write(&token, "other-0123456789abcdef\n").unwrap();
@@ -145,7 +145,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
         there(&clickhouse) == sent
     });
 
-    // One that starts later has nothing to bring.
+    // A program that starts later has nothing to send.
     wait_until("all offsets are committed", || {
         lag(lab, &python, &broker) == "0"
     });
@@ -154,7 +154,7 @@ fn what_is_in_the_topic_gets_into_clickhouse_and_offsets_follow() {
     second.stop();
     let whole = clickhouse.number("SELECT sum(packets) FROM flows_streams");
     assert_eq!(whole, sent.packets);
-    // Also those without flows, of which there may be none but these while something is away.
+    // Including batches without flows, which may be the only ones while something is away.
     for row in clickhouse.ask(
         "SELECT count() AS batches, max(stream_seq) AS last FROM flows_batches FINAL GROUP BY stream_id",
     ) {

@@ -1,4 +1,4 @@
-//! What somebody has to change: tables, columns, logins. And batches that a table does not take.
+//! Faults that an operator must fix: tables, columns, logins. And batches that a table does not take.
 
 use std::process::Stdio;
 
@@ -6,7 +6,7 @@ use lab::certificates::Ca;
 
 use super::*;
 
-/// What a collector says that does not start.
+/// The error of a collector that does not start.
 fn refusal(clickhouse: &ClickHouse, setting: &str) -> String {
     let mut command = flow_agent(&clickhouse.lab.agent);
     command
@@ -29,11 +29,11 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
     for (address, told) in [
         (
             "netflow/others",
-            "there is no table netflow.others, make it with flows.sql",
+            "there is no table netflow.others, create it with flows.sql",
         ),
         (
             "nowhere/flows",
-            "there is no table nowhere.flows, make it with flows.sql",
+            "there is no table nowhere.flows, create it with flows.sql",
         ),
     ] {
         let refusal = refusal(&clickhouse, &other(address));
@@ -46,7 +46,7 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
     for (spoil, told, repair) in [
         (
             "ALTER TABLE flows DROP COLUMN dscp",
-            "table netflow.flows has not the columns of this version",
+            "table netflow.flows lacks columns of this version",
             "ALTER TABLE flows ADD COLUMN dscp Nullable(UInt8)",
         ),
         (
@@ -56,7 +56,7 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
         ),
     ] {
         let next = clickhouse.number("SELECT count() FROM flows_batches FINAL") + 1;
-        // Of one collector, the log has another fault only after a while.
+        // One collector logs a further fault only after a while.
         let (collector, socket) = clickhouse.collector(&output(""));
         clickhouse.ask(spoil);
         let (acks, ended) = export(&socket, batches(next..=next));
@@ -73,7 +73,7 @@ fn a_table_or_column_that_is_not_there_is_told_in_one_line_and_may_come() {
         let log = collector.log();
         let lines = log
             .lines()
-            .filter(|line| line.contains("flows cannot be stored"));
+            .filter(|line| line.contains("cannot store flows"));
         assert_eq!(lines.filter(|line| line.contains(told)).count(), 1, "{log}");
         clickhouse.ask(repair);
         wait_until("it is stored", || {
@@ -118,7 +118,7 @@ fn a_batch_that_the_table_does_not_take_is_refused_alone() {
         });
         futures_util::future::join_all(calls).await;
     });
-    // And days of agents whose clocks are wrong, of which an insert takes a hundred.
+    // And days of agents with wrong clocks: an insert takes a hundred.
     let today = batch(1, 1).window_end_unix_ns;
     let days = (2..=150).map(|seq| FlowBatch {
         window_start_unix_ns: today - seq * 24 * 3600 * 1_000_000_000,
@@ -157,7 +157,7 @@ fn only_who_is_trusted_gets_a_password_and_only_who_knows_one_stores() {
         })
         .to_string()
     };
-    let refused = "is refused, look at user and password_file";
+    let refused = "check user and password_file";
     for (setting, told) in [(output(""), refused), (setting(&ca, "you"), refused)] {
         let refusal = refusal(&clickhouse, &setting);
         assert!(refusal.contains(told), "{refusal}");
@@ -167,7 +167,7 @@ fn only_who_is_trusted_gets_a_password_and_only_who_knows_one_stores() {
             .filter(|line| line.starts_with("flow-agent: "));
         assert_eq!(of_us.count(), 1, "{refusal}");
     }
-    // Whoever is no ClickHouse that is trusted may be one later.
+    // An untrusted server may become a trusted ClickHouse later.
     let (collector, _) = clickhouse.collector(&setting(&stranger, "me"));
     collector.wait_until_logged("name the file of its CA (tls_ca)");
     collector.stop();

@@ -16,7 +16,7 @@ use super::*;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What has all that a record can have, and what has as little as possible.
+/// A record with every field, and one with as few as possible.
 fn records() -> Vec<FlowRecord> {
     let full = FlowRecord {
         src: Some(Endpoint {
@@ -207,7 +207,7 @@ fn every_column_has_what_was_sent_and_every_documented_query_runs() {
         "encapsulation": "vxlan", "tunnel_id": u32::MAX, "outer_src_addr": "::ffff:10.0.0.1",
         "outer_dst_addr": "::ffff:10.0.0.2", "outer_vlan_ids": [7], "outer_pppoe_session": null,
     });
-    // More than one macro takes. The destination's cgroup has no name.
+    // More arguments than one macro call takes. The destination's cgroup has no name.
     let senders = json!({
         "src_unit": "web.service", "src_container_id": "c0ffee", "src_cgroup": "/system.slice/web.service",
         "dst_unit": "", "dst_container_id": "", "dst_cgroup": "",

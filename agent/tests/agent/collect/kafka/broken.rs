@@ -1,4 +1,4 @@
-//! Brokers that are killed, that hang, that move their work to others, or that are not there.
+//! Brokers that are killed, hang, move their partitions to others, or are absent.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     });
     let failing = store(&collector, &kafka);
     let error = failing["last_error"].as_str().unwrap();
-    assert!(error.contains("cannot be reached"), "{error}");
+    assert!(error.contains("cannot reach broker"), "{error}");
     assert_eq!(acknowledged(&agent, &kafka), before);
     sent += send(lab, 100, 1);
     broker.start_again().unwrap();
@@ -42,10 +42,10 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     assert_eq!(store(&collector, &kafka)["failing"], false);
     let lines = |text: &str| collector.log().matches(text).count();
     wait_until("the log says that it stores again", || {
-        lines("flows are stored again") > 0
+        lines("storing flows again") > 0
     });
-    // Another line for each other reason: the broker is gone, it has no leader yet, it is slow.
-    assert!((1..=4).contains(&lines("flows cannot be stored")));
+    // One line for each further reason: the broker is gone, a partition has no leader yet, it is slow.
+    assert!((1..=4).contains(&lines("cannot store flows")));
 
     // It hangs: its connections stay, and nobody answers.
     broker.signal(libc::SIGSTOP).unwrap();
@@ -58,7 +58,7 @@ fn what_is_acknowledged_is_in_the_topic_and_all_else_comes_when_the_broker_is_ba
     broker.signal(libc::SIGCONT).unwrap();
     wait_until_acknowledged(&agent, lab, sent);
 
-    // Killed once more, in the middle of what comes.
+    // Killed again, while batches arrive.
     for flows in [50, 100, 150] {
         sent += send(lab, flows, 1);
     }
@@ -122,7 +122,7 @@ fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found
         assert_eq!(acks, [1], "{ended:?}");
     }
 
-    // Of two replicas each, both have to be there. The second broker led some of the partitions.
+    // Both of the two replicas must be in sync. The second broker led some of the partitions.
     let altered = ["--alter", "--entity-type", "topics", "--entity-name", TOPIC];
     let both = ["--add-config", "min.insync.replicas=2"];
     first.configure(&[&altered[..], &both].concat()).unwrap();
@@ -151,7 +151,7 @@ fn a_batch_is_acknowledged_when_all_replicas_have_it_and_another_leader_is_found
         store_one_of_each(1).iter().all(|(acks, _)| acks.len() == 1)
     });
     let log = collector.stop();
-    assert!(log.contains("flows are stored again"), "{log}");
+    assert!(log.contains("storing flows again"), "{log}");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_partition_without_a_leader_holds_up_its_own_agents_and_refuses_no_others() 
         })
     });
     let log = collector.stop();
-    assert!(log.contains("flows are stored again"), "{log}");
+    assert!(log.contains("storing flows again"), "{log}");
 }
 
 #[test]
@@ -242,15 +242,15 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     let lab = Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let socket = format!("unix:{}", folder.path().join("socket").display());
-    // Nobody listens at the first one, and the second one is a name that no resolver knows.
+    // Nobody listens at the first address, and the second one is a name that does not resolve.
     let away = setting("127.0.0.1:9092", r#", "failover": "nowhere.invalid:9092""#);
     let settings = ["--output", &away, "--listen", &socket];
     let collector = Collector::start(&lab.agent, 0, &settings);
-    collector.wait_until_logged("flows cannot be stored");
+    collector.wait_until_logged("cannot store flows");
     let log = collector.log();
     for part in [
-        "127.0.0.1:9092 cannot be reached",
-        "nowhere.invalid:9092 cannot be reached",
+        "cannot reach broker 127.0.0.1:9092",
+        "cannot reach broker nowhere.invalid:9092",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
@@ -262,7 +262,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     wait_until("it is refused", || {
         let output = outputs::output(&agent, &lab, "collector");
         let error = output["last_error"].as_str().unwrap();
-        error.contains("cannot store flows") && error.contains("127.0.0.1:9092 cannot be reached")
+        error.contains("cannot store flows") && error.contains("cannot reach broker 127.0.0.1:9092")
     });
     let output = outputs::output(&agent, &lab, "collector");
     assert_eq!(pair(&output["sent"]), Pair::default());
@@ -279,7 +279,7 @@ fn without_a_broker_agents_keep_their_batches_and_a_collector_ends_when_it_is_to
     // Its agent has batches in it.
     let log = collector.stop();
     // Another line for each other reason, since a resolver may be slow.
-    let lines = log.matches("flows cannot be stored").count();
+    let lines = log.matches("cannot store flows").count();
     assert!((1..=2).contains(&lines), "{log}");
     agent.kill();
 }

@@ -1,10 +1,10 @@
-//! What a broker does not take: topics that are not there, messages that are too long, more than a quota allows.
+//! Refusals of brokers: missing topics, long messages, and more than a quota allows.
 
 use std::time::{Duration, Instant};
 
 use super::*;
 
-/// Some thousand bytes, which cannot be packed well.
+/// Some thousand bytes that compress badly.
 fn long(stream_id: u64, seq: u64, bytes: usize) -> FlowBatch {
     let noise = (0..bytes).scan(seq | 1, |state, _| {
         *state = state
@@ -58,7 +58,7 @@ fn a_batch_that_the_topic_does_not_take_holds_up_its_own_agent_and_is_told_until
         assert_eq!(told["failing"], true);
         let error = told["last_error"].as_str().unwrap();
         assert!(error.contains("max.message.bytes"), "{error}");
-        // Others have no part in it, also at the same time.
+        // Other batches are stored, even at the same time.
         let mut other = connect(&socket).await;
         let mine = call(&mut client, batches.clone());
         let others = (1..=20).map(|seq| of_agent("other", 2, seq)).collect();
@@ -87,18 +87,18 @@ fn a_topic_that_is_not_there_is_told_at_the_start_and_nobody_makes_it() {
     let Some(kafka) = Kafka::or_skip(TEST) else {
         return;
     };
-    // This broker makes topics for whoever asks for them in the usual way.
+    // This broker creates topics for clients that ask in the usual way.
     let broker = kafka.broker(&BrokerOptions::default());
     let output = setting(&broker.address(), "");
     for _ in 0..2 {
         let refusal = kafka.refusal(&output);
         assert!(
-            refusal.contains("there is no topic flows: make it"),
+            refusal.contains("there is no topic flows: create it"),
             "{refusal}"
         );
         assert!(refusal.contains("create_topic"), "{refusal}");
     }
-    // What was asked of the cluster before this is done by then.
+    // The cluster has handled the earlier requests by then.
     let address = broker.address();
     kafka.client(&address, &["create", "other", "1"]);
     assert_eq!(kafka.client(&address, &["topics"]), ["other"]);
@@ -122,7 +122,7 @@ fn a_quota_slows_down_what_is_stored_and_repeats_nothing() {
         let mut client = connect(&socket).await;
         let (acks, ended) = call(&mut client, vec![long(1, 1, 40_000)]).await;
         assert_eq!(acks, [1], "{ended:?}");
-        // It is over the quota for half a minute. An agent sends again what was not taken.
+        // It is over the quota for half a minute. The agent repeats batches that were not stored.
         let mut refused = 0;
         let deadline = Instant::now() + patience();
         loop {

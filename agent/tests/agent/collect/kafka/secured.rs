@@ -65,7 +65,7 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     kafka.client(&broker.plain_address(), &["create", TOPIC, "1"]);
     let password = kafka.folder.path().join("password");
     fs::write(&password, "secret\n").unwrap();
-    // One that every user can read is warned of.
+    // A password file that every user can read causes a warning.
     fs::set_permissions(&password, fs::Permissions::from_mode(0o600)).unwrap();
     let output = |scheme: &str, mechanism: &str, ca: Option<&Ca>| {
         let mut output = serde_json::json!({
@@ -100,7 +100,7 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     }
     assert_eq!(kafka.messages(&broker).len(), 3);
 
-    // What somebody has to change ends the start.
+    // A fault that an operator must fix fails the start.
     for mechanism in ["plain", "scram-sha-256", "scram-sha-512"] {
         fs::write(&password, "wrong\n").unwrap();
         let refusal = kafka.refusal(&output("tls", mechanism, Some(&ca)));
@@ -116,17 +116,17 @@ fn only_who_is_trusted_and_known_gets_messages_and_stores_them() {
     assert!(refusal.contains("password_file"), "{refusal}");
     fs::write(&password, "secret\n").unwrap();
 
-    // What may be a broker that is being changed is told, and tried again.
+    // A fault that may pass is logged and retried, since a broker may be being reconfigured.
     for (output, told) in [
         (output("tls", "plain", Some(&stranger)), "tls_ca"),
         (output("tls", "", Some(&ca)), "a login (sasl)"),
-        (output("tcp", "", None), "say tls://"),
+        (output("tcp", "", None), "use tls://"),
     ] {
-        // A broker that is slow says less.
+        // A slow broker may not give the reason.
         wait_until(told, || {
             let (collector, _) = kafka.collector(&output);
             let log = collector.stop();
-            assert!(log.contains("flows cannot be stored"), "{log}");
+            assert!(log.contains("cannot store flows"), "{log}");
             log.contains(told)
         });
     }

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use super::{messages::Messages, *};
 use crate::support::protocol_counter;
 
-/// Not among those that the kernel gives to a connection: one to a port of its own would meet itself.
+/// Outside the kernel's ephemeral ports: otherwise a connection could connect to itself.
 const PORT: u16 = 4739;
 
-/// How many connections were refused to those who are in the agent's network namespace.
+/// The number of refused connections in the agent's network namespace.
 fn refused_connections(lab: &Lab) -> u64 {
     protocol_counter(&lab.agent, "Tcp", "AttemptFails")
 }
@@ -78,6 +78,6 @@ fn flows_wait_for_a_closed_port_and_arrive_when_it_opens_and_another_output_has_
     assert_eq!((messages.flows, messages.not_sent), (sent, Pair::default()));
     assert_eq!(sum(&lines(folder.path())), sent);
     let told = |what: &str| report.log.matches(what).count();
-    assert_eq!(told("flows do not get to"), 1, "{}", report.log);
-    assert_eq!(told("flows get to"), 1, "{}", report.log);
+    assert_eq!(told("cannot deliver flows to"), 1, "{}", report.log);
+    assert_eq!(told("delivering flows to"), 1, "{}", report.log);
 }

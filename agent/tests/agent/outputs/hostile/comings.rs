@@ -1,4 +1,4 @@
-//! A receiver over UDP that comes and goes: nobody says what arrives, but a host says that nobody listens.
+//! A receiver over UDP that comes and goes: nothing acknowledges datagrams, but a host reports a closed port.
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ impl Receiver {
         Self(socket)
     }
 
-    /// What the flows sum to that have come. It has never heard of a template before.
+    /// The sum of the received flows, decoded without knowing earlier templates.
     fn read(&self) -> Pair {
         let mut messages = Messages::default();
         let mut datagram = vec![0; 1 << 16];
@@ -58,7 +58,8 @@ fn a_receiver_of_datagrams_that_comes_and_goes_has_what_is_sent_and_the_rest_is_
         wait_until("it is told", || {
             let output = output(&agent, &lab, "ipfix");
             fates_of = fates(&output, sent);
-            // What has come before is sent. What was on its way when the host said so is refused.
+            // Earlier datagrams count as sent. Datagrams in flight when the host reported the closed port count as
+            // refused.
             fates_of["sent"] == read && output["failing"] == true
         });
         let output_now = output(&agent, &lab, "ipfix");
@@ -79,9 +80,13 @@ fn a_receiver_of_datagrams_that_comes_and_goes_has_what_is_sent_and_the_rest_is_
     }
     let log = agent.stop().log;
     assert_eq!(
-        log.matches("flows do not get to").count(),
+        log.matches("cannot deliver flows to").count(),
         ABSENCES,
         "{log}"
     );
-    assert_eq!(log.matches("flows get to").count(), ABSENCES, "{log}");
+    assert_eq!(
+        log.matches("delivering flows to").count(),
+        ABSENCES,
+        "{log}"
+    );
 }

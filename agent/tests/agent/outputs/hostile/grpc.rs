@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{super::serve::serve_each, *};
 
-/// Of pbflow and of OTLP.
+/// Messages of pbflow and of OTLP.
 const METHODS: [&str; 3] = [
     "/pbflow.Collector/Send",
     ".LogsService/Export",
@@ -41,7 +41,7 @@ pub(super) enum Manner {
     Hangsup,
 }
 
-/// Misbehaves until it is told otherwise.
+/// Misbehaves until the test changes that.
 pub(super) struct Server {
     pub(super) address: SocketAddr,
     behaves: Arc<AtomicBool>,
@@ -183,7 +183,7 @@ fn has_every_flow_when_it_behaves(kind: &str) {
         // Not in base64.
         (Manner::Refuses("14", Some("%%%")), "UNAVAILABLE"),
         (Manner::Resets, "the call broke off"),
-        (Manner::AnswersGarbage, "not one message"),
+        (Manner::AnswersGarbage, "not one gRPC message"),
         (Manner::AnswersTooMuch, "longer than 65536 bytes"),
         (Manner::Hangsup, "the call broke off"),
         (Manner::Hangs, "no answer within 10s"),
@@ -205,13 +205,14 @@ fn has_every_flow_when_it_behaves(kind: &str) {
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         let log = report.log;
-        assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
-        assert_eq!(log.matches("flows get to").count(), 1, "{log}");
+        assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
+        assert_eq!(log.matches("delivering flows to").count(), 1, "{log}");
         assert!(!server.taken.lock().unwrap().is_empty());
     }
 }
 
-/// Somebody else listens there: it is asked less and less often, and what it has seen is refused, to the packet.
+/// Another service listens there: it is called less and less often, and the flows sent to it count as refused, to the
+/// packet.
 #[test]
 fn a_server_that_is_another_one_refuses_flows_and_is_not_flooded() {
     if !is_root_or_skip("agent::a_server_that_is_another_one_refuses_flows_and_is_not_flooded") {

@@ -1,4 +1,4 @@
-//! Receivers that take nothing, or little, while they are sent more than their queues hold.
+//! Receivers that take little or nothing while the agent sends more than the queues hold.
 
 use std::{
     net::SocketAddr,
@@ -22,14 +22,13 @@ use super::{
 };
 use crate::admission::memory::{MIB, Memory, reset_peak};
 
-/// A packet of each in every round, so each scan reports them anew.
+/// Each flow has a packet in every round, so each scan reports all of them.
 const FLOWS: u16 = 50_000;
 /// Once all lose.
 const FURTHER_ROUNDS: u32 = 3;
-/// What the outputs have in hand beside their queues, and the agent beside its outputs.
+/// The memory of outputs besides their queues, and of the agent besides its outputs.
 const BESIDE_QUEUES_BYTES: u64 = 64 * MIB;
-/// Far less than the agent sends, and so little that the kernel has no room for more for a long time. It is no receiver that
-/// takes nothing.
+/// Far less than the agent sends, so little that the kernel's buffers stay full for long, but not nothing.
 const SLOW_READ_BYTES: usize = 4096;
 const SLOW_PAUSE: Duration = Duration::from_millis(60);
 
@@ -49,7 +48,7 @@ fn listener(lab: &Lab) -> TcpListener {
     lab.agent.namespace.enter(bind).unwrap()
 }
 
-/// Reads IPFIX slowly until it is told otherwise.
+/// Reads IPFIX slowly until the test changes that.
 struct Slow {
     address: SocketAddr,
     is_quick: Arc<AtomicBool>,
@@ -84,7 +83,7 @@ impl Slow {
     }
 }
 
-/// What became of an output's flows, at a moment when none is on its way from one sum to another.
+/// The fates of an output's flows, at a moment when no flow moves from one sum to another.
 fn fates_of(agent: &Agent, lab: &Lab, name: &str, counted: Pair) -> BTreeMap<&'static str, Pair> {
     let mut found = Value::Null;
     wait_until("nothing is in no sum", || {
@@ -192,7 +191,7 @@ fn receivers_that_hang_hold_up_neither_scans_nor_another_output_and_what_they_lo
 
     assert_eq!(output(&agent, &lab, "slow")["failures"], 0);
 
-    // What the slow one reads and what was lost are all.
+    // The flows that the slow receiver read and the lost ones are all flows.
     slow.is_quick.store(true, Relaxed);
     wait_until("it has what waited", || {
         fates_of(&agent, &lab, "slow", sent)["queued"] == Pair::default()
@@ -215,10 +214,10 @@ fn receivers_that_hang_hold_up_neither_scans_nor_another_output_and_what_they_lo
     assert_eq!(flows.count() as u64 + lost_records, u64::from(FLOWS));
 }
 
-/// What the log says that an output did not send before the end: records, and what they count.
+/// The losses that the log reports for an output at shutdown: records and their sums.
 fn lost_at_the_end(log: &str, output: &str) -> (u64, Pair) {
     let output = format!("output=\"{output}\"");
-    let mut lines = log.lines().filter(|line| line.contains("before the end"));
+    let mut lines = log.lines().filter(|line| line.contains("before shutdown"));
     let Some(line) = lines.find(|line| line.contains(&output)) else {
         return (0, Pair::default());
     };

@@ -1,4 +1,4 @@
-//! A receiver of IPFIX over TCP that resets its connections: what it has not acknowledged is lost, to the packet.
+//! A receiver of IPFIX over TCP that resets its connections: unacknowledged flows are lost, to the packet.
 
 use std::{
     net::TcpStream,
@@ -16,7 +16,7 @@ use view::client;
 use super::{messages::Messages, *};
 use crate::support::wait_for_packets;
 
-/// Resets a connection once it has read flows, until it is to behave.
+/// Resets each connection once it has read flows, until the test ends that.
 struct Resetting {
     port: u16,
     behaves: Arc<Mutex<bool>>,
@@ -57,7 +57,7 @@ impl Resetting {
     }
 }
 
-/// Each connection begins with templates of its own, so its messages are read without the others.
+/// Each connection begins with its own templates, so its messages can be read alone.
 fn is_read_to_its_end(
     mut stream: TcpStream,
     behaves: &Mutex<bool>,
@@ -68,7 +68,7 @@ fn is_read_to_its_end(
     let mut bytes = vec![0; 1 << 16];
     while stream.peek(&mut [0]).unwrap() > 0 {
         let has_flows = {
-            // What has left the kernel is in the sum for everybody who has the lock.
+            // Under the lock, the sum includes everything read from the kernel.
             let mut read = read.lock().unwrap();
             let messages = read.last_mut().unwrap();
             let len = stream.read(&mut bytes).unwrap();
@@ -146,8 +146,8 @@ fn a_receiver_that_resets_again_and_again_has_readable_streams_and_sums_that_clo
     receiver.thread.join().unwrap();
 }
 
-/// What one end of the connection to this port holds, as `/proc/net/tcp` has it: the column of its address, and that of its
-/// two queues.
+/// The bytes that one end of the connection to this port holds, from `/proc/net/tcp`: the column of its address, and
+/// the column of its two queues.
 fn queued_bytes(lab: &Lab, port: u16, address: usize, queue: usize) -> u64 {
     const ESTABLISHED: &str = "01";
     let table = lab
@@ -165,12 +165,12 @@ fn queued_bytes(lab: &Lab, port: u16, address: usize, queue: usize) -> u64 {
     u64::from_str_radix(bytes, 16).unwrap()
 }
 
-/// What the agent has written and the receiver's kernel has not acknowledged.
+/// Bytes that the agent wrote and the receiver's kernel has not acknowledged.
 fn unacknowledged_bytes(lab: &Lab, port: u16) -> u64 {
     queued_bytes(lab, port, 2, 0)
 }
 
-/// What waits for the receiver.
+/// Bytes that wait for the receiver.
 fn unread_bytes(lab: &Lab, port: u16) -> u64 {
     queued_bytes(lab, port, 1, 1)
 }
@@ -215,7 +215,7 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
         fates(&output(&agent, &lab, "ipfix"), sent)["queued"] == Pair::default()
     });
     let fates = fates(&output(&agent, &lab, "ipfix"), sent);
-    // The next account tells the new connection.
+    // The next account goes to the new connection.
     agent.wait_for_scans(&lab.agent, 2);
     let log = agent.stop().log;
     let Messages {
@@ -231,7 +231,7 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
         unread.is_some_and(|unread| unread < MOST_UNREAD),
         "{fates:?}, {read:?}"
     );
-    assert_eq!(log.matches("flows do not get to").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot deliver flows to").count(), 1, "{log}");
     let lost = format!(
         "lost_packets={} lost_bytes={}",
         fates["lost"].packets, fates["lost"].bytes
@@ -239,7 +239,7 @@ fn what_was_under_way_to_a_receiver_that_resets_is_lost_and_not_sent() {
     assert!(log.contains(&lost), "{log}");
 }
 
-/// Between two scans, when the next message would be long in coming.
+/// Between two scans, when the next message would take long to come.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reset_is_noticed_while_there_is_nothing_to_send() {
     if !is_root_or_skip("agent::a_reset_is_noticed_while_there_is_nothing_to_send") {
@@ -280,7 +280,7 @@ async fn a_reset_is_noticed_while_there_is_nothing_to_send() {
     assert_eq!(agent.stop().seen(), sent);
 }
 
-/// It reads again when the agent has given up, and has what was sent, not what was lost.
+/// It reads again after the agent has given up, and gets the sent flows, not the lost ones.
 #[test]
 fn what_is_lost_to_a_receiver_that_paused_does_not_arrive_after_all() {
     if !is_root_or_skip("agent::what_is_lost_to_a_receiver_that_paused_does_not_arrive_after_all") {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What changes the fields of templates, or the meaning of one.
+/// Settings that change the fields of templates, or the meaning of a field.
 const OTHER: &str = r#", "uniflow": true, "octets": "layer2", "enterprise_number": 64123"#;
 const DOMAIN: &str = r#", "observation_domain": 7"#;
 

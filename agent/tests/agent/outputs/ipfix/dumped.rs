@@ -46,7 +46,7 @@ fn ipfix_dump(file: &Path) -> String {
     String::from_utf8(dump.stdout).unwrap()
 }
 
-/// What was seen and is in no flow, as the last record about it has it.
+/// The packets in no flow, from the last record about them.
 pub fn ignored(file: &Path) -> Pair {
     let dump = ipfix_dump(file);
     let last = |element: &str| {
@@ -75,7 +75,7 @@ fn sums(dump: &str) -> Sums {
     }
 }
 
-/// What it reads. Asserts that it finds nothing strange.
+/// The records that it reads. Asserts that it reports nothing strange.
 fn tshark(file: &Path) -> Sums {
     let run = |arguments: &[&str]| {
         let mut tshark = Command::new("tshark");
@@ -86,7 +86,7 @@ fn tshark(file: &Path) -> Sums {
         assert!(output.status.success(), "{told}");
         String::from_utf8(output.stdout).unwrap()
     };
-    // Malformed sets, gaps in the sequence and whatever else it finds strange.
+    // Malformed sets, gaps in the sequence and other complaints.
     let strange = ["-Y", "_ws.expert || _ws.malformed", "-T", "fields"];
     let told = ["-e", "frame.number", "-e", "_ws.expert.message"];
     assert_eq!(run(&[&strange[..], &told].concat()), "");

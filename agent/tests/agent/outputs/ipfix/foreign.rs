@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a program prints of the messages in a file.
+/// A program's output for the messages in a file.
 fn printed(command: &mut Command, file: &Path) -> Value {
     let output = command.arg(file).output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
@@ -43,8 +43,8 @@ fn netflow_of_python_has_every_flow_of_one_direction_each() {
     assert!(!rates.is_empty() && rates.iter().all(|rate| *rate == 1));
 }
 
-/// It takes the reverse of an element for the element, and keeps one of the two. So the sums of a biflow are those of neither direction,
-/// and the documentation says that it needs `uniflow`.
+/// It mistakes a reverse element for the forward one, and keeps one of the two. So a biflow's sums match neither
+/// direction, and the documentation says that it needs `uniflow`.
 #[test]
 fn netflow_of_python_has_every_record_of_both_directions() {
     const TEST: &str = "agent::netflow_of_python_has_every_record_of_both_directions";

@@ -46,7 +46,7 @@ fn datagrams_follow_the_name_of_their_receiver() {
     let folder = TempDir::new().unwrap();
     let hosts = folder.path().join("hosts");
     fs::write(&hosts, "127.0.0.2 collector.test\n").unwrap();
-    // The old one stays, so nobody says that datagrams do not arrive there.
+    // The old collector stays, so nothing reports undelivered datagrams.
     let [old, new] = [2, 3].map(|last| listen(&lab, last));
     let output = format!(
         r#"{{"kind": "ipfix", "address": "udp://collector.test:{PORT}", "template_refresh": "1s"}}"#
@@ -69,7 +69,7 @@ fn datagrams_follow_the_name_of_their_receiver() {
     assert!(TEMPLATES.contains(&set_low), "{set_low}");
     datagrams(&old);
 
-    // A name that is gone for a while changes nothing.
+    // A name that does not resolve for a while changes nothing.
     fs::write(&hosts, "").unwrap();
     let mut count = 0;
     wait_until("the second address gets more", || {

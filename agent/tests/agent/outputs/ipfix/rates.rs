@@ -1,18 +1,18 @@
-//! A stream of constant rate over several scans: in each collector, the bytes of each record divided by its duration have to be the rate at
-//! which they were sent, and a flow that has ended while it was quiet makes no flow without packets.
+//! A stream of constant rate over several scans: in each collector, the bytes of each record divided by its duration
+//! must match the rate, and a flow that ended while quiet must not appear as a flow without packets.
 
 use std::{thread, time::Instant};
 
 use super::*;
 
-/// Of the stream. Some eight scans come into it.
+/// The length of the stream, which spans some eight scans.
 const PACKETS: u32 = 400;
 const GAP: Duration = Duration::from_millis(10);
 /// How exactly the agent knows when the last packet of a scan came: one tick of the slowest kernel.
 const TICK_NS: u64 = 10_000_000;
-/// How much later than another packet one may be seen that was sent with it.
+/// How much later than another packet a packet sent with it may be seen.
 const LATE_NS: u64 = 20_000_000;
-/// Of shorter ones the rate says little.
+/// The rate of shorter records says little.
 const LONG_NS: u64 = 300_000_000;
 
 /// One record as a collector has it.
@@ -77,7 +77,7 @@ fn nanos(text: &str) -> u64 {
     seconds.parse::<u64>().unwrap() * 1_000_000_000 + fraction.parse::<u64>().unwrap()
 }
 
-/// Whether the parts, in any order, have what was sent, each at the rate at which that was.
+/// Whether the parts, in any order, add up to the stream, each at the stream's rate.
 fn have_the_rate(mut parts: Vec<Part>, stream: &Stream) {
     let sent = stream.sent;
     assert!(parts.iter().all(|part| part.packets != 0), "{parts:#?}");
@@ -148,7 +148,7 @@ fn nfdump_shows_a_constant_rate_as_constant() {
         };
         let [packets, bytes, bps] = [packets, bytes, bps].map(|text| text.parse::<u64>().unwrap());
         let (start_ns, lasted_ns) = (nanos(start), nanos(took));
-        // So what is compared is what it shows. It divides by this time, in milliseconds.
+        // So compare the rate that it shows. It divides by this time, in milliseconds.
         let millis = lasted_ns / 1_000_000;
         if let Some(expected) = (bytes * 8 * 1_000).checked_div(millis) {
             assert!(bps.abs_diff(expected) <= expected / 50, "{line}");

@@ -27,7 +27,7 @@ service:
     metrics: { receivers: [otlp], exporters: [file/metrics] }
 ";
 
-/// What a Collector wrote: each line is a request in JSON.
+/// A Collector's output: each line is a request in JSON.
 struct Written {
     logs: Vec<Value>,
     metrics: Vec<Value>,
@@ -91,7 +91,7 @@ fn records(written: &Written) -> Vec<&Value> {
     inner(&scopes, "logRecords")
 }
 
-/// What semantic conventions call a side that the agent's own stream has.
+/// The name of a side of the agent's own stream in the semantic conventions.
 fn io_direction(side: &Value) -> &'static str {
     match side.as_str() {
         Some("ingress") => "receive",
@@ -122,8 +122,8 @@ fn last_points<'a>(written: &'a Written, name: &str) -> Vec<&'a Value> {
     found.next_back().unwrap_or_else(|| panic!("no {name}"))
 }
 
-/// What flows counted at each interface and side, as the account's metrics have it. The point that has
-/// no side is that of hooks which are gone, and here none is.
+/// The flows' counts at each interface and side, from the account's metrics. The point that has no side is that of
+/// hooks which are gone, and here none is.
 fn flows_by_side_of_metrics(written: &Written) -> BTreeMap<[String; 2], Pair> {
     let mut sides = BTreeMap::<_, Pair>::new();
     let mut add = |unit: &str, field: fn(&mut Pair) -> &mut u64| {
@@ -184,7 +184,7 @@ fn has_every_flow(test: &str, output: &str) {
         bytes: both("bytes"),
     };
     assert_eq!(read, sent);
-    // Each report is there, as the agent says it itself.
+    // Each report is there, equal to the agent's own.
     let mut here: Vec<_> = records
         .iter()
         .map(|record| {

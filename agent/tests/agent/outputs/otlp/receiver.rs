@@ -1,4 +1,4 @@
-//! A receiver of OTLP over HTTP that does as a test wants.
+//! A receiver of OTLP over HTTP that behaves as a test wants.
 
 use std::{
     io::{BufRead, BufReader, Read as _, Write as _},

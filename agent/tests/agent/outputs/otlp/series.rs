@@ -1,10 +1,10 @@
-//! The account's series: the increases of all of them add up to what was counted, also where interfaces are not watched any more.
+//! The account's series: their increases add up to the counts, including interfaces that are no longer watched.
 
 use opentelemetry_proto::tonic::metrics::v1::NumberDataPoint;
 
 use super::*;
 
-/// What one series was told to be at last.
+/// The last value of a series.
 struct Series {
     start: u64,
     time: u64,
@@ -12,7 +12,8 @@ struct Series {
     increase: u64,
 }
 
-/// The increase of each series of a metric, as a receiver computes it. Asserts that a sum falls only where its start is another one.
+/// The increase of each series of a metric, as a receiver computes it. Asserts that a sum falls only when its start
+/// time changes.
 fn increases(requests: &[Request], name: &str) -> Vec<u64> {
     let mut all: BTreeMap<String, Series> = BTreeMap::new();
     for request in requests.iter().filter(|one| one.path == "/v1/metrics") {

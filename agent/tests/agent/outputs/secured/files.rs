@@ -5,7 +5,7 @@ use std::{os::unix::fs::PermissionsExt as _, process::Command};
 
 use super::*;
 
-/// What `config check` says of an output's table, without success.
+/// The error of `config check` about an output's table.
 fn refused(folder: &Path, output: &str) -> String {
     let checked = checked(folder, output);
     let stderr = String::from_utf8(checked.stderr).unwrap();
@@ -93,7 +93,7 @@ fn settings_of_tls_that_do_nothing_are_refused_at_their_place() {
                 "http",
                 "tls_ca = '/a'",
                 "config.toml:4:10: ",
-                "say https://127.0.0.1:1",
+                "use https://127.0.0.1:1",
             ),
             (
                 "https",
@@ -154,7 +154,7 @@ fn the_cas_of_the_system_are_trusted_where_no_file_is_named() {
         let output = way.status(&agent, &lab);
         assert_eq!(fates(&output, sent)["queued"], sent, "{output}");
         let error = output["last_error"].as_str().unwrap();
-        error.contains("of no CA that is trusted here")
+        error.contains("not from a CA that is trusted here")
     });
     // The system comes to trust it.
     replace(&file, &fs::read_to_string(ca.file()).unwrap()).unwrap();

@@ -40,7 +40,7 @@ pub const EXPORT: &str = "/flow.v1.FlowCollector/Export";
 const ANY_VERSION: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
 const ONLY_TLS12: &[&SupportedProtocolVersion] = &[&TLS12];
 
-/// What a receiver shows, and whom it serves.
+/// The receiver's certificate, and the clients that it accepts.
 pub fn identity(issued: &Issued, client_ca: Option<&Ca>) -> ServerConfig {
     with_versions(ANY_VERSION, issued, client_ca)
 }
@@ -75,7 +75,7 @@ fn with_versions(
     config
 }
 
-/// What a client has told in a handshake.
+/// A client's part of a handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shaken {
     pub alpn: Vec<u8>,
@@ -87,7 +87,7 @@ pub struct Shaken {
 pub struct Receiver {
     pub port: u16,
     identity: watch::Sender<Arc<ServerConfig>>,
-    /// Of each connection, or why there is none.
+    /// The handshake of each connection, or why it failed.
     handshakes: Arc<Mutex<Vec<Result<Shaken, String>>>>,
     requests: Arc<Mutex<Vec<Request>>>,
 }
@@ -107,7 +107,7 @@ impl Receiver {
         receiver
     }
 
-    /// Shows something else from now on, and ends the connections that there are.
+    /// Shows another certificate from here on, and ends all connections.
     pub fn becomes(&self, identity: ServerConfig) {
         self.identity.send_replace(Arc::new(identity));
     }
@@ -233,7 +233,7 @@ async fn receive(body: &mut RecvStream, buffer: &mut BytesMut) -> bool {
     true
 }
 
-/// Takes a message that is there as a whole, which is behind a byte that says whether it is packed, and the length.
+/// Takes a complete message, which follows a byte that says whether it is compressed, and its length.
 fn next_message(buffer: &mut BytesMut) -> Option<(bool, Bytes)> {
     let (&[is_packed, ref length @ ..], rest) = buffer.split_first_chunk::<5>()?;
     let length = u32::from_be_bytes(*length.first_chunk()?) as usize;

@@ -47,7 +47,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
         wait_until_counted(&agent, &lab, sent.packets);
         way.wait_until_sent(&agent, &lab, sent);
 
-        // The agent's certificate is renewed, and the old one is not taken any more.
+        // The agent's certificate is renewed, and the old one is no longer accepted.
         let other_clients = issue_anew(&own);
         receiver.becomes(identity(&issued, Some(&other_clients)));
         sent += send(&lab, 20, 2);
@@ -59,7 +59,7 @@ fn a_ca_and_a_certificate_that_are_replaced_are_in_force_without_a_restart() {
         assert_eq!(way.got(&receiver), sent, "{way:?}");
         let last = receiver.handshakes().into_iter().rev().find_map(Result::ok);
         assert_eq!(last.unwrap().client, Some(der(&own)));
-        let read = told(&report, "its files of TLS have been read again");
+        let read = told(&report, "read its TLS files again");
         assert_eq!(read, 2, "{}", report.log);
     });
 }
@@ -90,7 +90,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
     });
     let shown = agent.asked(&lab.agent, &["status"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
-    let line = "  its files have changed and are not in force: ";
+    let line = "  its changed files are not in force: ";
     assert!(shown.contains(line), "{shown}");
     assert!(
         shown.contains("  TLS with a certificate until 20"),
@@ -103,10 +103,10 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
     way.wait_until_sent(&agent, &lab, sent);
     assert_eq!(way.got(&receiver), sent);
     replace(&own.key, &key).unwrap();
-    agent.wait_until_logged("its files of TLS have been read again");
+    agent.wait_until_logged("read its TLS files again");
     assert_eq!(fault(&agent), "");
 
-    // What has expired is no better than what has not.
+    // An expired certificate does not replace a valid one.
     let (now, hour) = (SystemTime::now(), Duration::from_hours(1));
     ca.issue_for("agent", "an agent", [now - 2 * hour, now - hour])
         .unwrap();
@@ -118,7 +118,7 @@ fn files_that_break_are_told_once_and_what_was_read_before_stays_in_force() {
             .all(|one| one.client == Some(before.clone()))
     );
     let report = agent.stop();
-    let kept = told(&report, "what was read of its files of TLS stays in force");
+    let kept = told(&report, "keeping its TLS files as read before");
     assert_eq!(kept, 2, "{}", report.log);
 }
 
@@ -144,12 +144,12 @@ fn a_reload_of_the_settings_reads_the_files_at_once() {
     ca.issue_for("agent", "an agent", [now - day, now + 9 * day])
         .unwrap();
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings have been read again");
+    agent.wait_until_logged("read the settings again");
     assert!(not_after(&agent) > first + 7 * day.as_nanos() as u64);
     // A fault changes nothing.
     replace(&own.certificate, "no certificate\n").unwrap();
     agent.signal(libc::SIGHUP);
-    agent.wait_until_logged("the settings stay as they were: ");
+    agent.wait_until_logged("keeping the settings: ");
     let sent = send(&lab, 20, 2);
     wait_until_counted(&agent, &lab, sent.packets);
     way.wait_until_sent(&agent, &lab, sent);

@@ -1,4 +1,4 @@
-//! Who is trusted, and what others get.
+//! Trusted receivers, and others.
 
 use super::*;
 
@@ -31,11 +31,16 @@ fn receivers_over_tls_have_every_flow() {
             panic!("{way:?}: {:?}", receiver.handshakes())
         };
         assert_eq!((&shaken.alpn[..], &shaken.client), (way.alpn(), &None));
-        assert_eq!(told(&report, "flows do not get to"), 0, "{}", report.log);
+        assert_eq!(
+            told(&report, "cannot deliver flows to"),
+            0,
+            "{}",
+            report.log
+        );
     });
 }
 
-/// Nothing is sent to somebody else: flows wait, to the packet, until the one who is meant is there.
+/// Nothing is sent to anyone else: flows wait, to the packet, until the right receiver is there.
 #[test]
 fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
     if !is_root_or_skip("agent::a_receiver_that_is_not_the_one_that_is_meant_gets_nothing") {
@@ -53,30 +58,30 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
         (
             Way::OtlpGrpc,
             &stranger,
-            &["of no CA that is trusted here", "(tls_ca)"][..],
+            &["not from a CA that is trusted here", "(tls_ca)"][..],
         ),
         (
             Way::OtlpHttp,
             &other_name,
             &["other.example", "connect by a name that it has"],
         ),
-        (Way::Pbflow, &old, &["it expired at", "has to be renewed"]),
+        (Way::Pbflow, &old, &["it expired at", "renew it"]),
         (
             Way::Pbflow,
             &young,
-            &["it holds from", "look at the clocks"],
+            &["it is valid only from", "check the clocks"],
         ),
-        (Way::OtlpHttp, &stranger, &["of no CA that is trusted here"]),
-        (Way::Pbflow, &other_name, &["other.example"]),
         (
-            Way::Collector,
-            &old,
-            &["it expired at", "has to be renewed"],
+            Way::OtlpHttp,
+            &stranger,
+            &["not from a CA that is trusted here"],
         ),
+        (Way::Pbflow, &other_name, &["other.example"]),
+        (Way::Collector, &old, &["it expired at", "renew it"]),
         (
             Way::Collector,
             &stranger,
-            &["of no CA that is trusted here"],
+            &["not from a CA that is trusted here"],
         ),
     ] {
         let lab = Lab::quiet().unwrap();
@@ -101,13 +106,18 @@ fn a_receiver_that_is_not_the_one_that_is_meant_gets_nothing() {
         let report = agent.stop();
         assert_eq!(report.seen(), sent);
         assert_eq!(way.got(&receiver), sent, "{way:?}");
-        assert_eq!(told(&report, "flows do not get to"), 1, "{}", report.log);
+        assert_eq!(
+            told(&report, "cannot deliver flows to"),
+            1,
+            "{}",
+            report.log
+        );
         assert_eq!(told(&report, words[0]), 1, "{}", report.log);
-        assert_eq!(told(&report, "flows get to"), 1, "{}", report.log);
+        assert_eq!(told(&report, "delivering flows to"), 1, "{}", report.log);
     }
 }
 
-/// It is trusted by the CA in the file alone, whatever the system trusts.
+/// Only the CA in the file counts, whatever the system trusts.
 #[test]
 fn what_was_never_trusted_is_lost_to_the_packet_at_the_end() {
     if !is_root_or_skip("agent::what_was_never_trusted_is_lost_to_the_packet_at_the_end") {
@@ -182,7 +192,12 @@ fn a_receiver_that_asks_for_a_certificate_gets_flows_from_those_who_have_one() {
                 output["failing"] == true
             });
             let report = agent.stop();
-            assert_eq!(told(&report, "flows do not get to"), 1, "{}", report.log);
+            assert_eq!(
+                told(&report, "cannot deliver flows to"),
+                1,
+                "{}",
+                report.log
+            );
             assert_eq!(told(&report, words).min(1), 1, "{way:?}: {}", report.log);
             let lost = format!("lost_packets={}", sent.packets);
             assert!(report.log.contains(&lost), "{}", report.log);

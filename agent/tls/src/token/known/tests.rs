@@ -140,13 +140,13 @@ fn tokens_that_change_are_in_force_and_those_that_cannot_be_used_are_told_and_no
     replace(&path, "short\n").unwrap();
     let log = logged(look);
     assert!(
-        log.contains("the tokens stay as they were: line 1 of "),
+        log.contains("keeping the tokens as read before: line 1 of "),
         "{log}"
     );
     // Another token of the same name does not affect the first.
     replace(&path, &format!("{one}{}", line_of("a", "send", OTHER))).unwrap();
     let log = logged(look);
-    assert!(log.contains("the tokens have been read again"), "{log}");
+    assert!(log.contains("read the tokens again"), "{log}");
     assert!([ONE, OTHER].map(|token| shown(&reloadable, token).is_ok()) == [true; 2]);
     assert!(withdrawn.as_mut().now_or_never().is_none());
     replace(&path, &line_of("a", "send", OTHER)).unwrap();

@@ -1,4 +1,4 @@
-//! One host of a collector, or the one of an agent's own stream.
+//! One host of a collector, or the host of an agent's own stream.
 
 use std::{
     mem::size_of,
@@ -15,13 +15,14 @@ use super::super::picture::Picture;
 /// A host is silent if it sends nothing for this many of its windows, and for `GRACE` on top.
 const MISSED_WINDOWS: u32 = 3;
 const GRACE: Duration = Duration::from_secs(10);
-/// The least and the longest time before a host is silent: the former as long as little is known of its windows.
+/// The shortest and the longest time before a host counts as silent. The shortest applies while few of its windows are
+/// known.
 const LEAST_SILENCE: Duration = Duration::from_mins(1);
 const MOST_SILENCE: Duration = Duration::from_hours(1);
 /// Characters of a label.
 const LABEL: usize = 64;
 
-/// Who sends flows: a process, under the identity that a collector has checked. Empty for the agent of a stream of its own.
+/// The sender of flows: a process, under the identity that a collector has checked. Empty for an agent's own stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sender {
     pub identity: String,
@@ -30,18 +31,18 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// The machine, which an agent shares with the one that is started after it.
+    /// The machine, which an agent shares with its successor.
     pub(super) fn machine(&self) -> (&str, &str) {
         (&self.identity, &self.agent_id)
     }
 }
 
-/// What is missing of a host's scans.
+/// The missing parts of a host's scans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Scans of which nothing came.
+    /// Scans that are missing entirely.
     pub scans: u64,
-    /// Scans of which a part is missing.
+    /// Scans that are missing in part.
     pub parts: u64,
 }
 
@@ -49,18 +50,18 @@ pub struct Missing {
 #[derive(Clone)]
 pub struct Host {
     pub sender: Arc<Sender>,
-    /// Its name, harmless to print, with what tells it from others if the name alone does not.
+    /// Its name, safe to print, extended if the name alone is ambiguous.
     pub label: String,
     pub picture: Picture,
     pub missing: Missing,
-    /// Whether a scan of it is complete.
+    /// Whether it has completed a scan.
     pub has_scan: bool,
     /// Whether its agent has said that this was the last scan.
     pub has_ended: bool,
-    /// When it came, and when its last batch did.
+    /// When it appeared, and when its last batch came.
     pub since: Instant,
     pub heard: Instant,
-    /// The scan that comes, and the number of its next batch. `None` before the first whole scan.
+    /// The scan in progress, and the number of its next batch. `None` before the first complete scan.
     next: Option<(u64, u32)>,
     /// Whether a part of that scan is missing.
     is_cut: bool,
@@ -102,12 +103,12 @@ impl Host {
     pub(super) fn accept(&mut self, batch: FlowBatch, now: Instant) -> bool {
         let (scan, index) = (batch.scan_id, batch.batch_index);
         let Some(mut expected) = self.next.or((index == 0).then_some((scan, 0))) else {
-            // The beginning of this scan was before we listened.
+            // This scan began before we listened.
             return false;
         };
         let is_rest = index > 0 && scan == expected.0;
         if (scan, index) < expected || is_rest && batch.stream_id != self.stream_id {
-            // It comes again, or on a second stream of the same agent.
+            // A repetition, or a batch of the same agent's second stream.
             return false;
         }
         if scan > expected.0 {
@@ -152,7 +153,7 @@ impl Host {
         self.waiting_bytes
     }
 
-    /// The rows that it could use.
+    /// The number of rows that it could use.
     pub(super) fn wanted_rows(&self) -> usize {
         if self.picture.missing.forgotten_rows > 0 {
             usize::MAX
@@ -186,7 +187,7 @@ impl Host {
         now.saturating_duration_since(self.heard)
     }
 
-    /// How long nothing may come from it before it is silent.
+    /// How long nothing may come before it counts as silent.
     pub(super) fn longest_silence(&self) -> Duration {
         let windows = self.picture.longest_window() * MISSED_WINDOWS + GRACE;
         if self.picture.windows() < 2 {

@@ -85,7 +85,7 @@ fn each_host_has_its_own_flows_and_rates_add_up() {
             row(&["web.example"], "web.example", [1600, 0]),
         ]
     );
-    // An interface is one of its host, and a peer or a service one of all.
+    // An interface belongs to its host, and a peer or a service to all hosts.
     assert_eq!(
         told(&fleet, View::Interfaces),
         [
@@ -105,7 +105,7 @@ fn each_host_has_its_own_flows_and_rates_add_up() {
     let rows = rows(&fleet, View::Peers, Sort::Rate, false);
     assert_eq!((rows[0].flows, rows[0].window()), (3, None));
     assert_eq!(rows[0].total, traffic([14, 4], [1400, 40]));
-    // Windows of unequal length make no history.
+    // Windows of unequal length have no history.
     assert!(rows[0].history().is_empty());
     assert_eq!(fleet.tracked_flows(), (3, 0));
 }
@@ -140,7 +140,7 @@ fn a_scan_is_shown_once_it_is_complete_also_if_others_come_between() {
     assert_eq!(take(part("b", 5, 1, true), &[2, 2]), (2, String::new()));
 }
 
-/// Such a stream was begun in the middle of a scan, or has lost batches.
+/// A stream that began in the middle of a scan, or lost batches.
 #[test]
 fn what_is_missing_of_a_hosts_scans_is_said_with_its_name() {
     let now = Instant::now();
@@ -154,14 +154,14 @@ fn what_is_missing_of_a_hosts_scans_is_said_with_its_name() {
     let beginning = "1 host in a first scan: flows not shown";
     assert_eq!(take(part("a", 1, 1, true)), (0, beginning.to_owned()));
     assert_eq!(take(part("a", 2, 0, true)), (1, String::new()));
-    // The end of the third is lost, all of the fourth, and the middle of the fifth.
+    // Lost are the end of the third scan, all of the fourth, and the middle of the fifth.
     take(part("a", 3, 0, false));
     take(part("a", 5, 0, false));
     let said = "a.example: 1 scan and 2 parts of scans missing";
     assert_eq!(take(part("a", 5, 2, true)), (4, said.to_owned()));
 }
 
-/// Rounded for each host, a thousand of them would have no packets.
+/// If rates were rounded for each host, a thousand of them would show no packets.
 #[test]
 fn small_rates_of_many_hosts_add_up() {
     let slow = |number: u64| {
@@ -173,7 +173,7 @@ fn small_rates_of_many_hosts_add_up() {
     let rows = rows(&fleet, View::Services, Sort::Rate, false);
     assert_eq!(rows[0].packets(), [200, 0]);
     assert_eq!(rows[0].bits(), [96_000, 0]);
-    // Those of each host are rounded.
+    // The rates of each host are rounded.
     assert_eq!(rows[0].history(), [96_000]);
 }
 
@@ -184,7 +184,7 @@ fn instance(host: &str, instance: &str, scan: u64) -> FlowBatch {
     batch
 }
 
-/// Two agents of one machine are two hosts. One that was started when the other one was gone takes its place.
+/// Two agents of one machine are two hosts. An agent that started after the other one had ended takes its place.
 #[test]
 fn an_agent_that_was_started_again_takes_the_place_of_the_one_before() {
     let start = Instant::now();
@@ -196,7 +196,7 @@ fn an_agent_that_was_started_again_takes_the_place_of_the_one_before() {
     };
     assert_eq!(take(instance("db", "1", 1), 0), (1, 0));
     assert_eq!(take(instance("db", "2", 1), 5), (1, 1));
-    // The second one goes on beside a third one, and dies: that is not hidden by the third.
+    // The second agent runs beside a third one and dies: the third does not hide that.
     assert_eq!(take(instance("db", "2", 2), 10), (1, 1));
     assert_eq!(take(instance("db", "3", 1), 11), (2, 1));
     assert_eq!(take(instance("db", "2", 3), 15), (2, 1));
@@ -260,7 +260,7 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
         let is_news = screen.fleet_mut().tick(now, 0);
         (is_news, screen.fleet().silent())
     };
-    // As long as there is one window of each, nobody is silent within a minute.
+    // With one window of each, nobody counts as silent within a minute.
     assert_eq!(silent(59, &mut screen), (false, 0));
     // Then after three windows, of two and four seconds, and ten seconds.
     for (host, seconds) in [("web", 2), ("db", 4)] {
@@ -285,7 +285,7 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
     press(&mut screen, KeyCode::Esc);
     let rows = told(screen.fleet(), View::Flows);
     assert!(rows.iter().all(|(hosts, ..)| hosts == &["db.example"]));
-    // It is shown again when it is heard again. The other one is forgotten ten minutes after it fell silent.
+    // It is shown again when it sends again. The other one is forgotten ten minutes after it fell silent.
     let again = from("web", batch(9, Vec::new()));
     let now = start + Duration::from_secs(700);
     screen.fleet_mut().add_batch(again, now);
@@ -293,7 +293,7 @@ fn a_host_that_is_silent_says_so_and_its_rates_count_no_more() {
     assert_eq!(told(screen.fleet(), View::Hosts).len(), 1);
 }
 
-/// The time after which it is silent is longer than that after which a silent one is forgotten.
+/// It counts as silent only after a longer time than the one after which silent hosts are forgotten.
 #[test]
 fn a_host_of_long_windows_is_silent_before_it_is_forgotten() {
     let start = Instant::now();
@@ -333,7 +333,7 @@ fn one_sender_with_too_many_hosts_costs_no_other_its_place_or_its_rows() {
         }
     }
     assert_eq!(fleet.hosts().count(), MOST_HOSTS);
-    // They were left out in turn, so all of them were, but no other.
+    // They were left out in turn, so each of them was, but no other host.
     assert_eq!(fleet.left_out(), MOST_HOSTS + 10);
     let web = fleet.hosts().find(|host| host.label == "web.example");
     assert_eq!(web.unwrap().picture.flows().count(), 3_000);
@@ -369,7 +369,7 @@ fn many_hosts_share_the_room_for_rows_and_idle_ones_leave_theirs_to_the_busy() {
     assert_eq!((sum, said.as_str()), (9_000, ""));
 }
 
-/// Its batches wait for ever, and cost nobody else's a part.
+/// Its batches wait forever, at nobody else's expense.
 #[test]
 fn a_host_that_completes_no_scan_cuts_no_others() {
     let now = Instant::now();
@@ -380,7 +380,7 @@ fn a_host_that_completes_no_scan_cuts_no_others() {
         large.records = std::iter::repeat_n(large.records[0].clone(), 3_000).collect();
         fleet.add_batch(large, now);
     }
-    // Too many of them wait to keep them.
+    // Too many of them wait, so the scan is shown incomplete.
     assert!(packets_of(&fleet)[0] > 0);
     fleet.add_batch(part("good", 1, 1, true), now);
     fleet.add_batch(part("evil", 1, 30, true), now);
@@ -390,7 +390,7 @@ fn a_host_that_completes_no_scan_cuts_no_others() {
     assert_eq!(missing, [(0, 0); 2]);
 }
 
-/// Neither one that has not begun nor one that does not say.
+/// Neither a host without a complete scan nor one that does not report it.
 #[test]
 fn a_host_hides_nothing_that_others_say() {
     let mut fleet = two_hosts();
@@ -477,7 +477,7 @@ fn a_name_that_its_sender_does_not_have_stands_with_the_identity() {
     assert_eq!(label("uid:0", "web"), "web");
     assert_eq!(label("ip:10.0.0.1", "web"), "web (ip:10.0.0.1)");
     assert_eq!(label("web", "db\u{1b}[2J"), "db\\u{1b}[2J (web)");
-    // One that takes another's name stands with its own, and so does the other.
+    // A host that claims another's name is shown with its own identity, and so is the other.
     let mut claims = from("uid:7", batch(1, Vec::new()));
     claims.agent.as_mut().unwrap().hostname = "web.example".to_owned();
     let mut fleet = fleet([instance("web", "0123456789", 1), claims]);

@@ -1,4 +1,4 @@
-//! The picture of the screen that the documentation has, drawn as the screen is.
+//! The documentation's picture of the screen, drawn like the screen.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -12,7 +12,7 @@ use super::*;
 
 const COLUMNS: u16 = 158;
 const ROWS: u16 = 14;
-/// Of a letter.
+/// The size of a letter.
 const WIDTH: u16 = 8;
 const HEIGHT: u16 = 17;
 const MARGIN: u16 = 12;
@@ -29,7 +29,7 @@ struct Talk {
     address: [u8; 4],
     port: u32,
     protocol: u32,
-    /// Bytes in a window, and those that come back.
+    /// Bytes in a window, and bytes in the other direction.
     bytes: [u64; 2],
     rtt_us: Option<u32>,
     retrans: u32,
@@ -249,7 +249,7 @@ fn words(text: &str) -> Vec<(usize, String)> {
     words
 }
 
-/// Cells beside each other that look alike are one piece.
+/// Adjacent cells with the same style are one piece.
 fn svg(cells: &[Cell]) -> String {
     let (width, height) = (COLUMNS * WIDTH + 2 * MARGIN, ROWS * HEIGHT + 2 * MARGIN);
     let mut svg = format!(

@@ -21,7 +21,7 @@ fn scan(picture: &mut Picture, scan_id: u64, length_ms: u64, records: Vec<FlowRe
     });
 }
 
-/// A flow that sends a packet of `bytes` every `pace_ms`: what it sent from one time to another, and since the beginning.
+/// A flow that sends a packet of `bytes` every `pace_ms`: its counts between two times, and since the beginning.
 fn paced(host: u8, (bytes, pace_ms): (u64, u64), from_ms: u64, to_ms: u64) -> FlowRecord {
     let total = to_ms / pace_ms;
     let delta = total - from_ms / pace_ms;
@@ -91,7 +91,7 @@ fn a_short_window_is_shown_with_the_one_before_and_goes_on_with_the_next_scan() 
     );
     assert_eq!(shown(&picture), (2400, 26, 3, 1));
     assert_eq!(picture.history(picture.all()).len(), 1);
-    // The sums have the packets of the one that ended, so it is still there.
+    // The sums have the packets of the flow that ended, so it is still shown.
     assert_eq!(picture.flows().count(), 3);
     scan(&mut picture, 3, 1600, vec![record(1, 2), record(3, 5)]);
     assert_eq!(shown(&picture), (2000, 13, 2, 2));
@@ -99,7 +99,7 @@ fn a_short_window_is_shown_with_the_one_before_and_goes_on_with_the_next_scan() 
     scan(&mut picture, 4, 2000, vec![]);
     assert_eq!(shown(&picture), (2000, 0, 0, 3));
     assert_eq!(picture.flows().count(), 2);
-    // Time that is not known is not joined with any other.
+    // A window of unknown length is not joined with another.
     scan(&mut picture, 5, 0, vec![record(1, 1000)]);
     assert_eq!(shown(&picture), (0, 1000, 1, 4));
     scan(&mut picture, 6, 300, vec![record(1, 3)]);
@@ -107,7 +107,7 @@ fn a_short_window_is_shown_with_the_one_before_and_goes_on_with_the_next_scan() 
     // An empty picture has windows of the same kind.
     let mut picture = picture.renewed();
     assert_eq!((picture.windows(), picture.length()), (0, None));
-    // A rate over so little time says nothing.
+    // A rate over so short a time says nothing.
     scan(&mut picture, 1, 300, vec![record(1, 1000)]);
     assert_eq!((picture.windows(), picture.length()), (0, None));
     scan(&mut picture, 2, 1200, vec![]);

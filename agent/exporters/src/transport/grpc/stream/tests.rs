@@ -11,7 +11,7 @@ use crate::settings::HostPort;
 
 type Server = Served<TcpStream, Bytes>;
 
-/// A call that a server takes and then does this with.
+/// A call to a server that handles it like this.
 async fn call<F>(
     window_bytes: u32,
     serve: impl FnOnce(Server, RecvStream, SendResponse<Bytes>) -> F + Send + 'static,
@@ -38,7 +38,7 @@ where
     call.unwrap()
 }
 
-/// Answers with these pieces, and then with this status in trailers.
+/// Answers with these pieces, then with this status in the trailers.
 async fn answering(pieces: &'static [&'static [u8]], status: &'static str) -> StreamingCall {
     call(65_535, move |mut server, _, mut respond| async move {
         let mut answers = respond.send_response(Response::new(()), false).unwrap();
@@ -69,7 +69,7 @@ async fn answers_are_whole_however_they_come() {
     for expected in ["ab", "", "c"] {
         assert_eq!(call.answers.next().await.unwrap(), expected);
     }
-    // The last one has no end.
+    // The last message is cut off.
     assert_eq!(failure(&mut call).await, "UNAVAILABLE");
 }
 
@@ -78,8 +78,8 @@ async fn what_is_no_answer_ends_the_call() {
     for (piece, status, told) in [
         (&b""[..], "0", "the server ended the call"),
         (&b""[..], "7", "PERMISSION_DENIED"),
-        (&[1, 0, 0, 0, 0], "0", "the server packs its answers"),
-        (b"<html>", "0", "an answer is not one of gRPC"),
+        (&[1, 0, 0, 0, 0], "0", "the server compresses its answers"),
+        (b"<html>", "0", "an answer is not a gRPC message"),
         (
             &[0, 0, 1, 0, 1],
             "0",
@@ -93,7 +93,7 @@ async fn what_is_no_answer_ends_the_call() {
     }
 }
 
-/// What a server does not take stays in the outbox.
+/// Messages that the server does not take stay in the outbox.
 #[tokio::test]
 async fn a_message_is_handed_over_as_fast_as_the_server_takes_it() {
     const LEN_BYTES: usize = 300_000;
@@ -134,7 +134,7 @@ async fn a_message_is_handed_over_as_fast_as_the_server_takes_it() {
             flushed = call.outbox.flush(), if !call.outbox.is_empty() => flushed.unwrap(),
             data = read.recv() => {
                 got.extend_from_slice(&data.unwrap());
-                // No more than the window is on its way.
+                // At most one window is in flight.
                 let left: usize = call.outbox.parts.iter().map(Bytes::len).sum();
                 assert!(expected.len() - left - got.len() <= WINDOW_BYTES);
                 let whole = if left == 0 { 7 } else { 6 };
@@ -147,6 +147,6 @@ async fn a_message_is_handed_over_as_fast_as_the_server_takes_it() {
     assert!(poll!(std::pin::pin!(call.outbox.flush())).is_ready());
     assert_eq!(got, expected);
     call.outbox.end().unwrap();
-    // A frame that has nothing but the end.
+    // An empty frame that ends the stream.
     assert_eq!(read.recv().await.unwrap(), "");
 }

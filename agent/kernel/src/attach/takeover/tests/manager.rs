@@ -59,7 +59,7 @@ impl Manager {
         names
     }
 
-    /// What the next process finds.
+    /// The files that the next process finds.
     pub fn carried(&self) -> Carried {
         Carried::new(self.inherited(), self.keep())
     }

@@ -34,7 +34,7 @@ impl Wire {
         }
     }
 
-    /// Sends as many frames in each direction, and returns how many that are.
+    /// Sends this many frames in each direction, and returns the total.
     pub fn send(&self, frames: u64) -> u64 {
         let [from, to] = [1, 2].map(|number| Ipv4Addr::new(10, 77, 0, number));
         let frame = Frame::ethernet([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2], from, to);
@@ -46,7 +46,7 @@ impl Wire {
         2 * frames
     }
 
-    /// Sends while `work` is under way, and returns how many frames passed the interface.
+    /// Sends while `work` runs, and returns how many frames passed the interface.
     pub fn send_during<T>(&self, work: impl FnOnce() -> T) -> (u64, T) {
         let ends = AtomicBool::new(false);
         thread::scope(|scope| {
