@@ -46,20 +46,14 @@ const MOST_FDS: usize = 32;
 /// How long to wait for the thread that serves the socket, beside a busy loop on every CPU.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Enters the control group, moves the files to 3, 4 and so on, and becomes the program that follows. The environment
-/// names this process, whose id nobody knows earlier.
+/// Joins the control group and becomes the program. The environment names this process, whose id nobody knows earlier.
 const PASS: &str = r#"
-    use POSIX ();
-    my ($group, @files) = (shift, split / /, shift);
-    open(my $processes, ">", $group) or die "$group: $!";
-    print $processes $$;
-    close($processes) or die "$group: $!";
-    for (0 .. $#files) {
-        POSIX::dup2($files[$_], 3 + $_) or die "file $files[$_]: $!";
-        POSIX::close($files[$_]);
-    }
-    $ENV{LISTEN_PID} = $$ if @files;
-    exec @ARGV or die "$ARGV[0]: $!";
+    echo $$ > "$1" || exit
+    shift
+    if [ -n "$LISTEN_FDS" ]; then
+        export LISTEN_PID=$$
+    fi
+    exec "$@"
 "#;
 
 /// Prints what `systemctl` would, which is in files. The first one of a job dies of the signal that systemd sends to all
@@ -168,16 +162,16 @@ impl Store {
         let names: Vec<_> = kept.fds.iter().map(|(name, _)| name.as_str()).collect();
         let group = self.group.path().join(UNIT);
         fs::create_dir_all(&group).with_context(|| format!("make {}", group.display()))?;
-        let numbers: Vec<_> = copies.iter().map(|fd| fd.as_raw_fd().to_string()).collect();
 
-        let mut command = namespace.command("perl");
+        let mut command = namespace.command("sh");
         command
-            .args(["-e", PASS])
+            .args(["-c", PASS, "sh"])
             .arg(group.join("cgroup.procs"))
-            .arg(numbers.join(" "))
             .arg(program)
             .env("NOTIFY_SOCKET", self.path("notify"))
             .env("PATH", self.search_path()?)
+            .env_remove("LISTEN_FDS")
+            .env_remove("LISTEN_PID")
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID");
         if !names.is_empty() {
@@ -185,7 +179,10 @@ impl Store {
                 .env("LISTEN_FDS", names.len().to_string())
                 .env("LISTEN_FDNAMES", names.join(":"));
         }
-        let inherit = move || copies.iter().try_for_each(|fd| stay_open(fd.as_fd()));
+        let inherit = move || {
+            let mut moves = copies.iter().zip(FIRST..);
+            moves.try_for_each(|(fd, to)| copy_to(fd.as_fd(), to))
+        };
         // SAFETY: between fork and exec, the closure only makes system calls, and it allocates no memory.
         unsafe { command.pre_exec(inherit) };
         Ok(command)
@@ -344,12 +341,12 @@ fn is_same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
     order == 0
 }
 
-/// Keeps exec from closing it.
-fn stay_open(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: the call takes no pointers.
-    match unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+/// The copy stays open in the program that the process becomes.
+fn copy_to(fd: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
+    // SAFETY: the call takes no pointers. Between fork and exec, nothing else uses the number.
+    match unsafe { libc::dup2(fd.as_raw_fd(), to) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     collections::VecDeque,
     fs::{self, File},
     io::{self, ErrorKind},
+    mem,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
@@ -76,6 +77,8 @@ pub(super) struct Spool {
     unsure: Unsure,
     /// `None` once the disk has refused a batch.
     latest: Option<Latest>,
+    /// The mark on disk has them.
+    is_latest_marked: bool,
     /// The mark on disk matches this state.
     is_marked: bool,
     /// A warning about a segment that cannot be removed was logged.
@@ -204,6 +207,7 @@ impl Spool {
             evicted_seq: 0,
             unsure: Unsure::default(),
             latest,
+            is_latest_marked: false,
             is_marked: false,
             has_told_stays: false,
         };
@@ -284,13 +288,21 @@ impl Spool {
             .latest
             .as_ref()
             .is_some_and(|latest| latest.is_first(&head));
-        if is_first && self.mark(lost_in_queue, None).is_err() {
-            self.latest = None;
+        if is_first && !self.is_latest_marked {
+            // The batch itself is not on disk yet.
+            let last = mem::replace(&mut self.last, batch.preceding());
+            let marked = self.mark(lost_in_queue, None);
+            self.last = last;
+            self.is_marked = false;
+            if marked.is_err() {
+                self.latest = None;
+            }
         }
         let appended = self.try_append(batch, lost_in_queue);
         self.latest = self.latest.take().filter(|_| appended.is_ok());
         if let Some(latest) = &mut self.latest {
             latest.note(&head);
+            self.is_latest_marked = false;
         }
         appended
     }
@@ -444,6 +456,7 @@ impl Spool {
         };
         mark.write(&self.folder)?;
         self.is_marked = true;
+        self.is_latest_marked = true;
         Ok(())
     }
 
