@@ -53,6 +53,7 @@ impl Carrying {
         let heritages = heritages(inheritance.predecessors, &keep);
         let of_links = attach::Carry {
             inherited: inheritance.links,
+            has_maps: !heritages.is_empty(),
             keep: keep.clone(),
         };
         (of_links, keep, heritages)

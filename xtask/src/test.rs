@@ -109,24 +109,43 @@ impl Outcome {
                 outcome.part("fuzzers", fuzz_for_a_minute);
             },
             || {
-                let (crates, ()) = beside(
-                    |outcome| {
-                        let mut chosen = vec!["--lib", "--bins"];
-                        let others = test_programs.iter().filter(|name| *name != AGENT_TESTS);
-                        chosen.extend(others.flat_map(|name| ["--test", name.as_str()]));
-                        outcome.tests("the crates' tests", &cargo_test(&chosen, asked), 1);
-                        outcome.tests("examples in docs", &cargo_test(&["--doc"], asked), 1);
-                    },
-                    || {
-                        let chosen = ["--test", AGENT_TESTS];
-                        self.tests("tests", &cargo_test(&chosen, asked), THREADS_PER_CPU);
-                    },
-                );
-                crates
+                if selects_targets(asked) {
+                    self.tests("tests", &cargo_test(&[], asked), THREADS_PER_CPU);
+                    return Self::default();
+                }
+                self.all_tests(&test_programs, asked)
             },
         );
         self.add(crates);
         self.add(others);
+    }
+
+    /// Runs the tests of the agent, and those of the crates beside them. Returns the outcome of the latter.
+    fn all_tests(&mut self, programs: &[String], asked: &[&str]) -> Self {
+        let (under_load, programs): (Vec<&str>, Vec<&str>) = programs
+            .iter()
+            .map(String::as_str)
+            .filter(|name| *name != AGENT_TESTS)
+            .partition(|name| UNDER_LOAD.contains(name));
+        let of = |names: &[&'_ str]| -> Vec<String> {
+            let options = names.iter().map(|name| format!("--test={name}"));
+            options.collect()
+        };
+        let run = |outcome: &mut Self, name, options: &[String], threads| {
+            let options: Vec<&str> = options.iter().map(String::as_str).collect();
+            outcome.tests(name, &cargo_test(&options, asked), threads);
+        };
+        let (crates, ()) = beside(
+            |outcome| {
+                let mut chosen = of(&programs);
+                chosen.extend(["--lib", "--bins"].map(str::to_owned));
+                run(outcome, "the crates' tests", &chosen, 1);
+                run(outcome, "examples in docs", &["--doc".to_owned()], 1);
+            },
+            || run(self, "tests", &of(&[AGENT_TESTS]), THREADS_PER_CPU),
+        );
+        run(self, "tests under load", &of(&under_load), THREADS_PER_CPU);
+        crates
     }
 
     fn add(&mut self, other: Self) {
@@ -245,6 +264,14 @@ pub const THREADS_PER_CPU: usize = 2;
 
 /// The tests of the whole agent, which take longer than all others together.
 const AGENT_TESTS: &str = "agent";
+/// Test programs that keep every CPU busy.
+const UNDER_LOAD: [&str; 2] = ["races", "soak"];
+
+/// Whether somebody says which targets or packages to test.
+fn selects_targets(asked: &[&str]) -> bool {
+    let mut options = asked.iter().take_while(|argument| **argument != "--");
+    options.any(|argument| argument.starts_with('-'))
+}
 
 /// The arguments of `cargo test` for the targets that `chosen` names, or for all of them. Every call builds the whole
 /// workspace alike.

@@ -115,6 +115,11 @@ impl Counters {
         fates.left_out += flows;
     }
 
+    /// Forgets a batch in hand that is counted already.
+    pub(super) fn skip(&self) {
+        self.fates().in_hand = RecordSum::default();
+    }
+
     /// Counts flows as handed over, until their outcome is known.
     pub(super) fn handed_over(&self, flows: RecordSum) {
         let mut fates = self.fates();

@@ -423,7 +423,10 @@ impl Sender {
         match poll_fn(|context| counters.take_from_queue(|| subscription.poll_next(context))).await
         {
             // It was counted when the earlier process put it into the spool, or when the spool was opened.
-            Some(batch) if self.backlog.has_had(&batch) => {}
+            Some(batch) if self.backlog.has_had(&batch) => {
+                self.counters.skip();
+                self.backlog.skip(&batch);
+            }
             Some(batch) => {
                 self.counters.handed_over(RecordSum::from(batch.volume()));
                 self.taken = Some(batch);

@@ -4,8 +4,8 @@
 //! [`Attachments`] detaches everything.
 //!
 //! TCX and XDP attachments are BPF links, which the kernel removes with the process, however it ends, unless the service
-//! manager has a copy ([`link_store`]): then the next start takes them over ([`takeover`]). Filters on clsact stay after a
-//! SIGKILL; the next start removes them.
+//! manager has a copy ([`link_store`]): then the next start takes them over ([`takeover`]). Filters on clsact stay
+//! until the next start, which replaces them.
 
 use std::{
     sync::{
@@ -238,6 +238,8 @@ pub struct Interfaces {
 #[derive(Clone, Default)]
 pub struct Carry {
     pub inherited: InheritedLinks,
+    /// Whether a predecessor has left what its programs count into.
+    pub has_maps: bool,
     pub keep: Keep,
 }
 
@@ -270,7 +272,7 @@ impl Attachments {
         ensure!(sets.len() == selected.len(), "the programs are taken");
         let stop = Arc::new(AtomicBool::new(false));
         let gate = Arc::new(Mutex::new(()));
-        let carried = Carried::new(carry.inherited, carry.keep);
+        let carried = Carried::new(carry.inherited, carry.keep, carry.has_maps);
         let (attached, outcome) = Attached::in_all(sets.len());
         let (failed, failures) = mpsc::channel(1);
         let reports = Reports {

@@ -302,18 +302,20 @@ impl Scanning {
         Ok(scanner)
     }
 
-    /// Whether a successor will take over. Otherwise, nobody does what was to be carried over from earlier processes.
+    /// Whether this process leaves its programs to a successor.
     async fn leaves(&mut self, can_leave: bool, has_failed: bool) -> bool {
+        let has_store = can_leave || !self.heritages.is_empty();
         // systemd closes what is stored if it does not start the service again after a failure.
-        if can_leave && (has_failed || service_manager::is_restarting().await) {
-            return true;
+        if has_failed || has_store && service_manager::is_restarting().await {
+            // The successor finds in the store what this process has not carried over.
+            return can_leave;
         }
         for heritage in self.heritages.drain(..) {
-            let seen = heritage.seen();
+            let unreported = heritage.unreported();
             tracing::warn!(
                 instance = heritage.instance,
-                packets = seen.packets,
-                bytes = seen.bytes,
+                packets = unreported.packets,
+                bytes = unreported.bytes,
                 "the agent stops before it has taken over what an earlier process had counted: these packets are in no record"
             );
         }

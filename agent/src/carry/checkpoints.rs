@@ -11,7 +11,7 @@ use std::{
 use agent_common::Pair;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
-use hub::Hub;
+use hub::{DEFAULT_QUEUE_BATCHES, Hub};
 use kernel::{account::Layout, carry::Keep, load::Kernel};
 use prost::Message as _;
 use proto::{Interface, batch::Batch};
@@ -27,6 +27,8 @@ use super::{
 
 /// The batches of earlier commits that a commit repeats at most.
 pub const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
+/// Half of what a consumer's queue holds by default: the next process publishes all of them at once.
+const MOST_UNDELIVERED_BATCHES: usize = DEFAULT_QUEUE_BATCHES / 2;
 /// How often to ask whether all consumers have the batches of a commit.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
@@ -155,7 +157,9 @@ impl Checkpoints {
         let len = |(_, body): &(Stored, Bytes)| body.len();
         let mut bytes: usize = self.undelivered.iter().map(len).sum();
         let mut forgotten = 0_u64;
-        while bytes > MOST_UNDELIVERED_BYTES && self.undelivered.len() > fresh {
+        let is_too_much =
+            |bytes, batches| bytes > MOST_UNDELIVERED_BYTES || batches > MOST_UNDELIVERED_BATCHES;
+        while self.undelivered.len() > fresh && is_too_much(bytes, self.undelivered.len()) {
             bytes -= self.undelivered.pop_front().as_ref().map_or(0, len);
             forgotten += 1;
         }

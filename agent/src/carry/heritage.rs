@@ -102,10 +102,11 @@ impl Heritage {
         self.accounts.sum_of_idle(page).since(&before)
     }
 
-    /// The packets and bytes that it has seen and not drained.
-    pub fn seen(&self) -> Pair {
+    /// The packets and bytes that it has seen, and that are in no record that was delivered.
+    pub fn unreported(&self) -> Pair {
         let pages = [0, 1].map(|page| self.account(page).get(Reason::Seen));
-        pages.into_iter().sum()
+        let batches = self.batches.iter().map(|batch| batch.delta);
+        pages.into_iter().chain(batches).sum()
     }
 
     /// Takes the batches of its last scan, unless all consumers have them.

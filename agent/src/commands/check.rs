@@ -67,8 +67,9 @@ pub struct Args {
     #[arg(long = "exclude-interface", value_name = "PATTERN")]
     pub exclude_interfaces: Vec<Patterns>,
 
-    /// Remove what killed agents have left attached: filters on clsact. The next start would replace them.
-    #[arg(long)]
+    /// Remove the filters that killed agents have left on clsact. Not while the service restarts: its next start takes
+    /// them over, with what they have counted.
+    #[arg(long, conflicts_with_all = ["filter", "filter_file", "flow"])]
     pub cleanup: bool,
 
     /// Explain these filter rules, separated by semicolons; repeatable. `flow-agent run --help` has
@@ -260,11 +261,13 @@ fn interfaces(
             }
             Err(error) => all.checks.push(missing(&error)),
         }
-        let left = namespace.enter(|| Ok(leftovers(cleanup)));
-        all.checks.extend(located(
-            left.ok().flatten().into_iter().collect(),
-            namespace,
-        ));
+        match namespace.enter(|| Ok(leftovers(cleanup))) {
+            Ok(left) => {
+                let left = left.into_iter().collect();
+                all.checks.extend(located(left, namespace));
+            }
+            Err(error) => all.checks.push(missing(&error)),
+        }
     }
     all
 }
@@ -365,14 +368,14 @@ fn leftovers(cleanup: bool) -> Option<Check> {
         (_, false) => Check::warn(
             name,
             format!("filters of killed agents on clsact: {count}; they cost CPU time"),
-            "start an agent, which replaces them, or remove them with `flow-agent check --cleanup`",
+            "the next start of an agent replaces them; if there will be none, run `flow-agent check --cleanup`",
         ),
         (_, true) => match found.remove_all() {
             Ok(()) => Check::ok(
                 name,
                 format!("removed filters of killed agents from clsact: {count}"),
             ),
-            Err(error) => Check::warn(name, format!("some filters stay: {error:#}"), as_root),
+            Err(error) => Check::missing(name, format!("some filters stay: {error:#}"), as_root),
         },
     })
 }

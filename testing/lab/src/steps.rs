@@ -1,6 +1,14 @@
 //! Kills a process at a chosen system call.
 
-use std::{collections::BTreeSet, fs, io, mem::size_of, ptr, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    mem::size_of,
+    ptr,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use libc::{c_int, c_long, c_uint, c_void, pid_t};
@@ -10,6 +18,9 @@ const GET_SYSCALL_INFO: c_uint = 0x420e;
 const ENTRY: u8 = 1;
 /// How `PTRACE_O_TRACESYSGOOD` marks a stop at a system call.
 const AT_CALL: c_int = libc::SIGTRAP | 0x80;
+
+/// How long to wait for the call.
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The beginning of `struct ptrace_syscall_info`.
 #[repr(C)]
@@ -34,9 +45,20 @@ pub fn kill_at(pid: u32, calls: &[c_long], number: usize, later: Duration) -> Re
         }
         Ok(call)
     };
-    // The kernel knows a tracer by its thread, and lets its processes go on when that ends.
-    let traced = thread::scope(|scope| scope.spawn(trace).join());
-    let call = traced.expect("the tracer does not panic")?;
+    let (done, is_done) = mpsc::channel::<()>();
+    let call = thread::scope(|scope| {
+        // A process that makes no such call any more ends the wait for it.
+        let watched = &process;
+        scope.spawn(move || {
+            if is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                drop(watched.kill());
+            }
+        });
+        // The kernel knows a tracer by its thread, and lets its processes go on when that ends.
+        let traced = scope.spawn(trace).join();
+        drop(done);
+        traced.expect("the tracer does not panic")
+    })?;
     if later != Duration::ZERO {
         thread::sleep(later);
         process.kill()?;
@@ -80,8 +102,9 @@ impl Tracer {
             }
             for &thread in threads.difference(&seized) {
                 let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
-                match request(libc::PTRACE_SEIZE, thread, options) {
-                    Ok(()) => request(libc::PTRACE_INTERRUPT, thread, 0)?,
+                let seized = request(libc::PTRACE_SEIZE, thread, options);
+                match seized.and_then(|()| request(libc::PTRACE_INTERRUPT, thread, 0)) {
+                    Ok(()) => {}
                     // It has ended, or its parent was traced already.
                     Err(error)
                         if [Some(libc::ESRCH), Some(libc::EPERM)]
@@ -173,6 +196,8 @@ mod tests {
             while !is_traced(pid) {
                 thread::sleep(Duration::from_millis(1));
             }
+            // From its first stop on, its calls are seen.
+            thread::sleep(Duration::from_secs(1));
             drop(child.stdin.take());
             assert_eq!(tracer.join().unwrap(), libc::SYS_write);
             let output = child.wait_with_output().unwrap();

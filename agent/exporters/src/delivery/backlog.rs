@@ -8,7 +8,7 @@ use std::{
 };
 
 use hub::{OutgoingBatch, Volume};
-use proto::{FlowBatch, RecordSum};
+use proto::{FlowBatch, RecordSum, batch::Head};
 use tokio::{
     task::spawn_blocking,
     time::{Instant, timeout},
@@ -40,6 +40,8 @@ pub(super) struct Backlog {
     lost_in_queue: Volume,
     /// What earlier processes have put into the spool.
     earlier: Latest,
+    /// The batch before the next one, if the spool has had it, and what the queues had lost by then.
+    skipped: Option<(Head, Volume)>,
     /// Oldest first. Lost batches leave gaps in the sequence numbers.
     window: VecDeque<Waiting>,
     window_bytes: usize,
@@ -91,6 +93,7 @@ impl Backlog {
             lost_before: Volume::default(),
             lost_in_queue: Volume::default(),
             earlier: Latest::default(),
+            skipped: None,
             window: VecDeque::new(),
             window_bytes: 0,
             spool: None,
@@ -198,6 +201,12 @@ impl Backlog {
         }
     }
 
+    /// Leaves out a batch that the spool [has had](Self::has_had). It may tell of others that the queue has lost.
+    pub(super) fn skip(&mut self, batch: &OutgoingBatch) {
+        self.lost_in_queue = batch.lost();
+        self.skipped = batch.head().map(|head| (head, self.lost_in_queues()));
+    }
+
     /// Counts a batch as lost that never gets a sequence number.
     pub(super) fn loses_unnumbered(&mut self, batch: &OutgoingBatch) {
         self.lost_in_queue = batch.lost();
@@ -215,7 +224,11 @@ impl Backlog {
         let (point, lost_in_queues) = (self.last, self.lost_in_queues());
         let copy = batch.clone();
         self.is_synced = false;
+        let skipped = self.skipped.take();
         let appended = self.on_disk(move |spool| {
+            if let Some((head, lost_in_queues)) = skipped {
+                spool.note_skipped(&head, lost_in_queues);
+            }
             spool.note(point);
             let appended = spool.append(&copy, lost_in_queues);
             if is_next {

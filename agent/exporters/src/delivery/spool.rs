@@ -75,9 +75,10 @@ pub(super) struct Spool {
     /// The last sequence number evicted to make room.
     evicted_seq: u64,
     unsure: Unsure,
-    /// `None` once the disk has refused a batch.
-    latest: Option<Latest>,
-    /// The mark on disk has them.
+    latest: Latest,
+    /// The number of the batch noted there last, and what the queue had lost by then.
+    noted: Option<(u64, Volume)>,
+    /// The mark on disk has `latest`.
     is_latest_marked: bool,
     /// The mark on disk matches this state.
     is_marked: bool,
@@ -105,7 +106,7 @@ pub(super) struct Beginning {
     pub(super) waits: RecordSum,
     /// Faults to report to the operator.
     pub(super) faults: Vec<String>,
-    /// What earlier processes have put there, as far as that is certain.
+    /// Batches of earlier processes that it has had, as far as that is certain.
     pub(super) latest: Latest,
 }
 
@@ -164,17 +165,11 @@ impl Spool {
         };
         let fresh = Mark {
             stream_id: stream_id.unwrap_or(fresh_id),
-            latest: Some(Latest::default()),
             ..Mark::default()
         };
         let mark = mark.unwrap_or(fresh);
-        let after_a_clean_end = mark.is_last.then(Latest::default);
-        let mut latest = mark.latest.or(after_a_clean_end);
-        if let Some(latest) = &mut latest
-            && let Some(Ok(Some(body))) = segments.back().map(Segment::last_body)
-        {
-            latest.note_stored(&body);
-        }
+        let mut latest = mark.latest;
+        walk.unmarked.add_to(&mut latest, &segments);
         let mut last = mark.last;
         let mut lost_in_queue = mark.lost_in_queue;
         if let Some(found) = found.filter(|found| found.seq > last.seq) {
@@ -207,6 +202,7 @@ impl Spool {
             evicted_seq: 0,
             unsure: Unsure::default(),
             latest,
+            noted: None,
             is_latest_marked: false,
             is_marked: false,
             has_told_stays: false,
@@ -218,7 +214,7 @@ impl Spool {
             lost: without(spool.losses.all(), mark.lost),
             waits: RecordSum::from(waits),
             faults,
-            latest: spool.latest.clone().unwrap_or_default(),
+            latest: spool.latest.clone(),
         };
         // A killed writer may not have rewritten the segment after a failed sync.
         if !is_intact
@@ -272,6 +268,12 @@ impl Spool {
             .is_some_and(|last| last > self.reached.seq)
     }
 
+    /// Notes that a batch came again that an earlier process has put here. The next one follows it.
+    pub(super) fn note_skipped(&mut self, head: &Head, lost_in_queue: Volume) {
+        self.latest.note_skipped(head);
+        self.noted = Some((self.last.seq, lost_in_queue));
+    }
+
     /// Records that a sequence number was assigned, whether or not the batch reaches the disk.
     pub(super) fn note(&mut self, last: Point) {
         self.last = last;
@@ -283,25 +285,20 @@ impl Spool {
         // The first part has fields of the stream alone.
         let [_, body] = &batch.parts;
         let head = Head::decode(&body[..]).unwrap_or_default();
-        // The next start finds the last batch of the last process in a segment, and those of others in the mark.
-        let is_first = self
-            .latest
-            .as_ref()
-            .is_some_and(|latest| latest.is_first(&head));
-        if is_first && !self.is_latest_marked {
-            // The batch itself is not on disk yet.
-            let last = mem::replace(&mut self.last, batch.preceding());
-            let marked = self.mark(lost_in_queue, None);
-            self.last = last;
-            self.is_marked = false;
-            if marked.is_err() {
-                self.latest = None;
-            }
+        // The batch is not on disk yet, whatever a mark says meanwhile.
+        let last = mem::replace(&mut self.last, batch.preceding());
+        // The next start finds the latest batches of the last process in segments, and those of others in the mark.
+        let mut appended = Ok(());
+        if self.latest.is_first(&head) && !self.is_latest_marked {
+            appended = self.mark(lost_in_queue, None).map_err(io::Error::other);
         }
-        let appended = self.try_append(batch, lost_in_queue);
-        self.latest = self.latest.take().filter(|_| appended.is_ok());
-        if let Some(latest) = &mut self.latest {
-            latest.note(&head);
+        let appended = appended.and_then(|()| self.try_append(batch, lost_in_queue));
+        self.last = last;
+        self.is_marked = false;
+        if appended.is_ok() {
+            let follows = self.noted == Some((batch.seq - 1, lost_in_queue));
+            self.latest.note(&head, follows);
+            self.noted = Some((batch.seq, lost_in_queue));
             self.is_latest_marked = false;
         }
         appended
@@ -453,6 +450,7 @@ impl Spool {
             lost_done: self.losses.done(),
             is_last: end.is_some(),
             latest: self.latest.clone(),
+            noted: self.noted,
         };
         mark.write(&self.folder)?;
         self.is_marked = true;
@@ -637,7 +635,7 @@ impl Found {
         let mut found = Self {
             stream_id: mark.map(|mark| mark.stream_id),
             segments: VecDeque::new(),
-            walk: Walk::from(mark.map(|mark| mark.done)),
+            walk: Walk::new(mark),
             newest_seq: 0,
         };
         for (first_seq, path) in segment_files(folder)? {
@@ -700,14 +698,17 @@ struct Walk {
     at: Point,
     /// Total of the gaps.
     missing: Volume,
+    unmarked: Unmarked,
 }
 
 impl Walk {
-    fn from(begun: Option<Point>) -> Self {
+    fn new(mark: Option<&Mark>) -> Self {
+        let begun = mark.map(|mark| mark.done);
         Self {
             begun,
             at: begun.unwrap_or_default(),
             missing: Volume::default(),
+            unmarked: Unmarked::new(mark),
         }
     }
 
@@ -721,12 +722,76 @@ impl Walk {
             self.missing += before.since(self.at);
             self.at = header.through();
         }
+        self.unmarked.pass(header);
     }
 
     /// Total of the gaps if nothing more is found before `last`.
     fn missing_to(mut self, last: Point) -> Volume {
         self.missing += last.since(self.at);
         self.missing
+    }
+}
+
+/// The batches in the segments that are not in the mark's [`Latest`].
+#[derive(Clone, Copy)]
+struct Unmarked {
+    /// The number of the last batch before them, and what the queue had lost by then.
+    before: (u64, Volume),
+    seqs: Option<(u64, u64)>,
+    /// Whether the first one follows the last batch in the mark.
+    follows: bool,
+    has_gap: bool,
+}
+
+impl Unmarked {
+    fn new(mark: Option<&Mark>) -> Self {
+        let noted = mark.and_then(|mark| mark.noted);
+        let from = mark.map(|mark| (mark.last.seq, mark.lost_in_queue));
+        Self {
+            // Without a mark nothing is certain.
+            before: noted.or(from).unwrap_or((u64::MAX, Volume::default())),
+            seqs: None,
+            follows: noted.is_some(),
+            has_gap: false,
+        }
+    }
+
+    fn pass(&mut self, header: &Header) {
+        let (last_seq, lost_in_queue) = self.before;
+        if header.seq <= last_seq {
+            return;
+        }
+        let is_next = header.seq == last_seq + 1 && header.lost_in_queue == lost_in_queue;
+        if let Some((_, last)) = &mut self.seqs {
+            *last = header.seq;
+            self.has_gap |= !is_next;
+        } else {
+            self.seqs = Some((header.seq, header.seq));
+            self.follows &= is_next;
+        }
+        self.before = (header.seq, header.lost_in_queue);
+    }
+
+    /// Adds them as far as it is certain that none is missing between them.
+    fn add_to(self, latest: &mut Latest, segments: &VecDeque<Segment>) {
+        let Some((first_seq, last_seq)) = self.seqs else {
+            return;
+        };
+        let head = |seq| {
+            let mut segments = segments.iter().rev();
+            let segment = segments.find(|segment| segment.first_seq <= seq)?;
+            let (header, body) = next_of(&mut Reader::open(segment).ok()?, seq - 1).ok()??;
+            (header.seq == seq)
+                .then(|| Head::decode(body?).ok())
+                .flatten()
+        };
+        let Some(last) = head(last_seq) else {
+            return;
+        };
+        match head(first_seq) {
+            Some(first) if !self.has_gap => latest.note_all(&first, &last, self.follows),
+            _ => latest.note(&last, false),
+        }
     }
 }
 

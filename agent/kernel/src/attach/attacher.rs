@@ -249,7 +249,7 @@ impl Attacher {
         let named = (program, program_name);
         if self
             .takeover
-            .replace_filter((id, link), direction, clsact, named)
+            .replace_filter((id, link), direction, clsact, named, &mut self.lines)
         {
             return Ok(());
         }

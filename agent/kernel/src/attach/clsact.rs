@@ -10,7 +10,7 @@
 //! to do so only if there are none. A filter that someone adds after our check would go with it. The kernel does not
 //! run a clsact qdisc without filters (`mini_qdisc_pair_swap` leaves no `miniq`, 5.10).
 
-use std::{collections::BTreeSet, os::fd::BorrowedFd};
+use std::{collections::BTreeSet, os::fd::BorrowedFd, thread};
 
 use agent_common::Direction;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -273,6 +273,10 @@ fn ensure_egress(qdisc: Option<&String>) -> Result<()> {
 
 impl Drop for Clsact {
     fn drop(&mut self) {
+        // The next process takes them over.
+        if thread::panicking() {
+            return;
+        }
         for place in self.filters.clone() {
             self.remove_or_tell(place);
         }

@@ -10,6 +10,7 @@ pub(super) enum Line {
     OurGenericXdp,
     ForeignGenericXdp,
     HiddenTags,
+    LostTable,
     Gap,
 }
 

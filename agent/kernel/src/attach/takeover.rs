@@ -39,8 +39,8 @@ pub struct TakenOver {
     pub links: u64,
     /// Links that were detached instead, and links whose interface is gone.
     pub removed: u64,
-    /// How often one program was detached before another one was attached in its place. Packets between the two are not
-    /// counted.
+    /// How often one program was detached before another one was attached in its place, or what it had counted is lost.
+    /// Packets between the two, or since its last scan, are not counted.
     pub gaps: u64,
 }
 
@@ -48,6 +48,7 @@ pub struct TakenOver {
 #[derive(Clone, Default)]
 pub(super) struct Carried {
     links: InheritedLinks,
+    has_maps: bool,
     pub store: LinkStore,
     tally: Arc<Tally>,
 }
@@ -60,9 +61,10 @@ struct Tally {
 }
 
 impl Carried {
-    pub(super) fn new(links: InheritedLinks, keep: Keep) -> Self {
+    pub(super) fn new(links: InheritedLinks, keep: Keep, has_maps: bool) -> Self {
         Self {
             links,
+            has_maps,
             store: LinkStore::new(keep),
             tally: Arc::default(),
         }
@@ -241,10 +243,11 @@ impl Takeover {
         direction: Direction,
         clsact: &mut Clsact,
         (program, program_name): (BorrowedFd<'_>, &str),
+        lines: &mut Lines,
     ) -> bool {
-        let links = self.carried.links.take(id, direction);
-        let has_links = !links.is_empty();
-        self.carried.links.give_back(links);
+        let inherited = self.carried.links.take(id, direction);
+        let has_links = !inherited.is_empty();
+        self.carried.links.give_back(inherited);
         if has_links {
             return false;
         }
@@ -254,6 +257,16 @@ impl Takeover {
         match clsact.replace(&stale, program, program_name) {
             Ok(true) => {
                 self.carried.tally.links.fetch_add(1, Relaxed);
+                if !self.carried.has_maps {
+                    self.carried.tally.gaps.fetch_add(1, Relaxed);
+                    if let Some(hooks) = lines.due(Line::LostTable) {
+                        tracing::warn!(
+                            interface = link.name,
+                            hooks,
+                            "replaced the filter of a killed agent: packets after that agent's last scan are not counted"
+                        );
+                    }
+                }
                 return true;
             }
             Ok(false) => {}

@@ -109,7 +109,10 @@ impl Watcher {
         links.clone_into(&mut self.attacher.first);
         let outcome = self.attach_first(links);
         self.attacher.first.clear();
-        self.attacher.takeover.filters.remove_rest();
+        // Otherwise a successor takes them over, as it does with links.
+        if outcome.is_ok() && !self.stop.load(Relaxed) {
+            self.attacher.takeover.filters.remove_rest();
+        }
         outcome
     }
 

@@ -7,15 +7,16 @@ use lab::{kill_at, privilege::is_root_or_skip};
 use super::{CLSACT, Line, Random, has_links_or_skip, wait_until};
 use crate::support::{Agent, hook::Hook};
 
-/// The calls by which an agent changes what the next one finds: the ledger, the store, and maps and links. When it
-/// starts, the last of them load hundreds of programs.
-const CALLS: [libc::c_long; 4] = [
+/// The calls by which an agent changes what the next one finds: the ledger, the store, filters, and maps and links. When
+/// it starts, the last of them load hundreds of programs.
+const CALLS: [libc::c_long; 5] = [
     libc::SYS_pwrite64,
     libc::SYS_ftruncate,
     libc::SYS_sendmsg,
+    libc::SYS_sendto,
     libc::SYS_bpf,
 ];
-const AT_START: &[libc::c_long] = CALLS.split_at(3).0;
+const AT_START: &[libc::c_long] = CALLS.split_at(4).0;
 const KILLS: usize = 24;
 /// More steps than storing everything, taking over and a first scan have.
 const STEPS_OF_A_START: usize = 3 * KILLS;
@@ -90,12 +91,7 @@ fn a_kill_at_any_step_of_a_scan_loses_no_packet_on_clsact() {
 }
 
 /// Most of them are killed before they have drained what the last one left.
-#[test]
-fn a_kill_at_any_step_of_a_start_loses_no_packet_on_native_xdp() {
-    if !has_links_or_skip("agent::a_kill_at_any_step_of_a_start_loses_no_packet_on_native_xdp") {
-        return;
-    }
-    let line = Line::new(Hook::NativeXdp, &[]);
+fn kills_at_any_step_of_a_start(line: &Line) {
     let mut killer = Killer::new();
     let agent = line.start();
     let before = line.counters();
@@ -113,4 +109,18 @@ fn a_kill_at_any_step_of_a_start_loses_no_packet_on_native_xdp() {
     let counted = line.counted(before);
     assert_eq!(counted.packets, sent);
     line.end(agent, counted);
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_start_loses_no_packet_on_native_xdp() {
+    if has_links_or_skip("agent::a_kill_at_any_step_of_a_start_loses_no_packet_on_native_xdp") {
+        kills_at_any_step_of_a_start(&Line::new(Hook::NativeXdp, &[]));
+    }
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_start_loses_no_packet_on_clsact() {
+    if is_root_or_skip("agent::a_kill_at_any_step_of_a_start_loses_no_packet_on_clsact") {
+        kills_at_any_step_of_a_start(&Line::new(Hook::TcIngress, CLSACT));
+    }
 }

@@ -29,15 +29,15 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: a restart detaches as a stop does",
         file: "agent/src/agent/scanning.rs",
-        from: "if can_leave && (",
-        to: "if can_leave && false && (",
+        from: "return can_leave;",
+        to: "return false;",
         target: agent("carry_over::restarts::restarts_lose_no_packet_on_tcx"),
     },
     Fault {
         name: "carry: a stop leaves the programs as a restart does",
         file: "agent/src/agent/scanning.rs",
-        from: "(has_failed || service_manager::is_restarting().await)",
-        to: "(has_failed || !service_manager::is_restarting().await)",
+        from: "has_store && service_manager::is_restarting().await",
+        to: "has_store && !service_manager::is_restarting().await",
         target: agent("carry_over::restarts::a_stop_detaches_and_the_next_start_counts_from_zero"),
     },
     Fault {

@@ -37,9 +37,11 @@ pub struct Mark {
     pub lost_done: Volume,
     /// No sequence number was assigned after this mark.
     pub is_last: bool,
-    /// `None` if a batch of the spool may be missing before them, which the disk did not take.
     #[serde(default)]
-    pub latest: Option<Latest>,
+    pub latest: Latest,
+    /// The number of the batch noted there last by the process that wrote this mark, and what the queue had lost by then.
+    #[serde(default)]
+    pub noted: Option<(u64, Volume)>,
 }
 
 impl Mark {

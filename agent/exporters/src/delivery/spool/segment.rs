@@ -135,17 +135,6 @@ impl Segment {
         copied
     }
 
-    /// The body of the last readable batch; `None` if it is damaged.
-    pub fn last_body(&self) -> io::Result<Option<Vec<u8>>> {
-        let Some(last) = self.last else {
-            return Ok(None);
-        };
-        let mut body = vec![0; last.len_bytes as usize];
-        let at = self.end - u64::from(last.len_bytes);
-        self.file()?.read_exact_at(&mut body, at)?;
-        Ok(last.fits(&body).then_some(body))
-    }
-
     pub fn last_seq(&self) -> Option<u64> {
         self.last.map(|last| last.seq)
     }

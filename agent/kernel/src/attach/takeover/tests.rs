@@ -219,11 +219,19 @@ fn of_several_filters_one_is_replaced_and_the_others_are_removed() {
     killed.push(first.kill());
     let next = start();
     assert_eq!(wire.programs(), [1, 1]);
+    // Nobody has what they counted.
     let expected = TakenOver {
         links: 2,
+        gaps: 2,
         ..TakenOver::default()
     };
     assert_eq!(next.taken_over(), expected, "{}", next.log);
+    assert_eq!(
+        next.log.matches("are not counted").count(),
+        2,
+        "{}",
+        next.log
+    );
     let before: Vec<u64> = killed.iter().map(seen).collect();
     let sent = seen(&next.kernel) + wire.send(100);
     wait_for("the next one counts", || seen(&next.kernel) >= sent);
@@ -519,7 +527,7 @@ fn dropping_detaches_although_the_store_has_copies() {
             if wires == 1 {
                 assert_eq!(wire.programs(), [0, 0], "{settings:?}");
             }
-            assert_eq!(wire.xdp(), AttachedXdp::None);
+            assert_eq!(wire.xdp(wire.ifindex), AttachedXdp::None);
             assert!(manager.names().is_empty(), "{:?}", manager.names());
             drop(copies);
             wait_for("they are detached", || wire.programs() == [0, 0]);
@@ -535,6 +543,7 @@ fn links_that_nobody_takes_over_are_detached_once_all_are_attached() {
     let (wire, manager) = (Wire::new("rest"), Manager::start());
     wire.namespace.add_wire(["new1", "far1"]).unwrap();
     let carry = || Carry {
+        has_maps: true,
         inherited: manager.inherited(),
         keep: manager.keep(),
     };
@@ -567,9 +576,19 @@ fn a_start_that_fails_leaves_what_it_has_not_taken_over() {
     if !can_run("a_start_that_fails_leaves_what_it_has_not_taken_over") {
         return;
     }
+    starts_and_fails(SETTINGS, XDP);
+    let with_filters = AttachSettings {
+        tc_attach: TcAttach::Clsact,
+        ..XDP
+    };
+    starts_and_fails(CLSACT, with_filters);
+}
+
+/// The programs of the first agent stay where the second one has not got to.
+fn starts_and_fails(first: AttachSettings, second: AttachSettings) {
     let (wire, manager) = (Wire::new("fails"), Manager::start());
     wire.namespace.add_wire(["new1", "far1"]).unwrap();
-    let _killed = Agent::start(&wire.namespace, SETTINGS, manager.carried()).kill();
+    let _killed = Agent::start(&wire.namespace, first, manager.carried()).kill();
     wire.namespace.ip(&["link", "del", "new0"]).unwrap();
     wire.namespace
         .ip(&["link", "add", "new0", "type", "bridge"])
@@ -580,7 +599,7 @@ fn a_start_that_fails_leaves_what_it_has_not_taken_over() {
         // The bridge first, which has no native XDP.
         links.sort_by_key(|link| link.kind != "bridge");
         let mut kernel = kernel();
-        let (mut watcher, _) = watcher_with(&mut kernel, "new*", XDP, manager.carried());
+        let (mut watcher, _) = watcher_with(&mut kernel, "new*", second, manager.carried());
         for link in &links {
             watcher.slots.take(link.ifindex, link.names());
         }
@@ -589,7 +608,7 @@ fn a_start_that_fails_leaves_what_it_has_not_taken_over() {
     };
     wire.namespace.enter(start).unwrap();
     let other = wire.namespace.ifindex("new1").unwrap();
-    assert_eq!(tcx_programs(&wire.namespace, other).unwrap(), [1, 1]);
+    assert_eq!(wire.programs_on("new1", other), [1, 1]);
 }
 
 #[test]
@@ -600,6 +619,7 @@ fn filters_that_are_left_count_until_a_successor_replaces_them() {
     let (wire, manager) = (Wire::new("left"), Manager::start());
     let carry = || Carry {
         keep: manager.keep(),
+        has_maps: true,
         ..Carry::default()
     };
     let (kernel, attachments) = attach_to(&wire.namespace, "new*", carry(), CLSACT);
@@ -631,7 +651,7 @@ fn what_cannot_be_stored_is_counted_and_never_left() {
     let (wire, manager) = (Wire::new("unstored"), Manager::start());
     let keep = manager.keep();
     drop(manager);
-    let carried = Carried::new(InheritedLinks::default(), keep.clone());
+    let carried = Carried::new(InheritedLinks::default(), keep.clone(), true);
     let agent = Agent::start(&wire.namespace, SETTINGS, carried);
     assert!(agent.log.contains("cannot store"), "{}", agent.log);
     assert_eq!(wire.programs(), [1, 1]);

@@ -61,7 +61,7 @@ impl Manager {
 
     /// The files that the next process finds.
     pub fn carried(&self) -> Carried {
-        Carried::new(self.inherited(), self.keep())
+        Carried::new(self.inherited(), self.keep(), true)
     }
 
     pub fn inherited(&self) -> InheritedLinks {

@@ -67,25 +67,31 @@ impl Wire {
 
     /// The programs that count ingress and egress.
     pub fn programs(&self) -> [usize; 2] {
+        self.programs_on("new0", self.ifindex)
+    }
+
+    /// The same on another interface.
+    pub fn programs_on(&self, name: &str, ifindex: u32) -> [usize; 2] {
         let mut programs = if has_tcx() {
-            tcx_programs(&self.namespace, self.ifindex).unwrap()
+            tcx_programs(&self.namespace, ifindex).unwrap()
         } else {
             [0, 0]
         }
         .map(|programs| programs as usize);
-        programs[0] += usize::from(self.xdp() != AttachedXdp::None);
+        programs[0] += usize::from(self.xdp(ifindex) != AttachedXdp::None);
         for (programs, side) in programs.iter_mut().zip(["ingress", "egress"]) {
             let mut command = self.namespace.command("tc");
-            let output = command.args(["filter", "show", "dev", "new0", side]);
+            let output = command.args(["filter", "show", "dev", name, side]);
             let shown = String::from_utf8(output.output().unwrap().stdout).unwrap();
             *programs += shown.matches("flow-agent:").count();
         }
         programs
     }
 
-    pub fn xdp(&self) -> AttachedXdp {
+    /// How XDP is attached to an interface.
+    pub fn xdp(&self, ifindex: u32) -> AttachedXdp {
         let all = self.namespace.enter(links).unwrap();
-        let it = all.iter().find(|link| link.ifindex == self.ifindex);
+        let it = all.iter().find(|link| link.ifindex == ifindex);
         it.unwrap().xdp
     }
 }
