@@ -270,8 +270,9 @@ impl Spool {
 
     /// Notes that a batch came again that an earlier process has put here. The next one follows it.
     pub(super) fn note_skipped(&mut self, head: &Head, lost_in_queue: Volume) {
-        self.latest.note_skipped(head);
-        self.noted = Some((self.last.seq, lost_in_queue));
+        let point = Some((self.last.seq, lost_in_queue));
+        self.latest.note_skipped(head, self.noted == point);
+        self.noted = point;
     }
 
     /// Records that a sequence number was assigned, whether or not the batch reaches the disk.

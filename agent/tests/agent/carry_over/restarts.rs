@@ -28,6 +28,7 @@ fn restarts_lose_nothing(hook: Hook, settings: &[&str]) {
     let counted = line.counted(before);
     assert_eq!(counted.packets, sent);
     let books = line.end(agent, counted);
+    assert_eq!(books.repeated, 0);
     assert_eq!(books.instances.len(), 4);
 }
 

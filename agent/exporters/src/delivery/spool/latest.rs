@@ -6,12 +6,16 @@ use std::collections::VecDeque;
 use proto::batch::Head;
 use serde::{Deserialize, Serialize};
 
-/// More processes than may be killed one after the other without a scan in between.
-const MOST: usize = 16;
+/// More processes than are killed one after the other before one of them has delivered everything.
+const MOST: usize = 64;
 
-/// Ordered by the time of their last batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Latest(VecDeque<Run>);
+pub struct Latest {
+    /// Ordered by the time of their last batch.
+    runs: VecDeque<Run>,
+    /// Counts the stretches of batches, of all processes, that came without a gap.
+    stretch: u64,
+}
 
 /// Batches of one process that follow each other without a gap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +23,8 @@ struct Run {
     instance_id: String,
     first: Place,
     last: Place,
+    /// The stretch that its last batch was in. Batches of other processes may lie between its own.
+    stretch: u64,
 }
 
 /// A scan, and the number of the batch in it.
@@ -35,36 +41,42 @@ impl Latest {
     /// Notes a batch that is in the spool now. Unless it `follows` the one noted before, batches may be missing between
     /// them.
     pub fn note(&mut self, head: &Head, follows: bool) {
+        self.stretch += u64::from(!follows);
         let Some((instance_id, place)) = of(head) else {
             return;
         };
-        if follows
-            && let Some(run) = self.0.back_mut()
-            && run.instance_id == instance_id
-        {
-            run.last = place;
-            return;
-        }
-        self.0.retain(|run| run.instance_id != instance_id);
-        self.0.push_back(Run {
+        let known = self.take_run(instance_id);
+        let known = known.filter(|run| run.stretch == self.stretch);
+        self.runs.push_back(Run {
             instance_id: instance_id.to_owned(),
-            first: place,
+            first: known.map_or(place, |run| run.first),
             last: place,
+            stretch: self.stretch,
         });
-        if self.0.len() > MOST {
-            self.0.pop_front();
+        if self.runs.len() > MOST {
+            self.runs.pop_front();
         }
     }
 
-    /// Notes that a batch came again. What is noted next may follow it.
-    pub fn note_skipped(&mut self, head: &Head) {
-        let instance_id = of(head).map(|(instance_id, _)| instance_id);
-        let mut runs = self.0.iter();
-        if let Some(at) = runs.position(|run| Some(&*run.instance_id) == instance_id)
-            && let Some(run) = self.0.remove(at)
+    /// Notes a batch that came again, which the spool [has](Self::has). What is noted next may follow it.
+    pub fn note_skipped(&mut self, head: &Head, follows: bool) {
+        self.stretch += u64::from(!follows);
+        if let Some((instance_id, _)) = of(head)
+            && let Some(run) = self.take_run(instance_id)
         {
-            self.0.push_back(run);
+            self.runs.push_back(Run {
+                stretch: self.stretch,
+                ..run
+            });
         }
+    }
+
+    fn take_run(&mut self, instance_id: &str) -> Option<Run> {
+        let at = self
+            .runs
+            .iter()
+            .position(|run| run.instance_id == instance_id)?;
+        self.runs.remove(at)
     }
 
     /// Notes the batches from one to another that have no gap between them.
@@ -79,20 +91,20 @@ impl Latest {
     pub fn is_first(&self, head: &Head) -> bool {
         let is_other =
             |run: &Run| of(head).is_some_and(|(instance, _)| instance != run.instance_id);
-        self.0.back().is_some_and(is_other)
+        self.runs.back().is_some_and(is_other)
     }
 
     /// Whether the spool has had this batch.
     pub fn has(&self, head: &Head) -> bool {
         of(head).is_some_and(|(instance_id, place)| {
-            let mut runs = self.0.iter();
+            let mut runs = self.runs.iter();
             let run = runs.find(|run| run.instance_id == instance_id);
             run.is_some_and(|run| (run.first..=run.last).contains(&place))
         })
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.runs.is_empty()
     }
 }
 
@@ -138,6 +150,26 @@ mod tests {
         latest.note(&head("d", (0, 0)), true);
         assert!(!latest.has(&head("d", (0, 0))));
         assert!(!latest.has(&Head::default()));
+    }
+
+    /// A process scans while it attaches, and then sends what earlier ones had not delivered.
+    #[test]
+    fn batches_of_others_between_those_of_a_process_are_no_gap() {
+        let mut latest = Latest::default();
+        latest.note(&head("own", (1, 0)), false);
+        latest.note(&head("a", (7, 0)), true);
+        latest.note_skipped(&head("a", (7, 0)), true);
+        latest.note(&head("a", (8, 0)), true);
+        latest.note(&head("own", (2, 0)), true);
+        assert!(latest.has(&head("own", (1, 0))) && latest.has(&head("a", (7, 0))));
+        // The next process.
+        latest.note_skipped(&head("own", (1, 0)), false);
+        latest.note_skipped(&head("own", (2, 0)), true);
+        latest.note(&head("own", (3, 0)), true);
+        assert!(latest.has(&head("own", (1, 0))) && latest.has(&head("own", (3, 0))));
+        // Nothing tells that this one follows the eighth.
+        latest.note(&head("a", (10, 0)), true);
+        assert!(!latest.has(&head("a", (8, 0))));
     }
 
     #[test]
