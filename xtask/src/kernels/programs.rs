@@ -86,7 +86,6 @@ const MODULES: &[Module] = &[
             "what is left and taken over is decided by the agent",
             &[
                 "ten_kills_lose_no_packet",
-                "restarts_lose_no_packet",
                 "kills_lose_no_packet_of_either_direction",
             ],
         ),
