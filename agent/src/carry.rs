@@ -1,5 +1,5 @@
-//! Carries counting over a restart or a crash. [`Checkpoints`] are what this process leaves for the next one, and a
-//! [`Heritage`] is what one before it has left. [`kernel::carry`] has what is stored with the service manager.
+//! Carries counting over a restart or a crash. This process leaves [`Checkpoints`] for the next one, and takes over the
+//! [`Heritage`] of earlier ones. [`kernel::carry`] stores links and maps with the service manager.
 
 use std::mem::offset_of;
 

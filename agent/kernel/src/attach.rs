@@ -405,7 +405,7 @@ impl Attachments {
         self.carried.taken_over()
     }
 
-    /// Whether [`leave`](Self::leave) would leave everything: every link is stored. Filters stay without that.
+    /// Whether [`leave`](Self::leave) would leave everything: every link is stored. The kernel itself keeps filters.
     pub fn can_leave(&self) -> bool {
         self.carried.store.is_there() && self.detaching.is_none() && self.slots.are_all_stored()
     }

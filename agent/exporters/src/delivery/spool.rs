@@ -268,7 +268,7 @@ impl Spool {
             .is_some_and(|last| last > self.reached.seq)
     }
 
-    /// Notes that a batch came again that an earlier process has put here. The next one follows it.
+    /// Notes a repeated batch, which an earlier process has stored already. The next batch may follow it.
     pub(super) fn note_skipped(&mut self, head: &Head, lost_in_queue: Volume) {
         let point = Some((self.last.seq, lost_in_queue));
         self.latest.note_skipped(head, self.noted == point);

@@ -1,8 +1,8 @@
 //! Takes over the links and filters that a process left on an interface when it ended without detaching.
 //!
 //! If our program belongs at the same place, the link or filter is switched to it, and each packet is counted by one of
-//! the two. Otherwise the old program is removed right before ours counts. Packets between the two are not counted. The two never
-//! count at the same time.
+//! the two. Otherwise the old program is removed right before ours counts, and packets in between are not counted. The
+//! old and the new program never count at the same time.
 
 use std::{
     io,
@@ -39,8 +39,8 @@ pub struct TakenOver {
     pub links: u64,
     /// Links that were detached instead, and links whose interface is gone.
     pub removed: u64,
-    /// How often one program was detached before another one was attached in its place, or what it had counted is lost.
-    /// Packets between the two, or since its last scan, are not counted.
+    /// Hooks at which packets were not counted: the old program was detached before the new one was attached, or the old
+    /// program's table is gone.
     pub gaps: u64,
 }
 
@@ -234,9 +234,8 @@ impl Takeover {
         counting
     }
 
-    /// Puts a program in the place of the filter that a predecessor has left in one direction of an interface. Returns
-    /// whether that is done: otherwise [`Self::clear`] must remove what is there. A predecessor's link is not replaced
-    /// by a filter.
+    /// Replaces a predecessor's filter in one direction of an interface. On `false`, call [`Self::clear`]: there is no
+    /// such filter, the kernel refused, or a predecessor's link is there, which a filter cannot replace.
     pub(super) fn replace_filter(
         &mut self,
         (id, link): (InterfaceId, &Link),

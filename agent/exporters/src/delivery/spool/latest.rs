@@ -58,7 +58,7 @@ impl Latest {
         }
     }
 
-    /// Notes a batch that came again, which the spool [has](Self::has). What is noted next may follow it.
+    /// Notes a repeated batch, which the spool already [has](Self::has). The next batch may follow it.
     pub fn note_skipped(&mut self, head: &Head, follows: bool) {
         self.stretch += u64::from(!follows);
         if let Some((instance_id, _)) = of(head)
