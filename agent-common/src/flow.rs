@@ -83,6 +83,13 @@ impl FlowKey {
         unsafe { &*(&raw const *self).cast() }
     }
 
+    /// The key that has these [`words`](Self::words).
+    #[must_use]
+    pub const fn from_words(words: [u64; Self::WORDS]) -> Self {
+        // SAFETY: as above, and a key may have any bits.
+        unsafe { core::mem::transmute(words) }
+    }
+
     /// The key in 32-bit words, from which its hash is computed.
     #[inline(always)]
     pub const fn halves(&self) -> &[u32; 2 * Self::WORDS] {

@@ -21,6 +21,7 @@ use proto::{
     },
     record::Record,
 };
+use serde::{Deserialize, Serialize};
 use sys::clock;
 
 use crate::names::Names;
@@ -67,8 +68,8 @@ pub struct ScanTrailer<'a> {
 }
 
 /// The values of `FlowBatch.report_interval_ns` and `FlowBatch.report_interval_asked`.
-#[derive(Clone, Copy, Default)]
-struct ReportInterval {
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub struct ReportInterval {
     ns: u64,
     is_asked: bool,
 }
@@ -150,6 +151,19 @@ impl BatchEncoder {
         if self.reports.ns >= self.longest.ns {
             self.longest = self.reports;
         }
+    }
+
+    /// The report interval that the next scan reports.
+    pub fn report_interval(&self) -> ReportInterval {
+        self.longest
+    }
+
+    /// An encoder for another agent that had these settings.
+    pub fn of_another(identity: Identity, sampling: Sampling, reports: ReportInterval) -> Self {
+        let mut encoder = Self::new(Arc::new(identity));
+        encoder.sampling = sampling;
+        (encoder.reports, encoder.longest) = (reports, reports);
+        encoder
     }
 
     /// Another encoder for the same agent, with the same settings.

@@ -53,6 +53,7 @@ use self::{
 };
 use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
+pub use entry::{Malformed, read_unreported};
 pub use failed::Failed;
 
 #[derive(Clone, Copy, Debug)]
@@ -433,6 +434,15 @@ impl Replica {
     /// Packets and bytes that were taken in and are in no record yet, since their report interval is not over.
     pub fn waiting(&self) -> Pair {
         self.reports.waiting()
+    }
+
+    /// Appends the flows with such packets to `out`, for [`read_unreported`]. Call this between two scans.
+    pub fn write_unreported(&self, out: &mut Vec<u8>) {
+        if self.waiting() != Pair::default() {
+            for (slot, unreported) in self.reports.all_unreported() {
+                self.slab[slot].write_unreported(unreported, out);
+            }
+        }
     }
 
     pub fn len(&self) -> usize {

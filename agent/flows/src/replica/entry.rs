@@ -18,6 +18,10 @@ use super::{
     waiting::{self, only_direction},
 };
 
+mod unreported;
+
+pub use unreported::{Malformed, read_unreported};
+
 const NOT_IN_AN_OPENING_SYN: u8 = tcp_flags::ACK | tcp_flags::FIN | tcp_flags::RST;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

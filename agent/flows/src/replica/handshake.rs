@@ -25,6 +25,14 @@ impl Handshake {
         Self(bits)
     }
 
+    pub fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
     /// Adds the flags of `other`; the first packet stays the same.
     #[must_use]
     pub fn with_flags_of(self, other: Self) -> Self {

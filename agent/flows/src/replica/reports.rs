@@ -137,6 +137,13 @@ impl Reports {
         waiting.map_or_else(Default::default, |waiting| waiting.unreported.counts)
     }
 
+    /// The slots of all flows with unreported counts.
+    pub fn all_unreported(&self) -> impl Iterator<Item = (u32, &Unreported)> {
+        let waiting = (0..).zip(&self.waiting);
+        let held = waiting.map(|(slot, waiting)| (slot, &waiting.unreported));
+        held.filter(|(_, unreported)| !unreported.is_empty())
+    }
+
     /// No reported packet came later than this, since boot. `None` if nothing waits.
     pub fn told_until_ns(&self, slot: u32) -> Option<u64> {
         let Waiting {

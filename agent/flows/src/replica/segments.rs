@@ -22,6 +22,14 @@ impl Segments {
     /// The RST came in an earlier window.
     const IS_EARLIER: u8 = 64;
 
+    pub fn from_bits(bits: u8) -> Self {
+        Self(bits)
+    }
+
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
     /// Starts a window later than all before.
     pub fn begin_window(&mut self) {
         if self.is_reset() {

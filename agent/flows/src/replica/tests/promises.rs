@@ -92,6 +92,29 @@ fn nothing_is_due(replica: &Replica) {
     }
 }
 
+/// Checks that a successor makes the records that this replica would make if it ended now. Returns their counts.
+fn unreported_for_a_successor(replica: &Replica) -> Counts {
+    let expected = replica.reports.all_unreported().map(|(slot, unreported)| {
+        let reason = match replica.slab[slot].state {
+            State::Closing => EndReason::EndOfFlow,
+            State::Living | State::Free => EndReason::ForcedEnd,
+        };
+        format!(
+            "{:?}",
+            replica.record(slot, replica.clock, *unreported, Some(reason))
+        )
+    });
+    let (mut held, mut found, mut sum) = (Vec::new(), Vec::new(), Counts::default());
+    replica.write_unreported(&mut held);
+    read_unreported(&held, replica.clock, &mut |record| {
+        found.push(format!("{record:?}"));
+        record.delta().into_iter().for_each(|delta| sum += delta);
+    })
+    .unwrap();
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    sum
+}
+
 /// Key, seconds before the scan, flags in both directions, packets.
 type Op = (u32, u64, [u8; 2], [u64; 2]);
 
@@ -141,6 +164,9 @@ fn play(max_flows: usize, scans: &[Vec<Op>], report_seconds: u64) -> u64 {
         assert!(puts_off || replica.len() == listener.living.len());
         assert!(!is_over && puts_off || listener.all == fed);
         listener.compare(&replica);
+        let mut all = unreported_for_a_successor(&replica);
+        all += listener.all;
+        assert_eq!(all, fed);
     }
     let living: HashSet<FlowKey> = listener.living.keys().copied().collect();
     let mut forced = HashSet::new();

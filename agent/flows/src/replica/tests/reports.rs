@@ -193,3 +193,21 @@ fn a_report_interval_of_six_scans_makes_a_sixth_of_the_records_however_many_scan
     assert_eq!(minute(Duration::ZERO, 4), (75_000, 75_000));
     assert_eq!(minute(Duration::from_mins(1), 4), (5_000, 75_000));
 }
+
+#[test]
+fn flows_that_are_not_whole_are_refused() {
+    let mut replica = replica(8);
+    replica.report_every(Duration::from_mins(1));
+    scan(&mut replica, 1, &[(1, counters(1, &[SYN, ACK], &[ACK]))]);
+    let mut held = Vec::new();
+    replica.write_unreported(&mut held);
+    assert!(held.len() < 80, "{}", held.len());
+    let read = |bytes: &[u8]| read_unreported(bytes, clock(2), &mut |_| {}).is_ok();
+    assert!(read(&held) && read(&[]));
+    assert!((1..held.len()).all(|end| !read(&held[..end])));
+    // The last word has small fields, none of which has so large a number.
+    held.pop();
+    held.extend([0xff; 9]);
+    held.push(1);
+    assert!(!read(&held));
+}
