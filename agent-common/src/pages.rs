@@ -10,6 +10,8 @@ pub struct Switches {
     pub page: u32,
     /// The slot of the rule set + 1; 0 without rules.
     pub rule_set: u32,
+    /// From this reading of the kernel's tick counter on, the programs count nothing.
+    pub count_until_jiffies: u64,
     /// By page. The size of the page in use does not change.
     pub sizes: [PageSize; 2],
 }
@@ -44,11 +46,14 @@ impl Switches {
                 size.sample_below,
             ]
         };
-        let words = [self.page, self.rule_set];
-        let words = words.into_iter().chain(of(first)).chain(of(second));
+        let words = [self.page, self.rule_set].map(u32::to_ne_bytes);
+        let until = self.count_until_jiffies.to_ne_bytes();
+        let sizes = of(first).into_iter().chain(of(second));
+        let all = words.into_iter().flatten().chain(until);
+        let all = all.chain(sizes.flat_map(u32::to_ne_bytes));
         let mut bytes = [0; Self::LEN_BYTES];
-        for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_ne_bytes());
+        for (byte, one) in bytes.iter_mut().zip(all) {
+            *byte = one;
         }
         bytes
     }
@@ -86,17 +91,24 @@ mod tests {
         let switches = Switches {
             page: 1,
             rule_set: 2,
+            count_until_jiffies: 11 | 12 << 32,
             sizes: [size(3), size(7)],
         };
-        let words = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10].map(u32::to_ne_bytes);
+        let until = if cfg!(target_endian = "little") {
+            [11, 12]
+        } else {
+            [12, 11]
+        };
+        let words = [&[1, 2][..], &until, &[3, 4, 5, 6, 7, 8, 9, 10]].concat();
+        let words: [_; 12] = core::array::from_fn(|at| u32::to_ne_bytes(words[at]));
         assert_eq!(switches.to_bytes(), words.concat()[..]);
         let at = |offset: usize| switches.to_bytes()[offset..][..4].to_vec();
         assert_eq!(at(core::mem::offset_of!(Switches, rule_set)), words[1]);
-        assert_eq!(at(core::mem::offset_of!(Switches, sizes)), words[2]);
+        assert_eq!(at(core::mem::offset_of!(Switches, sizes)), words[4]);
         let second = core::mem::offset_of!(Switches, sizes) + size_of::<PageSize>();
         assert_eq!(
             at(second + core::mem::offset_of!(PageSize, mark_flows)),
-            words[7]
+            words[9]
         );
     }
 }

@@ -1,16 +1,17 @@
-//! The switches that userspace sets: the page on which packets are counted, and the set of filter rules.
+//! The switches that userspace sets: the page on which packets are counted and until when, and the set of filter rules.
 
 use core::cell::UnsafeCell;
 
 use agent_common::{PageSize, Switches};
 
-use crate::bounds::masked;
+use crate::{bounds::masked, clock};
 
 /// To flip, userspace stores another value and waits until all running programs have ended.
 #[unsafe(no_mangle)]
 static SWITCHES: Shared = Shared(UnsafeCell::new(Switches {
     page: 0,
     rule_set: 0,
+    count_until_jiffies: 0,
     sizes: [const {
         PageSize {
             windows: 0,
@@ -27,13 +28,19 @@ struct Shared(UnsafeCell<Switches>);
 // SAFETY: programs only read it, one aligned word at a time. Userspace writes it by a map update.
 unsafe impl Sync for Shared {}
 
-/// The page, or `None` if counting is off. A program calls this once a packet and uses the result for both the table
-/// and the account.
+/// The page, or `None` if counting is off or its lease is over. A program calls this once a packet and uses the result
+/// for both the table and the account.
 #[inline(always)]
 pub fn current() -> Option<u32> {
+    let switches = SWITCHES.0.get();
     // SAFETY: the static lives as long as the program; volatile, since userspace changes it.
-    let page = unsafe { (&raw const (*SWITCHES.0.get()).page).read_volatile() };
-    (page < Switches::OFF).then_some(page)
+    let (page, until) = unsafe {
+        (
+            (&raw const (*switches).page).read_volatile(),
+            (&raw const (*switches).count_until_jiffies).read_volatile(),
+        )
+    };
+    (page < Switches::OFF && clock::jiffies() < until).then_some(page)
 }
 
 /// The slot of the rule set, or `None` without rules. A program calls this once a packet.

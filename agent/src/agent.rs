@@ -41,7 +41,7 @@ use server::{
     metrics::{self, MetricsListener, TimePrograms},
     scanner_requests::ScannerClient,
 };
-use sys::process_memory;
+use sys::{clock, process_memory};
 use tls::server::{ReloadableServerTls, ServerTls};
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -98,6 +98,8 @@ pub struct Config {
     /// How full a page may get, in percent, before it is drained early. 0 always waits for the interval.
     pub early_scan_percent: u32,
     pub scan_interval: Duration,
+    /// How long the programs count after a scan was due; zero never ends.
+    pub lease: Duration,
     pub replica: ReplicaSettings,
     pub rules: Vec<Rule>,
     /// Counts one in this many flows; 0 counts every flow.
@@ -136,6 +138,7 @@ impl Config {
             idle_timeout: self.replica.idle_timeout,
             linger: self.replica.linger,
             report_interval: self.replica.report_interval,
+            lease: self.lease,
         }
     }
 }
@@ -236,7 +239,11 @@ impl Agent {
         if config.bpf_log_level != 0 {
             forward_logs(&mut kernel)?;
         }
-        let checkpoints = carrying.start(&mut kernel, config.sample_rate)?;
+        let now = clock::at(kernel.clocks()?, 0);
+        kernel
+            .pages
+            .set_lease(config.times().lease().end_jiffies(now))?;
+        let checkpoints = carrying.start(&mut kernel, &identity, config.sample_rate)?;
         // Before the first scan, so that the outputs get every batch.
         outputs.replace(config.outputs.clone());
         Ok(Self {
@@ -334,19 +341,20 @@ impl Agent {
         let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
         let to_watch = to_watch(selected, slots, &config, &rules);
-        let (of_links, keep, heritages) = carrying.open();
+        let inherited = carrying.open();
         let (attachments, reports) =
-            Attachments::start(&mut kernel, to_watch, of_links, config.attach)?;
+            Attachments::start(&mut kernel, to_watch, inherited.links, config.attach)?;
         let (replica, names) = supplied(&enrichment, config.replica);
         let scanner = Scanner::new(ScannerParts {
             kernel,
             attachments,
             replica,
             encoder: encoder(&identity, &config, names),
+            lease: config.times().lease(),
             enrichment,
             hub: hub.clone(),
             checkpoints,
-            keep,
+            keep: inherited.keep,
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;
@@ -384,7 +392,8 @@ impl Agent {
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),
-            heritages,
+            heritages: inherited.heritages,
+            orphans: inherited.orphans,
             selecting: JoinSet::new(),
         };
         tokio::spawn(manager.clone().show(statuses.clone()));

@@ -3,13 +3,16 @@
 
 use std::mem::offset_of;
 
-use agent_common::{FlowCounters, FlowKey, Reason, Senders, account, slots};
+use agent_common::{FlowCounters, FlowKey, HookAccount, Pair, Reason, Senders, account, slots};
 use anyhow::Result;
+use flows::encoder::ReportInterval;
 use kernel::{
     attach,
     carry::{Inheritance, Keep, Predecessor},
     load::Kernel,
+    pages::Pages,
 };
+use proto::batch::Identity;
 use serde::{Deserialize, Serialize};
 use server::Stored as StoredFile;
 use sys::{clock, fd_store::FdStore};
@@ -21,7 +24,8 @@ mod heritage;
 mod ledger;
 
 pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES};
-pub use heritage::Heritage;
+use heritage::Opened;
+pub use heritage::{Heritage, Orphan};
 
 /// The part that ends once everything of the predecessors is taken over.
 pub struct Carrying {
@@ -37,27 +41,47 @@ impl Carrying {
     }
 
     /// Stores what a successor of this process needs.
-    pub fn start(&self, kernel: &mut Kernel, sample_rate: u32) -> Result<Option<Checkpoints>> {
+    pub fn start(
+        &self,
+        kernel: &mut Kernel,
+        identity: &Identity,
+        sample_rate: u32,
+    ) -> Result<Option<Checkpoints>> {
         let now_unix_ns = clock::unix_ns(clock::at(kernel.clocks()?, 0));
         Ok(Checkpoints::start(
             &self.keep,
             kernel,
+            identity,
             sample_rate,
             now_unix_ns,
         ))
     }
 
-    /// Opens what is to be taken over: links, and tables of processes.
-    pub fn open(self) -> (attach::Carry, Keep, Vec<Heritage>) {
+    /// Opens what is to be taken over.
+    pub fn open(self) -> Inherited {
         let Self { keep, inheritance } = self;
-        let heritages = heritages(inheritance.predecessors, &keep);
-        let of_links = attach::Carry {
+        let (heritages, orphans) = open_all(inheritance.predecessors, &keep);
+        let links = attach::Carry {
             inherited: inheritance.links,
             has_maps: !heritages.is_empty(),
             keep: keep.clone(),
         };
-        (of_links, keep, heritages)
+        Inherited {
+            links,
+            keep,
+            heritages,
+            orphans,
+        }
     }
+}
+
+/// What earlier processes have left.
+pub struct Inherited {
+    pub links: attach::Carry,
+    pub keep: Keep,
+    /// The oldest first.
+    pub heritages: Vec<Heritage>,
+    pub orphans: Vec<Orphan>,
 }
 
 /// Where to store what a successor needs, and what predecessors have stored. If counting is not to be carried over,
@@ -109,13 +133,14 @@ async fn inherit(wants: bool, stored: Vec<StoredFile>, instance: &str) -> (Keep,
 }
 
 /// Opens what predecessors have left, the oldest first. What cannot be read is forgotten, and the log says so.
-fn heritages(predecessors: Vec<Predecessor>, keep: &Keep) -> Vec<Heritage> {
-    let mut opened = Vec::new();
+fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> (Vec<Heritage>, Vec<Orphan>) {
+    let (mut opened, mut orphans) = (Vec::new(), Vec::new());
     for predecessor in predecessors {
         let instance = predecessor.instance.clone();
         let files: Vec<_> = predecessor.files.keys().cloned().collect();
         match Heritage::open(predecessor) {
-            Ok(heritage) => opened.push(heritage),
+            Ok(Opened::Heritage(heritage)) => opened.push(*heritage),
+            Ok(Opened::Orphan(orphan)) => orphans.push(orphan),
             Err(error) => {
                 tracing::warn!(
                     instance,
@@ -138,21 +163,37 @@ fn heritages(predecessors: Vec<Predecessor>, keep: &Keep) -> Vec<Heritage> {
         is_left
     });
     opened.sort_by_key(Heritage::window_end_unix_ns);
-    opened
+    (opened, orphans)
 }
 
-/// What a successor needs besides maps and batches.
+/// The part of a [`State`] that all versions have.
+#[derive(Deserialize)]
+struct Outline {
+    layout: String,
+    #[serde(default)]
+    layout_of_accounts: String,
+    accounts_per_page: u32,
+    cpus: u32,
+    accounts: [Vec<[u64; 2]>; 2],
+}
+
+/// What a successor needs besides maps and batches. Give a new field a default: the successor may have another version.
 #[derive(Deserialize, Serialize)]
 struct State {
     /// See [`layout`].
     layout: String,
+    #[serde(default)]
+    layout_of_accounts: String,
     senders: u32,
     accounts_per_page: u32,
     cpus: u32,
     /// The pages that were read for this commit, and that are empty once the commit is marked as cleared.
+    #[serde(default)]
     pages: Vec<u32>,
     /// Some hook counted inexactly, or without VLAN tags.
+    #[serde(default)]
     is_inexact: bool,
+    #[serde(default)]
     are_tags_unknown: bool,
     /// What all accounts of each page had when it was read last: packets and bytes by reason.
     accounts: [Vec<[u64; 2]>; 2],
@@ -164,29 +205,113 @@ struct State {
     batches: Vec<ledger::Stored>,
     /// The predecessors whose maps have been drained by this process.
     drained: Vec<String>,
-    /// What waits for its report interval, and is in no batch yet.
-    waiting_packets: u64,
-    waiting_bytes: u64,
+    /// An encoded message.
+    #[serde(default)]
+    identity: Vec<u8>,
+    /// When its programs stop counting, by the kernel's tick counter.
+    #[serde(default = "no_lease")]
+    lease_jiffies: u64,
+    #[serde(default)]
+    last_scan: LastScan,
+    #[serde(default)]
+    unreported: ledger::Unreported,
+}
+
+fn no_lease() -> u64 {
+    Pages::NO_LEASE
+}
+
+/// A scan, after which a successor can report the flows that still wait for a report as the next one.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct LastScan {
+    pub id: u64,
+    pub table_capacity: u64,
+    pub report_interval: ReportInterval,
+    /// Packets and bytes that wait.
+    waiting: [u64; 2],
+    /// The sum of all hooks: packets and bytes by reason.
+    account: Vec<[u64; 2]>,
+}
+
+impl LastScan {
+    /// `waiting` is what waits for a report.
+    pub fn new(
+        id: u64,
+        table_capacity: u64,
+        report_interval: ReportInterval,
+        waiting: Pair,
+        account: &HookAccount,
+    ) -> Self {
+        Self {
+            id,
+            table_capacity,
+            report_interval,
+            waiting: [waiting.packets, waiting.bytes],
+            account: to_pairs(account),
+        }
+    }
+
+    pub fn waiting(&self) -> Pair {
+        let [packets, bytes] = self.waiting;
+        Pair { packets, bytes }
+    }
+
+    pub fn account(&self) -> HookAccount {
+        from_pairs(&self.account)
+    }
+}
+
+/// Packets and bytes by reason.
+fn to_pairs(account: &HookAccount) -> Vec<[u64; 2]> {
+    let pairs = account.counters.iter();
+    pairs.map(|pair| [pair.packets, pair.bytes]).collect()
+}
+
+fn from_pairs(pairs: &[[u64; 2]]) -> HookAccount {
+    let mut account = HookAccount::default();
+    for (pair, &[packets, bytes]) in account.counters.iter_mut().zip(pairs) {
+        *pair = Pair { packets, bytes };
+    }
+    account
 }
 
 /// Describes everything that this process reads of maps that another process made. Maps of another layout are not read.
 fn layout() -> String {
     /// Change it with the meaning of any field that keeps its size and place.
     const VERSION: u32 = 1;
+    let [common, rare, pending] = sizes_of_accounts();
     let sizes = [
         size_of::<FlowKey>(),
         size_of::<FlowCounters>(),
         size_of::<slots::Window>(),
         size_of::<Senders>(),
-        size_of::<account::Common>(),
-        size_of::<account::Rare>(),
-        size_of::<account::AllPending>(),
+        common,
+        rare,
+        pending,
         offset_of!(FlowKey, encapsulation),
         offset_of!(FlowCounters, first_seen_ns),
         offset_of!(FlowCounters, state),
     ];
-    let reasons = Reason::ALL.iter().map(|reason| reason.name());
-    let sizes = sizes.map(|size| size.to_string());
-    let reasons: Vec<_> = reasons.collect();
-    format!("{VERSION} {} {}", sizes.join(" "), reasons.join(" "))
+    described(VERSION, &sizes)
+}
+
+/// The same for the accounts alone.
+fn layout_of_accounts() -> String {
+    const VERSION: u32 = 1;
+    described(VERSION, &sizes_of_accounts())
+}
+
+fn sizes_of_accounts() -> [usize; 3] {
+    [
+        size_of::<account::Common>(),
+        size_of::<account::Rare>(),
+        size_of::<account::AllPending>(),
+    ]
+}
+
+fn described(version: u32, sizes: &[usize]) -> String {
+    let reasons = Reason::ALL.iter().map(|reason| reason.name().to_owned());
+    let words = sizes.iter().map(usize::to_string).chain(reasons);
+    let words: Vec<_> = [version.to_string()].into_iter().chain(words).collect();
+    words.join(" ")
 }

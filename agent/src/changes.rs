@@ -8,6 +8,8 @@ use kernel::{interfaces::Selection, rule_maps::PlacedRules};
 use server::active_rules::Stopping;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::scan::Lease;
+
 /// How often the table is drained, and how long flows are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
@@ -17,6 +19,17 @@ pub struct Times {
     pub linger: Duration,
     /// The shortest time between two reports of a living flow; zero reports it in every scan.
     pub report_interval: Duration,
+    /// How long the programs count after a scan was due; zero never ends.
+    pub lease: Duration,
+}
+
+impl Times {
+    pub fn lease(&self) -> Lease {
+        Lease {
+            length: self.lease,
+            scan_interval: self.scan_interval,
+        }
+    }
 }
 
 /// A change that the scanning task makes.

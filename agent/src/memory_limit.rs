@@ -16,6 +16,8 @@ const BYTES_PER_FLOW_BEHIND: u64 = 200;
 const TRACKED_BYTES_PER_FLOW: u64 = 192;
 /// Counts that wait for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 56;
+/// The same in the ledger.
+const UNREPORTED_BYTES_PER_FLOW: u64 = 90;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with every field set takes twice as much, an IPv4 record without a tunnel less.
@@ -106,10 +108,11 @@ impl Needs {
         } else {
             0
         };
-        let waiting = if self.reports_late {
-            WAITING_BYTES_PER_FLOW
+        let (waiting, unreported) = if self.reports_late {
+            let unreported = tables.max_tracked_flows * UNREPORTED_BYTES_PER_FLOW;
+            (WAITING_BYTES_PER_FLOW, unreported)
         } else {
-            0
+            (0, 0)
         };
         let accounts = account::Layout::of(tables.max_interfaces, self.possible_cpus);
         // An earlier process's are there until they are drained.
@@ -123,7 +126,7 @@ impl Needs {
         let (sets, ledger) = if self.carries_over {
             let batches =
                 MOST_UNDELIVERED_BYTES as u64 + u64::from(tables.max_flows) * RECORD_BYTES;
-            (2, COPIES_FOR_THE_LEDGER * batches)
+            (2, COPIES_FOR_THE_LEDGER * (batches + unreported))
         } else {
             (1, 0)
         };

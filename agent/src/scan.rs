@@ -41,12 +41,13 @@ use sys::{
     log_limit::LogLimit,
 };
 
-use crate::carry::{Checkpoint, Checkpoints};
+use crate::carry::{Checkpoint, Checkpoints, LastScan};
 
 mod carried;
 mod durations;
 mod hooks;
 mod interfaces;
+mod lease;
 mod snapshot;
 mod traffic;
 
@@ -54,6 +55,7 @@ pub use carried::CarriedOver;
 pub use durations::Durations;
 pub use hooks::HookState;
 pub use interfaces::{Interfaces, Watched};
+pub use lease::Lease;
 use snapshot::Taking;
 pub use traffic::ByProtocol;
 use traffic::Drained;
@@ -75,6 +77,8 @@ pub struct ScanStats {
     pub flip_waits: Durations,
     /// How late the scans that the interval triggered began.
     pub lateness: Durations,
+    /// For how long the programs have counted nothing, since their lease was over.
+    pub lapsed_ns: u64,
 }
 
 /// Interfaces that have left. Their hooks are not in [`Scanner::hooks`].
@@ -125,6 +129,7 @@ pub struct Scanner {
     taking: Option<Taking>,
     completed: Option<Result<Snapshot, RequestError>>,
     encoder: BatchEncoder,
+    lease: Lease,
     sample_rates: SampleRates,
     out: Out,
     interfaces: Interfaces,
@@ -155,6 +160,8 @@ pub struct ScannerParts {
     pub replica: Replica,
     /// Created with the sample rate of the settings.
     pub encoder: BatchEncoder,
+    /// The programs have it.
+    pub lease: Lease,
     pub hub: Hub,
     pub interfaces: Interfaces,
     /// Keyed by network namespace.
@@ -208,6 +215,7 @@ impl Scanner {
             completed: None,
             sample_rates: SampleRates::all(parts.encoder.sample_rate()),
             encoder: parts.encoder,
+            lease: parts.lease,
             out: Out {
                 hub: parts.hub,
                 checkpoints: parts.checkpoints,
@@ -298,6 +306,7 @@ impl Scanner {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
         let (scan_clock, set_by_ns) = self.clock()?;
+        self.renew_lease(scan_clock);
 
         // The programs have already forgotten these interfaces, so everything counted there is on the pages that this
         // scan drains.
@@ -478,9 +487,13 @@ impl Scanner {
             hooks,
             sample_rates,
             replica,
+            encoder,
+            stats,
+            account,
             ..
         } = self;
         if let Some(checkpoints) = checkpoints {
+            checkpoints.note_unreported(replica);
             let checkpoint = Checkpoint {
                 pages,
                 is_inexact: hooks.iter().any(|state| state.hook.is_inexact()),
@@ -488,7 +501,14 @@ impl Scanner {
                 window_end_unix_ns,
                 sample_rate: sample_rates.current,
                 interfaces: interfaces.messages(),
-                waiting: replica.waiting(),
+                lease_jiffies: kernel.pages.lease_jiffies(),
+                last_scan: LastScan::new(
+                    stats.count,
+                    kernel.pages.capacity().into(),
+                    encoder.report_interval(),
+                    replica.waiting(),
+                    account,
+                ),
             };
             checkpoints.commit(kernel, &checkpoint, hub);
         }

@@ -84,6 +84,7 @@ pub fn agent_status(
             durations: Some(durations(counts.durations)),
             flip_waits: Some(durations(counts.flip_waits)),
             lateness: Some(durations(counts.lateness)),
+            lapsed_ns: counts.lapsed_ns,
         }),
         memory: Some(proto::MemoryStatus {
             resident_bytes: process_memory::resident_bytes(),
@@ -127,17 +128,21 @@ pub fn agent_status(
 fn carried_over(scanner: &Scanner) -> Option<proto::CarriedOver> {
     let maps = scanner.carried_over;
     let links = scanner.taken_over_links();
-    let is_something = maps.processes != 0 || links.links != 0 || links.gaps != 0;
+    let is_something =
+        maps.processes != 0 || maps.orphans != 0 || links.links != 0 || links.gaps != 0;
     is_something.then_some(proto::CarriedOver {
         processes: maps.processes,
         flows: maps.flows,
         seen_packets: maps.seen.packets,
         seen_bytes: maps.seen.bytes,
         repeated_batches: maps.repeated_batches,
-        unreported_packets: maps.unreported.packets,
-        unreported_bytes: maps.unreported.bytes,
+        waiting_packets: maps.waiting.packets,
+        waiting_bytes: maps.waiting.bytes,
         links: links.links,
         gaps: links.gaps,
+        orphans: maps.orphans,
+        orphaned_packets: maps.orphaned.packets,
+        orphaned_bytes: maps.orphaned.bytes,
     })
 }
 

@@ -97,6 +97,9 @@ pub struct Pages {
 }
 
 impl Pages {
+    /// The lease of programs that count for ever.
+    pub const NO_LEASE: u64 = u64::MAX;
+
     /// Creates both pages and hands them to the programs. `factors` must be the programs' own hash factors.
     pub fn create(maps: Maps, bounds: Bounds, factors: [u64; Hash::FACTORS]) -> Result<Self> {
         let mark = Mark {
@@ -131,6 +134,7 @@ impl Pages {
             variables_len_bytes,
             switches: Switches {
                 sizes,
+                count_until_jiffies: Self::NO_LEASE,
                 ..Switches::default()
             },
             mark,
@@ -168,6 +172,23 @@ impl Pages {
         }
         self.keep = keep;
         Ok(())
+    }
+
+    /// Makes the programs stop counting at this reading of the kernel's tick counter, unless it is set again before.
+    pub fn set_lease(&mut self, until_jiffies: u64) -> Result<()> {
+        self.renew_lease_with_flip(until_jiffies);
+        self.store(self.switches)
+            .context("tell the programs until when they count")
+    }
+
+    /// The same with the next flip.
+    pub fn renew_lease_with_flip(&mut self, until_jiffies: u64) {
+        self.switches.count_until_jiffies = until_jiffies;
+    }
+
+    /// Until when the programs count.
+    pub fn lease_jiffies(&self) -> u64 {
+        self.switches.count_until_jiffies
     }
 
     fn place_all(&self, index: u32) -> io::Result<()> {

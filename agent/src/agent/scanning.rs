@@ -20,7 +20,7 @@ use super::{
     wakes::{Wake, Wakes},
 };
 use crate::{
-    carry::Heritage,
+    carry::{Heritage, Orphan},
     changes::{Change, Request, Times},
     scan::Scanner,
     service_manager::{self, Watchdog},
@@ -48,6 +48,7 @@ pub(super) struct Scanning {
     pub watchdog: Watchdog,
     /// What earlier processes have counted, until all hooks are attached.
     pub heritages: Vec<Heritage>,
+    pub orphans: Vec<Orphan>,
     /// Selection changes in progress, each with the client that waits for it.
     pub selecting: JoinSet<oneshot::Sender<Result<()>>>,
 }
@@ -282,6 +283,10 @@ impl Scanning {
     /// All hooks are attached: takes in what earlier processes have counted, since none of their programs runs any more.
     async fn carry_over(&mut self, mut scanner: Scanner) -> Result<Scanner> {
         scanner.note_progress();
+        scanner.note_lapse_of(&self.heritages)?;
+        for orphan in self.orphans.drain(..) {
+            scanner.give_up(&orphan)?;
+        }
         for heritage in self.heritages.drain(..) {
             let instance = heritage.instance.clone();
             let outcome;
@@ -362,7 +367,7 @@ impl Scanning {
                 self.times = times;
                 self.wakes.set_interval(times.scan_interval);
                 scanner.keep_flows_for(times.idle_timeout, times.linger);
-                outcome = Ok(());
+                outcome = scanner.set_lease(times.lease());
             }
             Change::Selection(selection) => {
                 self.selecting.spawn(in_force(

@@ -8,21 +8,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use agent_common::Pair;
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
+use flows::replica::Replica;
 use hub::{DEFAULT_QUEUE_BATCHES, Hub};
 use kernel::{account::Layout, carry::Keep, load::Kernel};
 use prost::Message as _;
-use proto::{Interface, batch::Batch};
+use proto::{
+    Interface,
+    batch::{Batch, Identity},
+};
 use sys::log_limit::LogLimit;
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{
-    State,
+    LastScan, State,
     heritage::Heritage,
-    layout,
-    ledger::{Ledger, Stored},
+    layout, layout_of_accounts,
+    ledger::{Ledger, Stored, Unreported},
+    to_pairs,
 };
 
 /// The batches of earlier commits that a commit repeats at most.
@@ -41,15 +45,18 @@ pub struct Checkpoint<'a> {
     pub window_end_unix_ns: u64,
     pub sample_rate: u32,
     pub interfaces: &'a [Interface],
-    /// Counts that wait for their report interval.
-    pub waiting: Pair,
+    pub lease_jiffies: u64,
+    pub last_scan: LastScan,
 }
 
 /// Keeps a ledger for a successor, and batches until they are committed.
 pub struct Checkpoints {
     keep: Keep,
     ledger: Arc<Mutex<Ledger>>,
+    identity: Vec<u8>,
     outbox: Vec<Batch>,
+    /// The flows that wait for a report after the last scan, as [`Replica::write_unreported`] writes them.
+    unreported: Vec<u8>,
     /// The batches that consumers did not have yet at the last commit, as the ledger has them.
     undelivered: VecDeque<(Stored, Bytes)>,
     drained: Vec<String>,
@@ -63,13 +70,14 @@ impl Checkpoints {
     pub(super) fn start(
         keep: &Keep,
         kernel: &mut Kernel,
+        identity: &Identity,
         sample_rate: u32,
         now_unix_ns: u64,
     ) -> Option<Self> {
         if !keep.is_there() {
             return None;
         }
-        match Self::store_all(keep, kernel, sample_rate, now_unix_ns) {
+        match Self::store_all(keep, kernel, identity, sample_rate, now_unix_ns) {
             Ok(started) => Some(started),
             Err(error) => {
                 tracing::warn!(
@@ -85,6 +93,7 @@ impl Checkpoints {
     fn store_all(
         keep: &Keep,
         kernel: &mut Kernel,
+        identity: &Identity,
         sample_rate: u32,
         now_unix_ns: u64,
     ) -> Result<Self> {
@@ -92,7 +101,9 @@ impl Checkpoints {
         let checkpoints = Self {
             keep: keep.clone(),
             ledger: Arc::new(Mutex::new(ledger)),
+            identity: identity.encode_to_vec(),
             outbox: Vec::new(),
+            unreported: Vec::new(),
             undelivered: VecDeque::new(),
             drained: Vec::new(),
             failures: LogLimit::default(),
@@ -101,6 +112,7 @@ impl Checkpoints {
         let nothing = Checkpoint {
             window_end_unix_ns: now_unix_ns,
             sample_rate,
+            lease_jiffies: kernel.pages.lease_jiffies(),
             ..Checkpoint::default()
         };
         checkpoints.try_commit(kernel, &nothing)?;
@@ -124,6 +136,13 @@ impl Checkpoints {
     /// Holds a batch back until it is committed.
     pub fn hold(&mut self, batch: &Batch) {
         self.outbox.push(batch.clone());
+    }
+
+    /// Notes the flows that still wait for a report. Call it after the scan, before its commit.
+    pub fn note_unreported(&mut self, replica: &Replica) {
+        self.unreported.clear();
+        replica.write_unreported(&mut self.unreported);
+        self.unreported.shrink_to(2 * self.unreported.len());
     }
 
     /// Commits the batches of a scan and what its page held, and then publishes the batches.
@@ -177,13 +196,10 @@ impl Checkpoints {
 
     fn try_commit(&self, kernel: &mut Kernel, checkpoint: &Checkpoint<'_>) -> Result<()> {
         let Layout { per_page, cpus } = kernel.accounts.layout();
-        let account = |page| {
-            let taken = kernel.accounts.taken(page);
-            let pairs = taken.counters.iter();
-            pairs.map(|pair| [pair.packets, pair.bytes]).collect()
-        };
+        let account = |page| to_pairs(&kernel.accounts.taken(page));
         let state = State {
             layout: layout(),
+            layout_of_accounts: layout_of_accounts(),
             senders: kernel.pages.kinds().0,
             accounts_per_page: per_page,
             cpus,
@@ -204,11 +220,13 @@ impl Checkpoints {
                 .map(|(stored, _)| stored.clone())
                 .collect(),
             drained: self.drained.clone(),
-            waiting_packets: checkpoint.waiting.packets,
-            waiting_bytes: checkpoint.waiting.bytes,
+            identity: self.identity.clone(),
+            lease_jiffies: checkpoint.lease_jiffies,
+            last_scan: checkpoint.last_scan.clone(),
+            unreported: Unreported::of(&self.unreported),
         };
         let batches = self.undelivered.iter().map(|(_, body)| &**body);
-        self.ledger().commit(&state, batches)
+        self.ledger().commit(&state, &self.unreported, batches)
     }
 
     /// Notes that the page of the last commit is empty.

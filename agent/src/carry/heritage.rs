@@ -3,17 +3,23 @@
 use std::mem;
 
 use agent_common::{FlowCounters, FlowKey, HookAccount, Pair, Reason, Senders, senders::Kinds};
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
 use kernel::{
     account::{Accounts, Layout},
     carry::Predecessor,
     pages::OldPages,
 };
 use prost::Message as _;
-use proto::{Interface, batch::Batch};
+use proto::{
+    Interface,
+    batch::{Batch, Identity},
+};
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use super::{
-    State, layout,
+    LastScan, Outline, State, from_pairs, layout, layout_of_accounts,
     ledger::{self, Commit},
 };
 
@@ -23,40 +29,87 @@ pub struct Heritage {
     /// The names of its files in the store.
     pub files: Vec<String>,
     commit: Commit<State>,
+    identity: Identity,
+    unreported_flows: Bytes,
     batches: Vec<Batch>,
     pages: OldPages,
     accounts: Accounts,
 }
 
+/// What an earlier process has left in another layout than ours. Its flows cannot be read.
+pub struct Orphan {
+    pub instance: String,
+    /// The names of its files in the store.
+    pub files: Vec<String>,
+    /// Its accounts, and what each page's had at its last scan, if their layout is ours.
+    accounts: Option<(Accounts, [HookAccount; 2])>,
+}
+
+impl Orphan {
+    /// The packets and bytes that it has counted since its last scan. None of its programs may still run.
+    pub fn seen(&self) -> Option<Pair> {
+        let (accounts, before) = self.accounts.as_ref()?;
+        let seen = |page| {
+            let since = accounts.sum_of_idle(page).since(&before[page as usize]);
+            since.get(Reason::Seen)
+        };
+        Some([0, 1].map(seen).into_iter().sum())
+    }
+}
+
+pub(super) enum Opened {
+    Heritage(Box<Heritage>),
+    Orphan(Orphan),
+}
+
 impl Heritage {
-    /// Opens what a process has left. Fails if it is incomplete, or if its layout is not ours.
-    pub(super) fn open(predecessor: Predecessor) -> Result<Self> {
+    /// Opens what a process has left. Fails if it is incomplete.
+    pub(super) fn open(predecessor: Predecessor) -> Result<Opened> {
         let Predecessor {
             instance,
             mut files,
         } = predecessor;
         let names = files.keys().cloned().collect();
         let ledger = ledger::NAMES.map(|name| files.remove(name));
-        let mut commit: Commit<State> = ledger::read(ledger.into_iter().flatten())?;
-        let batches = batches(&mut commit)?;
-        let state = &commit.state;
-        ensure!(
-            state.layout == layout(),
-            "its maps have another layout than this version's"
-        );
-        let kinds = Kinds(state.senders & Kinds::ALL.0);
-        let layout = Layout {
-            per_page: state.accounts_per_page,
-            cpus: state.cpus,
+        let commit: Commit<Value> = ledger::read(ledger.into_iter().flatten())?;
+        let outline = Outline::deserialize(&commit.state).context("read the ledger")?;
+        let accounts_layout = Layout {
+            per_page: outline.accounts_per_page,
+            cpus: outline.cpus,
         };
-        Ok(Self {
+        if outline.layout != layout() {
+            let accounts = if outline.layout_of_accounts == layout_of_accounts() {
+                let before = outline.accounts.each_ref().map(|pairs| from_pairs(pairs));
+                Some((Accounts::open(&mut files, accounts_layout)?, before))
+            } else {
+                None
+            };
+            return Ok(Opened::Orphan(Orphan {
+                instance,
+                files: names,
+                accounts,
+            }));
+        }
+        let mut commit = commit.with_state::<State>()?;
+        let mut rest = Bytes::from(mem::take(&mut commit.rest));
+        let state = &commit.state;
+        let unreported_flows = state.unreported.cut(&mut rest)?;
+        let batches = if commit.is_delivered {
+            Vec::new()
+        } else {
+            ledger::cut(rest, &state.batches)?
+        };
+        let kinds = Kinds(state.senders & Kinds::ALL.0);
+        Ok(Opened::Heritage(Box::new(Self {
             pages: OldPages::open(&mut files, kinds)?,
-            accounts: Accounts::open(&mut files, layout)?,
+            accounts: Accounts::open(&mut files, accounts_layout)?,
+            identity: Identity::decode(&*state.identity).context("read its identity")?,
             instance,
             files: names,
             commit,
+            unreported_flows,
             batches,
-        })
+        })))
     }
 
     /// The pages whose flows are in no batch.
@@ -94,11 +147,7 @@ impl Heritage {
 
     /// What all hooks counted on a page after it was read last.
     pub fn account(&self, page: u32) -> HookAccount {
-        let mut before = HookAccount::default();
-        let pairs = &self.commit.state.accounts[page as usize];
-        for (pair, &[packets, bytes]) in before.counters.iter_mut().zip(pairs) {
-            *pair = Pair { packets, bytes };
-        }
+        let before = from_pairs(&self.commit.state.accounts[page as usize]);
         self.accounts.sum_of_idle(page).since(&before)
     }
 
@@ -106,7 +155,8 @@ impl Heritage {
     pub fn unreported(&self) -> Pair {
         let pages = [0, 1].map(|page| self.account(page).get(Reason::Seen));
         let batches = self.batches.iter().map(|batch| batch.delta);
-        pages.into_iter().chain(batches).sum()
+        let all = pages.into_iter().chain(batches);
+        all.chain([self.commit.state.last_scan.waiting()]).sum()
     }
 
     /// Takes the batches of its last scan, unless all consumers have them.
@@ -122,17 +172,22 @@ impl Heritage {
         self.commit.state.sample_rate
     }
 
-    /// Packets and bytes that waited for their report interval: they are in no record.
-    pub fn waiting(&self) -> Pair {
-        let State {
-            waiting_packets,
-            waiting_bytes,
-            ..
-        } = self.commit.state;
-        Pair {
-            packets: waiting_packets,
-            bytes: waiting_bytes,
-        }
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// When its programs stop counting, by the kernel's tick counter.
+    pub fn lease_jiffies(&self) -> u64 {
+        self.commit.state.lease_jiffies
+    }
+
+    pub fn last_scan(&self) -> &LastScan {
+        &self.commit.state.last_scan
+    }
+
+    /// The flows that waited for their report interval at its last scan: see [`flows::replica::read_unreported`].
+    pub fn unreported_flows(&self) -> &[u8] {
+        &self.unreported_flows
     }
 
     /// The interfaces that its flows name.
@@ -142,13 +197,4 @@ impl Heritage {
             .filter_map(|one| Interface::decode(&one[..]).ok())
             .collect()
     }
-}
-
-/// The batches of a commit. None if all consumers have them.
-fn batches(commit: &mut Commit<State>) -> Result<Vec<Batch>> {
-    let bytes = mem::take(&mut commit.batches);
-    if commit.is_delivered {
-        return Ok(Vec::new());
-    }
-    ledger::cut(bytes.into(), &commit.state.batches)
 }

@@ -1,9 +1,9 @@
 //! The ledger: what a successor needs to know if this process ends at any moment, in a file in memory that the service
 //! manager keeps.
 //!
-//! A scan reads a page and leaves it as it is. It then commits its batches and the page's account to the ledger,
-//! publishes the batches, empties the page, and marks the page as empty. So a successor finds each packet either on a
-//! page or in the batches of the last commit, and knows which.
+//! A scan reads a page and leaves it as it is. It then commits its batches, the flows that wait for a report, and the
+//! page's account to the ledger, publishes the batches, empties the page, and marks the page as empty. So a successor
+//! finds each packet either on a page or in the last commit, and knows which.
 //!
 //! There are two files, which commits take in turns: the last one stays whole until the next one is. A commit is there
 //! once its header is: a magic number, a sequence number, the length of the state and its checksum, and two marks.
@@ -23,6 +23,7 @@ use bytes::Bytes;
 use proto::batch::Batch;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
 
 /// The names of the files in the store.
 pub const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
@@ -36,8 +37,8 @@ const STATE_AT: u64 = 48;
 /// No state is longer. Bounds what is read of a file that somebody else has written.
 const MOST_STATE_BYTES: u64 = 64 << 20;
 
-/// Nor are all batches of a scan.
-const MOST_BATCH_BYTES: u64 = 4 << 30;
+/// Nor is what follows it.
+const MOST_REST_BYTES: u64 = 4 << 30;
 
 /// Writes commits. They outlive the process if the service manager keeps the files.
 pub struct Ledger {
@@ -45,7 +46,8 @@ pub struct Ledger {
     /// Of the last commit.
     seq: u64,
     is_delivered: bool,
-    state_end: u64,
+    /// Where the batches of the last commit begin.
+    batches_at: u64,
 }
 
 impl Ledger {
@@ -59,7 +61,7 @@ impl Ledger {
             files: [first?, second?],
             seq: 0,
             is_delivered: false,
-            state_end: 0,
+            batches_at: 0,
         })
     }
 
@@ -68,10 +70,12 @@ impl Ledger {
         [(NAMES[0], first.as_fd()), (NAMES[1], second.as_fd())]
     }
 
-    /// Commits a state with the bytes of its batches, one after the other. The page of an earlier commit must be empty.
+    /// Commits a state, the flows that wait for a report, and the bytes of the batches, one after the other. The page of
+    /// an earlier commit must be empty.
     pub fn commit<'a>(
         &mut self,
         state: &impl Serialize,
+        unreported: &[u8],
         batches: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<()> {
         let state = serde_json::to_vec(state).context("write the ledger's state")?;
@@ -81,7 +85,9 @@ impl Ledger {
         file.write_all_at(&[0; STATE_AT as usize], 0)?;
         file.write_all_at(&state, STATE_AT)?;
         let mut end = STATE_AT + state.len() as u64;
-        self.state_end = end;
+        file.write_all_at(unreported, end)?;
+        end += unreported.len() as u64;
+        self.batches_at = end;
         for batch in batches {
             self.file(seq).write_all_at(batch, end)?;
             end += batch.len() as u64;
@@ -107,7 +113,7 @@ impl Ledger {
         self.is_delivered = true;
         let file = self.file(seq);
         file.write_all_at(&[1], DELIVERED_AT)?;
-        file.set_len(self.state_end)
+        file.set_len(self.batches_at)
     }
 
     /// Whether all consumers have the batches of the last commit.
@@ -153,11 +159,24 @@ fn header(seq: u64, state: &[u8]) -> [u8; HEADER_LEN_BYTES] {
 #[derive(Debug)]
 pub struct Commit<S> {
     pub state: S,
-    /// The bytes of the batches; empty if all consumers have them.
-    pub batches: Vec<u8>,
+    /// The flows that wait for a report, and the batches unless all consumers have them.
+    pub rest: Vec<u8>,
     /// Whether the page of this commit is empty.
     pub is_cleared: bool,
     pub is_delivered: bool,
+}
+
+impl Commit<Value> {
+    /// The same with its state as `S` has it.
+    pub fn with_state<S: DeserializeOwned>(self) -> Result<Commit<S>> {
+        let state = serde_json::from_value(self.state).context("read the predecessor's state")?;
+        Ok(Commit {
+            state,
+            rest: self.rest,
+            is_cleared: self.is_cleared,
+            is_delivered: self.is_delivered,
+        })
+    }
 }
 
 /// Reads the last whole commit from the files of a ledger.
@@ -178,16 +197,16 @@ pub fn read<S: DeserializeOwned>(files: impl IntoIterator<Item = OwnedFd>) -> Re
     let at = STATE_AT + state.len() as u64;
     let len = file.metadata()?.len().saturating_sub(at);
     ensure!(
-        len <= MOST_BATCH_BYTES,
+        len <= MOST_REST_BYTES,
         "the predecessor's ledger is too long"
     );
-    let mut batches = vec![0; if is_delivered { 0 } else { len as usize }];
-    file.read_exact_at(&mut batches, at)
+    let mut rest = vec![0; len as usize];
+    file.read_exact_at(&mut rest, at)
         .context("read the predecessor's batches")?;
     let state = serde_json::from_slice(&state).context("read the predecessor's state")?;
     Ok(Commit {
         state,
-        batches,
+        rest,
         is_cleared,
         is_delivered,
     })
@@ -208,6 +227,36 @@ fn whole(file: &File) -> Option<(u64, Vec<u8>)> {
     let mut state = vec![0; len as usize];
     file.read_exact_at(&mut state, STATE_AT).ok()?;
     (found == header(seq, &state)).then_some((seq, state))
+}
+
+/// The flows that wait for a report, among the bytes of a commit.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Unreported {
+    len_bytes: u64,
+    crc: u32,
+}
+
+impl Unreported {
+    pub fn of(flows: &[u8]) -> Self {
+        Self {
+            len_bytes: flows.len() as u64,
+            crc: crc32fast::hash(flows),
+        }
+    }
+
+    /// Cuts them off the rest of a commit's bytes.
+    pub fn cut(&self, rest: &mut Bytes) -> Result<Bytes> {
+        ensure!(
+            self.len_bytes <= rest.len() as u64,
+            "the predecessor's ledger lacks flows that waited for a report"
+        );
+        let flows = rest.split_to(self.len_bytes as usize);
+        ensure!(
+            crc32fast::hash(&flows) == self.crc,
+            "flows that waited for a report are not in the predecessor's ledger as they were stored"
+        );
+        Ok(flows)
+    }
 }
 
 /// Where a batch lies among the bytes of a commit.
@@ -260,7 +309,7 @@ impl Stored {
     }
 }
 
-/// Cuts the bytes of a commit into its batches.
+/// Cuts the rest of a commit's bytes into its batches.
 pub fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<Batch>> {
     let mut cut = Vec::new();
     for one in stored {
@@ -297,18 +346,18 @@ mod tests {
         let mut ledger = Ledger::create().unwrap();
         let none = read::<State>(files(&ledger)).unwrap_err().to_string();
         assert!(none.contains("no whole commit"), "{none}");
-        ledger.commit(&[1], [&b"one"[..], b"two"]).unwrap();
+        ledger.commit(&[1], b"", [&b"one"[..], b"two"]).unwrap();
         let first = found(&ledger);
-        assert_eq!((first.state, first.batches), (vec![1], b"onetwo".to_vec()));
+        assert_eq!((first.state, first.rest), (vec![1], b"onetwo".to_vec()));
         assert!(!first.is_cleared && !first.is_delivered);
         ledger.cleared().unwrap();
         assert!(found(&ledger).is_cleared);
 
-        ledger.commit(&[2, 2], [&b"three"[..]]).unwrap();
+        ledger.commit(&[2, 2], b"flows", [&b"three"[..]]).unwrap();
         let second = found(&ledger);
         assert_eq!(
-            (second.state, second.batches),
-            (vec![2, 2], b"three".to_vec())
+            (second.state, second.rest),
+            (vec![2, 2], b"flowsthree".to_vec())
         );
         assert!(!second.is_cleared);
         // A mark of an earlier commit is too late.
@@ -316,9 +365,9 @@ mod tests {
         assert!(!found(&ledger).is_delivered);
         ledger.delivered(2).unwrap();
         let second = found(&ledger);
-        assert!(second.is_delivered && second.batches.is_empty());
+        assert!(second.is_delivered && second.rest == b"flows");
 
-        ledger.commit(&[3], []).unwrap();
+        ledger.commit(&[3], b"", []).unwrap();
         assert_eq!(found(&ledger).state, [3]);
         ledger.invalidate().unwrap();
         assert!(read::<State>(files(&ledger)).is_err());
@@ -327,8 +376,8 @@ mod tests {
     #[test]
     fn whatever_bit_of_a_commit_is_flipped_the_one_before_it_counts() {
         let mut ledger = Ledger::create().unwrap();
-        ledger.commit(&[1], []).unwrap();
-        ledger.commit(&[2], []).unwrap();
+        ledger.commit(&[1], b"", []).unwrap();
+        ledger.commit(&[2], b"", []).unwrap();
         let file = ledger.file(2);
         let len = file.metadata().unwrap().len();
         for at in (0..len).filter(|at| !(CLEARED_AT..STATE_AT).contains(at)) {
@@ -345,6 +394,18 @@ mod tests {
             file.set_len(cut).unwrap();
             assert_eq!(found(&ledger).state, [1], "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn flows_that_wait_are_cut_as_they_were_stored() {
+        let flows = Unreported::of(b"flows");
+        let cut = |bytes: &'static [u8]| {
+            let mut rest = Bytes::from_static(bytes);
+            flows.cut(&mut rest).map(|flows| (flows, rest)).ok()
+        };
+        let whole = (Bytes::from_static(b"flows"), Bytes::from_static(b"batch"));
+        assert_eq!(cut(b"flowsbatch"), Some(whole));
+        assert_eq!((cut(b"flow"), cut(b"flawsbatch")), (None, None));
     }
 
     #[test]

@@ -349,10 +349,17 @@ fn carried_line(carried: &CarriedOver) -> String {
             carried.gaps
         ));
     }
-    if carried.unreported_packets != 0 {
+    if carried.orphans != 0 {
         parts.push(format!(
-            "{} packets waited for their report when a process was killed, and are in no record",
-            human::count(carried.unreported_packets)
+            "the tables of {} processes could not be read: at least {} packets are in no record",
+            carried.orphans,
+            human::count(carried.orphaned_packets)
+        ));
+    }
+    if carried.waiting_packets != 0 {
+        parts.push(format!(
+            "{} packets waited for their report when a process was killed, and were reported as its last scan",
+            human::count(carried.waiting_packets)
         ));
     }
     parts.join("; ")
@@ -516,6 +523,12 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
             fine(scans.last_flip_wait_ns),
             fine(scans.cpu_ns)
         ));
+        if scans.lapsed_ns != 0 {
+            lines.push(format!(
+                "lapsed    {} in which no packet was counted, since no scan had renewed the lease (--lease)",
+                fine(scans.lapsed_ns)
+            ));
+        }
     }
     if let Some(memory) = &status.memory {
         lines.push(format!(

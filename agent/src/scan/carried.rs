@@ -4,11 +4,14 @@ use std::collections::BTreeSet;
 
 use agent_common::{HookAccount, Pair, Reason};
 use anyhow::Result;
-use flows::encoder::Sampling;
-use sys::clock;
+use flows::{
+    encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
+    replica::read_unreported,
+};
+use sys::clock::{self, ScanClock};
 
 use super::{Purpose, Scanner, hooks::mark, sink};
-use crate::carry::Heritage;
+use crate::carry::{Heritage, Orphan};
 
 /// What was taken over from earlier processes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,8 +22,13 @@ pub struct CarriedOver {
     pub seen: Pair,
     /// Batches that were published once more, since it was not certain that all consumers had them.
     pub repeated_batches: u64,
-    /// Packets and bytes that waited for their report interval, and are in no record.
-    pub unreported: Pair,
+    /// Processes whose flows could not be read, since their tables have another layout.
+    pub orphans: u64,
+    /// Packets and bytes that these have counted since their last scan, as far as that is known. They are in no record.
+    pub orphaned: Pair,
+    /// Packets and bytes that waited for their report interval: this process has reported them as the last scan of
+    /// theirs.
+    pub waiting: Pair,
 }
 
 impl Scanner {
@@ -34,11 +42,9 @@ impl Scanner {
             self.out.publish(&batch);
             self.carried_over.repeated_batches += 1;
         }
+        self.report_for(&heritage, scan_clock)?;
         let window_end_unix_ns = clock::unix_ns(scan_clock);
-        self.encoder.sample(Sampling {
-            rate: heritage.sample_rate(),
-            is_asked: heritage.sample_rate() != self.sample_rates.own,
-        });
+        self.encoder.sample(self.sampling_of(&heritage));
         let account = account_of(&heritage);
         let refused = account.not_inserted().packets != 0;
         let seen = account.get(Reason::Seen);
@@ -86,25 +92,79 @@ impl Scanner {
         carried.processes += 1;
         carried.flows += flows;
         carried.seen += seen;
-        carried.unreported += heritage.waiting();
+        carried.waiting += heritage.last_scan().waiting();
         tracing::info!(
             instance = heritage.instance,
             flows,
             packets = seen.packets,
             bytes = seen.bytes,
+            waiting_packets = heritage.last_scan().waiting().packets,
             repeated_batches = carried.repeated_batches,
             "carried over what an earlier process had counted since its last scan"
         );
-        let waiting = heritage.waiting();
-        if waiting != Pair::default() {
-            tracing::warn!(
-                packets = waiting.packets,
-                bytes = waiting.bytes,
-                "an earlier process had counted these packets, but was killed before they were due for a report \
-                 (--report-interval): they are in no record"
-            );
-        }
         Ok(())
+    }
+
+    /// Notes what is lost of an earlier process whose tables have another layout. No program of that process may still
+    /// run.
+    pub fn give_up(&mut self, orphan: &Orphan) -> Result<()> {
+        self.kernel.pages.wait_for_programs()?;
+        let seen = orphan.seen();
+        self.out.keep.forget(&orphan.instance, &orphan.files);
+        let carried = &mut self.carried_over;
+        carried.orphans += 1;
+        carried.orphaned += seen.unwrap_or_default();
+        self.replica.note_gap();
+        tracing::warn!(
+            instance = orphan.instance,
+            packets = seen.map(|seen| seen.packets),
+            bytes = seen.map(|seen| seen.bytes),
+            "an earlier process of another version has counted these packets since its last scan, in tables that this version \
+             cannot read: they are in no record"
+        );
+        Ok(())
+    }
+
+    /// Reports the flows that waited for their report interval when their process was killed, as one more scan of that
+    /// process, whose account already has them.
+    fn report_for(&mut self, heritage: &Heritage, scan_clock: ScanClock) -> Result<()> {
+        let flows = heritage.unreported_flows();
+        if flows.is_empty() || !self.out.hub.has_consumers() {
+            return Ok(());
+        }
+        let last = heritage.last_scan();
+        let sampling = self.sampling_of(heritage);
+        let identity = heritage.identity().clone();
+        let mut encoder = BatchEncoder::of_another(identity, sampling, last.report_interval);
+        let window_end_unix_ns = heritage.window_end_unix_ns();
+        encoder.begin(&ScanHeader {
+            scan_id: last.id + 1,
+            window_start_unix_ns: window_end_unix_ns,
+            window_end_unix_ns,
+            capacity: last.table_capacity,
+            refused_in_window: false,
+            interfaces: heritage.interfaces().into(),
+        });
+        {
+            let mut sink = sink(&mut encoder, &mut self.out, true);
+            read_unreported(flows, scan_clock, &mut sink)?;
+        }
+        let trailer = ScanTrailer {
+            occupancy: 0,
+            tracked: 0,
+            account: &last.account(),
+            is_final: false,
+        };
+        encoder.finish(&trailer, &mut |batch| self.out.publish(&batch));
+        Ok(())
+    }
+
+    fn sampling_of(&self, heritage: &Heritage) -> Sampling {
+        let rate = heritage.sample_rate();
+        Sampling {
+            rate,
+            is_asked: rate != self.sample_rates.own,
+        }
     }
 }
 

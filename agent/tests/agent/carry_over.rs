@@ -30,6 +30,7 @@ use crate::{
 
 mod emptied;
 mod kills;
+mod lease;
 mod restarts;
 mod settings;
 mod steps;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Result;
-use lab::Process;
+use lab::{Process, Store};
 
 use super::{
     affinity,
@@ -26,6 +26,8 @@ struct Step {
     arguments: &'static [&'static str],
     environment: &'static [(&'static str, &'static str)],
     consumers: usize,
+    /// Has a service manager that keeps descriptors.
+    has_store: bool,
 }
 
 /// Only the traffic, without an agent.
@@ -38,30 +40,42 @@ const STEPS: &[Step] = &[
         arguments: &["--scan-interval", "1h"],
         environment: &[],
         consumers: 0,
+        has_store: false,
     },
     Step {
         name: "scanning",
         arguments: &["--scan-interval", "1s"],
         environment: &[],
         consumers: 0,
+        has_store: false,
     },
     Step {
         name: "one consumer",
         arguments: &[],
         environment: &[],
         consumers: 1,
+        has_store: false,
     },
     Step {
         name: "four consumers",
         arguments: &[],
         environment: &[],
         consumers: 3,
+        has_store: false,
     },
     Step {
         name: "json output",
         arguments: &["--output", "json"],
         environment: &[],
         consumers: 0,
+        has_store: false,
+    },
+    Step {
+        name: "carrying over",
+        arguments: &[],
+        environment: &[("FLOW_AGENT_CARRY_OVER", "true")],
+        consumers: 0,
+        has_store: true,
     },
     // The traffic has no tunnels, so this is the cost of looking for them.
     Step {
@@ -69,6 +83,7 @@ const STEPS: &[Step] = &[
         arguments: &[],
         environment: &[("FLOW_AGENT_DECAPSULATE", "true")],
         consumers: 0,
+        has_store: false,
     },
     // The traffic has no sockets, so this is the cost of looking for them.
     Step {
@@ -76,6 +91,7 @@ const STEPS: &[Step] = &[
         arguments: &["--enrich", "unit,process,tcp,rtt"],
         environment: &[],
         consumers: 0,
+        has_store: false,
     },
     // The traffic has no DNS and no ICMP errors, and the kernel drops all of it, since nothing here is addressed.
     Step {
@@ -83,18 +99,21 @@ const STEPS: &[Step] = &[
         arguments: &["--enrich", "unit,process,tcp,rtt,dns,icmp,drops"],
         environment: &[],
         consumers: 0,
+        has_store: false,
     },
     Step {
         name: "ten filter rules",
         arguments: &["--filter", FILTER],
         environment: &[],
         consumers: 0,
+        has_store: false,
     },
     Step {
         name: "debug logging",
         arguments: &["--bpf-log-level", "debug"],
         environment: &[("FLOW_AGENT_LOG", "debug")],
         consumers: 0,
+        has_store: false,
     },
 ];
 
@@ -148,6 +167,7 @@ struct Climber {
     consumers: Vec<Process>,
     agent: Agent,
     programs: BTreeSet<u32>,
+    _store: Option<Store>,
 }
 
 impl Climber {
@@ -159,7 +179,15 @@ impl Climber {
             .flat_map(|step| step.environment)
             .copied()
             .collect();
-        let mut agent = Agent::start_in(&wire.lab.agent, &arguments, &environment, setup)?;
+        let host = &wire.lab.agent;
+        let has_store = steps.iter().any(|step| step.has_store);
+        let store = has_store.then(Store::new).transpose()?;
+        let mut command = match &store {
+            Some(store) => store.command(&host.namespace, &setup.agent)?,
+            None => host.command(&setup.agent),
+        };
+        command.envs(environment);
+        let mut agent = Agent::start_by(command, host, &arguments, setup)?;
         agent.keep_off_sender()?;
         let mut consumers: Vec<Process> = (0..steps.iter().map(|step| step.consumers).sum())
             .map(|_| agent.watch())
@@ -171,6 +199,7 @@ impl Climber {
             programs: agent.program_ids()?,
             consumers,
             agent,
+            _store: store,
         })
     }
 

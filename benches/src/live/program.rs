@@ -192,18 +192,16 @@ pub struct Agent {
 impl Agent {
     /// Returns once the agent has attached its programs. `settings` are options of `flow-agent run`.
     pub fn start(host: &Host, settings: &[&str], setup: &Setup) -> Result<Self> {
-        Self::start_in(host, settings, &[], setup)
+        Self::start_by(host.command(&setup.agent), host, settings, setup)
     }
 
-    /// The same with additional environment variables.
-    pub fn start_in(
+    /// The same by a command for the agent.
+    pub fn start_by(
+        command: Command,
         host: &Host,
         settings: &[&str],
-        environment: &[(&str, &str)],
         setup: &Setup,
     ) -> Result<Self> {
-        let mut command = host.command(&setup.agent);
-        command.envs(environment.iter().copied());
         let mut agent = lab::Agent::begin(command, &host.interface, settings)?;
         agent.wait_until_counting(PATIENCE, || setup.interrupt.check())?;
         Ok(Self {

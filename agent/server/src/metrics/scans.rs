@@ -56,6 +56,13 @@ impl Shown {
             Help("flow_agent_scan_cpu_seconds", "CPU time of the scans"),
             [(Labels::new(), seconds(scans.cpu_ns))],
         )?;
+        families.counter(
+            Help(
+                "flow_agent_lapsed_seconds",
+                "Time in which the programs counted nothing, since no scan had renewed their lease",
+            ),
+            [(Labels::new(), seconds(scans.lapsed_ns))],
+        )?;
         families.histogram(
             Help(
                 "flow_agent_scan_duration_seconds",

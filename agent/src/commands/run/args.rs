@@ -271,6 +271,12 @@ pub struct Args {
           default_missing_value = "true", hide_possible_values = true, help_heading = OUTPUT)]
     pub carry_over: bool,
 
+    /// How long the kernel programs count after a scan was due. If no agent comes any more, they then only let packets
+    /// pass. 0s lets them count for ever.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LEASE", default_value = "10m",
+          value_parser = lease, help_heading = OUTPUT)]
+    pub lease: Duration,
+
     /// Stop after counting for this time, such as 10s or 2m.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_DURATION", value_parser = time, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
@@ -336,6 +342,20 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
+/// Shorter, it might end when a scan is late.
+const MIN_LEASE: Duration = Duration::from_secs(1);
+
+fn lease(text: &str) -> Result<Duration, String> {
+    let lease = time(text)?;
+    if !lease.is_zero() && lease < MIN_LEASE {
+        return Err(format!(
+            "0s, or at least {}",
+            humantime::format_duration(MIN_LEASE)
+        ));
+    }
+    Ok(lease)
+}
+
 impl Args {
     /// Builds the agent's configuration. Fails if no agent can start with these options on any machine.
     pub fn config(self) -> Result<Config> {
@@ -368,6 +388,7 @@ impl Args {
             },
             early_scan_percent: self.early_scan,
             scan_interval: self.scan_interval,
+            lease: self.lease,
             replica: ReplicaSettings {
                 max_flows: self.max_tracked_flows as usize,
                 idle_timeout: self.idle_timeout,

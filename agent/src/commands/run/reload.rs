@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// The settings that a running agent can change. [`Reload::take_over`] applies them.
-pub const TAKEN_OVER: [&str; 12] = [
+pub const TAKEN_OVER: [&str; 13] = [
     "interface",
     "exclude_interface",
     "filter",
@@ -42,6 +42,7 @@ pub const TAKEN_OVER: [&str; 12] = [
     "idle_timeout",
     "linger",
     "report_interval",
+    "lease",
     "max_consumers",
     "max_connections",
     "output",

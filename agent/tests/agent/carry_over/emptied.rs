@@ -1,6 +1,9 @@
 //! A store that is empty, full, or holds other things than an agent stored: the start is clean, and no number is wrong.
 
-use std::{fs::File, os::fd::OwnedFd};
+use std::{
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::FileExt as _},
+};
 
 use agent_common::Pair;
 use lab::{Counters, Store};
@@ -162,6 +165,60 @@ fn what_is_missing_in_the_store_is_told_and_nothing_is_counted_wrong() {
         let agent = line.start();
         assert!(warns_of_carrying(&agent) || !is_told, "{}", agent.stderr());
         packets_lacking(&line, agent, before);
+    }
+}
+
+/// Replaces a text in the state of a ledger by one of the same length, as another version would have written it.
+fn rewrite(ledger: &File, from: &str, to: &str) {
+    const HEADER_LEN_BYTES: usize = 40;
+    const STATE_AT: usize = 48;
+    let mut bytes = vec![0; ledger.metadata().unwrap().len() as usize];
+    ledger.read_exact_at(&mut bytes, 0).unwrap();
+    if bytes.len() < STATE_AT || bytes[..8] == [0; 8] {
+        return;
+    }
+    let len = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) as usize;
+    let state = String::from_utf8(bytes[STATE_AT..][..len].to_vec()).unwrap();
+    assert!(state.contains(from), "{state}");
+    let state = state.replace(from, to);
+    let crc = |bytes: &[u8]| u64::from(crc32fast::hash(bytes)).to_le_bytes();
+    bytes[24..32].copy_from_slice(&crc(state.as_bytes()));
+    let of_header = crc(&bytes[..32]);
+    bytes[32..HEADER_LEN_BYTES].copy_from_slice(&of_header);
+    bytes[STATE_AT..][..len].copy_from_slice(state.as_bytes());
+    ledger.write_all_at(&bytes, 0).unwrap();
+}
+
+#[test]
+fn tables_of_another_layout_are_given_up_and_their_packets_told() {
+    const TEST: &str = "agent::tables_of_another_layout_are_given_up_and_their_packets_told";
+    if !has_links_or_skip(TEST) {
+        return;
+    }
+    let flows = [("\"layout\":\"1 ", "\"layout\":\"9 ")];
+    let accounts = ("\"layout_of_accounts\":\"1 ", "\"layout_of_accounts\":\"9 ");
+    for (changes, is_number_known) in [(&flows[..], true), (&[flows[0], accounts], false)] {
+        let (line, before) = after_a_kill();
+        line.store
+            .change(|fds| {
+                for (name, fd) in fds {
+                    if name.contains(".ledger.") {
+                        let ledger = File::from(fd.try_clone().unwrap());
+                        for (from, to) in changes {
+                            rewrite(&ledger, from, to);
+                        }
+                    }
+                }
+            })
+            .unwrap();
+        let agent = line.start();
+        assert!(warns_of_carrying(&agent), "{}", agent.stderr());
+        let carried = || agent.status(&line.lab.agent)["carried_over"].clone();
+        wait_until("the tables are given up", || carried()["orphans"] == 1);
+        let orphaned = carried()["orphaned_packets"].as_u64().unwrap_or(0);
+        let lacking = packets_lacking(&line, agent, before);
+        assert!(lacking > 0);
+        assert_eq!(orphaned, if is_number_known { lacking } else { 0 });
     }
 }
 

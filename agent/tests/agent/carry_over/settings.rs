@@ -64,6 +64,20 @@ fn kills_lose_no_packet_with_everything_that_can_be_found_out() {
     }
 }
 
+/// The agent that follows reports what waited, for the one that was killed.
+#[test]
+fn kills_lose_no_packet_that_waits_for_its_report() {
+    if !has_links_or_skip("agent::kills_lose_no_packet_that_waits_for_its_report") {
+        return;
+    }
+    for interval in ["500ms", "1h"] {
+        let (books, rounds) = killed_with(Hook::TcIngress, &["--report-interval", interval]);
+        for port in 1000..1000 + FLOWS {
+            assert_eq!(books.packets_from(port), rounds, "{interval}: {port}");
+        }
+    }
+}
+
 /// Enough flows that each page is drained early, grows, and shrinks again in between.
 #[test]
 fn kills_lose_no_packet_while_pages_grow_and_are_drained_early() {

@@ -82,6 +82,54 @@ pub(super) const FAULTS: &[Fault] = &[
         target: agent("carry_over::restarts::restarts_lose_no_packet_on_clsact"),
     },
     Fault {
+        name: "carry: what waits for a report is not in the ledger",
+        file: "agent/src/carry/checkpoints.rs",
+        from: "replica.write_unreported(&mut self.unreported);",
+        to: "let _ = replica;",
+        target: agent("carry_over::settings::kills_lose_no_packet_that_waits_for_its_report"),
+    },
+    Fault {
+        name: "carry: what waited for a report is in a scan that the killed process had",
+        file: "agent/src/scan/carried.rs",
+        from: "scan_id: last.id + 1,",
+        to: "scan_id: last.id,",
+        target: agent("carry_over::settings::kills_lose_no_packet_that_waits_for_its_report"),
+    },
+    Fault {
+        name: "carry: programs count for ever without an agent",
+        file: "agent-ebpf/src/switches.rs",
+        from: "(page < Switches::OFF && clock::jiffies() < until).then_some(page)",
+        to: "(page < Switches::OFF && until != 0).then_some(page)",
+        target: agent(
+            "carry_over::lease::programs_without_an_agent_count_only_as_long_as_their_lease_on_tcx",
+        ),
+    },
+    Fault {
+        name: "carry: nobody says that the lease was over",
+        file: "agent/src/agent/scanning.rs",
+        from: "scanner.note_lapse_of(&self.heritages)?;",
+        to: "",
+        target: agent(
+            "carry_over::lease::programs_without_an_agent_count_only_as_long_as_their_lease_on_tcx",
+        ),
+    },
+    Fault {
+        name: "carry: a scan does not renew the lease",
+        file: "agent/src/scan.rs",
+        from: "self.renew_lease(scan_clock);",
+        to: "",
+        target: agent("carry_over::lease::no_lease_ends_while_an_agent_scans"),
+    },
+    Fault {
+        name: "carry: tables of another layout are read",
+        file: "agent/src/carry/heritage.rs",
+        from: "if outline.layout != layout() {",
+        to: "if outline.layout.is_empty() {",
+        target: agent(
+            "carry_over::emptied::tables_of_another_layout_are_given_up_and_their_packets_told",
+        ),
+    },
+    Fault {
         name: "carry: a spool takes once more what an earlier process has put there",
         file: "agent/exporters/src/delivery/backlog.rs",
         from: "batch.head().is_some_and(|head| self.earlier.has(&head))",
