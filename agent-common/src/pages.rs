@@ -91,7 +91,7 @@ mod tests {
         let switches = Switches {
             page: 1,
             rule_set: 2,
-            count_until_jiffies: 11 | 12 << 32,
+            count_until_jiffies: 0x000c_0000_000b,
             sizes: [size(3), size(7)],
         };
         let until = if cfg!(target_endian = "little") {

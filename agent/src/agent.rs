@@ -341,9 +341,9 @@ impl Agent {
         let qdiscs = NetlinkReadings::open(&namespaces)?;
         let scan_wanted = slots.scan_wanted();
         let to_watch = to_watch(selected, slots, &config, &rules);
-        let inherited = carrying.open();
+        let (links, earlier) = carrying.open();
         let (attachments, reports) =
-            Attachments::start(&mut kernel, to_watch, inherited.links, config.attach)?;
+            Attachments::start(&mut kernel, to_watch, links, config.attach)?;
         let (replica, names) = supplied(&enrichment, config.replica);
         let scanner = Scanner::new(ScannerParts {
             kernel,
@@ -354,7 +354,6 @@ impl Agent {
             enrichment,
             hub: hub.clone(),
             checkpoints,
-            keep: inherited.keep,
             interfaces: Interfaces::open(&namespaces)?,
             tags: tag_watches(&namespaces)?,
         })?;
@@ -392,8 +391,7 @@ impl Agent {
             wakes: Wakes::new(config.scan_interval, filled, scan_wanted),
             reports,
             watchdog: manager.watchdog(),
-            heritages: inherited.heritages,
-            orphans: inherited.orphans,
+            earlier,
             selecting: JoinSet::new(),
         };
         tokio::spawn(manager.clone().show(statuses.clone()));

@@ -58,7 +58,7 @@ impl Carrying {
     }
 
     /// Opens what is to be taken over.
-    pub fn open(self) -> Inherited {
+    pub fn open(self) -> (attach::Carry, Earlier) {
         let Self { keep, inheritance } = self;
         let (heritages, orphans) = open_all(inheritance.predecessors, &keep);
         let links = attach::Carry {
@@ -66,18 +66,18 @@ impl Carrying {
             has_maps: !heritages.is_empty(),
             keep: keep.clone(),
         };
-        Inherited {
-            links,
+        let earlier = Earlier {
             keep,
             heritages,
             orphans,
-        }
+        };
+        (links, earlier)
     }
 }
 
-/// What earlier processes have left.
-pub struct Inherited {
-    pub links: attach::Carry,
+/// The tables of earlier processes.
+pub struct Earlier {
+    /// What is taken over or given up is removed from here.
     pub keep: Keep,
     /// The oldest first.
     pub heritages: Vec<Heritage>,
@@ -140,7 +140,7 @@ fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> (Vec<Heritage>, Vec<
         let files: Vec<_> = predecessor.files.keys().cloned().collect();
         match Heritage::open(predecessor) {
             Ok(Opened::Heritage(heritage)) => opened.push(*heritage),
-            Ok(Opened::Orphan(orphan)) => orphans.push(orphan),
+            Ok(Opened::Orphan(orphan)) => orphans.push(*orphan),
             Err(error) => {
                 tracing::warn!(
                     instance,

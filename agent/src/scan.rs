@@ -23,7 +23,6 @@ use flows::{
 use hub::Hub;
 use kernel::{
     attach::{Absent, Attachments, Left, NotCounted, TakenOver},
-    carry::Keep,
     interfaces::Selection,
     links::tags::TagWatch,
     load::Kernel,
@@ -170,15 +169,12 @@ pub struct ScannerParts {
     pub enrichment: Vec<Box<dyn Kind>>,
     /// Set if a successor may continue.
     pub checkpoints: Option<Checkpoints>,
-    /// What earlier processes have stored is removed there once it is taken over.
-    pub keep: Keep,
 }
 
 /// Where batches go.
 struct Out {
     hub: Hub,
     checkpoints: Option<Checkpoints>,
-    keep: Keep,
 }
 
 impl Out {
@@ -219,7 +215,6 @@ impl Scanner {
             out: Out {
                 hub: parts.hub,
                 checkpoints: parts.checkpoints,
-                keep: parts.keep,
             },
             carried_over: CarriedOver::default(),
             interfaces: parts.interfaces,

@@ -20,7 +20,7 @@ use super::{
     wakes::{Wake, Wakes},
 };
 use crate::{
-    carry::{Heritage, Orphan},
+    carry::Earlier,
     changes::{Change, Request, Times},
     scan::Scanner,
     service_manager::{self, Watchdog},
@@ -47,8 +47,7 @@ pub(super) struct Scanning {
     /// Fed between requests, so a scan that hangs starves it.
     pub watchdog: Watchdog,
     /// What earlier processes have counted, until all hooks are attached.
-    pub heritages: Vec<Heritage>,
-    pub orphans: Vec<Orphan>,
+    pub earlier: Earlier,
     /// Selection changes in progress, each with the client that waits for it.
     pub selecting: JoinSet<oneshot::Sender<Result<()>>>,
 }
@@ -283,15 +282,15 @@ impl Scanning {
     /// All hooks are attached: takes in what earlier processes have counted, since none of their programs runs any more.
     async fn carry_over(&mut self, mut scanner: Scanner) -> Result<Scanner> {
         scanner.note_progress();
-        scanner.note_lapse_of(&self.heritages)?;
-        for orphan in self.orphans.drain(..) {
-            scanner.give_up(&orphan)?;
+        scanner.note_lapse_of(&self.earlier.heritages)?;
+        for orphan in self.earlier.orphans.drain(..) {
+            scanner.give_up(&orphan, &self.earlier.keep)?;
         }
-        for heritage in self.heritages.drain(..) {
-            let instance = heritage.instance.clone();
+        for heritage in self.earlier.heritages.drain(..) {
+            let (instance, keep) = (heritage.instance.clone(), self.earlier.keep.clone());
             let outcome;
             (scanner, outcome) = spawn_blocking(move || {
-                let outcome = scanner.carry_over(heritage);
+                let outcome = scanner.carry_over(heritage, &keep);
                 (scanner, outcome)
             })
             .await
@@ -309,13 +308,13 @@ impl Scanning {
 
     /// Whether this process leaves its programs to a successor.
     async fn leaves(&mut self, can_leave: bool, has_failed: bool) -> bool {
-        let has_store = can_leave || !self.heritages.is_empty();
+        let has_store = can_leave || !self.earlier.heritages.is_empty();
         // systemd closes what is stored if it does not start the service again after a failure.
         if has_failed || has_store && service_manager::is_restarting().await {
             // The successor finds in the store what this process has not carried over.
             return can_leave;
         }
-        for heritage in self.heritages.drain(..) {
+        for heritage in self.earlier.heritages.drain(..) {
             let unreported = heritage.unreported();
             tracing::warn!(
                 instance = heritage.instance,

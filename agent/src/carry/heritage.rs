@@ -59,7 +59,7 @@ impl Orphan {
 
 pub(super) enum Opened {
     Heritage(Box<Heritage>),
-    Orphan(Orphan),
+    Orphan(Box<Orphan>),
 }
 
 impl Heritage {
@@ -84,11 +84,11 @@ impl Heritage {
             } else {
                 None
             };
-            return Ok(Opened::Orphan(Orphan {
+            return Ok(Opened::Orphan(Box::new(Orphan {
                 instance,
                 files: names,
                 accounts,
-            }));
+            })));
         }
         let mut commit = commit.with_state::<State>()?;
         let mut rest = Bytes::from(mem::take(&mut commit.rest));

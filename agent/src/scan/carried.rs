@@ -8,6 +8,7 @@ use flows::{
     encoder::{BatchEncoder, Sampling, ScanHeader, ScanTrailer},
     replica::read_unreported,
 };
+use kernel::carry::Keep;
 use sys::clock::{self, ScanClock};
 
 use super::{Purpose, Scanner, hooks::mark, sink};
@@ -34,7 +35,7 @@ pub struct CarriedOver {
 impl Scanner {
     /// Takes in what an earlier process has counted and not drained, as a scan of its own. No program of that process
     /// may still run.
-    pub fn carry_over(&mut self, mut heritage: Heritage) -> Result<()> {
+    pub fn carry_over(&mut self, mut heritage: Heritage, keep: &Keep) -> Result<()> {
         self.kernel.pages.wait_for_programs()?;
         let (scan_clock, set_by_ns) = self.clock()?;
         self.begin(scan_clock, set_by_ns);
@@ -87,7 +88,7 @@ impl Scanner {
             checkpoints.drained(&heritage);
         }
         self.commit(&[], window_end_unix_ns);
-        self.out.keep.forget(&heritage.instance, &heritage.files);
+        keep.forget(&heritage.instance, &heritage.files);
         let carried = &mut self.carried_over;
         carried.processes += 1;
         carried.flows += flows;
@@ -107,10 +108,10 @@ impl Scanner {
 
     /// Notes what is lost of an earlier process whose tables have another layout. No program of that process may still
     /// run.
-    pub fn give_up(&mut self, orphan: &Orphan) -> Result<()> {
+    pub fn give_up(&mut self, orphan: &Orphan, keep: &Keep) -> Result<()> {
         self.kernel.pages.wait_for_programs()?;
         let seen = orphan.seen();
-        self.out.keep.forget(&orphan.instance, &orphan.files);
+        keep.forget(&orphan.instance, &orphan.files);
         let carried = &mut self.carried_over;
         carried.orphans += 1;
         carried.orphaned += seen.unwrap_or_default();

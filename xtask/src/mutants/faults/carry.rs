@@ -20,7 +20,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: what was drained stays in the store",
         file: "agent/src/scan/carried.rs",
-        from: "self.out.keep.forget(&heritage.instance, &heritage.files);",
+        from: "keep.forget(&heritage.instance, &heritage.files);",
         to: "",
         target: agent(
             "carry_over::kills::nothing_of_an_earlier_agent_stays_in_the_store_once_the_next_one_counts",

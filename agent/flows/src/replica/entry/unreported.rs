@@ -172,8 +172,9 @@ fn from_counts(counts: Counts) -> [u64; COUNTS / 2] {
     [counts.packets, counts.bytes, counts.ip_bytes]
 }
 
-fn to_counts(&[a, b, c, d, e, f]: &[u64; COUNTS]) -> [Counts; 2] {
-    [[a, b, c], [d, e, f]].map(|[packets, bytes, ip_bytes]| Counts {
+fn to_counts(words: &[u64; COUNTS]) -> [Counts; 2] {
+    let (both, _) = words.as_chunks::<{ COUNTS / 2 }>();
+    [both[0], both[1]].map(|[packets, bytes, ip_bytes]| Counts {
         packets,
         bytes,
         ip_bytes,
