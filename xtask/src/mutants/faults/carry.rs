@@ -6,8 +6,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: what the account already had counts once more",
         file: "agent/src/carry/checkpoints.rs",
-        from: "let taken = kernel.accounts.taken(page);",
-        to: "let taken = agent_common::HookAccount::default();",
+        from: "let account = |page| to_pairs(&kernel.accounts.taken(page));",
+        to: "let account = |_: u32| to_pairs(&agent_common::HookAccount::default());",
         target: agent("carry_over::kills::ten_kills_lose_no_packet_on_tcx"),
     },
     Fault {
