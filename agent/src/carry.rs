@@ -23,9 +23,8 @@ mod checkpoints;
 mod heritage;
 mod ledger;
 
-pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES};
-use heritage::Opened;
-pub use heritage::{Heritage, Orphan};
+pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES, MOST_UNREPORTED_FLOWS};
+pub use heritage::Heritage;
 
 /// The part that ends once everything of the predecessors is taken over.
 pub struct Carrying {
@@ -60,28 +59,22 @@ impl Carrying {
     /// Opens what is to be taken over.
     pub fn open(self) -> (attach::Carry, Earlier) {
         let Self { keep, inheritance } = self;
-        let (heritages, orphans) = open_all(inheritance.predecessors, &keep);
+        let heritages = open_all(inheritance.predecessors, &keep);
         let links = attach::Carry {
             inherited: inheritance.links,
-            has_maps: !heritages.is_empty(),
+            has_maps: heritages.iter().any(Heritage::is_readable),
             keep: keep.clone(),
         };
-        let earlier = Earlier {
-            keep,
-            heritages,
-            orphans,
-        };
-        (links, earlier)
+        (links, Earlier { keep, heritages })
     }
 }
 
 /// The tables of earlier processes.
 pub struct Earlier {
-    /// What is taken over or given up is removed from here.
+    /// What is taken over is removed from here.
     pub keep: Keep,
     /// The oldest first.
     pub heritages: Vec<Heritage>,
-    pub orphans: Vec<Orphan>,
 }
 
 /// Where to store what a successor needs, and what predecessors have stored. If counting is not to be carried over,
@@ -133,14 +126,13 @@ async fn inherit(wants: bool, stored: Vec<StoredFile>, instance: &str) -> (Keep,
 }
 
 /// Opens what predecessors have left, the oldest first. What cannot be read is forgotten, and the log says so.
-fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> (Vec<Heritage>, Vec<Orphan>) {
-    let (mut opened, mut orphans) = (Vec::new(), Vec::new());
+fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> Vec<Heritage> {
+    let mut opened = Vec::new();
     for predecessor in predecessors {
         let instance = predecessor.instance.clone();
         let files: Vec<_> = predecessor.files.keys().cloned().collect();
         match Heritage::open(predecessor) {
-            Ok(Opened::Heritage(heritage)) => opened.push(*heritage),
-            Ok(Opened::Orphan(orphan)) => orphans.push(*orphan),
+            Ok(heritage) => opened.push(heritage),
             Err(error) => {
                 tracing::warn!(
                     instance,
@@ -163,18 +155,7 @@ fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> (Vec<Heritage>, Vec<
         is_left
     });
     opened.sort_by_key(Heritage::window_end_unix_ns);
-    (opened, orphans)
-}
-
-/// The part of a [`State`] that all versions have.
-#[derive(Deserialize)]
-struct Outline {
-    layout: String,
-    #[serde(default)]
-    layout_of_accounts: String,
-    accounts_per_page: u32,
-    cpus: u32,
-    accounts: [Vec<[u64; 2]>; 2],
+    opened
 }
 
 /// What a successor needs besides maps and batches. Give a new field a default: the successor may have another version.
@@ -215,6 +196,15 @@ struct State {
     last_scan: LastScan,
     #[serde(default)]
     unreported: ledger::Unreported,
+
+    // Only the first versions wrote these.
+    #[serde(default, skip_serializing)]
+    page: Option<u32>,
+    /// What waited for a report, and was not stored.
+    #[serde(default, skip_serializing)]
+    waiting_packets: u64,
+    #[serde(default, skip_serializing)]
+    waiting_bytes: u64,
 }
 
 fn no_lease() -> u64 {
@@ -227,6 +217,8 @@ pub struct LastScan {
     pub id: u64,
     pub table_capacity: u64,
     pub report_interval: ReportInterval,
+    /// See [`ScanClock`](sys::clock::ScanClock).
+    pub boot_to_unix_ns: i64,
     /// Packets and bytes that wait.
     waiting: [u64; 2],
     /// The sum of all hooks: packets and bytes by reason.
@@ -239,6 +231,7 @@ impl LastScan {
         id: u64,
         table_capacity: u64,
         report_interval: ReportInterval,
+        boot_to_unix_ns: i64,
         waiting: Pair,
         account: &HookAccount,
     ) -> Self {
@@ -246,6 +239,7 @@ impl LastScan {
             id,
             table_capacity,
             report_interval,
+            boot_to_unix_ns,
             waiting: [waiting.packets, waiting.bytes],
             account: to_pairs(account),
         }

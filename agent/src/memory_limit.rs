@@ -8,7 +8,10 @@ use hub::DEFAULT_QUEUED_BYTES;
 use kernel::{account, bound::TaggedPrograms, cgroup_limit};
 use server::scanner_requests::MAX_SNAPSHOT_BYTES;
 
-use crate::{agent::Config, carry::MOST_UNDELIVERED_BYTES};
+use crate::{
+    agent::Config,
+    carry::{MOST_UNDELIVERED_BYTES, MOST_UNREPORTED_FLOWS},
+};
 
 /// The figures of docs/memory.md.
 const PAGE_BYTES_PER_FLOW: u64 = 171;
@@ -16,16 +19,16 @@ const BYTES_PER_FLOW_BEHIND: u64 = 200;
 const TRACKED_BYTES_PER_FLOW: u64 = 192;
 /// Counts that wait for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 56;
-/// The same in the ledger.
-const UNREPORTED_BYTES_PER_FLOW: u64 = 90;
+/// The same in the ledger: some 90 for an IPv4 flow.
+const UNREPORTED_BYTES_PER_FLOW: u64 = 125;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with every field set takes twice as much, an IPv4 record without a tunnel less.
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
 /// The same, encoded.
 const RECORD_BYTES: u64 = 110;
-/// The two files of the ledger, and what is to be written to one of them.
-const COPIES_FOR_THE_LEDGER: u64 = 3;
+/// The two files of the ledger, those of an earlier process, and what is to be written to one of them.
+const COPIES_FOR_THE_LEDGER: u64 = 5;
 /// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// Its instructions as submitted, as rewritten by the verifier, and as machine code.
@@ -109,7 +112,8 @@ impl Needs {
             0
         };
         let (waiting, unreported) = if self.reports_late {
-            let unreported = tables.max_tracked_flows * UNREPORTED_BYTES_PER_FLOW;
+            let flows = tables.max_tracked_flows.min(MOST_UNREPORTED_FLOWS as u64);
+            let unreported = flows * UNREPORTED_BYTES_PER_FLOW;
             (WAITING_BYTES_PER_FLOW, unreported)
         } else {
             (0, 0)

@@ -40,7 +40,7 @@ use sys::{
     log_limit::LogLimit,
 };
 
-use crate::carry::{Checkpoint, Checkpoints, LastScan};
+use crate::carry::{Checkpoint, Checkpoints, LastScan, MOST_UNREPORTED_FLOWS};
 
 mod carried;
 mod durations;
@@ -301,7 +301,7 @@ impl Scanner {
         let started = Instant::now();
         let cpu_started = clock::thread_cpu();
         let (scan_clock, set_by_ns) = self.clock()?;
-        self.renew_lease(scan_clock);
+        self.renew_lease(scan_clock, purpose);
 
         // The programs have already forgotten these interfaces, so everything counted there is on the pages that this
         // scan drains.
@@ -365,6 +365,7 @@ impl Scanner {
                 }
             );
         }
+        self.bound_waiting();
         let out = &self.out;
         out.hub.set_accounts(|| self.accounts(window_end_unix_ns));
         self.end(purpose, encode, occupancy, &left_ids);
@@ -471,6 +472,14 @@ impl Scanner {
         );
     }
 
+    /// Reports all that waits if the ledger would become too long.
+    fn bound_waiting(&mut self) {
+        let is_too_long = self.replica.waiting_flows() > MOST_UNREPORTED_FLOWS;
+        if is_too_long && self.out.checkpoints.is_some() {
+            self.replica.report_all();
+        }
+    }
+
     /// Writes to the ledger what this scan read, and publishes its batches. `pages` are those that were read.
     fn commit(&mut self, pages: &[u32], window_end_unix_ns: u64) {
         let Self {
@@ -485,6 +494,7 @@ impl Scanner {
             encoder,
             stats,
             account,
+            last_clock,
             ..
         } = self;
         if let Some(checkpoints) = checkpoints {
@@ -501,6 +511,7 @@ impl Scanner {
                     stats.count,
                     kernel.pages.capacity().into(),
                     encoder.report_interval(),
+                    last_clock.boot_to_unix_ns,
                     replica.waiting(),
                     account,
                 ),

@@ -47,10 +47,14 @@ fn most(setting: &str) -> usize {
 #[test]
 fn the_units_memory_is_enough_for_the_default_settings() {
     let limit = number("MemoryMax", "M") << 20;
-    // As `Environment=` in the unit has it.
+    // As `Environment=` in the unit has it, and a collector that may ask for a report interval.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.toml");
+    let output = "[[output]]\nkind = 'collector'\naddress = 'http://a:1'\n";
+    fs::write(&file, output).unwrap();
     let config = Config {
         carry_over: true,
-        ..defaults()
+        ..Layers::of_a_file(&file).read().unwrap().config().unwrap()
     };
     // On larger machines the agent warns at its start.
     for cpus in 1..=512 {

@@ -53,7 +53,7 @@ use self::{
 };
 use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
-pub use entry::{Malformed, read_unreported};
+pub use entry::{Malformed, UNREPORTED_VERSION, read_unreported};
 pub use failed::Failed;
 
 #[derive(Clone, Copy, Debug)]
@@ -434,6 +434,11 @@ impl Replica {
     /// Packets and bytes that were taken in and are in no record yet, since their report interval is not over.
     pub fn waiting(&self) -> Pair {
         self.reports.waiting()
+    }
+
+    /// How many flows have such packets.
+    pub fn waiting_flows(&self) -> usize {
+        self.reports.flows()
     }
 
     /// Appends the flows with such packets to `out`, for [`read_unreported`]. Call this between two scans.

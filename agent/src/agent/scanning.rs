@@ -282,9 +282,8 @@ impl Scanning {
     /// All hooks are attached: takes in what earlier processes have counted, since none of their programs runs any more.
     async fn carry_over(&mut self, mut scanner: Scanner) -> Result<Scanner> {
         scanner.note_progress();
-        scanner.note_lapse_of(&self.earlier.heritages)?;
-        for orphan in self.earlier.orphans.drain(..) {
-            scanner.give_up(&orphan, &self.earlier.keep)?;
+        if let Err(error) = scanner.note_lapse_of(&self.earlier.heritages) {
+            tracing::warn!(%error, "it is not known whether the programs of the earlier process counted until now");
         }
         for heritage in self.earlier.heritages.drain(..) {
             let (instance, keep) = (heritage.instance.clone(), self.earlier.keep.clone());

@@ -31,6 +31,8 @@ use super::{
 
 /// The batches of earlier commits that a commit repeats at most.
 pub const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
+/// The flows that wait for a report in the ledger; if there are more, all are reported.
+pub const MOST_UNREPORTED_FLOWS: usize = 500_000;
 /// Half of what a consumer's queue holds by default: the next process publishes all of them at once.
 const MOST_UNDELIVERED_BATCHES: usize = DEFAULT_QUEUE_BATCHES / 2;
 /// How often to ask whether all consumers have the batches of a commit.
@@ -224,6 +226,9 @@ impl Checkpoints {
             lease_jiffies: checkpoint.lease_jiffies,
             last_scan: checkpoint.last_scan.clone(),
             unreported: Unreported::of(&self.unreported),
+            page: None,
+            waiting_packets: 0,
+            waiting_bytes: 0,
         };
         let batches = self.undelivered.iter().map(|(_, body)| &**body);
         self.ledger().commit(&state, &self.unreported, batches)

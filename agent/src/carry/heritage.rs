@@ -15,11 +15,9 @@ use proto::{
     Interface,
     batch::{Batch, Identity},
 };
-use serde::Deserialize as _;
-use serde_json::Value;
 
 use super::{
-    LastScan, Outline, State, from_pairs, layout, layout_of_accounts,
+    LastScan, State, from_pairs, layout, layout_of_accounts,
     ledger::{self, Commit},
 };
 
@@ -30,67 +28,23 @@ pub struct Heritage {
     pub files: Vec<String>,
     commit: Commit<State>,
     identity: Identity,
-    unreported_flows: Bytes,
+    unreported_flows: Option<Bytes>,
     batches: Vec<Batch>,
-    pages: OldPages,
-    accounts: Accounts,
-}
-
-/// What an earlier process has left in another layout than ours. Its flows cannot be read.
-pub struct Orphan {
-    pub instance: String,
-    /// The names of its files in the store.
-    pub files: Vec<String>,
-    /// Its accounts, and what each page's had at its last scan, if their layout is ours.
-    accounts: Option<(Accounts, [HookAccount; 2])>,
-}
-
-impl Orphan {
-    /// The packets and bytes that it has counted since its last scan. None of its programs may still run.
-    pub fn seen(&self) -> Option<Pair> {
-        let (accounts, before) = self.accounts.as_ref()?;
-        let seen = |page| {
-            let since = accounts.sum_of_idle(page).since(&before[page as usize]);
-            since.get(Reason::Seen)
-        };
-        Some([0, 1].map(seen).into_iter().sum())
-    }
-}
-
-pub(super) enum Opened {
-    Heritage(Box<Heritage>),
-    Orphan(Box<Orphan>),
+    /// `None` if their layout is not ours.
+    pages: Option<OldPages>,
+    accounts: Option<Accounts>,
 }
 
 impl Heritage {
     /// Opens what a process has left. Fails if it is incomplete.
-    pub(super) fn open(predecessor: Predecessor) -> Result<Opened> {
+    pub(super) fn open(predecessor: Predecessor) -> Result<Self> {
         let Predecessor {
             instance,
             mut files,
         } = predecessor;
         let names = files.keys().cloned().collect();
         let ledger = ledger::NAMES.map(|name| files.remove(name));
-        let commit: Commit<Value> = ledger::read(ledger.into_iter().flatten())?;
-        let outline = Outline::deserialize(&commit.state).context("read the ledger")?;
-        let accounts_layout = Layout {
-            per_page: outline.accounts_per_page,
-            cpus: outline.cpus,
-        };
-        if outline.layout != layout() {
-            let accounts = if outline.layout_of_accounts == layout_of_accounts() {
-                let before = outline.accounts.each_ref().map(|pairs| from_pairs(pairs));
-                Some((Accounts::open(&mut files, accounts_layout)?, before))
-            } else {
-                None
-            };
-            return Ok(Opened::Orphan(Box::new(Orphan {
-                instance,
-                files: names,
-                accounts,
-            })));
-        }
-        let mut commit = commit.with_state::<State>()?;
+        let mut commit: Commit<State> = ledger::read(ledger.into_iter().flatten())?;
         let mut rest = Bytes::from(mem::take(&mut commit.rest));
         let state = &commit.state;
         let unreported_flows = state.unreported.cut(&mut rest)?;
@@ -99,17 +53,33 @@ impl Heritage {
         } else {
             ledger::cut(rest, &state.batches)?
         };
+        let (has_layout, has_accounts) = (
+            state.layout == layout(),
+            state.layout_of_accounts == layout_of_accounts(),
+        );
         let kinds = Kinds(state.senders & Kinds::ALL.0);
-        Ok(Opened::Heritage(Box::new(Self {
-            pages: OldPages::open(&mut files, kinds)?,
-            accounts: Accounts::open(&mut files, accounts_layout)?,
+        let of_accounts = Layout {
+            per_page: state.accounts_per_page,
+            cpus: state.cpus,
+        };
+        let pages = has_layout.then(|| OldPages::open(&mut files, kinds));
+        let accounts =
+            (has_layout || has_accounts).then(|| Accounts::open(&mut files, of_accounts));
+        Ok(Self {
+            pages: pages.transpose()?,
+            accounts: accounts.transpose()?,
             identity: Identity::decode(&*state.identity).context("read its identity")?,
             instance,
             files: names,
             commit,
             unreported_flows,
             batches,
-        })))
+        })
+    }
+
+    /// Whether this version can read its flows.
+    pub fn is_readable(&self) -> bool {
+        self.pages.is_some()
     }
 
     /// The pages whose flows are in no batch.
@@ -117,7 +87,8 @@ impl Heritage {
         let Commit {
             state, is_cleared, ..
         } = &self.commit;
-        let is_left = |page: &u32| *is_cleared || !state.pages.contains(page);
+        let was_read = |page: &u32| state.pages.contains(page) || state.page == Some(*page);
+        let is_left = |page: &u32| *is_cleared || !was_read(page);
         (0..2).filter(is_left).collect()
     }
 
@@ -141,22 +112,31 @@ impl Heritage {
         page: u32,
         sink: impl FnMut(&[FlowKey], &[FlowCounters], &[Senders]),
     ) -> Result<u64> {
-        let read = self.pages.read(page, sink);
+        let pages = self.pages.as_mut();
+        let pages = pages.context("the predecessor's flow table has another layout")?;
+        let read = pages.read(page, sink);
         read.context("read the predecessor's flow table")
     }
 
-    /// What all hooks counted on a page after it was read last.
-    pub fn account(&self, page: u32) -> HookAccount {
+    /// What all hooks counted on a page after it was read last, if their layout is ours. No program of that process may
+    /// still run.
+    pub fn account(&self, page: u32) -> Option<HookAccount> {
         let before = from_pairs(&self.commit.state.accounts[page as usize]);
-        self.accounts.sum_of_idle(page).since(&before)
+        let accounts = self.accounts.as_ref()?;
+        Some(accounts.sum_of_idle(page).since(&before))
     }
 
-    /// The packets and bytes that it has seen, and that are in no record that was delivered.
+    /// The packets and bytes that it has seen since its last scan, if that is known.
+    pub fn seen(&self) -> Option<Pair> {
+        let seen = |page| Some(self.account(page)?.get(Reason::Seen));
+        Some([seen(0)?, seen(1)?].into_iter().sum())
+    }
+
+    /// The packets and bytes that it has seen, and that are in no record that was delivered, as far as that is known.
     pub fn unreported(&self) -> Pair {
-        let pages = [0, 1].map(|page| self.account(page).get(Reason::Seen));
         let batches = self.batches.iter().map(|batch| batch.delta);
-        let all = pages.into_iter().chain(batches);
-        all.chain([self.commit.state.last_scan.waiting()]).sum()
+        let others = [self.seen().unwrap_or_default(), self.waiting()];
+        batches.chain(others).sum()
     }
 
     /// Takes the batches of its last scan, unless all consumers have them.
@@ -185,9 +165,24 @@ impl Heritage {
         &self.commit.state.last_scan
     }
 
-    /// The flows that waited for their report interval at its last scan: see [`flows::replica::read_unreported`].
-    pub fn unreported_flows(&self) -> &[u8] {
-        &self.unreported_flows
+    /// Packets and bytes that waited for their report interval at its last scan.
+    pub fn waiting(&self) -> Pair {
+        let State {
+            last_scan,
+            waiting_packets,
+            waiting_bytes,
+            ..
+        } = &self.commit.state;
+        let earlier = Pair {
+            packets: *waiting_packets,
+            bytes: *waiting_bytes,
+        };
+        [last_scan.waiting(), earlier].into_iter().sum()
+    }
+
+    /// The flows that they belong to: see [`flows::replica::read_unreported`]. `None` if this version cannot read them.
+    pub fn unreported_flows(&self) -> Option<&[u8]> {
+        self.unreported_flows.as_deref()
     }
 
     /// The interfaces that its flows name.

@@ -20,10 +20,10 @@ use std::{
 use agent_common::Pair;
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
+use flows::replica::UNREPORTED_VERSION;
 use proto::batch::Batch;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::Value;
 
 /// The names of the files in the store.
 pub const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
@@ -166,19 +166,6 @@ pub struct Commit<S> {
     pub is_delivered: bool,
 }
 
-impl Commit<Value> {
-    /// The same with its state as `S` has it.
-    pub fn with_state<S: DeserializeOwned>(self) -> Result<Commit<S>> {
-        let state = serde_json::from_value(self.state).context("read the predecessor's state")?;
-        Ok(Commit {
-            state,
-            rest: self.rest,
-            is_cleared: self.is_cleared,
-            is_delivered: self.is_delivered,
-        })
-    }
-}
-
 /// Reads the last whole commit from the files of a ledger.
 pub fn read<S: DeserializeOwned>(files: impl IntoIterator<Item = OwnedFd>) -> Result<Commit<S>> {
     let files: Vec<_> = files.into_iter().map(File::from).collect();
@@ -232,30 +219,31 @@ fn whole(file: &File) -> Option<(u64, Vec<u8>)> {
 /// The flows that wait for a report, among the bytes of a commit.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Unreported {
+    version: u32,
     len_bytes: u64,
     crc: u32,
 }
 
 impl Unreported {
+    /// Flows as this [`VERSION`](flows::replica::UNREPORTED_VERSION) writes them.
     pub fn of(flows: &[u8]) -> Self {
         Self {
+            version: UNREPORTED_VERSION,
             len_bytes: flows.len() as u64,
             crc: crc32fast::hash(flows),
         }
     }
 
-    /// Cuts them off the rest of a commit's bytes.
-    pub fn cut(&self, rest: &mut Bytes) -> Result<Bytes> {
+    /// Cuts them off the rest of a commit's bytes. `None` if this version cannot read them.
+    pub fn cut(&self, rest: &mut Bytes) -> Result<Option<Bytes>> {
         ensure!(
             self.len_bytes <= rest.len() as u64,
             "the predecessor's ledger lacks flows that waited for a report"
         );
         let flows = rest.split_to(self.len_bytes as usize);
-        ensure!(
-            crc32fast::hash(&flows) == self.crc,
-            "flows that waited for a report are not in the predecessor's ledger as they were stored"
-        );
-        Ok(flows)
+        let is_whole = crc32fast::hash(&flows) == self.crc;
+        let is_ours = flows.is_empty() || self.version == UNREPORTED_VERSION;
+        Ok((is_whole && is_ours).then_some(flows))
     }
 }
 
@@ -263,7 +251,8 @@ impl Unreported {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Stored {
     pub len_bytes: u64,
-    pub crc: u32,
+    /// The first version had none.
+    pub crc: Option<u32>,
     pub records: u32,
     pub packets: u64,
     pub bytes: u64,
@@ -278,7 +267,7 @@ impl Stored {
         let body = batch.body.clone();
         let stored = Self {
             len_bytes: body.len() as u64,
-            crc: crc32fast::hash(&body),
+            crc: Some(crc32fast::hash(&body)),
             records: batch.records,
             packets: batch.delta.packets,
             bytes: batch.delta.bytes,
@@ -292,7 +281,7 @@ impl Stored {
     /// The batch, if these are its bytes.
     fn batch(&self, body: Bytes) -> Result<Batch> {
         ensure!(
-            crc32fast::hash(&body) == self.crc,
+            self.crc.is_none_or(|crc| crc32fast::hash(&body) == crc),
             "a batch in the predecessor's ledger is not as it was stored"
         );
         Ok(Batch {
@@ -403,9 +392,17 @@ mod tests {
             let mut rest = Bytes::from_static(bytes);
             flows.cut(&mut rest).map(|flows| (flows, rest)).ok()
         };
-        let whole = (Bytes::from_static(b"flows"), Bytes::from_static(b"batch"));
-        assert_eq!(cut(b"flowsbatch"), Some(whole));
-        assert_eq!((cut(b"flow"), cut(b"flawsbatch")), (None, None));
+        let batch = Bytes::from_static(b"batch");
+        let whole = Bytes::from_static(b"flows");
+        assert_eq!(cut(b"flowsbatch"), Some((Some(whole), batch.clone())));
+        // The batches are whole all the same.
+        assert_eq!(cut(b"flawsbatch"), Some((None, batch)));
+        assert_eq!(cut(b"flow"), None);
+        let later = Unreported {
+            version: UNREPORTED_VERSION + 1,
+            ..flows.clone()
+        };
+        assert_eq!(later.cut(&mut Bytes::from_static(b"flows")).unwrap(), None);
     }
 
     #[test]

@@ -351,8 +351,7 @@ fn carried_line(carried: &CarriedOver) -> String {
     }
     if carried.orphans != 0 {
         parts.push(format!(
-            "the tables of {} processes could not be read: at least {} packets are in no record",
-            carried.orphans,
+            "some flows could not be taken over: at least {} packets are in no record (see the log)",
             human::count(carried.orphaned_packets)
         ));
     }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use kernel::pages::Pages;
 use sys::clock::{self, ScanClock};
 
-use super::Scanner;
+use super::{Purpose, Scanner};
 use crate::carry::Heritage;
 
 /// How long the programs count after a scan was due.
@@ -18,6 +18,9 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// At least so long during a restart, which delivers what is left and loads other programs.
+    const OF_A_RESTART: Duration = Duration::from_mins(1);
+
     /// The reading of the tick counter at which a lease ends that is renewed now.
     pub fn end_jiffies(self, now: ScanClock) -> u64 {
         if self.length.is_zero() {
@@ -39,18 +42,24 @@ impl Scanner {
     }
 
     /// Renews the lease with the next flip.
-    pub(super) fn renew_lease(&mut self, now: ScanClock) {
+    pub(super) fn renew_lease(&mut self, now: ScanClock, purpose: Purpose) {
         self.note_lapse(now, self.kernel.pages.lease_jiffies());
-        let end = self.lease.end_jiffies(now);
+        let mut lease = self.lease;
+        if purpose == Purpose::HandOver && !lease.length.is_zero() {
+            lease.length = lease.length.max(Lease::OF_A_RESTART);
+        }
+        let end = lease.end_jiffies(now);
         self.kernel.pages.renew_lease_with_flip(end);
     }
 
-    /// Notes whether the programs of the earlier processes had stopped counting before this one came. The last process
-    /// has renewed the lease last.
+    /// Notes whether the programs of the earlier processes, the oldest first, had stopped counting before this one came.
     pub fn note_lapse_of(&mut self, heritages: &[Heritage]) -> Result<()> {
-        if let Some(last) = heritages.iter().map(Heritage::lease_jiffies).max() {
+        // One that never scanned has perhaps not even attached its programs.
+        let scanned = |heritage: &&Heritage| heritage.last_scan().id != 0;
+        let last = heritages.iter().rfind(scanned).or(heritages.last());
+        if let Some(last) = last {
             let now = clock::at(self.kernel.clocks()?, 0);
-            self.note_lapse(now, last);
+            self.note_lapse(now, last.lease_jiffies());
         }
         Ok(())
     }
@@ -66,7 +75,7 @@ impl Scanner {
         self.replica.note_gap();
         tracing::warn!(
             seconds = lapsed_ns as f64 / 1e9,
-            "the programs counted nothing for this long, since no scan had renewed their lease (--lease): these packets are \
+            "the programs counted nothing for about this long, since no scan had renewed their lease (--lease): these packets are \
              in no record"
         );
     }

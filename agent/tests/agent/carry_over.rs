@@ -91,10 +91,14 @@ impl Line {
         }
     }
 
-    /// Starts the next agent and returns at once.
+    /// Starts the next agent and returns at once. To test an upgrade, `CARRY_OVER_FROM` names the binary of another
+    /// version, which begins.
     fn begin(&self) -> Agent {
         let settings: Vec<_> = self.settings.iter().map(String::as_str).collect();
-        let command = self.store.command(&self.lab.agent.namespace, BINARY);
+        let is_first = self.store.count().unwrap() == 0;
+        let earlier = env::var("CARRY_OVER_FROM").ok().filter(|_| is_first);
+        let binary = earlier.as_deref().unwrap_or(BINARY);
+        let command = self.store.command(&self.lab.agent.namespace, binary);
         Agent::begin(command.unwrap(), &self.interfaces, &settings)
     }
 

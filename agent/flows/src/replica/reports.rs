@@ -15,6 +15,8 @@ pub struct Reports {
     waiting: Vec<Waiting>,
     /// The sum of all counts in `waiting`.
     sum: Pair,
+    /// How many flows have any.
+    flows: usize,
 }
 
 /// The counts of a flow since its last record.
@@ -98,7 +100,11 @@ impl Reports {
         if !self.is_in_use() {
             return Some(more);
         }
-        self.at(slot).unreported.add(more);
+        let unreported = &mut self.at(slot).unreported;
+        let had_none = unreported.is_empty();
+        unreported.add(more);
+        let is_more = had_none && !unreported.is_empty();
+        self.flows += usize::from(is_more);
         self.sum += pair(&more);
         self.due(slot, now_boot_ns)
     }
@@ -168,7 +174,13 @@ impl Reports {
         self.sum
     }
 
+    /// How many flows wait.
+    pub fn flows(&self) -> usize {
+        self.flows
+    }
+
     fn leave(&mut self, unreported: &Unreported) {
+        self.flows -= usize::from(!unreported.is_empty());
         let Pair { packets, bytes } = pair(unreported);
         self.sum.packets = self.sum.packets.wrapping_sub(packets);
         self.sum.bytes = self.sum.bytes.wrapping_sub(bytes);

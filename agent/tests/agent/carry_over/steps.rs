@@ -83,6 +83,17 @@ fn a_kill_at_any_step_of_a_scan_loses_no_packet_on_tcx() {
     }
 }
 
+/// The next agent reports what waited, and what that one had not reported either if it is killed in turn.
+#[test]
+fn a_kill_at_any_step_of_a_scan_loses_no_packet_that_waits_for_its_report() {
+    const TEST: &str =
+        "agent::a_kill_at_any_step_of_a_scan_loses_no_packet_that_waits_for_its_report";
+    if has_links_or_skip(TEST) {
+        let settings = ["--report-interval", "500ms"];
+        kills_at_any_step_of_a_scan(&Line::new(Hook::TcIngress, &settings));
+    }
+}
+
 #[test]
 fn a_kill_at_any_step_of_a_scan_loses_no_packet_on_clsact() {
     if is_root_or_skip("agent::a_kill_at_any_step_of_a_scan_loses_no_packet_on_clsact") {

@@ -107,7 +107,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: nobody says that the lease was over",
         file: "agent/src/agent/scanning.rs",
-        from: "scanner.note_lapse_of(&self.heritages)?;",
+        from: "scanner.note_lapse_of(&self.earlier.heritages)?;",
         to: "",
         target: agent(
             "carry_over::lease::programs_without_an_agent_count_only_as_long_as_their_lease_on_tcx",
@@ -123,8 +123,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: tables of another layout are read",
         file: "agent/src/carry/heritage.rs",
-        from: "if outline.layout != layout() {",
-        to: "if outline.layout.is_empty() {",
+        from: "state.layout == layout(),",
+        to: "!state.layout.is_empty(),",
         target: agent(
             "carry_over::emptied::tables_of_another_layout_are_given_up_and_their_packets_told",
         ),

@@ -25,6 +25,9 @@ impl fmt::Display for Malformed {
 
 impl error::Error for Malformed {}
 
+/// Change it whenever the words have another meaning or number.
+pub const UNREPORTED_VERSION: u32 = 1;
+
 /// Makes the last record of each flow in `bytes`, which [`Replica::write_unreported`](super::super::Replica::write_unreported) has
 /// written since the last boot.
 pub fn read_unreported(

@@ -112,6 +112,7 @@ fn unreported_for_a_successor(replica: &Replica) -> Counts {
     })
     .unwrap();
     assert_eq!(found, expected.collect::<Vec<_>>());
+    assert_eq!(replica.waiting_flows(), found.len());
     sum
 }
 

@@ -1,5 +1,7 @@
 //! Reports that wait for the report interval.
 
+use prost::encoding::varint::{decode_varint, encode_varint};
+
 use super::*;
 
 fn packets(records: &[Record]) -> Vec<(u64, Option<EndReason>)> {
@@ -205,9 +207,22 @@ fn flows_that_are_not_whole_are_refused() {
     let read = |bytes: &[u8]| read_unreported(bytes, clock(2), &mut |_| {}).is_ok();
     assert!(read(&held) && read(&[]));
     assert!((1..held.len()).all(|end| !read(&held[..end])));
-    // The last word has small fields, none of which has so large a number.
-    held.pop();
-    held.extend([0xff; 9]);
-    held.push(1);
-    assert!(!read(&held));
+    // The last word has the side, the origin and others, and some bytes that stay empty.
+    let with_last_word = |change: fn(u64) -> u64| {
+        let (mut rest, mut words) = (&held[..], Vec::new());
+        while !rest.is_empty() {
+            words.push(decode_varint(&mut rest).unwrap());
+        }
+        let last = words.last_mut().unwrap();
+        *last = change(*last);
+        let mut bytes = Vec::new();
+        words
+            .into_iter()
+            .for_each(|word| encode_varint(word, &mut bytes));
+        bytes
+    };
+    assert!(read(&with_last_word(|word| word)));
+    assert!(!read(&with_last_word(|word| word | 1 << 40)));
+    assert!(!read(&with_last_word(|word| word | 3 << 2)));
+    assert!(!read(&with_last_word(|word| word | 0xf0)));
 }
