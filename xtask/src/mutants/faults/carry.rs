@@ -107,8 +107,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: nobody says that the lease was over",
         file: "agent/src/agent/scanning.rs",
-        from: "scanner.note_lapse_of(&self.earlier.heritages)?;",
-        to: "",
+        from: "scanner.note_lapse_of(&self.earlier.heritages)",
+        to: "scanner.note_lapse_of(&[])",
         target: agent(
             "carry_over::lease::programs_without_an_agent_count_only_as_long_as_their_lease_on_tcx",
         ),
@@ -116,7 +116,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: a scan does not renew the lease",
         file: "agent/src/scan.rs",
-        from: "self.renew_lease(scan_clock);",
+        from: "self.renew_lease(scan_clock, purpose);",
         to: "",
         target: agent("carry_over::lease::no_lease_ends_while_an_agent_scans"),
     },

@@ -59,8 +59,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "what waits when the sample rate changes is reported with the next scan",
         file: "agent/src/scan.rs",
-        from: "self.replica.report_all();",
-        to: "",
+        from: "if rates.current != rates.scanned {",
+        to: "if false {",
         target: agent(
             "collect::samples::a_collector_that_wants_fewer_flows_gets_them_whole_and_each_record_says_so",
         ),
