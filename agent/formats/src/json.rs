@@ -4,9 +4,10 @@ use std::{
     collections::BTreeMap,
     fmt,
     io::{self, Write},
+    net::IpAddr,
 };
 
-use base64::{display::Base64Display, engine::general_purpose::STANDARD};
+use base64::{Engine as _, display::Base64Display, engine::general_purpose::STANDARD};
 use proto::{
     Account, AgentIdentity, Count, FlowBatch, FlowRecord,
     columns::{COLUMNS, Row, Visitor, visit},
@@ -15,7 +16,10 @@ use proto::{
 use serde::{Serialize, Serializer};
 
 use self::dns::DnsLine;
-use super::{LostSoFar, harmless, human, time::UtcTime};
+use super::{
+    LostSoFar, harmless, human,
+    time::{UtcTime, UtcTimes},
+};
 
 mod dns;
 #[cfg(test)]
@@ -53,6 +57,9 @@ impl<W: Write> JsonWriter<W> {
 #[derive(Default)]
 pub struct JsonLines {
     line: Vec<u8>,
+    /// What all flows of a batch begin with.
+    head: Vec<u8>,
+    times: UtcTimes,
     interfaces: KnownInterfaces,
 }
 
@@ -88,6 +95,7 @@ impl JsonLines {
         batch: &FlowBatch,
         flows: &[FlowRecord],
     ) -> io::Result<()> {
+        self.set_head(batch)?;
         for record in flows {
             self.flow(out, batch, record, None)?;
         }
@@ -96,9 +104,18 @@ impl JsonLines {
 
     /// The flows of a whole batch with their numbers in it, so that a reader can recognize a line that was sent twice.
     pub fn numbered_flows(&mut self, out: &mut impl Write, batch: &FlowBatch) -> io::Result<()> {
+        self.set_head(batch)?;
         for (record, number) in batch.records.iter().zip(0..) {
             self.flow(out, batch, record, Some(number))?;
         }
+        Ok(())
+    }
+
+    fn set_head(&mut self, batch: &FlowBatch) -> io::Result<()> {
+        self.head.clear();
+        serde_json::to_writer(&mut self.head, &FlowHead::new(batch))?;
+        // The object goes on.
+        self.head.pop();
         Ok(())
     }
 
@@ -110,13 +127,18 @@ impl JsonLines {
         number: Option<u32>,
     ) -> io::Result<()> {
         let row = Row::new(batch, record, self.interfaces.of(record));
-        self.line.clear();
-        serde_json::to_writer(&mut self.line, &FlowHead::new(batch, number))?;
-        // The object goes on.
-        self.line.pop();
-        visit(&row, &mut Members(&mut self.line));
-        self.line.push(b'}');
-        end_line(out, &mut self.line)
+        let Self {
+            line, head, times, ..
+        } = self;
+        line.clear();
+        line.extend_from_slice(head);
+        if let Some(number) = number {
+            line.extend_from_slice(b",\"record\":");
+            serde_json::to_writer(&mut *line, &number)?;
+        }
+        visit(&row, &mut Members { out: line, times });
+        line.push(b'}');
+        end_line(out, line)
     }
 
     /// The DNS exchanges.
@@ -231,9 +253,6 @@ struct FlowHead<'a> {
     scan_id: u64,
     batch: u32,
     stream_seq: u64,
-    /// Only in a collector's storage.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    record: Option<u32>,
     /// Only if true.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     snapshot: bool,
@@ -241,14 +260,13 @@ struct FlowHead<'a> {
 }
 
 impl<'a> FlowHead<'a> {
-    fn new(batch: &'a FlowBatch, record: Option<u32>) -> Self {
+    fn new(batch: &'a FlowBatch) -> Self {
         Self {
             r#type: "flow",
             origin: Origin::of(batch),
             scan_id: batch.scan_id,
             batch: batch.batch_index,
             stream_seq: batch.stream_seq,
-            record,
             snapshot: batch.snapshot,
             sample_rate: batch.sample_rate,
         }
@@ -256,34 +274,41 @@ impl<'a> FlowHead<'a> {
 }
 
 /// Appends the facts about a flow as members of an object.
-struct Members<'o>(&'o mut Vec<u8>);
+struct Members<'o> {
+    out: &'o mut Vec<u8>,
+    times: &'o mut UtcTimes,
+}
 
 impl Members<'_> {
+    fn key<const C: usize>(&mut self) {
+        self.out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
+    }
+
     fn member<const C: usize>(&mut self, value: &(impl Serialize + ?Sized)) {
-        let Self(out) = self;
-        out.push(b',');
-        out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
-        serde_json::to_writer(out, value).expect("a vector grows");
+        self.key::<C>();
+        serde_json::to_writer(&mut *self.out, value).expect("a vector grows");
+    }
+
+    /// A string that has nothing to escape.
+    fn plain<const C: usize>(&mut self, write: impl FnOnce(&mut Self)) {
+        self.key::<C>();
+        self.out.push(b'"');
+        write(self);
+        self.out.push(b'"');
+    }
+
+    fn absent<const C: usize>(&mut self) {
+        if !COLUMNS[C].is_left_out {
+            self.key::<C>();
+            self.out.extend_from_slice(b"null");
+        }
     }
 
     /// Most members are `null` without a value.
     fn optional<const C: usize>(&mut self, value: Option<&(impl Serialize + ?Sized)>) {
         match value {
             Some(value) => self.member::<C>(value),
-            None if COLUMNS[C].is_left_out => {}
-            None => self.member::<C>(&()),
-        }
-    }
-
-    fn shown<const C: usize>(&mut self, value: Option<impl fmt::Display>) {
-        if let Some(value) = value {
-            let Self(out) = self;
-            out.push(b',');
-            out.extend_from_slice(COLUMNS[C].json_key.as_bytes());
-            // Addresses, times and Community IDs have nothing to escape.
-            write!(out, "\"{value}\"").expect("a vector grows");
-        } else {
-            self.optional::<C>(None::<&()>);
+            None => self.absent::<C>(),
         }
     }
 }
@@ -310,15 +335,31 @@ impl<'a> Visitor<'a> for Members<'_> {
     }
 
     fn time<const C: usize>(&mut self, unix_ns: u64) {
-        self.shown::<C>(Some(UtcTime::new(unix_ns)));
+        self.plain::<C>(|members| members.times.write(unix_ns, members.out));
     }
 
     fn address<const C: usize>(&mut self, bytes: &'a [u8]) {
-        self.shown::<C>(human::address(bytes));
+        match human::address(bytes) {
+            None => self.absent::<C>(),
+            Some(address) => self.plain::<C>(|members| write_address(address, members.out)),
+        }
     }
 
     fn digest<const C: usize>(&mut self, bytes: &'a [u8]) {
-        self.shown::<C>(community_id(bytes));
+        if bytes.is_empty() {
+            return self.absent::<C>();
+        }
+        self.plain::<C>(|Self { out, .. }| {
+            out.extend_from_slice(b"1:");
+            let at = out.len();
+            out.resize(
+                at + base64::encoded_len(bytes.len(), true).expect("a digest is short"),
+                0,
+            );
+            STANDARD
+                .encode_slice(bytes, &mut out[at..])
+                .expect("it has this length");
+        });
     }
 
     fn numbers<const C: usize>(&mut self, values: &'a [u32]) {
@@ -327,6 +368,18 @@ impl<'a> Visitor<'a> for Members<'_> {
 
     fn text<const C: usize>(&mut self, value: Option<&'a str>) {
         self.optional::<C>(value);
+    }
+}
+
+fn write_address(address: IpAddr, out: &mut Vec<u8>) {
+    let IpAddr::V4(address) = address else {
+        return write!(out, "{address}").expect("a vector grows");
+    };
+    for (place, octet) in address.octets().into_iter().enumerate() {
+        if place != 0 {
+            out.push(b'.');
+        }
+        serde_json::to_writer(&mut *out, &octet).expect("a vector grows");
     }
 }
 

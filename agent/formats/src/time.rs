@@ -28,6 +28,47 @@ impl fmt::Display for UtcTime {
     }
 }
 
+/// Writes many times, which mostly are of one day.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UtcTimes {
+    /// Counted from 1970 on, and its date with the letter that follows.
+    day: Option<(u64, [u8; 11])>,
+}
+
+impl UtcTimes {
+    const DAY_NS: u64 = 86_400_000_000_000;
+
+    /// Appends a time as [`UtcTime`] shows it.
+    pub fn write(&mut self, unix_ns: u64, out: &mut Vec<u8>) {
+        let (day, ns) = (unix_ns / Self::DAY_NS, unix_ns % Self::DAY_NS);
+        let date = match self.day {
+            Some((known, date)) if known == day => date,
+            _ => {
+                let text = UtcTime::new(unix_ns).to_string();
+                let date = *text.as_bytes().first_chunk().expect("a date and a letter");
+                self.day = Some((day, date));
+                date
+            }
+        };
+        let (seconds, ns) = (ns / 1_000_000_000, ns % 1_000_000_000);
+        let mut time = *b"00:00:00.000000000Z";
+        set_digits(&mut time[..2], seconds / 3600);
+        set_digits(&mut time[3..5], seconds / 60 % 60);
+        set_digits(&mut time[6..8], seconds % 60);
+        set_digits(&mut time[9..18], ns);
+        out.extend_from_slice(&date);
+        out.extend_from_slice(&time);
+    }
+}
+
+/// Writes a decimal number into all of these places.
+fn set_digits(places: &mut [u8], mut number: u64) {
+    for place in places.iter_mut().rev() {
+        *place = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
+}
+
 impl Serialize for UtcTime {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -36,7 +77,23 @@ impl Serialize for UtcTime {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn many_times_are_written_as_each_of_them_is_shown(
+            times in prop::collection::vec(prop_oneof![any::<u64>(), 0..200_000_000_000_000_u64], 1..20),
+        ) {
+            let mut writer = UtcTimes::default();
+            for unix_ns in times {
+                let mut written = Vec::new();
+                writer.write(unix_ns, &mut written);
+                prop_assert_eq!(String::from_utf8(written).unwrap(), UtcTime::new(unix_ns).to_string());
+            }
+        }
+    }
 
     #[test]
     fn a_time_is_exact_and_has_one_length() {

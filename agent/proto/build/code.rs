@@ -391,7 +391,7 @@ pub fn columns(catalogue: &Catalogue) -> String {
         };
         writeln!(
             table,
-            "    Column {{\n        name: \"{name}\",\n        json_key: \"\\\"{}\\\":\",\n        otlp: &{:?},\n        \
+            "    Column {{\n        name: \"{name}\",\n        json_key: \",\\\"{}\\\":\",\n        otlp: &{:?},\n        \
              element: {:?},\n        end: {end},\n        is_left_out: {},\n        is_enriched: {},\n        values: {values},\n    }},",
             name,
             column.otlp,

@@ -19,7 +19,7 @@ pub const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/columns.schema.
 pub struct Column {
     /// The name in JSON Lines, files and databases.
     pub name: &'static str,
-    /// The name in JSON Lines with quotes and colon.
+    /// The name in JSON Lines as it follows another member: with comma, quotes and colon.
     pub json_key: &'static str,
     /// The attribute in OTLP; two for the first two values of a list.
     pub otlp: &'static [&'static str],

@@ -62,6 +62,13 @@ pub(super) fn schema() -> Value {
             .insert(name.clone(), column.clone());
         assert!(before.is_none(), "{name} is there twice");
     }
+    flow["properties"]["record"] = json!({
+        "description": "Only in a collector's storage.",
+        "format": "uint32",
+        "maximum": u32::MAX,
+        "minimum": 0,
+        "type": "integer",
+    });
     let required = flow["required"].as_array_mut().unwrap();
     required.extend(columns["required"].as_array().unwrap().iter().cloned());
     let others = [
