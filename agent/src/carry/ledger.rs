@@ -46,8 +46,6 @@ pub struct Ledger {
     /// Of the last commit.
     seq: u64,
     is_delivered: bool,
-    /// Where the batches of the last commit begin.
-    batches_at: u64,
 }
 
 impl Ledger {
@@ -61,7 +59,6 @@ impl Ledger {
             files: [first?, second?],
             seq: 0,
             is_delivered: false,
-            batches_at: 0,
         })
     }
 
@@ -87,7 +84,6 @@ impl Ledger {
         let mut end = STATE_AT + state.len() as u64;
         file.write_all_at(unreported, end)?;
         end += unreported.len() as u64;
-        self.batches_at = end;
         for batch in batches {
             self.file(seq).write_all_at(batch, end)?;
             end += batch.len() as u64;
@@ -105,15 +101,14 @@ impl Ledger {
         self.file(self.seq).write_all_at(&[1], CLEARED_AT)
     }
 
-    /// Notes that all consumers have the batches of the commit `seq`, and frees their memory.
+    /// Notes that all consumers have the batches of the commit `seq`. Their memory is kept for the next commit, since
+    /// getting it from the kernel again would cost as much as writing.
     pub fn delivered(&mut self, seq: u64) -> io::Result<()> {
         if seq != self.seq {
             return Ok(());
         }
         self.is_delivered = true;
-        let file = self.file(seq);
-        file.write_all_at(&[1], DELIVERED_AT)?;
-        file.set_len(self.batches_at)
+        self.file(seq).write_all_at(&[1], DELIVERED_AT)
     }
 
     /// Whether all consumers have the batches of the last commit.
@@ -159,7 +154,7 @@ fn header(seq: u64, state: &[u8]) -> [u8; HEADER_LEN_BYTES] {
 #[derive(Debug)]
 pub struct Commit<S> {
     pub state: S,
-    /// The flows that wait for a report, and the batches unless all consumers have them.
+    /// The flows that wait for a report, and the batches.
     pub rest: Vec<u8>,
     /// Whether the page of this commit is empty.
     pub is_cleared: bool,
@@ -354,7 +349,7 @@ mod tests {
         assert!(!found(&ledger).is_delivered);
         ledger.delivered(2).unwrap();
         let second = found(&ledger);
-        assert!(second.is_delivered && second.rest == b"flows");
+        assert!(second.is_delivered && second.rest == b"flowsthree");
 
         ledger.commit(&[3], b"", []).unwrap();
         assert_eq!(found(&ledger).state, [3]);
