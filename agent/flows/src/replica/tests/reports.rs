@@ -216,9 +216,9 @@ fn flows_that_are_not_whole_are_refused() {
         let last = words.last_mut().unwrap();
         *last = change(*last);
         let mut bytes = Vec::new();
-        words
-            .into_iter()
-            .for_each(|word| encode_varint(word, &mut bytes));
+        for word in words {
+            encode_varint(word, &mut bytes);
+        }
         bytes
     };
     assert!(read(&with_last_word(|word| word)));
