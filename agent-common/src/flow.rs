@@ -444,7 +444,7 @@ impl Classes {
         Self(bits << (Self::BITS_A_DIRECTION * (direction & 1) as u32))
     }
 
-    /// Merges these with those of a later packet of the same flow.
+    /// Merges the bits of a later packet of the same flow.
     #[must_use]
     pub const fn and_later(self, later: Self) -> Self {
         let news = self.news_of(0, later.of(0)).0 | self.news_of(1, later.of(1)).0;

@@ -65,7 +65,7 @@ impl Switches {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageFill {
-    /// Flows inserted into the page, except those that each CPU still counts privately.
+    /// Flows inserted into the page, without the ones that each CPU still counts privately.
     pub inserted: u64,
     /// Non-zero once the programs have reported that the page passed its mark.
     pub told: u64,

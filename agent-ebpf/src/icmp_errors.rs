@@ -1,6 +1,6 @@
 //! Copies ICMP errors to userspace, which finds the flows whose packets they quote. See [`agent_common::icmp`].
 //!
-//! Only packets in a flow are read, as in [`dns`](crate::dns).
+//! Reads only packets in a flow, like [`dns`](crate::dns).
 
 use core::ffi::c_void;
 
@@ -63,7 +63,7 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
     }
 }
 
-/// Separate functions, as in [`dns`](crate::dns).
+/// Separate functions, like [`dns`](crate::dns).
 #[inline(never)]
 fn hand_over_skb(skb: *mut __sk_buff, packet: &Packet) -> u32 {
     hand_over(packet, &Skb(skb));

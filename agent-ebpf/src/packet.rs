@@ -197,7 +197,7 @@ impl Paged {
     /// The VLAN tag that was removed from the frame.
     #[inline(always)]
     pub fn tci(self) -> Option<u16> {
-        // SAFETY: as in `front`.
+        // SAFETY: see `front`.
         let skb = unsafe { &*self.0 };
         (skb.vlan_present != 0).then_some(skb.vlan_tci as u16)
     }

@@ -58,7 +58,7 @@ pub fn note_frame(frame: *mut xdp_md, answer: u64, packet: &Packet) {
     }
 }
 
-/// Separate functions, as in [`dns`](crate::dns).
+/// Separate functions, like [`dns`](crate::dns).
 #[inline(never)]
 fn measure_skb(skb: *mut __sk_buff, answer: u64, packet: &Packet) -> u32 {
     measure(&Skb(skb), Question(answer), packet);

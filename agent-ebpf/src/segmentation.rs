@@ -18,7 +18,7 @@ static SKB_LAYOUT: Global<SkbLayout> = Global::new(SkbLayout::UNKNOWN);
 /// A field that cannot be read gives 0, which means unknown: no super-frame has the type 0, and no inner header begins
 /// where the frame does.
 ///
-/// A global function for the verifier's sake, like those of [`crate::steps`].
+/// A global function for the verifier's sake, like the functions in [`crate::steps`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn read_segmentation(

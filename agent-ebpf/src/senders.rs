@@ -149,7 +149,7 @@ unsafe fn note_who(noted: *mut u64, who: u64, other: u64) {
         // SAFETY: the caller's promise.
         let before = unsafe { noted.read_volatile() };
         let after = Senders::after(before, who, other);
-        // Usually it is the same, so nothing is written.
+        // Usually it is the same and needs no write.
         if after == before {
             return;
         }

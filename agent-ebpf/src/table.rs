@@ -283,7 +283,7 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
         atomic::add(&raw mut (*flow).packets[direction], size.packets);
         atomic::add(&raw mut (*flow).bytes[direction], size.bytes);
         atomic::add(&raw mut (*flow).ip_bytes[direction], size.ip_bytes);
-        // Usually the tick is the same, so nothing is written.
+        // Usually the tick is the same and needs no write.
         if FlowCounters::is_later((*flow).last_seen_jiffies, now_jiffies) {
             (*flow).last_seen_jiffies = now_jiffies;
         }
@@ -295,7 +295,7 @@ fn add(flow: *mut FlowCounters, sought: &Sought<'_>, size: Counted) -> Question 
             let word = (&raw mut (*flow).last_seen_jiffies).cast();
             atomic::or(word, FlowCounters::last_word(0, news));
         }
-        // Usually all bits are set, so nothing is written.
+        // Usually all bits are set already.
         let begun = sought.begun((*flow).packets[1 - direction]);
         let bits = sought.bits().and(begun);
         let before = (&raw const (*flow).bits).read_volatile();

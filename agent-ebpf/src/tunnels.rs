@@ -51,7 +51,7 @@ pub fn open<F: Steps>(frame: &F, packet: &mut Packet) -> u32 {
 pub fn remember_outer(flow: &FlowKey) {
     let flow = *flow;
     if let Some(opening) = OPENING.get_ptr(0) {
-        // SAFETY: as in `open`; the fields are plain bytes.
+        // SAFETY: see `open`; the fields are plain bytes.
         let outer = unsafe { &(*opening).outer };
         // If the kernel has no room, the record has no outer endpoints.
         let _ = OUTER.insert(&flow, outer, 0);

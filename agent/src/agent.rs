@@ -73,7 +73,7 @@ use wakes::Wakes;
 
 /// How often the programs' log is copied to the agent's log, if it is enabled.
 const LOG_FLUSH_INTERVAL: Duration = Duration::from_millis(100);
-/// How long shutdown may take before the log says what it waits for.
+/// How long shutdown may take before the log names the reason.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// The agent's configuration, resolved from options, variables and the file.
@@ -85,7 +85,7 @@ pub struct Config {
     pub netns: Vec<Netns>,
     /// Interfaces to count on.
     pub selection: Selection,
-    /// How many interfaces at the same time; 0 leaves room beyond those that exist at the start.
+    /// How many interfaces at the same time; 0 leaves room for more than exist at the start.
     pub max_interfaces: u32,
     pub attach: AttachSettings,
     /// Flows that each page of the kernel's table always has room for, and up to which it grows.
@@ -116,7 +116,7 @@ pub struct Config {
     pub stdout: Option<Format>,
     /// Other outputs.
     pub outputs: Vec<Prepared>,
-    /// Leave the programs counting for the next process, and take over what the one before has counted.
+    /// Leave the programs counting for the next process, and take over the counts of the one before.
     pub carry_over: bool,
     /// How long to count. `None` counts until the agent is stopped.
     pub duration: Option<Duration>,
@@ -471,7 +471,7 @@ async fn detached(detaching: Option<JoinHandle<()>>) -> Result<()> {
     }
 }
 
-/// A flow cache with what the kinds of enrichment supply, and the names that they look up.
+/// A flow cache with all kinds of enrichment, and the names that they look up.
 fn supplied(enrichment: &[Box<dyn Kind>], settings: ReplicaSettings) -> (Replica, Names) {
     let (mut replica, mut names) = (Replica::new(settings), Names::default());
     for kind in enrichment {
@@ -496,7 +496,7 @@ async fn give_away(
         .context("serve gRPC consumers")
 }
 
-/// Logs what the end of the agent waits for, unless it is over soon.
+/// Logs why the agent has not ended yet, unless it ends soon.
 async fn aloud<T>(who: &str, takes_the_rest: impl Future<Output = T>) -> T {
     tokio::pin!(takes_the_rest);
     tokio::select! {

@@ -33,13 +33,13 @@ pub struct Carrying {
 }
 
 impl Carrying {
-    /// Sorts what the service manager has passed. `wants` is the setting.
+    /// Sorts the descriptors from the service manager. `wants` is the setting.
     pub async fn begin(wants: bool, stored: Vec<StoredFile>, instance: &str) -> Self {
         let (keep, inheritance) = inherit(wants, stored, instance).await;
         Self { keep, inheritance }
     }
 
-    /// Stores what a successor of this process needs.
+    /// Stores everything that a successor of this process needs.
     pub fn start(
         &self,
         kernel: &mut Kernel,
@@ -56,7 +56,7 @@ impl Carrying {
         ))
     }
 
-    /// Opens what is to be taken over.
+    /// Opens links and tables of earlier processes.
     pub fn open(self) -> (attach::Carry, Earlier) {
         let Self { keep, inheritance } = self;
         let heritages = open_all(inheritance.predecessors, &keep);
@@ -71,13 +71,13 @@ impl Carrying {
 
 /// The tables of earlier processes.
 pub struct Earlier {
-    /// What is taken over is removed from here.
+    /// The store. Files that are taken over are removed from it.
     pub keep: Keep,
     /// The oldest first.
     pub heritages: Vec<Heritage>,
 }
 
-/// Where to store what a successor needs, and what predecessors have stored. If counting is not to be carried over,
+/// The store for a successor, and the inheritance of predecessors. If counting is not to be carried over,
 /// everything of theirs is removed, which detaches their programs.
 async fn inherit(wants: bool, stored: Vec<StoredFile>, instance: &str) -> (Keep, Inheritance) {
     if !wants && stored.is_empty() {
@@ -158,7 +158,8 @@ fn open_all(predecessors: Vec<Predecessor>, keep: &Keep) -> Vec<Heritage> {
     opened
 }
 
-/// What a successor needs besides maps and batches. Give a new field a default: the successor may have another version.
+/// The facts that a successor needs besides maps and batches. Give a new field a default: the successor may be of another
+/// version.
 #[derive(Deserialize, Serialize)]
 struct State {
     /// See [`layout`].
@@ -179,7 +180,7 @@ struct State {
     /// What all accounts of each page had when it was read last: packets and bytes by reason.
     accounts: [Vec<[u64; 2]>; 2],
     window_end_unix_ns: u64,
-    /// Of what the maps hold.
+    /// Of the flows in the maps.
     sample_rate: u32,
     /// Encoded messages.
     interfaces: Vec<Vec<u8>>,
@@ -226,7 +227,7 @@ pub struct LastScan {
 }
 
 impl LastScan {
-    /// `waiting` is what waits for a report.
+    /// `waiting` are the packets that wait for a report.
     pub fn new(
         id: u64,
         table_capacity: u64,

@@ -37,7 +37,7 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
     Ok(count.report())
 }
 
-/// Runs fifty agents, two collectors and a broker for three minutes, killing them at random. Prints what was delivered.
+/// Runs fifty agents, two collectors and a broker for three minutes, killing them at random. Prints the delivered records.
 pub fn test_delivery() -> Result<ExitCode> {
     setup(Purpose::Test)?;
     clients::set_up();

@@ -76,7 +76,7 @@ impl Target {
     }
 
     /// Builds the dependencies with the features that the tests of the workspace need (hence a test among the targets), so
-    /// that nothing is built twice.
+    /// that no crate is built twice.
     /// Cargo does not notice that the compiler's wrapper instruments the targets, so without the feature they are no
     /// targets.
     pub fn build(self) -> Result<Fuzzer> {

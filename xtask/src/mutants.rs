@@ -195,7 +195,7 @@ enum Verdict {
 struct Bench<'a> {
     tree: &'a Tree,
     target: PathBuf,
-    /// The file in which tests record that they were skipped.
+    /// The file where tests record that they were skipped.
     skipped: PathBuf,
 }
 

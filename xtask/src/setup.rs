@@ -1,4 +1,4 @@
-//! Installs the tools that a task needs and the machine lacks. Prints nothing if nothing is missing.
+//! Installs the tools that a task needs and the machine lacks. Silent if all are there.
 
 use std::process::{Command, ExitCode};
 

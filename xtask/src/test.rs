@@ -343,7 +343,7 @@ fn run_tests_through_sudo(command: &mut Command, skip_log: &SkipLog, threads: &s
     Ok(())
 }
 
-/// The file in which tests record that they were skipped. It has its own folder, because in a shared one the kernel
+/// The file where tests record that they were skipped. It has its own folder, because in a shared one the kernel
 /// denies root access to a user's file (`fs.protected_regular`).
 struct SkipLog {
     folder: TempDir,

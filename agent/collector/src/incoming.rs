@@ -30,7 +30,7 @@ use super::streams::{Key, unix_now};
 /// records.
 const MOST_RECORDS: usize = 1 << 14;
 const MOST_OTHER_FIELDS: usize = 1 << 17;
-/// The longest text by which an agent names itself or an interface.
+/// The longest name of an agent or an interface.
 const MOST_NAME_BYTES: usize = 256;
 /// The path of a network namespace may be its name.
 const MOST_PATH_BYTES: usize = 4096;

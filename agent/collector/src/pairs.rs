@@ -161,7 +161,7 @@ impl Pairs {
         }
     }
 
-    /// Visits the flows that are due: reports those that can be compared, and forgets those that have long been quiet.
+    /// Visits the flows that are due: reports flows that can be compared, and forgets flows that have long been quiet.
     /// Stops at `most` reports.
     pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
         let now = self.now(time);

@@ -26,7 +26,7 @@ use super::{incoming::Incoming, streams::Facts};
 /// The most bytes of a batch in a store's form. A line has about 700 bytes, and a batch a few thousand lines.
 const MOST_PIECE_BYTES: usize = 32 << 20;
 
-/// The form in which a store keeps a batch.
+/// A store's form of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Jsonl,
@@ -344,7 +344,7 @@ impl Part<'_> {
     }
 }
 
-/// The kind and address of the output, as in the settings.
+/// The kind and address of the output in the settings.
 fn named(output: &Output) -> (&'static str, String) {
     (output.kind().name(), output.address())
 }

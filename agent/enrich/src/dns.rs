@@ -2,7 +2,7 @@
 //!
 //! The programs hand over each message (UDP, port 53) of a counted flow ([`kernel::dns`]). [`message`] parses it, and
 //! [`learned`] takes it in. [`queries`] wait for their answers, since anyone may send an answer that nobody asked for.
-//! [`names`] keeps the learned names, along with those of the [`hosts_file`], until a flow begins that needs one.
+//! [`names`] keeps the learned names and the names in the [`hosts_file`] until a flow begins that needs one.
 //! [`exchanges`] keeps each query with its answer, if that is configured.
 
 use std::{

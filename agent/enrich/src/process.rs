@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-/// The process as it is sent.
+/// The process as a message.
 fn told(key: u64, process: Option<agent_common::Process>) -> Process {
     let Some(process) = process else {
         return Process {

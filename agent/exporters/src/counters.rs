@@ -72,12 +72,12 @@ impl Counters {
         }
     }
 
-    /// Closes the queue: nothing is added to it.
+    /// Closes the queue: no batch can be added.
     pub(super) fn close_queue(&self) {
         self.backlog.leave();
     }
 
-    /// Takes a batch from the queue by calling `poll`, and counts it as in hand.
+    /// Takes a batch from the queue by calling `poll`, and counts it as being sent.
     pub(super) fn take_from_queue(
         &self,
         poll: impl FnOnce() -> Poll<Option<OutgoingBatch>>,
@@ -183,7 +183,7 @@ impl Counters {
         fates.refused += take(&mut fates.unacknowledged);
     }
 
-    /// Lost in this output, in addition to what the queue lost.
+    /// Lost in this output, in addition to losses in the queue.
     pub(super) fn lost_behind_the_queue(&self) -> RecordSum {
         self.fates().lost
     }

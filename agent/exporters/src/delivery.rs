@@ -1,4 +1,4 @@
-//! Delivers batches unchanged to a collector that acknowledges what it has stored. A batch is sent again, to this
+//! Delivers batches unchanged to a collector that acknowledges stored batches. A batch is sent again, to this
 //! collector or the next one of the list, until it is acknowledged, so it arrives at least once and in order. The
 //! stream and sequence number let the collector recognize duplicates.
 

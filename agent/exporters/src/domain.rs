@@ -13,7 +13,7 @@ use formats::ipfix::Domains;
 use proto::AgentIdentity;
 use sha1::{Digest as _, Sha1};
 
-/// How many agents with the same names can get different domains, by the order in which they start.
+/// How many agents with the same names can get different domains, in the order of their start.
 const MOST_ALIKE: u32 = 64;
 
 /// The domains of an output, claimed until this is dropped.

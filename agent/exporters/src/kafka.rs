@@ -228,7 +228,7 @@ impl Kafka {
         }
     }
 
-    /// Stores the waiting batches of the group, except those of failed partitions.
+    /// Stores the waiting batches of the group, but not of failed partitions.
     async fn attempt(
         &mut self,
         group: &mut Group<'_>,

@@ -1,7 +1,7 @@
 //! Outputs: send the flows of every batch to receivers that do not subscribe over our gRPC.
 //!
 //! Each output is a task with its own queue at the hub, so neither a scan nor another output waits for it. Flows pass
-//! through [`selection`], which drops what the settings leave out, an [`Encoder`](formats::encoder::Encoder), which makes
+//! through [`selection`], which drops flows by the settings, an [`Encoder`](formats::encoder::Encoder), which makes
 //! messages of the output's format, and a [`transport`], which sends them. [`worker`] drives these, retries failures, and
 //! counts what happens to each flow. For collectors that speak our own interface, [`delivery`] replaces all of this and
 //! sends the batches unchanged.

@@ -1,4 +1,4 @@
-//! Logs once that an output fails, once that it recovers, and at shutdown what was lost.
+//! Logs once that an output fails, once that it recovers, and losses at shutdown.
 
 use std::sync::Arc;
 
@@ -81,7 +81,7 @@ impl OutputLog {
         self.in_the_spool(waits, "an earlier run left them, and they go first");
     }
 
-    /// Logs what is left in the spool for the next start.
+    /// Logs how much the spool still holds for the next start.
     pub(super) fn spool_left(&self, waits: RecordSum) {
         self.in_the_spool(waits, "the next start sends them");
     }

@@ -146,7 +146,7 @@ enum Target {
     Pbflow(pbflow::Target),
 }
 
-/// The parts of an output, by what it sends.
+/// The parts of an output, by its kind.
 pub(super) enum Parts {
     /// Flows in another format, message by message.
     Messages(Box<dyn Encoder>, Transport),
@@ -406,7 +406,7 @@ impl Output {
     }
 
     fn read(table: &Table) -> Result<Self, Refused> {
-        // First, since what is missing may be there with a misspelt name.
+        // First, since a missing setting may be there with a misspelt name.
         table.refuse_unknown()?;
         let kind = table.text("kind")?.ok_or_else(|| missing("kind"))?;
         let kind = Kind::ALL

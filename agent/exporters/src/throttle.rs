@@ -9,7 +9,7 @@ use std::{
 
 use agent_common::sample;
 
-/// What a collector asks for. Zero asks for nothing.
+/// A collector's wishes. Zero wishes nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttle {
     /// The least time between two reports of a continuing flow.
@@ -39,7 +39,7 @@ impl Throttle {
         }
     }
 
-    /// The values that exceed those of `own`; zero for the others.
+    /// The values that exceed the ones in `own`; zero for the others.
     #[must_use]
     pub fn beyond(self, own: Self) -> Self {
         let is_longer = self.report_interval > own.report_interval;

@@ -71,7 +71,7 @@ pub(super) enum Failure {
         /// The receiver says that the message is invalid.
         is_invalid: bool,
     },
-    /// A new file or connection starts, so encode the message again with what the format puts first.
+    /// A new file or connection starts, so encode the message again, with the format's header.
     #[error("it begins anew")]
     Anew,
     /// The receiver's host or a router rejected the previous message. A message handed over meanwhile was not sent.

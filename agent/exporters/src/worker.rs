@@ -206,7 +206,7 @@ impl Worker {
     async fn send(&mut self, mut batch: FlowBatch) -> Result<(), DeadlinePassed> {
         let (flows, left_out) = self.selector.select(&mut batch);
         let sum = counters::sum(&flows);
-        // The batch reports what was left out, as it does over gRPC.
+        // The batch reports the records that were left out, as it does over gRPC.
         batch.set_left_out(self.counters.leave_out_unselected(sum, left_out));
         batch.add_lost(self.counters.lost_behind_the_queue());
         let mut rest = &flows[..];
@@ -427,7 +427,7 @@ impl Worker {
         self.log.recovered(&self.transport.address());
     }
 
-    /// Counts what is left at shutdown as lost, and logs it.
+    /// Counts everything left at shutdown as lost, and logs it.
     fn give_up(&mut self) {
         // `unconstrained`, because tokio's cooperative budget would otherwise make a long queue look empty.
         while let Some(Some(batch)) = unconstrained(self.next()).now_or_never() {

@@ -1,4 +1,4 @@
-//! Where the names in batches come from: those of hosts, and of the cgroups and processes that send flows' packets.
+//! Looks up the names in batches: of hosts, and of the cgroups and processes that send flows' packets.
 //!
 //! A record has ids. The batch that it is in says what these stand for.
 
@@ -33,7 +33,7 @@ pub struct Names {
 /// A name of an address. All flows with this name share it.
 #[derive(Debug)]
 pub struct HostName {
-    /// The id by which records refer to the name. It is unique during the life of this agent.
+    /// The id of the name in records. It is unique during the life of this agent.
     pub id: u64,
     pub text: Box<str>,
     in_use: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ impl Drop for HostName {
     }
 }
 
-/// The name of one end of a flow. It counts as in use as long as the flow holds it.
+/// The name of one end of a flow. It is in use as long as the flow holds it.
 #[derive(Clone, Debug)]
 pub struct EndName {
     name: Arc<HostName>,

@@ -462,7 +462,7 @@ impl Replica {
         self.max_flows
     }
 
-    /// How many flows have begun, those that went on after their end included.
+    /// How many flows have begun, including flows that went on after their end.
     pub fn begun(&self) -> u64 {
         self.begun
     }

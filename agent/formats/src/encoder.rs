@@ -15,7 +15,7 @@ pub trait Encoder: Send {
     /// At the end of a scan without flows this is called once, for the messages that go out beside them.
     fn message(&mut self, batch: &FlowBatch, flows: &[FlowRecord]) -> Message;
 
-    /// The last message was sent. What it announced is known to the receiver.
+    /// The last message was sent. The receiver knows everything that it announced.
     fn sent(&mut self);
 
     /// Parses the server's answer to the last message. An error means that the message did not arrive.

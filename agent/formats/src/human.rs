@@ -21,7 +21,7 @@ pub fn count(value: u64) -> String {
     scaled(value, 1000, &["", "k", "M", "G", "T", "P", "E"])
 }
 
-/// Every digit of a count, and what is counted: `1 flow`, `1234 flows`.
+/// Every digit of a count, and the noun: `1 flow`, `1234 flows`.
 pub fn exact(number: u64, what: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{number} {what}{ending}")

@@ -104,9 +104,9 @@ pub struct Ipfix {
     domains: Option<Domains>,
     lengths: Lengths,
     buffer: BytesMut,
-    /// What the receiver knows.
+    /// The receiver's knowledge.
     receiver: ReceiverState,
-    /// What it will know after the last message.
+    /// Its knowledge after the last message.
     next_receiver: ReceiverState,
     batch: BatchFacts,
     refreshed: Option<Instant>,
@@ -116,7 +116,7 @@ pub struct Ipfix {
     export_time_s: fn() -> u32,
 }
 
-/// What was announced and sent to the receiver.
+/// Everything announced and sent to the receiver.
 #[derive(Clone, Copy, Default)]
 struct ReceiverState {
     /// Data records sent on this connection: about flows and interfaces, and about the process.
@@ -145,7 +145,7 @@ impl ReceiverState {
     }
 }
 
-/// What a batch's interfaces determine about its records. They rarely change.
+/// The part of records that depends on the batch's interfaces, which rarely change.
 #[derive(Default)]
 struct BatchFacts {
     interfaces: Vec<Interface>,
@@ -257,7 +257,7 @@ impl Ipfix {
         })
     }
 
-    /// Completes a message and sets what the receiver will know after it.
+    /// Completes a message and notes what it announces.
     fn finish(&mut self, records: u32, mut state: ReceiverState, domain: Domain) -> Bytes {
         let header = Header {
             export_time_s: (self.export_time_s)(),

@@ -185,12 +185,12 @@ fn end_line(out: &mut impl Write, buffer: &mut Vec<u8>) -> io::Result<()> {
 struct Origin<'a> {
     agent_id: &'a str,
     hostname: &'a str,
-    /// Only in what a collector stores.
+    /// Only in a collector's storage.
     #[serde(flatten)]
     sender: Option<Sender<'a>>,
 }
 
-/// The stream by which a batch came to a collector, which numbers its batches.
+/// The stream that brought a batch to a collector, and that numbers its batches.
 #[derive(Clone, Copy, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Sender<'a> {
@@ -242,7 +242,7 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// What a flow's line has besides the facts about the flow.
+/// The part of a flow's line that is not about the flow.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct FlowHead<'a> {

@@ -32,7 +32,7 @@ pub mod time;
 pub use json::JsonWriter;
 pub use table::TableWriter;
 
-/// The forms in which batches can be shown.
+/// The output formats for batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     /// Columns, for people.

@@ -176,7 +176,7 @@ impl Protocol {
 }
 
 impl Otlp {
-    /// `accounts` returns those of the latest scan.
+    /// `accounts` returns the accounts of the latest scan.
     pub fn new(settings: Settings, accounts: impl Fn() -> Arc<Accounts> + Send + 'static) -> Self {
         Self {
             settings,

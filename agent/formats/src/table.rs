@@ -46,10 +46,10 @@ pub struct TableWriter<W: Write> {
     all: All,
 }
 
-/// What the batches are.
+/// The kind of batches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// Those of scans.
+    /// Batches of scans.
     Scans,
     /// A list of flows in its order.
     List,
@@ -102,7 +102,7 @@ impl fmt::Display for Traffic {
 #[derive(Default)]
 struct All {
     scans: u64,
-    /// The flows are those that began.
+    /// Counts the flows that began.
     traffic: Traffic,
     lost: LostSoFar,
     /// The number of the last batch on its stream.
@@ -137,9 +137,9 @@ struct Scan {
     id: u64,
     /// Flows with packets.
     flows: u64,
-    /// Those of them that ended.
+    /// How many of them ended.
     ended: u64,
-    /// The packets of all flows, also of those that are not shown.
+    /// The packets of all flows, shown or not.
     traffic: Traffic,
     /// Flows that ended without packets.
     only_ended: u64,
@@ -412,7 +412,7 @@ impl Scan {
             return;
         }
         if has_ended && !has_packets {
-            // The row of its flow is not among those that are shown.
+            // The row of its flow is not shown.
             return;
         }
         self.places.insert(flow, self.busiest.len());

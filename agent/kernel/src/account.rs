@@ -162,7 +162,7 @@ impl Accounts {
         sum
     }
 
-    /// What has been taken of a page's accounts so far.
+    /// The part of a page's accounts that has been taken so far.
     pub fn taken(&self, page: u32) -> HookAccount {
         let per_page = self.layout.per_page as usize;
         let mut sum = HookAccount::default();
@@ -185,7 +185,7 @@ impl Accounts {
             .collect()
     }
 
-    /// Adds what an account has in the maps, without what is pending.
+    /// Adds an account's counters in the maps, without pending ones.
     fn add_account(&self, page: u32, index: u32, sum: &mut HookAccount) {
         let account = (page * self.layout.per_page + index) as usize;
         let all = self.layout.rare_entries() as usize;

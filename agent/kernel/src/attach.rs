@@ -111,7 +111,7 @@ pub enum TcAttach {
     Clsact,
 }
 
-/// Where TCX puts the programs among those of others.
+/// Where TCX puts the programs among others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum TcxOrder {
     /// Next to the wire: before others on ingress, behind them on egress.
@@ -184,7 +184,7 @@ pub struct Hook {
     pub direction: Direction,
     pub mode: Mode,
     pub instead_of_xdp: Option<InsteadOfXdp>,
-    /// Set for XDP programs only, except those that ask the driver for tags.
+    /// Set only for XDP programs that do not ask the driver for tags.
     pub tag_place: Option<TagPlace>,
     /// The program may have missed VLAN tags.
     pub tags_unknown: bool,
@@ -416,7 +416,7 @@ impl Attachments {
     pub fn leave(mut self) -> bool {
         self.stop();
         let filters = end_all(&mut self.watches);
-        // What was attached until now counts, too.
+        // Hooks that were attached until now count as well.
         if !self.can_leave() {
             return false;
         }

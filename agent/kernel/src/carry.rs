@@ -137,7 +137,7 @@ fn place_of(name: &str) -> Option<LinkPlace> {
 /// An earlier process whose maps nobody has drained yet.
 pub struct Predecessor {
     pub instance: String,
-    /// By what they are.
+    /// By their role.
     pub files: BTreeMap<String, OwnedFd>,
 }
 

@@ -100,7 +100,7 @@ pub enum AttachedXdp {
 }
 
 /// The interface's own counters: `IFLA_STATS64`, `struct rtnl_link_stats64`. `rx_dropped` includes `rx_missed_errors`,
-/// the same sum as in `/proc/net/dev`.
+/// the sum that `/proc/net/dev` shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub rx_packets: u64,

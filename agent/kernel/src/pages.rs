@@ -312,7 +312,7 @@ impl Pages {
     }
 
     /// Passes every entry of the idle page to `sink`, as [`drain`](Self::drain) does, and leaves it there until
-    /// [`clear`](Self::clear). Between the two, what was read can be stored.
+    /// [`clear`](Self::clear). Between the two, the entries can be stored.
     pub fn read(
         &mut self,
         idle: u32,
@@ -513,7 +513,7 @@ impl Pages {
         Ok(fill)
     }
 
-    /// What the programs record about the senders of flows.
+    /// The kinds of data that the programs record about the senders of flows.
     pub fn kinds(&self) -> Kinds {
         self.senders
     }

@@ -100,7 +100,7 @@ pub struct Field {
     otlp: Option<Vec<String>>,
     pub is_left_out: bool,
     pub ipfix: Vec<Element>,
-    /// What the comment says of them.
+    /// From the comment.
     pub ipfix_text: String,
     pub limit: Option<u64>,
     pub enrich: String,

@@ -36,7 +36,7 @@ pub fn table(catalogue: &Catalogue) -> String {
     out
 }
 
-/// What the first paragraph of the comment says.
+/// The first paragraph of the comment.
 pub fn meaning(column: &Column) -> String {
     let field = &column.field;
     let first = field.meaning.split("\n-").next().unwrap_or_default();

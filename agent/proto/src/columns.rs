@@ -12,7 +12,7 @@ use crate::{Cgroup, Endpoint, FlowBatch, FlowRecord, HostName, Interface, Proces
 
 include!(concat!(env!("OUT_DIR"), "/columns.rs"));
 
-/// A JSON Schema of an object with the columns, as in JSON Lines.
+/// A JSON Schema of an object with the columns, for JSON Lines.
 pub const SCHEMA: &str = include_str!(concat!(env!("OUT_DIR"), "/columns.schema.json"));
 
 /// One column. Both ends of a flow have columns of their own.
@@ -97,7 +97,7 @@ pub struct Row<'a> {
     pub ends: [RowEnd<'a>; 2],
 }
 
-/// One end, and what the batch names for it.
+/// One end, with the names for it in the batch.
 #[derive(Clone, Copy)]
 pub struct RowEnd<'a> {
     pub end: &'a Endpoint,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 include!(concat!(env!("OUT_DIR"), "/record.rs"));
 
-/// An IP address as it is sent: its first 4 or 16 bytes, or none.
+/// An IP address in a message: 4 or 16 bytes, or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Address {
     pub(crate) bytes: [u8; 16],

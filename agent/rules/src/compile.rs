@@ -104,7 +104,7 @@ fn key<const N: usize>(net: &Net, address_ne: [u32; N]) -> NetKey<N> {
     }
 }
 
-/// The row with the rules for which `is_satisfied` is true.
+/// The row of the rules that `is_satisfied` accepts.
 fn row_of(rules: &[Rule], is_satisfied: impl Fn(&Rule) -> bool) -> Row {
     let mut row = Row::NONE;
     for (index, rule) in rules.iter().enumerate() {

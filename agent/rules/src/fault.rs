@@ -117,7 +117,7 @@ impl Fault {
         fault.corrected_to(line, format!("{before}{}{behind}", corrected.line))
     }
 
-    /// The place, if it has a name, and what is wrong there.
+    /// The place, if it has a name, and the mistake.
     fn head(&self) -> String {
         let message = &self.message;
         match &self.place {
@@ -153,7 +153,7 @@ pub fn in_one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Three lines: what is wrong, the line, and a mark under the place. The probable meaning, if known, is a fourth line.
+/// Three lines: the mistake, the line, and a mark under the place. The probable meaning, if known, is a fourth line.
 impl fmt::Display for Fault {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (before, mark) = (" ".repeat(self.mark_from), "^".repeat(self.mark_width));

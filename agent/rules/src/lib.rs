@@ -280,7 +280,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Adds those of a text for an agent's packets, separated by semicolons.
+    /// Adds the rules of a text for an agent's packets, separated by semicolons.
     pub fn add_for_packets(&mut self, text: &str) -> Result<(), Fault> {
         self.add(parse::line(text, Hosts::Unknown)?);
         Ok(())
@@ -299,7 +299,7 @@ impl Parts {
         self.len() == 0
     }
 
-    /// The rules in the order in which they decide. After conditions the last one excludes everything else.
+    /// The rules in the order of their evaluation. After conditions the last one excludes everything else.
     pub fn into_set(self) -> Vec<Rule> {
         let mut set = self.rules;
         if !self.conditions.is_empty() {
@@ -340,7 +340,7 @@ impl FromStr for PacketRules {
     }
 }
 
-/// The rules of several arguments in the order in which they decide.
+/// The rules of several arguments in the order of their evaluation.
 pub fn set(rules: &[Rules]) -> Vec<Rule> {
     let mut parts = Parts::default();
     for rules in rules {

@@ -2,7 +2,7 @@
 //!
 //! Rules are about packets, and a record counts the packets of both directions. So a record passes if the rules would
 //! count at least one packet of its flow: a packet from the source or one from the destination, if that end has sent
-//! any since the flow began. Packets are matched as in the kernel programs: `src` is the packet's sender, and `ingress`
+//! any since the flow began. Packets match like in the kernel programs: `src` is the packet's sender, and `ingress`
 //! the side where it was seen. Counts never change.
 //!
 //! A flow that has passed once keeps passing, since its packets only become more. It may begin to pass when the first

@@ -535,7 +535,7 @@ mod tests {
             }
             forms.push(form);
         }
-        // Half of the bound, less what is reserved for others.
+        // Half of the bound, less the reserve for others.
         assert_eq!(forms.len(), 2);
         for _ in 0..FOR_FILTERS {
             forms.push(asked("exclude all", &stranger).unwrap());

@@ -66,7 +66,7 @@ impl Handshake {
                     if tls::of_tls(&error).is_some() {
                         self.admission.handshake_failed(&self.peer, &error);
                     }
-                    // Send what the socket still buffers.
+                    // Send the rest of the socket's buffer.
                     let _ = Pin::new(&mut stream).poll_shutdown(context);
                     State::Failed(Some(error), stream)
                 }

@@ -189,7 +189,7 @@ impl Places {
     }
 }
 
-/// What was refused, and why.
+/// Refused requests, and why.
 #[derive(Debug, Clone, Copy)]
 pub enum Refusal {
     Connection,

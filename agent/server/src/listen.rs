@@ -64,7 +64,7 @@ enum Listener {
 }
 
 impl Listeners {
-    /// Binds all addresses or none, except those that the service manager has opened for this process.
+    /// Binds all addresses or none. The service manager may have opened some for this process already.
     pub async fn bind(
         addresses: &[ListenAddr],
         passed: PassedSockets,

@@ -24,7 +24,7 @@ use super::address::{ListenAddr, ListenError};
 /// The first descriptor that the service manager passes.
 const FIRST: usize = 3;
 
-/// Listening sockets passed to this process, in addition to those that it binds itself.
+/// Listening sockets passed to this process, beside the ones that it binds itself.
 #[derive(Debug, Default)]
 pub struct PassedSockets(Vec<PassedSocket>);
 

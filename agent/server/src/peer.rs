@@ -5,7 +5,7 @@ use std::{fmt, net::SocketAddr};
 use rustix::process::geteuid;
 use tls::source::Source;
 
-/// What the kernel reports about the peer.
+/// The kernel's report about the peer.
 #[derive(Debug, Clone)]
 pub enum Peer {
     Unix { pid: Option<i32>, uid: u32 },

@@ -164,7 +164,7 @@ fn until_stop<T: Send + 'static>(body: Body, stopped: watch::Receiver<()>, kept:
     let frames = stream::unfold(state, |state| async {
         let (mut body, mut stopped, kept) = state?;
         tokio::select! {
-            // Send what was reported before the stop.
+            // Send the reports from before the stop.
             biased;
             frame = body.frame() => Some((frame?, Some((body, stopped, kept)))),
             _ = stopped.changed() => Some((Ok(Frame::trailers(stopping())), None)),

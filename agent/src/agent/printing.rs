@@ -129,7 +129,7 @@ async fn print(
             }
         }
     }
-    // Nobody misses it who has closed stdout.
+    // Whoever has closed stdout does not miss it.
     let _ = tokio::task::spawn_blocking(move || printer.finish()).await;
     Ok(())
 }

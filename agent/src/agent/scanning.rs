@@ -68,7 +68,7 @@ impl Made {
 /// Logs when collectors start or stop asking for other values than the settings have.
 #[derive(Default)]
 pub(super) struct ThrottleLog {
-    /// What was last logged, beyond the settings.
+    /// The values last logged, beyond the settings.
     told: Throttle,
     intervals: LogLimit,
     rates: LogLimit,

@@ -33,12 +33,12 @@ use super::{
 pub const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
 /// The flows that wait for a report in the ledger; if there are more, all are reported.
 pub const MOST_UNREPORTED_FLOWS: usize = 500_000;
-/// Half of what a consumer's queue holds by default: the next process publishes all of them at once.
+/// Half of a consumer's default queue: the next process publishes all of them at once.
 const MOST_UNDELIVERED_BATCHES: usize = DEFAULT_QUEUE_BATCHES / 2;
 /// How often to ask whether all consumers have the batches of a commit.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 
-/// What a scan has to commit, besides its batches.
+/// The content of a scan's commit, besides its batches.
 #[derive(Default)]
 pub struct Checkpoint<'a> {
     pub pages: &'a [u32],

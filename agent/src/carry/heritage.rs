@@ -36,7 +36,7 @@ pub struct Heritage {
 }
 
 impl Heritage {
-    /// Opens what a process has left. Fails if it is incomplete.
+    /// Opens the files of a process. Fails if they are incomplete.
     pub(super) fn open(predecessor: Predecessor) -> Result<Self> {
         let Predecessor {
             instance,

@@ -1,5 +1,5 @@
-//! The ledger: what a successor needs to know if this process ends at any moment, in a file in memory that the service
-//! manager keeps.
+//! The ledger: everything that a successor has to know if this process ends at any moment, in a file in memory that the
+//! service manager keeps.
 //!
 //! A scan reads a page and leaves it as it is. It then commits its batches, the flows that wait for a report, and the
 //! page's account to the ledger, publishes the batches, empties the page, and marks the page as empty. So a successor
@@ -34,7 +34,7 @@ const HEADER_LEN_BYTES: usize = 40;
 const CLEARED_AT: u64 = 40;
 const DELIVERED_AT: u64 = 44;
 const STATE_AT: u64 = 48;
-/// No state is longer. Bounds what is read of a file that somebody else has written.
+/// No state is longer. Bounds the memory for a file that somebody else has written.
 const MOST_STATE_BYTES: u64 = 64 << 20;
 
 /// Nor is what follows it.

@@ -62,7 +62,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Runs a command to its end. If it fails, the error has what it printed.
+/// Runs a command to its end. If it fails, the error has its output.
 fn run(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .output()

@@ -90,7 +90,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Traces all threads, and those that they create.
+    /// Traces all threads, including new ones.
     fn seize(&self) -> Result<()> {
         let mut seized = BTreeSet::new();
         loop {

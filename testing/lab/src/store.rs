@@ -84,7 +84,7 @@ pub struct Store {
 
 struct Kept {
     limit: usize,
-    /// The one stored last comes first, in the order in which systemd passes them. `systemctl daemon-reload` reverses it.
+    /// The one stored last comes first: systemd passes them in this order. `systemctl daemon-reload` reverses it.
     fds: Vec<(String, OwnedFd)>,
     /// Over the limit, and not stored.
     refused: usize,
@@ -98,7 +98,7 @@ impl Store {
         Self::with_limit(LIMIT)
     }
 
-    /// A store for so many descriptors.
+    /// A store for `limit` descriptors.
     pub fn with_limit(limit: usize) -> Result<Self> {
         let folder = TempDir::with_prefix("flow-agent-store-").context("make a folder")?;
         let socket = UnixDatagram::bind(folder.path().join("notify"));
@@ -222,7 +222,7 @@ impl Store {
         self.change(Vec::clear)
     }
 
-    /// Changes names and descriptors, of which the one stored last comes first.
+    /// Changes names and descriptors; the one stored last comes first.
     pub fn change(&self, change: impl FnOnce(&mut Vec<(String, OwnedFd)>)) -> Result<()> {
         change(&mut self.settled()?.fds);
         Ok(())
@@ -427,7 +427,7 @@ mod tests {
         );
         let files: Vec<_> = newest_first.iter().map(|n| format!("file {n}")).collect();
         assert_eq!(lines[5..], files);
-        // As with systemd, what is passed stays in the store.
+        // As with systemd, passed descriptors stay in the store.
         assert_eq!(kept.count().unwrap(), FILES);
     }
 

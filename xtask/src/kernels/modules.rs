@@ -1,4 +1,4 @@
-//! Finds the files of kernel modules and their dependencies, in the order in which to load them.
+//! Finds the files of kernel modules and their dependencies, in loading order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

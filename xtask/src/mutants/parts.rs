@@ -193,7 +193,7 @@ const fn units(
     }
 }
 
-/// The part to which a file or a pattern belongs.
+/// The part of a file or a pattern.
 pub fn part_of(file: &str) -> Option<&'static str> {
     let part = PARTS.iter().find(|part| file.starts_with(part.path));
     part.map(|part| part.name)

@@ -1,4 +1,4 @@
-//! Copies the sources to a folder, in which faults can be inserted.
+//! Copies the sources to a folder where faults can be inserted.
 
 use std::{
     fs,

@@ -17,7 +17,7 @@ pub const SUITE: &str = "bookworm";
 /// network.
 const PACKAGES: &str = "systemd,systemd-sysv,dbus,libgcc-s1,procps";
 
-/// Written last, with a list of what was installed.
+/// Written last, with a list of the installed packages.
 const MARK: &str = "installed";
 
 /// The root file system in this cache folder. Creating it takes a minute.

@@ -40,7 +40,7 @@ pub(super) struct Flow {
     sights: Vec<Sight>,
 }
 
-/// What one agent has seen of a flow since the flow was last quiet.
+/// One agent's view of a flow since the flow was last quiet.
 struct Sight {
     agent: Index,
     now: Passed,

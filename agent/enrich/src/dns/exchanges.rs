@@ -76,7 +76,7 @@ impl Exchange {
             + OF_TWO_ALLOCATIONS
     }
 
-    /// The exchange as it is sent, with times converted by the clock of a scan.
+    /// The exchange as a message, with times converted by the clock of a scan.
     pub fn into_message(self, clock: ScanClock) -> DnsExchange {
         let Self { id, query, answer } = self;
         let ends = addresses(&id.flow);

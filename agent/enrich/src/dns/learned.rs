@@ -12,7 +12,7 @@ use super::{
     queries::{Asked, Queries, Query, QueryId},
 };
 
-/// Stands for all codes that IANA gives no name, and for those of EDNS.
+/// Stands for EDNS codes, and for all codes without a name at IANA.
 const OTHER_CODE: &str = "other";
 
 pub struct Learned {

@@ -69,7 +69,7 @@ impl From<ParseError> for Unread {
     }
 }
 
-/// Parses a message. `is_whole` says whether all of its bytes are there; if not, parses those that are.
+/// Parses a message. `is_whole` says whether all of its bytes are there; if not, parses the bytes that are.
 pub fn read(bytes: &[u8], is_whole: bool) -> Result<Message<'_>, Unread> {
     let wire = Wire::from_octets(bytes).map_err(|_| Unread::Malformed)?;
     let header = wire.header();

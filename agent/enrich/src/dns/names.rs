@@ -92,7 +92,7 @@ impl Names {
         }
     }
 
-    /// How many names are kept, without those of the hosts file.
+    /// How many learned names are kept; the hosts file does not count.
     pub fn len(&self) -> usize {
         self.in_newer + self.in_older
     }

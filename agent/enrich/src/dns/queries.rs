@@ -6,14 +6,14 @@ use agent_common::FlowKey;
 
 use super::message::Question;
 
-/// The most queries in each half: those that wait now, and those that have waited for longer.
+/// The most queries in each half: recent ones, and ones that have waited for longer.
 pub const MOST: usize = 8192;
 /// The first interface of each network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
 /// Queries are given up after one to two times this. Resolvers give up after 5 s (resolv.conf(5)).
 const PATIENCE_NS: u64 = 5_000_000_000;
 
-/// Identifies the query of an answer: the flow, the direction in which it asks, and its number.
+/// Identifies the query of an answer: the flow, its direction, and its number.
 ///
 /// Query and answer are seen on opposite sides of an interface, so both have the same flow key. If both arrive at the
 /// same side, an outsider may have sent both, so they do not match. At the loopback interface all packets arrive, and

@@ -345,7 +345,7 @@ impl Backlog {
         }
     }
 
-    /// What the next start would not find on disk.
+    /// Batches that the next start would not find on disk.
     pub(super) fn only_in_memory(&self) -> Volume {
         let mut volume = Volume::default();
         let is_there = |batch: &Waiting| batch.is_on_disk && batch.seq > self.stand.evicted_seq;

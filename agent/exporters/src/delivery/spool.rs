@@ -86,7 +86,7 @@ pub(super) struct Spool {
     has_told_stays: bool,
 }
 
-/// What has not been synced yet.
+/// Data that has not been synced yet.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unsure {
     has_batch: bool,
@@ -102,7 +102,7 @@ pub(super) struct Beginning {
     pub(super) lost_in_queue: Volume,
     /// Losses that the previous run did not know of.
     pub(super) lost: Volume,
-    /// What is stored and unacknowledged, including batches that may turn out to be damaged when read.
+    /// Stored and unacknowledged batches, including batches that may turn out to be damaged when read.
     pub(super) waits: RecordSum,
     /// Faults to report to the operator.
     pub(super) faults: Vec<String>,
@@ -749,7 +749,7 @@ impl Unmarked {
         let noted = mark.and_then(|mark| mark.noted);
         let from = mark.map(|mark| (mark.last.seq, mark.lost_in_queue));
         Self {
-            // Without a mark nothing is certain.
+            // Without a mark, no batch is known to be there.
             before: noted.or(from).unwrap_or((u64::MAX, Volume::default())),
             seqs: None,
             follows: noted.is_some(),

@@ -318,7 +318,7 @@ mod tests {
         let records = [record("a", 1, 1, 1), record("a", 1, 2, 1)];
         let mut group = Group::of(&records);
         group.stored(&[0]);
-        // Without partitions nothing is known about the topic.
+        // Without partitions, the topic is unknown.
         group.gives_up_in(0, &[(0, "nowhere".into())].into());
         assert!(group.waits());
         group.gives_up(&"away".into());

@@ -55,7 +55,7 @@ pub(super) fn is_ipv6(text: &str) -> bool {
     address.parse::<Ipv6Addr>().is_ok() && !interface.is_empty()
 }
 
-/// The host of the address, followed by those of `failover`.
+/// The host of the address, followed by the hosts of `failover`.
 pub(super) fn with_failover(
     table: &Table,
     way: &Way,

@@ -97,7 +97,7 @@ fn content_type(headers: &HeaderMap) -> &str {
     kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default()
 }
 
-/// Ignores parameters, as in `application/x-protobuf; charset=utf-8`.
+/// Ignores parameters, for example of `application/x-protobuf; charset=utf-8`.
 fn is_protobuf(kind: &str) -> bool {
     let (kind, _) = kind.split_once(';').unwrap_or((kind, ""));
     kind.trim().eq_ignore_ascii_case(PROTOBUF)

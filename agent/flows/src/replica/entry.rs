@@ -43,7 +43,7 @@ pub enum Sides {
     Apart,
 }
 
-/// Arrays are indexed by the key's direction, as in the kernel's counters.
+/// Arrays are indexed by the key's direction, like the kernel's counters.
 pub struct Entry {
     /// The key of a joined flow has the side of the initiator's packets.
     pub key: FlowKey,

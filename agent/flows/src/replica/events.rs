@@ -1,4 +1,4 @@
-//! What the kernel reports about flows beside their counters: ends of TCP sockets, ICMP errors and drops.
+//! The kernel's reports about flows beside their counters: ends of TCP sockets, ICMP errors and drops.
 
 use std::mem;
 

@@ -42,7 +42,7 @@ impl Order {
         self.this.push(slot);
     }
 
-    /// Finds the flows of a group that come in the same order as in the last scan.
+    /// Finds the flows of a group that come in the order of the last scan.
     ///
     /// First assumes that the group is exactly the next entries and compares them independently, so the CPU waits for
     /// many memory reads at once. Searches one key after the other only if some do not match.

@@ -118,7 +118,7 @@ impl Replica {
         }
     }
 
-    /// Ends every flow, including those that linger. Call this when the agent stops.
+    /// Ends every flow, including lingering ones. Call this when the agent stops.
     pub fn finish(&mut self, sink: &mut impl FnMut(&Record)) {
         self.settle_ends();
         self.settle_errors();

@@ -1,4 +1,4 @@
-//! What the segments of a TCP flow prove: that an end has spoken, and whether an RST has ended the connection.
+//! Finds out from a flow's TCP segments whether an end has spoken, and whether an RST has ended the connection.
 //!
 //! The kernel keeps the union of the flags over a scan window, so the order within a window is unknown. Only the order
 //! of the windows is known.

@@ -281,7 +281,7 @@ impl KnownSenders {
         }
     }
 
-    /// Adds what is known about both ends to the record.
+    /// Adds the facts about both ends to the record.
     pub fn fill(&self, slot: u32, record: &mut Record) {
         if self.names.0.is_empty() && self.connections.0.is_empty() && self.round_trips.0.is_empty()
         {

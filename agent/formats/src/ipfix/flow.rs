@@ -137,7 +137,7 @@ pub enum Octets {
     /// Octets from the IP header on, as the element is defined.
     #[default]
     Ip,
-    /// Whole frames, as in `layer2OctetDeltaCount`.
+    /// Whole frames, like `layer2OctetDeltaCount`.
     Layer2,
 }
 
@@ -162,7 +162,7 @@ pub(super) struct Flow<'a> {
     reverse: Count,
     direction: u8,
     reverse_direction: u8,
-    /// What else is known about the flow.
+    /// Further facts about the flow.
     row: Option<&'a Row<'a>>,
 }
 

@@ -57,7 +57,7 @@ pub(super) struct Metering {
     ignored_bytes: u64,
 }
 
-/// What was sent and what was not (RFC 7011, sections 4.1 and 4.3).
+/// Sent and unsent records (RFC 7011, sections 4.1 and 4.3).
 #[derive(Clone, Copy)]
 pub(super) struct Exporting {
     process_id: u32,

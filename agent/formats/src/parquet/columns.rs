@@ -73,7 +73,7 @@ const OF_A_BATCH: [Column; 5] = [
     column("sample_rate", Number(32, |row| row.batch().sample_rate)),
 ];
 
-/// The columns of every file: those of the batch, then the facts about the flow.
+/// The columns of every file: first the batch, then the facts about the flow.
 pub(super) static OF_A_FLOW: [Column; OF_A_BATCH.len() + COLUMNS.len()] = {
     let mut all = [OF_A_BATCH[0]; OF_A_BATCH.len() + COLUMNS.len()];
     let mut place = 0;

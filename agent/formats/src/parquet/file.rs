@@ -292,7 +292,7 @@ impl StreamFacts {
         Ok(())
     }
 
-    /// The agent, the losses, and what was left out, as JSON.
+    /// The agent, the losses, and the records left out, as JSON.
     fn facts(&self) -> [Value; 3] {
         let batch = &self.last;
         let agent = batch.agent.clone().unwrap_or_default();

@@ -28,7 +28,7 @@ use crate::json::JsonLines;
 /// A table of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
-    /// One row per record, with the same columns as in files.
+    /// One row per record, with the columns of files.
     Flows,
     /// One row per batch.
     Batches,

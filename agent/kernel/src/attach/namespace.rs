@@ -45,7 +45,7 @@ pub(super) struct Common {
     pub stop: Arc<AtomicBool>,
     /// The links of predecessors, and the store for our own.
     pub carried: Carried,
-    /// Locked until every namespace is known to be watchable. Nothing is attached before that.
+    /// Locked until every namespace is known to be watchable. No hook is attached before that.
     pub gate: Arc<Mutex<()>>,
     pub attached: Arc<Attached>,
     /// Receives an error if the interfaces of a namespace can no longer be followed.

@@ -378,7 +378,7 @@ mod tests {
         slot
     }
 
-    /// The ifindex and packets of each flow, in the order in which a window yields them.
+    /// The ifindex and packets of each flow, in the order of the window.
     fn taken(window: &[Slot]) -> Vec<(u32, u64)> {
         let mut taken = Taken::default();
         taken.add(window, &[]);

@@ -1,4 +1,4 @@
-//! Faults in what a process leaves for the next one, and in how that takes it over.
+//! Faults in handing over to the next process, and in taking over from the last one.
 
 use super::{Fault, agent, unit};
 

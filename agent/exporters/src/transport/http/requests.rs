@@ -165,7 +165,7 @@ mod tests {
             ca: Some(ca.file()),
             ..ClientFiles::default()
         };
-        // The ALPN protocol that the server accepts. Nothing is sent over it.
+        // The ALPN protocol that the server accepts. It carries no data here.
         let tls = ReloadableOutputTls::new(OutputTls::read(files, ALPN_H2).unwrap());
         let requests = Requests::new(Endpoint::new(to, Some(tls)), PATIENCE);
         let mut connection = requests.connect().await.unwrap();
