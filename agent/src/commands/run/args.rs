@@ -272,7 +272,7 @@ pub struct Args {
     pub carry_over: bool,
 
     /// How long the kernel programs count after a scan was due. If no agent comes any more, they then only let packets
-    /// pass. 0s lets them count for ever.
+    /// pass. 0s lets them count forever.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_LEASE", default_value = "10m",
           value_parser = lease, help_heading = OUTPUT)]
     pub lease: Duration,
