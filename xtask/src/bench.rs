@@ -23,13 +23,9 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     setup(Purpose::Demo)?;
     // What users get.
     let agent = build_agent("packaged")?;
-    run(&mut cargo(&[
-        "build",
-        "--release",
-        "--package",
-        "benches",
-        "--bins",
-    ]))?;
+    let mut build = cargo(&["build", "--release", "--package", "benches", "--bins"]);
+    // The bench of the userspace path is one of them, and incremental builds are slower code.
+    run(build.env("CARGO_INCREMENTAL", "0"))?;
     let mut command = as_root(&target_dir()?.join("release/live-bench"));
     command.current_dir(root()).arg("--agent").arg(agent);
     let mut arguments = arguments.bench.clone();
