@@ -27,7 +27,7 @@ const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
 /// The same, encoded.
 const RECORD_BYTES: u64 = 110;
-/// The two files of the ledger, those of an earlier process, and what is to be written to one of them.
+/// The two files of the ledger, the two of an earlier process, and the bytes before they are written.
 const COPIES_FOR_THE_LEDGER: u64 = 5;
 /// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;

@@ -97,7 +97,7 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The lease of programs that count for ever.
+    /// The lease of programs that count forever.
     pub const NO_LEASE: u64 = u64::MAX;
 
     /// Creates both pages and hands them to the programs. `factors` must be the programs' own hash factors.

@@ -82,13 +82,13 @@ impl Heritage {
         self.pages.is_some()
     }
 
-    /// The pages whose flows are in no batch.
+    /// The readable pages whose flows are in no batch.
     pub fn undrained(&self) -> Vec<u32> {
         let Commit {
             state, is_cleared, ..
         } = &self.commit;
         let was_read = |page: &u32| state.pages.contains(page) || state.page == Some(*page);
-        let is_left = |page: &u32| *is_cleared || !was_read(page);
+        let is_left = |page: &u32| self.is_readable() && (*is_cleared || !was_read(page));
         (0..2).filter(is_left).collect()
     }
 

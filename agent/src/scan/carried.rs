@@ -73,12 +73,7 @@ impl Scanner {
         let window_unix_ns = heritage.window_end_unix_ns()..window_end_unix_ns;
         let encode = self.begin_batches(window_unix_ns, refused, interfaces.into());
         let (mut flows, mut sum) = (0, Pair::default());
-        let undrained = if heritage.is_readable() {
-            heritage.undrained()
-        } else {
-            Vec::new()
-        };
-        for page in undrained {
+        for page in heritage.undrained() {
             let Self {
                 replica,
                 encoder,

@@ -18,7 +18,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// At least so long during a restart, which delivers what is left and loads other programs.
+    /// The shortest lease during a restart, which first delivers the last batches and then loads other programs.
     const OF_A_RESTART: Duration = Duration::from_mins(1);
 
     /// The reading of the tick counter at which a lease ends that is renewed now.

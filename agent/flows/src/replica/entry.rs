@@ -32,6 +32,17 @@ pub enum State {
     Closing,
 }
 
+impl State {
+    /// Why a flow ends that might have gone on. `None` if there is no flow.
+    pub fn forced_end(self) -> Option<EndReason> {
+        match self {
+            Self::Free => None,
+            Self::Living => Some(EndReason::ForcedEnd),
+            Self::Closing => Some(EndReason::EndOfFlow),
+        }
+    }
+}
+
 /// How the flow's packets are spread over the two sides of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sides {

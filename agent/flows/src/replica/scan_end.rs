@@ -129,12 +129,9 @@ impl Replica {
 
     /// Ends a flow that might have gone on.
     fn end_by_force(&mut self, slot: u32, sink: &mut impl FnMut(&Record)) {
-        let reason = match self.slab[slot].state {
-            State::Free => return,
-            State::Living => EndReason::ForcedEnd,
-            State::Closing => EndReason::EndOfFlow,
-        };
-        self.end(slot, reason, sink);
-        self.settle_outers();
+        if let Some(reason) = self.slab[slot].state.forced_end() {
+            self.end(slot, reason, sink);
+            self.settle_outers();
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::{error, fmt};
 
 use agent_common::{Counts, FlowKey};
 use prost::encoding::varint::{decode_varint, encode_varint};
-use proto::{EndReason, community_id::community_id, record::Record};
+use proto::{community_id::community_id, record::Record};
 use sys::clock::ScanClock;
 
 use super::{Entry, Handshake, Origin, Segments, Sides, State, Unreported};
@@ -41,11 +41,7 @@ pub fn read_unreported(
             *word = decode_varint(&mut bytes).map_err(|_| Malformed)?;
         }
         let (entry, unreported) = from_words(&words).ok_or(Malformed)?;
-        let reason = match entry.state {
-            State::Closing => EndReason::EndOfFlow,
-            State::Living | State::Free => EndReason::ForcedEnd,
-        };
-        sink(&entry.record(clock, unreported, None, Some(reason)));
+        sink(&entry.record(clock, unreported, None, entry.state.forced_end()));
     }
     Ok(())
 }

@@ -96,7 +96,7 @@ impl StaleFilters {
         self.socket = None;
     }
 
-    /// Removes those that are `meant`, and returns the errors. A filter that cannot be removed is not tried again.
+    /// Removes the filters that are `meant`, and returns the errors. A filter that cannot be removed is not tried again.
     fn remove(&mut self, meant: impl Fn(&Stale) -> bool) -> Vec<Error> {
         let Some(socket) = &mut self.socket else {
             return Vec::new();
