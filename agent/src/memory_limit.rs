@@ -3,6 +3,7 @@
 
 use enrich::Tables;
 use exporters::Prepared;
+use flows::replica::UNREPORTED_BYTES;
 use formats::human;
 use hub::DEFAULT_QUEUED_BYTES;
 use kernel::{account, bound::TaggedPrograms, cgroup_limit};
@@ -19,8 +20,8 @@ const BYTES_PER_FLOW_BEHIND: u64 = 200;
 const TRACKED_BYTES_PER_FLOW: u64 = 192;
 /// Counts that wait for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 56;
-/// The same in the ledger: some 90 for an IPv4 flow.
-const UNREPORTED_BYTES_PER_FLOW: u64 = 125;
+/// The same in the ledger.
+const UNREPORTED_BYTES_PER_FLOW: u64 = UNREPORTED_BYTES as u64;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with every field set takes twice as much, an IPv4 record without a tunnel less.
@@ -28,7 +29,10 @@ const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
 /// The same, encoded.
 const RECORD_BYTES: u64 = 110;
 /// The two files of the ledger, the two of an earlier process, and the bytes before they are written.
-const COPIES_FOR_THE_LEDGER: u64 = 5;
+const COPIES_OF_BATCHES: u64 = 5;
+/// The same without the last: they are written in place. While those of an earlier process are read, there are none of
+/// this one.
+const COPIES_OF_UNREPORTED: u64 = 4;
 /// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;
 /// Its instructions as submitted, as rewritten by the verifier, and as machine code.
@@ -130,7 +134,10 @@ impl Needs {
         let (sets, ledger) = if self.carries_over {
             let batches =
                 MOST_UNDELIVERED_BYTES as u64 + u64::from(tables.max_flows) * RECORD_BYTES;
-            (2, COPIES_FOR_THE_LEDGER * (batches + unreported))
+            (
+                2,
+                COPIES_OF_BATCHES * batches + COPIES_OF_UNREPORTED * unreported,
+            )
         } else {
             (1, 0)
         };

@@ -498,7 +498,6 @@ impl Scanner {
             ..
         } = self;
         if let Some(checkpoints) = checkpoints {
-            checkpoints.note_unreported(replica);
             let checkpoint = Checkpoint {
                 pages,
                 is_inexact: hooks.iter().any(|state| state.hook.is_inexact()),
@@ -515,6 +514,7 @@ impl Scanner {
                     replica.waiting(),
                     account,
                 ),
+                replica: Some(replica),
             };
             checkpoints.commit(kernel, &checkpoint, hub);
         }

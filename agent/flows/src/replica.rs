@@ -53,7 +53,7 @@ use self::{
 };
 use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
-pub use entry::{Malformed, UNREPORTED_VERSION, read_unreported};
+pub use entry::{Malformed, UNREPORTED_BYTES, UNREPORTED_VERSION, read_unreported};
 pub use failed::Failed;
 
 #[derive(Clone, Copy, Debug)]
@@ -441,13 +441,10 @@ impl Replica {
         self.reports.flows()
     }
 
-    /// Appends the flows with such packets to `out`, for [`read_unreported`]. Call this between two scans.
-    pub fn write_unreported(&self, out: &mut Vec<u8>) {
-        if self.waiting() != Pair::default() {
-            for (slot, unreported) in self.reports.all_unreported() {
-                self.slab[slot].write_unreported(unreported, out);
-            }
-        }
+    /// The flows with such packets, as [`read_unreported`] reads them. Call this between two scans.
+    pub fn unreported(&self) -> impl Iterator<Item = [u8; UNREPORTED_BYTES]> {
+        let unreported = self.reports.all_unreported();
+        unreported.map(|(slot, unreported)| self.slab[slot].unreported(unreported))
     }
 
     pub fn len(&self) -> usize {

@@ -25,7 +25,7 @@ use super::{
     LastScan, State,
     heritage::Heritage,
     layout, layout_of_accounts,
-    ledger::{Ledger, Stored, Unreported},
+    ledger::{Ledger, Stored},
     to_pairs,
 };
 
@@ -49,6 +49,8 @@ pub struct Checkpoint<'a> {
     pub interfaces: &'a [Interface],
     pub lease_jiffies: u64,
     pub last_scan: LastScan,
+    /// Has the flows that wait for a report. There are none without it.
+    pub replica: Option<&'a Replica>,
 }
 
 /// Keeps a ledger for a successor, and batches until they are committed.
@@ -57,8 +59,6 @@ pub struct Checkpoints {
     ledger: Arc<Mutex<Ledger>>,
     identity: Vec<u8>,
     outbox: Vec<Batch>,
-    /// The flows that wait for a report after the last scan, as [`Replica::write_unreported`] writes them.
-    unreported: Vec<u8>,
     /// The batches that consumers did not have yet at the last commit, as the ledger has them.
     undelivered: VecDeque<(Stored, Bytes)>,
     drained: Vec<String>,
@@ -105,7 +105,6 @@ impl Checkpoints {
             ledger: Arc::new(Mutex::new(ledger)),
             identity: identity.encode_to_vec(),
             outbox: Vec::new(),
-            unreported: Vec::new(),
             undelivered: VecDeque::new(),
             drained: Vec::new(),
             failures: LogLimit::default(),
@@ -138,13 +137,6 @@ impl Checkpoints {
     /// Holds a batch back until it is committed.
     pub fn hold(&mut self, batch: &Batch) {
         self.outbox.push(batch.clone());
-    }
-
-    /// Notes the flows that still wait for a report. Call it after the scan, before its commit.
-    pub fn note_unreported(&mut self, replica: &Replica) {
-        self.unreported.clear();
-        replica.write_unreported(&mut self.unreported);
-        self.unreported.shrink_to(2 * self.unreported.len());
     }
 
     /// Commits the batches of a scan and what its page held, and then publishes the batches.
@@ -199,6 +191,9 @@ impl Checkpoints {
     fn try_commit(&self, kernel: &mut Kernel, checkpoint: &Checkpoint<'_>) -> Result<()> {
         let Layout { per_page, cpus } = kernel.accounts.layout();
         let account = |page| to_pairs(&kernel.accounts.taken(page));
+        let mut ledger = self.ledger();
+        let unreported = checkpoint.replica.into_iter().flat_map(Replica::unreported);
+        let waiting = checkpoint.replica.map_or(0, Replica::waiting_flows);
         let state = State {
             layout: layout(),
             layout_of_accounts: layout_of_accounts(),
@@ -225,13 +220,13 @@ impl Checkpoints {
             identity: self.identity.clone(),
             lease_jiffies: checkpoint.lease_jiffies,
             last_scan: checkpoint.last_scan.clone(),
-            unreported: Unreported::of(&self.unreported),
+            unreported: ledger.begin(waiting, unreported)?,
             page: None,
             waiting_packets: 0,
             waiting_bytes: 0,
         };
         let batches = self.undelivered.iter().map(|(_, body)| &**body);
-        self.ledger().commit(&state, &self.unreported, batches)
+        ledger.commit(&state, batches)
     }
 
     /// Notes that the page of the last commit is empty.

@@ -43,15 +43,13 @@ impl Heritage {
             mut files,
         } = predecessor;
         let names = files.keys().cloned().collect();
-        let ledger = ledger::NAMES.map(|name| files.remove(name));
-        let mut commit: Commit<State> = ledger::read(ledger.into_iter().flatten())?;
-        let mut rest = Bytes::from(mem::take(&mut commit.rest));
+        let commit: Commit<State> = ledger::read(&mut files)?;
         let state = &commit.state;
-        let unreported_flows = state.unreported.cut(&mut rest)?;
+        let unreported_flows = commit.unreported(&state.unreported);
         let batches = if commit.is_delivered {
             Vec::new()
         } else {
-            ledger::cut(rest, &state.batches)?
+            commit.batches(&state.batches)?
         };
         let (has_layout, has_accounts) = (
             state.layout == layout(),
@@ -180,9 +178,10 @@ impl Heritage {
         [last_scan.waiting(), earlier].into_iter().sum()
     }
 
-    /// The flows that they belong to: see [`flows::replica::read_unreported`]. `None` if this version cannot read them.
-    pub fn unreported_flows(&self) -> Option<&[u8]> {
-        self.unreported_flows.as_deref()
+    /// Takes the flows that they belong to: see [`flows::replica::read_unreported`]. `None` if this version cannot read
+    /// them.
+    pub fn take_unreported_flows(&mut self) -> Option<Bytes> {
+        self.unreported_flows.take()
     }
 
     /// The interfaces that its flows name.

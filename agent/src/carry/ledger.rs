@@ -6,13 +6,15 @@
 //! finds each packet either on a page or in the last commit, and knows which.
 //!
 //! There are two files, which commits take in turns: the last one stays whole until the next one is. A commit is there
-//! once its header is: a magic number, a sequence number, the length of the state and its checksum, and two marks.
+//! once its header is: a magic number, a sequence number, the length of the state and its checksum, and two marks. Beside
+//! each of them, a second file has the flows that wait: a scan writes all of them, so they go there through a mapping.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::FileExt as _,
     },
 };
@@ -20,13 +22,15 @@ use std::{
 use agent_common::Pair;
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use flows::replica::UNREPORTED_VERSION;
+use flows::replica::{UNREPORTED_BYTES, UNREPORTED_VERSION};
 use proto::batch::Batch;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sys::memory_file::MemoryFile;
 
 /// The names of the files in the store.
-pub const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
+const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
+const NAMES_OF_FLOWS: [&str; 2] = ["unreported.0", "unreported.1"];
 
 const MAGIC: u64 = u64::from_le_bytes(*b"flwagt-1");
 const HEADER_LEN_BYTES: usize = 40;
@@ -43,6 +47,7 @@ const MOST_REST_BYTES: u64 = 4 << 30;
 /// Writes commits. They outlive the process if the service manager keeps the files.
 pub struct Ledger {
     files: [File; 2],
+    flows: [MemoryFile; 2],
     /// Of the last commit.
     seq: u64,
     is_delivered: bool,
@@ -50,45 +55,65 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn create() -> Result<Self> {
-        let file = |name: &str| {
-            let file = memfd_create(name, MemfdFlags::CLOEXEC);
-            file.map(File::from).context("make a file in memory")
-        };
-        let [first, second] = NAMES.map(file);
+        const WHAT: &str = "make a file in memory";
+        let [first, second] =
+            NAMES.map(|name| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from));
+        let [first_flows, second_flows] = NAMES_OF_FLOWS.map(MemoryFile::create);
         Ok(Self {
-            files: [first?, second?],
+            files: [first.context(WHAT)?, second.context(WHAT)?],
+            flows: [first_flows.context(WHAT)?, second_flows.context(WHAT)?],
             seq: 0,
             is_delivered: false,
         })
     }
 
-    pub fn files(&self) -> [(&'static str, BorrowedFd<'_>); 2] {
-        let [first, second] = &self.files;
-        [(NAMES[0], first.as_fd()), (NAMES[1], second.as_fd())]
+    /// All files, by their names in the store.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        let files = NAMES
+            .into_iter()
+            .zip(self.files.each_ref().map(File::as_fd));
+        let flows = self.flows.each_ref().map(MemoryFile::as_fd);
+        files.chain(NAMES_OF_FLOWS.into_iter().zip(flows))
     }
 
-    /// Commits a state, the flows that wait for a report, and the bytes of the batches, one after the other. The page of
-    /// an earlier commit must be empty.
+    /// Begins a commit with the `count` flows that wait for a report. The page of an earlier commit must be empty.
+    pub fn begin(
+        &mut self,
+        count: usize,
+        flows: impl Iterator<Item = [u8; UNREPORTED_BYTES]>,
+    ) -> Result<Unreported> {
+        let seq = self.seq + 1;
+        // The header of the commit before the last one: without it, these files have none until the end.
+        self.file(seq).write_all_at(&[0; STATE_AT as usize], 0)?;
+        let bytes = self.flows[Self::turn(seq)].first(count * UNREPORTED_BYTES)?;
+        let (places, _) = bytes.as_chunks_mut();
+        let mut written = 0;
+        for (place, flow) in places.iter_mut().zip(flows) {
+            *place = flow;
+            written += 1;
+        }
+        ensure!(
+            written == count,
+            "{written} flows of {count} wait for a report"
+        );
+        Ok(Unreported::of(bytes))
+    }
+
+    /// Commits a state, and the bytes of the batches, one after the other. [`Ledger::begin`] must have begun it.
     pub fn commit<'a>(
         &mut self,
         state: &impl Serialize,
-        unreported: &[u8],
         batches: impl IntoIterator<Item = &'a [u8]>,
     ) -> Result<()> {
         let state = serde_json::to_vec(state).context("write the ledger's state")?;
         let seq = self.seq + 1;
         let file = self.file(seq);
-        // The header of the commit before the last one: without it, this file has none until the end.
-        file.write_all_at(&[0; STATE_AT as usize], 0)?;
         file.write_all_at(&state, STATE_AT)?;
         let mut end = STATE_AT + state.len() as u64;
-        file.write_all_at(unreported, end)?;
-        end += unreported.len() as u64;
         for batch in batches {
-            self.file(seq).write_all_at(batch, end)?;
+            file.write_all_at(batch, end)?;
             end += batch.len() as u64;
         }
-        let file = self.file(seq);
         file.set_len(end)?;
         file.write_all_at(&header(seq, &state), 0)?;
         self.seq = seq;
@@ -130,7 +155,11 @@ impl Ledger {
     }
 
     fn file(&self, seq: u64) -> &File {
-        &self.files[(seq % 2) as usize]
+        &self.files[Self::turn(seq)]
+    }
+
+    fn turn(seq: u64) -> usize {
+        (seq % 2) as usize
     }
 }
 
@@ -154,44 +183,66 @@ fn header(seq: u64, state: &[u8]) -> [u8; HEADER_LEN_BYTES] {
 #[derive(Debug)]
 pub struct Commit<S> {
     pub state: S,
-    /// The flows that wait for a report, and the batches.
-    pub rest: Vec<u8>,
     /// Whether the page of this commit is empty.
     pub is_cleared: bool,
     pub is_delivered: bool,
+    file: File,
+    batches_at: u64,
+    flows: Option<File>,
 }
 
-/// Reads the last whole commit from the files of a ledger.
-pub fn read<S: DeserializeOwned>(files: impl IntoIterator<Item = OwnedFd>) -> Result<Commit<S>> {
-    let files: Vec<_> = files.into_iter().map(File::from).collect();
-    let commits = files.iter().filter_map(|file| {
-        let (seq, state) = whole(file)?;
+/// Takes the files of a ledger out of those that a process has left, and reads the last whole commit.
+pub fn read<S: DeserializeOwned>(left: &mut BTreeMap<String, OwnedFd>) -> Result<Commit<S>> {
+    let mut take = |name| left.remove(name).map(File::from);
+    let (files, mut flows) = (NAMES.map(&mut take), NAMES_OF_FLOWS.map(&mut take));
+    let commits = files.into_iter().flatten().filter_map(|file| {
+        let (seq, state) = whole(&file)?;
         Some((seq, state, file))
     });
     let last = commits.max_by_key(|(seq, ..)| *seq);
-    let (_, state, file) = last.context("the predecessor's ledger has no whole commit")?;
+    let (seq, state, file) = last.context("the predecessor's ledger has no whole commit")?;
     let mark = |at| -> Result<bool> {
         let mut mark = [0; 1];
         file.read_exact_at(&mut mark, at)?;
         Ok(mark == [1])
     };
-    let (is_cleared, is_delivered) = (mark(CLEARED_AT)?, mark(DELIVERED_AT)?);
-    let at = STATE_AT + state.len() as u64;
-    let len = file.metadata()?.len().saturating_sub(at);
-    ensure!(
-        len <= MOST_REST_BYTES,
-        "the predecessor's ledger is too long"
-    );
-    let mut rest = vec![0; len as usize];
-    file.read_exact_at(&mut rest, at)
-        .context("read the predecessor's batches")?;
-    let state = serde_json::from_slice(&state).context("read the predecessor's state")?;
     Ok(Commit {
-        state,
-        rest,
-        is_cleared,
-        is_delivered,
+        is_cleared: mark(CLEARED_AT)?,
+        is_delivered: mark(DELIVERED_AT)?,
+        file,
+        batches_at: STATE_AT + state.len() as u64,
+        flows: flows[Ledger::turn(seq)].take(),
+        state: serde_json::from_slice(&state).context("read the predecessor's state")?,
     })
+}
+
+impl<S> Commit<S> {
+    /// The flows that wait for a report, as they were written. `None` if they are not there, or if this version cannot
+    /// read them.
+    pub fn unreported(&self, written: &Unreported) -> Option<Bytes> {
+        if written.len_bytes == 0 {
+            return Some(Bytes::new());
+        }
+        let is_ours = written.version == UNREPORTED_VERSION && written.len_bytes <= MOST_REST_BYTES;
+        let flows = self.flows.as_ref().filter(|_| is_ours)?;
+        let mut bytes = vec![0; written.len_bytes as usize];
+        flows.read_exact_at(&mut bytes, 0).ok()?;
+        (crc32fast::hash(&bytes) == written.crc).then(|| bytes.into())
+    }
+
+    /// The batches, as they were stored.
+    pub fn batches(&self, stored: &[Stored]) -> Result<Vec<Batch>> {
+        let len = self.file.metadata()?.len();
+        let len = len.saturating_sub(self.batches_at);
+        ensure!(
+            len <= MOST_REST_BYTES,
+            "the predecessor's ledger is too long"
+        );
+        let mut bytes = vec![0; len as usize];
+        let read = self.file.read_exact_at(&mut bytes, self.batches_at);
+        read.context("read the predecessor's batches")?;
+        cut(bytes.into(), stored)
+    }
 }
 
 /// The sequence number and the state of a file's commit, if it is whole.
@@ -211,7 +262,7 @@ fn whole(file: &File) -> Option<(u64, Vec<u8>)> {
     (found == header(seq, &state)).then_some((seq, state))
 }
 
-/// The flows that wait for a report, among the bytes of a commit.
+/// The flows of a commit that wait for a report.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 pub struct Unreported {
     version: u32,
@@ -220,25 +271,12 @@ pub struct Unreported {
 }
 
 impl Unreported {
-    /// Flows as this [`VERSION`](flows::replica::UNREPORTED_VERSION) writes them.
-    pub fn of(flows: &[u8]) -> Self {
+    fn of(flows: &[u8]) -> Self {
         Self {
             version: UNREPORTED_VERSION,
             len_bytes: flows.len() as u64,
             crc: crc32fast::hash(flows),
         }
-    }
-
-    /// Cuts them off the rest of a commit's bytes. `None` if this version cannot read them.
-    pub fn cut(&self, rest: &mut Bytes) -> Result<Option<Bytes>> {
-        ensure!(
-            self.len_bytes <= rest.len() as u64,
-            "the predecessor's ledger lacks flows that waited for a report"
-        );
-        let flows = rest.split_to(self.len_bytes as usize);
-        let is_whole = crc32fast::hash(&flows) == self.crc;
-        let is_ours = flows.is_empty() || self.version == UNREPORTED_VERSION;
-        Ok((is_whole && is_ours).then_some(flows))
     }
 }
 
@@ -294,7 +332,7 @@ impl Stored {
 }
 
 /// Cuts the rest of a commit's bytes into its batches.
-pub fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<Batch>> {
+fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<Batch>> {
     let mut cut = Vec::new();
     for one in stored {
         ensure!(
@@ -316,32 +354,53 @@ mod tests {
 
     type State = Vec<u32>;
 
-    fn files(ledger: &Ledger) -> Vec<OwnedFd> {
-        let files = ledger.files.iter();
-        files.map(|file| file.try_clone().unwrap().into()).collect()
+    fn files(ledger: &Ledger) -> BTreeMap<String, OwnedFd> {
+        let files = ledger.files();
+        files
+            .map(|(name, file)| (name.to_owned(), file.try_clone_to_owned().unwrap()))
+            .collect()
     }
 
     fn found(ledger: &Ledger) -> Commit<State> {
-        read(files(ledger)).unwrap()
+        read(&mut files(ledger)).unwrap()
+    }
+
+    fn commit(ledger: &mut Ledger, state: &[u32], flows: &[u8], batches: &[&[u8]]) -> Unreported {
+        let flows = flows.iter().map(|&byte| [byte; UNREPORTED_BYTES]);
+        let unreported = ledger.begin(flows.len(), flows).unwrap();
+        let batches = batches.iter().copied();
+        ledger.commit(&state.to_vec(), batches).unwrap();
+        unreported
+    }
+
+    /// Everything behind the state.
+    fn rest(commit: &Commit<State>) -> Vec<u8> {
+        let mut rest =
+            vec![0; (commit.file.metadata().unwrap().len() - commit.batches_at) as usize];
+        commit
+            .file
+            .read_exact_at(&mut rest, commit.batches_at)
+            .unwrap();
+        rest
     }
 
     #[test]
     fn the_last_whole_commit_is_found() {
         let mut ledger = Ledger::create().unwrap();
-        let none = read::<State>(files(&ledger)).unwrap_err().to_string();
+        let none = read::<State>(&mut files(&ledger)).unwrap_err().to_string();
         assert!(none.contains("no whole commit"), "{none}");
-        ledger.commit(&[1], b"", [&b"one"[..], b"two"]).unwrap();
+        commit(&mut ledger, &[1], b"", &[b"one", b"two"]);
         let first = found(&ledger);
-        assert_eq!((first.state, first.rest), (vec![1], b"onetwo".to_vec()));
+        assert_eq!((&first.state, rest(&first)), (&vec![1], b"onetwo".to_vec()));
         assert!(!first.is_cleared && !first.is_delivered);
         ledger.cleared().unwrap();
         assert!(found(&ledger).is_cleared);
 
-        ledger.commit(&[2, 2], b"flows", [&b"three"[..]]).unwrap();
+        let written = commit(&mut ledger, &[2, 2], b"ab", &[b"three"]);
         let second = found(&ledger);
         assert_eq!(
-            (second.state, second.rest),
-            (vec![2, 2], b"flowsthree".to_vec())
+            (&second.state, rest(&second)),
+            (&vec![2, 2], b"three".to_vec())
         );
         assert!(!second.is_cleared);
         // A mark of an earlier commit is too late.
@@ -349,19 +408,27 @@ mod tests {
         assert!(!found(&ledger).is_delivered);
         ledger.delivered(2).unwrap();
         let second = found(&ledger);
-        assert!(second.is_delivered && second.rest == b"flowsthree");
+        assert!(second.is_delivered);
 
-        ledger.commit(&[3], b"", []).unwrap();
+        // The next commit has begun, and is not there yet.
+        let next = [[b'c'; UNREPORTED_BYTES]];
+        ledger.begin(1, next.into_iter()).unwrap();
+        let second = found(&ledger);
+        assert_eq!(second.state, [2, 2]);
+        let flows = [b'a', b'b'].map(|byte| [byte; UNREPORTED_BYTES]);
+        assert_eq!(second.unreported(&written).unwrap(), flows.as_flattened());
+
+        commit(&mut ledger, &[3], b"", &[]);
         assert_eq!(found(&ledger).state, [3]);
         ledger.invalidate().unwrap();
-        assert!(read::<State>(files(&ledger)).is_err());
+        assert!(read::<State>(&mut files(&ledger)).is_err());
     }
 
     #[test]
     fn whatever_bit_of_a_commit_is_flipped_the_one_before_it_counts() {
         let mut ledger = Ledger::create().unwrap();
-        ledger.commit(&[1], b"", []).unwrap();
-        ledger.commit(&[2], b"", []).unwrap();
+        commit(&mut ledger, &[1], b"", &[]);
+        commit(&mut ledger, &[2], b"", &[]);
         let file = ledger.file(2);
         let len = file.metadata().unwrap().len();
         for at in (0..len).filter(|at| !(CLEARED_AT..STATE_AT).contains(at)) {
@@ -381,23 +448,43 @@ mod tests {
     }
 
     #[test]
-    fn flows_that_wait_are_cut_as_they_were_stored() {
-        let flows = Unreported::of(b"flows");
-        let cut = |bytes: &'static [u8]| {
-            let mut rest = Bytes::from_static(bytes);
-            flows.cut(&mut rest).map(|flows| (flows, rest)).ok()
+    fn flows_that_wait_are_read_only_as_they_were_written() {
+        let mut ledger = Ledger::create().unwrap();
+        let written = commit(&mut ledger, &[1], b"ab", &[b"batch"]);
+        let is_read = |ledger: &Ledger, written: &Unreported| {
+            let found = found(ledger);
+            // The batches are whole all the same.
+            assert_eq!(rest(&found), b"batch");
+            found.unreported(written).is_some()
         };
-        let batch = Bytes::from_static(b"batch");
-        let whole = Bytes::from_static(b"flows");
-        assert_eq!(cut(b"flowsbatch"), Some((Some(whole), batch.clone())));
-        // The batches are whole all the same.
-        assert_eq!(cut(b"flawsbatch"), Some((None, batch)));
-        assert_eq!(cut(b"flow"), None);
+        assert!(is_read(&ledger, &written));
         let later = Unreported {
             version: UNREPORTED_VERSION + 1,
-            ..flows.clone()
+            ..written.clone()
         };
-        assert_eq!(later.cut(&mut Bytes::from_static(b"flows")).unwrap(), None);
+        assert!(!is_read(&ledger, &later));
+        let mut without = files(&ledger);
+        without.remove("unreported.1");
+        let found = read::<State>(&mut without).unwrap();
+        assert!(found.unreported(&written).is_none());
+        assert!(found.unreported(&Unreported::default()).is_some());
+        ledger.flows[1].first(300).unwrap()[200] ^= 1;
+        assert!(!is_read(&ledger, &written));
+        ledger.flows[1].first(300).unwrap()[200] ^= 1;
+        assert!(is_read(&ledger, &written));
+        File::from(files(&ledger).remove("unreported.1").unwrap())
+            .set_len(300)
+            .unwrap();
+        assert!(!is_read(&ledger, &written));
+    }
+
+    #[test]
+    fn a_commit_without_all_of_its_flows_is_refused() {
+        let mut ledger = Ledger::create().unwrap();
+        commit(&mut ledger, &[1], b"", &[]);
+        let one = [[b'a'; UNREPORTED_BYTES]];
+        assert!(ledger.begin(2, one.into_iter()).is_err());
+        assert_eq!(found(&ledger).state, [1]);
     }
 
     #[test]

@@ -83,9 +83,9 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "carry: what waits for a report is not in the ledger",
-        file: "agent/src/carry/checkpoints.rs",
-        from: "replica.write_unreported(&mut self.unreported);",
-        to: "let _ = replica;",
+        file: "agent/src/scan.rs",
+        from: "replica: Some(replica),",
+        to: "replica: None,",
         target: agent("carry_over::settings::kills_lose_no_packet_that_waits_for_its_report"),
     },
     Fault {

@@ -1,12 +1,11 @@
 //! Flows whose counts wait for their report interval, as bytes that outlive the process. If it is killed, the next one
 //! makes the records.
 //!
-//! Each flow is a fixed number of varints, most of them short: some 80 bytes for an IPv4 flow.
+//! Each flow is a fixed number of words: a scan writes all of them, so it copies them and encodes nothing.
 
 use std::{error, fmt};
 
 use agent_common::{Counts, FlowKey};
-use prost::encoding::varint::{decode_varint, encode_varint};
 use proto::{community_id::community_id, record::Record};
 use sys::clock::ScanClock;
 
@@ -26,21 +25,23 @@ impl fmt::Display for Malformed {
 impl error::Error for Malformed {}
 
 /// Change it whenever the words have another meaning or number.
-pub const UNREPORTED_VERSION: u32 = 1;
+pub const UNREPORTED_VERSION: u32 = 2;
+/// The size of a flow.
+pub const UNREPORTED_BYTES: usize = WORDS * size_of::<u64>();
 
-/// Makes the last record of each flow in `bytes`, which [`Replica::write_unreported`](super::super::Replica::write_unreported) has
-/// written since the last boot.
+/// Makes the last record of each flow in `bytes`, which
+/// [`Replica::unreported`](super::super::Replica::unreported) has returned since the last boot.
 pub fn read_unreported(
-    mut bytes: &[u8],
+    bytes: &[u8],
     clock: ScanClock,
     sink: &mut impl FnMut(&Record),
 ) -> Result<(), Malformed> {
-    while !bytes.is_empty() {
-        let mut words = [0; WORDS];
-        for word in &mut words {
-            *word = decode_varint(&mut bytes).map_err(|_| Malformed)?;
-        }
-        let (entry, unreported) = from_words(&words).ok_or(Malformed)?;
+    let (flows, rest) = bytes.as_chunks::<UNREPORTED_BYTES>();
+    if !rest.is_empty() {
+        return Err(Malformed);
+    }
+    for flow in flows {
+        let (entry, unreported) = from_words(&to_words(flow)).ok_or(Malformed)?;
         sink(&entry.record(clock, unreported, None, entry.state.forced_end()));
     }
     Ok(())
@@ -48,27 +49,32 @@ pub fn read_unreported(
 
 /// Two counts, each by direction: packets, bytes and IP bytes.
 const COUNTS: usize = 6;
-/// The key, unreported and total counts, three times, and two words of small fields.
-const WORDS: usize = FlowKey::WORDS + 2 * COUNTS + 3 + 2;
+const TIMES: usize = 3;
+/// The key, unreported and total counts, times, and two words of small fields.
+const WORDS: usize = FlowKey::WORDS + 2 * COUNTS + TIMES + 2;
 
 impl Entry {
-    pub fn write_unreported(&self, unreported: &Unreported, out: &mut Vec<u8>) {
-        for word in self.to_words(unreported) {
-            encode_varint(word, out);
-        }
-    }
-
-    fn to_words(&self, unreported: &Unreported) -> [u64; WORDS] {
-        let [first, second] = unreported.counts.map(from_counts);
-        let [first_total, second_total] = self.total.map(from_counts);
+    #[inline]
+    pub fn unreported(&self, unreported: &Unreported) -> [u8; UNREPORTED_BYTES] {
         let times = [
             unreported.began_boot_ns,
             self.first_seen_unix_ns,
             self.last_seen_boot_ns,
         ];
+        let mut bytes = [0; UNREPORTED_BYTES];
+        let mut rest = &mut bytes[..];
+        write(&mut rest, self.key.words());
+        write(&mut rest, &from_counts(unreported.counts));
+        write(&mut rest, &from_counts(self.total));
+        write(&mut rest, &times);
+        write(&mut rest, &self.small_fields());
+        bytes
+    }
+
+    #[inline]
+    fn small_fields(&self) -> [u64; 2] {
         let [flags_a, flags_b] = self.tcp_flags;
         let [class_a, class_b] = self.classes;
-        let handshake = self.handshake.bits();
         let is_closing = u8::from(self.state == State::Closing);
         let sides = match self.sides {
             Sides::One => 0,
@@ -82,11 +88,10 @@ impl Entry {
             Origin::GivenAsAssumed => 3,
             Origin::Given => 4,
         };
-        // Bytes that are often zero come last, where they take no room.
         let seen = [class_a, class_b, flags_a, flags_b, 0, 0, 0, 0];
         let found = [
             self.initiator | is_closing << 1 | sides << 2 | origin << 4,
-            handshake,
+            self.handshake.bits(),
             self.segments.bits(),
             self.sockets,
             0,
@@ -94,19 +99,32 @@ impl Entry {
             0,
             0,
         ];
-        let small = [seen, found].map(u64::from_le_bytes);
-        let mut words = [0; WORDS];
-        let parts = self.key.words().iter();
-        let parts = parts.chain(&first).chain(&second);
-        let parts = parts.chain(&first_total).chain(&second_total);
-        for (word, &part) in words.iter_mut().zip(parts.chain(&times).chain(&small)) {
-            *word = part;
-        }
-        words
+        [seen, found].map(u64::from_le_bytes)
     }
 }
 
-/// The flow that [`Entry::to_words`] has written, and its unreported counts.
+/// Writes the words to the front of `bytes`, and leaves the rest.
+#[inline]
+fn write<const N: usize>(bytes: &mut &mut [u8], words: &[u64; N]) {
+    for word in words {
+        let (place, rest) = std::mem::take(bytes)
+            .split_first_chunk_mut()
+            .expect("there is a place for each word");
+        *place = word.to_le_bytes();
+        *bytes = rest;
+    }
+}
+
+fn to_words(bytes: &[u8; UNREPORTED_BYTES]) -> [u64; WORDS] {
+    let (words, _) = bytes.as_chunks();
+    let mut read = [0; WORDS];
+    for (to, word) in read.iter_mut().zip(words) {
+        *to = u64::from_le_bytes(*word);
+    }
+    read
+}
+
+/// The flow that [`Entry::unreported`] has written, and its unreported counts.
 fn from_words(words: &[u64; WORDS]) -> Option<(Entry, Unreported)> {
     let (key, rest) = words.split_first_chunk()?;
     let (counts, rest) = rest.split_first_chunk()?;
@@ -167,8 +185,12 @@ fn from_words(words: &[u64; WORDS]) -> Option<(Entry, Unreported)> {
     Some((entry, unreported))
 }
 
-fn from_counts(counts: Counts) -> [u64; COUNTS / 2] {
-    [counts.packets, counts.bytes, counts.ip_bytes]
+#[inline]
+fn from_counts(counts: [Counts; 2]) -> [u64; COUNTS] {
+    let [a, b] = counts;
+    [
+        a.packets, a.bytes, a.ip_bytes, b.packets, b.bytes, b.ip_bytes,
+    ]
 }
 
 fn to_counts(words: &[u64; COUNTS]) -> [Counts; 2] {

@@ -104,9 +104,9 @@ fn unreported_for_a_successor(replica: &Replica) -> Counts {
             replica.record(slot, replica.clock, *unreported, Some(reason))
         )
     });
-    let (mut held, mut found, mut sum) = (Vec::new(), Vec::new(), Counts::default());
-    replica.write_unreported(&mut held);
-    read_unreported(&held, replica.clock, &mut |record| {
+    let (mut found, mut sum) = (Vec::new(), Counts::default());
+    let held: Vec<_> = replica.unreported().collect();
+    read_unreported(held.as_flattened(), replica.clock, &mut |record| {
         found.push(format!("{record:?}"));
         record.delta().into_iter().for_each(|delta| sum += delta);
     })
