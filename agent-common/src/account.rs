@@ -23,6 +23,7 @@ impl core::ops::Add for Pair {
 }
 
 impl core::ops::AddAssign for Pair {
+    #[inline]
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }

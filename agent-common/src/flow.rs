@@ -446,6 +446,7 @@ impl Classes {
 
     /// Merges the bits of a later packet of the same flow.
     #[must_use]
+    #[inline]
     pub const fn and_later(self, later: Self) -> Self {
         let news = self.news_of(0, later.of(0)).0 | self.news_of(1, later.of(1)).0;
         Self(self.0 | news)
@@ -453,6 +454,7 @@ impl Classes {
 
     /// A byte for each direction: the DSCP, whether it is known, and whether it has changed.
     #[must_use]
+    #[inline]
     pub fn compact(self) -> [u8; 2] {
         [0, 1].map(|direction| {
             let known = self.dscp(direction).map_or(0, |dscp| dscp | 1 << 6);
@@ -462,6 +464,7 @@ impl Classes {
 
     /// The classes that [`Self::compact`] made so short.
     #[must_use]
+    #[inline]
     pub fn expand(bytes: [u8; 2]) -> Self {
         let mut all = Self::NONE;
         for (direction, byte) in (0..).zip(bytes) {
@@ -508,6 +511,7 @@ pub struct Counts {
 
 impl Counts {
     /// Packets and frame bytes, to compare with the account.
+    #[inline]
     pub const fn pair(self) -> crate::Pair {
         crate::Pair {
             packets: self.packets,
@@ -517,6 +521,7 @@ impl Counts {
 }
 
 impl core::ops::AddAssign for Counts {
+    #[inline]
     fn add_assign(&mut self, other: Self) {
         self.packets += other.packets;
         self.bytes += other.bytes;
@@ -538,6 +543,7 @@ impl core::ops::Sub for Counts {
 
 impl FlowCounters {
     /// By direction, like the fields.
+    #[inline]
     pub fn counts(&self) -> [Counts; 2] {
         [0, 1].map(|direction| Counts {
             packets: self.packets[direction],

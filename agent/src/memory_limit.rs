@@ -3,7 +3,7 @@
 
 use enrich::Tables;
 use exporters::Prepared;
-use flows::replica::UNREPORTED_BYTES;
+use flows::replica::UnreportedFlow;
 use formats::human;
 use hub::DEFAULT_QUEUED_BYTES;
 use kernel::{account, bound::TaggedPrograms, cgroup_limit};
@@ -21,7 +21,7 @@ const TRACKED_BYTES_PER_FLOW: u64 = 192;
 /// Counts that wait for the report interval.
 const WAITING_BYTES_PER_FLOW: u64 = 56;
 /// The same in the ledger.
-const UNREPORTED_BYTES_PER_FLOW: u64 = UNREPORTED_BYTES as u64;
+const UNREPORTED_BYTES_PER_FLOW: u64 = size_of::<UnreportedFlow>() as u64;
 const BYTES_PER_FRAGMENT: u64 = 150;
 const TUNNEL_BYTES_PER_FLOW: u64 = 160;
 /// A record with every field set takes twice as much, an IPv4 record without a tunnel less.

@@ -53,7 +53,7 @@ use self::{
 };
 use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
-pub use entry::{Malformed, UNREPORTED_BYTES, UNREPORTED_VERSION, read_unreported};
+pub use entry::{Malformed, UNREPORTED_VERSION, UnreportedFlow, read_unreported};
 pub use failed::Failed;
 
 #[derive(Clone, Copy, Debug)]
@@ -441,10 +441,23 @@ impl Replica {
         self.reports.flows()
     }
 
-    /// The flows with such packets, as [`read_unreported`] reads them. Call this between two scans.
-    pub fn unreported(&self) -> impl Iterator<Item = [u8; UNREPORTED_BYTES]> {
-        let unreported = self.reports.all_unreported();
-        unreported.map(|(slot, unreported)| self.slab[slot].unreported(unreported))
+    /// Writes the flows with such packets to `places`, for [`read_unreported`], and passes them to `written` a few at a
+    /// time, while they are still in the CPU's cache. Call this between two scans.
+    pub fn write_unreported(
+        &self,
+        places: &mut [UnreportedFlow],
+        written: &mut dyn FnMut(&[UnreportedFlow]),
+    ) {
+        const A_FEW: usize = 64;
+        let mut unreported = self.reports.all_unreported();
+        for places in places.chunks_mut(A_FEW) {
+            let mut count = 0;
+            for (place, (slot, unreported)) in places.iter_mut().zip(&mut unreported) {
+                self.slab[slot].write_unreported(unreported, place);
+                count += 1;
+            }
+            written(&places[..count]);
+        }
     }
 
     pub fn len(&self) -> usize {

@@ -192,8 +192,12 @@ impl Checkpoints {
         let Layout { per_page, cpus } = kernel.accounts.layout();
         let account = |page| to_pairs(&kernel.accounts.taken(page));
         let mut ledger = self.ledger();
-        let unreported = checkpoint.replica.into_iter().flat_map(Replica::unreported);
         let waiting = checkpoint.replica.map_or(0, Replica::waiting_flows);
+        let unreported = ledger.begin(waiting, |places, written| {
+            if let Some(replica) = checkpoint.replica {
+                replica.write_unreported(places, written);
+            }
+        })?;
         let state = State {
             layout: layout(),
             layout_of_accounts: layout_of_accounts(),
@@ -220,7 +224,7 @@ impl Checkpoints {
             identity: self.identity.clone(),
             lease_jiffies: checkpoint.lease_jiffies,
             last_scan: checkpoint.last_scan.clone(),
-            unreported: ledger.begin(waiting, unreported)?,
+            unreported,
             page: None,
             waiting_packets: 0,
             waiting_bytes: 0,

@@ -22,11 +22,11 @@ use std::{
 use agent_common::Pair;
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use flows::replica::{UNREPORTED_BYTES, UNREPORTED_VERSION};
+use flows::replica::{UNREPORTED_VERSION, UnreportedFlow};
 use proto::batch::Batch;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use sys::memory_file::MemoryFile;
+use sys::memory_file::{self, MemoryFile};
 
 /// The names of the files in the store.
 const NAMES: [&str; 2] = ["ledger.0", "ledger.1"];
@@ -48,6 +48,7 @@ const MOST_REST_BYTES: u64 = 4 << 30;
 pub struct Ledger {
     files: [File; 2],
     flows: [MemoryFile; 2],
+    len_bytes: [usize; 2],
     /// Of the last commit.
     seq: u64,
     is_delivered: bool,
@@ -62,6 +63,7 @@ impl Ledger {
         Ok(Self {
             files: [first.context(WHAT)?, second.context(WHAT)?],
             flows: [first_flows.context(WHAT)?, second_flows.context(WHAT)?],
+            len_bytes: [0; 2],
             seq: 0,
             is_delivered: false,
         })
@@ -76,27 +78,32 @@ impl Ledger {
         files.chain(NAMES_OF_FLOWS.into_iter().zip(flows))
     }
 
-    /// Begins a commit with the `count` flows that wait for a report. The page of an earlier commit must be empty.
+    /// Begins a commit with `count` flows that wait for a report. `write` writes them in place, and passes them on as they
+    /// are written. The page of an earlier commit must be empty.
     pub fn begin(
         &mut self,
         count: usize,
-        flows: impl Iterator<Item = [u8; UNREPORTED_BYTES]>,
+        write: impl FnOnce(&mut [UnreportedFlow], &mut dyn FnMut(&[UnreportedFlow])),
     ) -> Result<Unreported> {
         let seq = self.seq + 1;
         // The header of the commit before the last one: without it, these files have none until the end.
         self.file(seq).write_all_at(&[0; STATE_AT as usize], 0)?;
-        let bytes = self.flows[Self::turn(seq)].first(count * UNREPORTED_BYTES)?;
-        let (places, _) = bytes.as_chunks_mut();
-        let mut written = 0;
-        for (place, flow) in places.iter_mut().zip(flows) {
-            *place = flow;
-            written += 1;
-        }
+        let len_bytes = count * size_of::<UnreportedFlow>();
+        let bytes = self.flows[Self::turn(seq)].first(len_bytes)?;
+        let (mut checksum, mut written) = (crc32fast::Hasher::new(), 0);
+        write(bytes.as_chunks_mut().0, &mut |flows| {
+            checksum.update(flows.as_flattened());
+            written += flows.len();
+        });
         ensure!(
             written == count,
             "{written} flows of {count} wait for a report"
         );
-        Ok(Unreported::of(bytes))
+        Ok(Unreported {
+            version: UNREPORTED_VERSION,
+            len_bytes: len_bytes as u64,
+            crc: checksum.finalize(),
+        })
     }
 
     /// Commits a state, and the bytes of the batches, one after the other. [`Ledger::begin`] must have begun it.
@@ -114,8 +121,10 @@ impl Ledger {
             file.write_all_at(batch, end)?;
             end += batch.len() as u64;
         }
-        file.set_len(end)?;
+        let len_bytes = memory_file::len_for(end as usize, self.len_bytes[Self::turn(seq)]);
+        file.set_len(len_bytes as u64)?;
         file.write_all_at(&header(seq, &state), 0)?;
+        self.len_bytes[Self::turn(seq)] = len_bytes;
         self.seq = seq;
         self.is_delivered = false;
         Ok(())
@@ -232,16 +241,20 @@ impl<S> Commit<S> {
 
     /// The batches, as they were stored.
     pub fn batches(&self, stored: &[Stored]) -> Result<Vec<Batch>> {
-        let len = self.file.metadata()?.len();
-        let len = len.saturating_sub(self.batches_at);
+        let lens = stored.iter().map(|batch| batch.len_bytes);
+        let len = lens.fold(0, u64::saturating_add);
+        // No more memory than the file has, whatever it says.
+        let there = self.file.metadata()?.len().saturating_sub(self.batches_at);
         ensure!(
-            len <= MOST_REST_BYTES,
-            "the predecessor's ledger is too long"
+            len <= there.min(MOST_REST_BYTES),
+            "the predecessor's ledger lacks batches"
         );
         let mut bytes = vec![0; len as usize];
         let read = self.file.read_exact_at(&mut bytes, self.batches_at);
         read.context("read the predecessor's batches")?;
-        cut(bytes.into(), stored)
+        let mut rest = Bytes::from(bytes);
+        let cut = |one: &Stored| one.batch(rest.split_to(one.len_bytes as usize));
+        stored.iter().map(cut).collect()
     }
 }
 
@@ -268,16 +281,6 @@ pub struct Unreported {
     version: u32,
     len_bytes: u64,
     crc: u32,
-}
-
-impl Unreported {
-    fn of(flows: &[u8]) -> Self {
-        Self {
-            version: UNREPORTED_VERSION,
-            len_bytes: flows.len() as u64,
-            crc: crc32fast::hash(flows),
-        }
-    }
 }
 
 /// Where a batch lies among the bytes of a commit.
@@ -331,23 +334,6 @@ impl Stored {
     }
 }
 
-/// Cuts the rest of a commit's bytes into its batches.
-fn cut(mut rest: Bytes, stored: &[Stored]) -> Result<Vec<Batch>> {
-    let mut cut = Vec::new();
-    for one in stored {
-        ensure!(
-            one.len_bytes <= rest.len() as u64,
-            "the predecessor's ledger lacks batches"
-        );
-        cut.push(one.batch(rest.split_to(one.len_bytes as usize))?);
-    }
-    ensure!(
-        rest.is_empty(),
-        "the predecessor's ledger has too many bytes"
-    );
-    Ok(cut)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -366,21 +352,36 @@ mod tests {
     }
 
     fn commit(ledger: &mut Ledger, state: &[u32], flows: &[u8], batches: &[&[u8]]) -> Unreported {
-        let flows = flows.iter().map(|&byte| [byte; UNREPORTED_BYTES]);
-        let unreported = ledger.begin(flows.len(), flows).unwrap();
+        let unreported = ledger.begin(flows.len(), |places, written| {
+            for (place, &byte) in places.iter_mut().zip(flows) {
+                place.fill(byte);
+            }
+            written(places);
+        });
         let batches = batches.iter().copied();
         ledger.commit(&state.to_vec(), batches).unwrap();
-        unreported
+        unreported.unwrap()
     }
 
-    /// Everything behind the state.
-    fn rest(commit: &Commit<State>) -> Vec<u8> {
-        let mut rest =
-            vec![0; (commit.file.metadata().unwrap().len() - commit.batches_at) as usize];
-        commit
-            .file
-            .read_exact_at(&mut rest, commit.batches_at)
-            .unwrap();
+    fn batch(body: &[u8]) -> Batch {
+        Batch {
+            body: Bytes::copy_from_slice(body),
+            records: 1,
+            delta: Pair {
+                packets: 2,
+                bytes: 3,
+            },
+            scan_id: 4,
+            index: 5,
+            last_of_scan: true,
+        }
+    }
+
+    /// What is behind the state.
+    fn rest(commit: &Commit<State>, len: usize) -> Vec<u8> {
+        let mut rest = vec![0; len];
+        let read = commit.file.read_exact_at(&mut rest, commit.batches_at);
+        read.unwrap();
         rest
     }
 
@@ -391,7 +392,10 @@ mod tests {
         assert!(none.contains("no whole commit"), "{none}");
         commit(&mut ledger, &[1], b"", &[b"one", b"two"]);
         let first = found(&ledger);
-        assert_eq!((&first.state, rest(&first)), (&vec![1], b"onetwo".to_vec()));
+        assert_eq!(
+            (&first.state, rest(&first, 6)),
+            (&vec![1], b"onetwo".to_vec())
+        );
         assert!(!first.is_cleared && !first.is_delivered);
         ledger.cleared().unwrap();
         assert!(found(&ledger).is_cleared);
@@ -399,7 +403,7 @@ mod tests {
         let written = commit(&mut ledger, &[2, 2], b"ab", &[b"three"]);
         let second = found(&ledger);
         assert_eq!(
-            (&second.state, rest(&second)),
+            (&second.state, rest(&second, 5)),
             (&vec![2, 2], b"three".to_vec())
         );
         assert!(!second.is_cleared);
@@ -411,11 +415,14 @@ mod tests {
         assert!(second.is_delivered);
 
         // The next commit has begun, and is not there yet.
-        let next = [[b'c'; UNREPORTED_BYTES]];
-        ledger.begin(1, next.into_iter()).unwrap();
+        let begun = ledger.begin(1, |places, written| {
+            places[0].fill(b'c');
+            written(places);
+        });
+        begun.unwrap();
         let second = found(&ledger);
         assert_eq!(second.state, [2, 2]);
-        let flows = [b'a', b'b'].map(|byte| [byte; UNREPORTED_BYTES]);
+        let flows: [UnreportedFlow; 2] = [b'a', b'b'].map(|byte| [byte; _]);
         assert_eq!(second.unreported(&written).unwrap(), flows.as_flattened());
 
         commit(&mut ledger, &[3], b"", &[]);
@@ -454,7 +461,7 @@ mod tests {
         let is_read = |ledger: &Ledger, written: &Unreported| {
             let found = found(ledger);
             // The batches are whole all the same.
-            assert_eq!(rest(&found), b"batch");
+            assert_eq!(rest(&found, 5), b"batch");
             found.unreported(written).is_some()
         };
         assert!(is_read(&ledger, &written));
@@ -482,33 +489,38 @@ mod tests {
     fn a_commit_without_all_of_its_flows_is_refused() {
         let mut ledger = Ledger::create().unwrap();
         commit(&mut ledger, &[1], b"", &[]);
-        let one = [[b'a'; UNREPORTED_BYTES]];
-        assert!(ledger.begin(2, one.into_iter()).is_err());
+        let begun = ledger.begin(2, |places, written| written(&places[1..]));
+        assert!(begun.is_err());
         assert_eq!(found(&ledger).state, [1]);
     }
 
     #[test]
-    fn batches_are_cut_as_they_were_stored() {
-        let batch = |body: &'static [u8]| Batch {
-            body: Bytes::from_static(body),
-            records: 1,
-            delta: Pair {
-                packets: 2,
-                bytes: 3,
-            },
-            scan_id: 4,
-            index: 5,
-            last_of_scan: true,
-        };
-        let stored = |body| Stored::of(&batch(body)).0;
+    fn batches_are_read_only_as_they_were_stored() {
+        let stored = |body: &[u8]| Stored::of(&batch(body)).0;
         let all = [stored(b"abc"), stored(b""), stored(b"de")];
-        let cut = |bytes: &'static [u8]| cut(Bytes::from_static(bytes), &all);
-        let batches = cut(b"abcde").unwrap();
+        let read = |bytes: &[u8]| {
+            let mut ledger = Ledger::create().unwrap();
+            commit(&mut ledger, &[1], b"", &[bytes]);
+            found(&ledger).batches(&all)
+        };
+        let batches = read(b"abcde").unwrap();
         let parts: Vec<_> = batches.iter().map(|batch| &batch.body[..]).collect();
         assert_eq!(parts, [&b"abc"[..], b"", b"de"]);
         assert_eq!(Stored::of(&batches[2]).0, all[2]);
-        for other in [&b"abcd"[..], b"abcdef", b"abcdE"] {
-            assert!(cut(other).is_err());
+        for other in [&b"abcd"[..], b"abcdE"] {
+            assert!(read(other).is_err());
+        }
+    }
+
+    #[test]
+    fn a_short_commit_after_a_long_one_is_read_as_it_is() {
+        let mut ledger = Ledger::create().unwrap();
+        for (byte, len) in [(1, 100_000), (2, 100_000), (3, 10), (4, 0), (5, 70)] {
+            let (stored, body) = Stored::of(&batch(&vec![byte; len]));
+            commit(&mut ledger, &[1], b"", &[&body]);
+            let found = found(&ledger);
+            assert!(found.file.metadata().unwrap().len() > 90_000);
+            assert_eq!(found.batches(&[stored]).unwrap()[0].body, body);
         }
     }
 }

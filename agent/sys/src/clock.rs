@@ -23,11 +23,13 @@ pub struct ScanClock {
 }
 
 impl ScanClock {
+    #[inline]
     pub fn unix_ns(self, boot_ns: u64) -> u64 {
         boot_ns.saturating_add_signed(self.boot_to_unix_ns)
     }
 
     /// The boot time that has this Unix time.
+    #[inline]
     pub fn boot_of_unix_ns(self, unix_ns: u64) -> u64 {
         unix_ns.saturating_sub_signed(self.boot_to_unix_ns)
     }
@@ -37,6 +39,7 @@ impl ScanClock {
     /// If the machine slept since the previous scan, a tick may lie before or after the sleep. It lies after
     /// the sleep if the first packet did, whose time comes from a clock that counts sleep. Otherwise it is
     /// taken to lie before the sleep. So the result is never too late, but may be too early by the sleep.
+    #[inline]
     pub fn last_seen_boot_ns(self, counters: &FlowCounters) -> u64 {
         // A page holds what came since the last scan, so half of the counter is enough.
         let ticks = (self.jiffies as u32)

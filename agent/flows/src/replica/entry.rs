@@ -20,7 +20,7 @@ use super::{
 
 mod unreported;
 
-pub use unreported::{Malformed, UNREPORTED_BYTES, UNREPORTED_VERSION, read_unreported};
+pub use unreported::{Malformed, UNREPORTED_VERSION, UnreportedFlow, read_unreported};
 
 const NOT_IN_AN_OPENING_SYN: u8 = tcp_flags::ACK | tcp_flags::FIN | tcp_flags::RST;
 

@@ -96,6 +96,7 @@ impl Reports {
     }
 
     /// Adds `more` to the flow's counts. Returns all of them if a report is due.
+    #[inline]
     pub fn add(&mut self, slot: u32, more: Unreported, now_boot_ns: u64) -> Option<Unreported> {
         if !self.is_in_use() {
             return Some(more);
@@ -110,6 +111,7 @@ impl Reports {
     }
 
     /// Takes the waiting counts of a flow if there are any and a report is due.
+    #[inline]
     pub fn due(&mut self, slot: u32, now_boot_ns: u64) -> Option<Unreported> {
         if self.due_ns(slot)? > now_boot_ns {
             return None;
@@ -122,6 +124,7 @@ impl Reports {
     }
 
     /// The boot time at which the flow's waiting counts are due. `None` if nothing waits.
+    #[inline]
     pub fn due_ns(&self, slot: u32) -> Option<u64> {
         // Scans are not exact to the nanosecond. One that came slightly early would delay the report by a whole
         // interval.
@@ -203,6 +206,7 @@ impl Reports {
         self.interval_ns != 0 || !self.waiting.is_empty()
     }
 
+    #[inline]
     fn at(&mut self, slot: u32) -> &mut Waiting {
         let slot = slot as usize;
         if slot >= self.waiting.len() {

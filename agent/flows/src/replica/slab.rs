@@ -158,6 +158,7 @@ impl Slab {
     }
 
     /// The chunk of a slot, and the place in it.
+    #[inline]
     fn place(slot: u32) -> (usize, usize) {
         (slot as usize / Self::CHUNK, slot as usize % Self::CHUNK)
     }
@@ -166,6 +167,7 @@ impl Slab {
 impl Index<u32> for Slab {
     type Output = Entry;
 
+    #[inline]
     fn index(&self, slot: u32) -> &Entry {
         let (at, place) = Self::place(slot);
         &self.chunks[at].entries[place]
@@ -173,6 +175,7 @@ impl Index<u32> for Slab {
 }
 
 impl IndexMut<u32> for Slab {
+    #[inline]
     fn index_mut(&mut self, slot: u32) -> &mut Entry {
         let (at, place) = Self::place(slot);
         &mut self.chunks[at].entries[place]

@@ -190,6 +190,17 @@ fn scan_keys(
     records
 }
 
+/// The flows that wait for a report, as their process leaves them.
+fn all_unreported(replica: &Replica) -> Vec<u8> {
+    let mut places = vec![[0; _]; replica.waiting_flows()];
+    let mut all = Vec::new();
+    replica.write_unreported(&mut places, &mut |written| {
+        all.extend_from_slice(written.as_flattened());
+    });
+    assert_eq!(all, places.as_flattened());
+    all
+}
+
 fn reasons(records: &[Record]) -> Vec<Option<EndReason>> {
     records.iter().map(|record| record.end_reason).collect()
 }

@@ -26,17 +26,16 @@ impl error::Error for Malformed {}
 
 /// Change it whenever the words have another meaning or number.
 pub const UNREPORTED_VERSION: u32 = 2;
-/// The size of a flow.
-pub const UNREPORTED_BYTES: usize = WORDS * size_of::<u64>();
+pub type UnreportedFlow = [u8; WORDS * size_of::<u64>()];
 
 /// Makes the last record of each flow in `bytes`, which
-/// [`Replica::unreported`](super::super::Replica::unreported) has returned since the last boot.
+/// [`Replica::write_unreported`](super::super::Replica::write_unreported) has written since the last boot.
 pub fn read_unreported(
     bytes: &[u8],
     clock: ScanClock,
     sink: &mut impl FnMut(&Record),
 ) -> Result<(), Malformed> {
-    let (flows, rest) = bytes.as_chunks::<UNREPORTED_BYTES>();
+    let (flows, rest) = bytes.as_chunks::<{ size_of::<UnreportedFlow>() }>();
     if !rest.is_empty() {
         return Err(Malformed);
     }
@@ -55,20 +54,18 @@ const WORDS: usize = FlowKey::WORDS + 2 * COUNTS + TIMES + 2;
 
 impl Entry {
     #[inline]
-    pub fn unreported(&self, unreported: &Unreported) -> [u8; UNREPORTED_BYTES] {
+    pub fn write_unreported(&self, unreported: &Unreported, place: &mut UnreportedFlow) {
         let times = [
             unreported.began_boot_ns,
             self.first_seen_unix_ns,
             self.last_seen_boot_ns,
         ];
-        let mut bytes = [0; UNREPORTED_BYTES];
-        let mut rest = &mut bytes[..];
+        let mut rest = &mut place[..];
         write(&mut rest, self.key.words());
         write(&mut rest, &from_counts(unreported.counts));
         write(&mut rest, &from_counts(self.total));
         write(&mut rest, &times);
         write(&mut rest, &self.small_fields());
-        bytes
     }
 
     #[inline]
@@ -115,7 +112,7 @@ fn write<const N: usize>(bytes: &mut &mut [u8], words: &[u64; N]) {
     }
 }
 
-fn to_words(bytes: &[u8; UNREPORTED_BYTES]) -> [u64; WORDS] {
+fn to_words(bytes: &UnreportedFlow) -> [u64; WORDS] {
     let (words, _) = bytes.as_chunks();
     let mut read = [0; WORDS];
     for (to, word) in read.iter_mut().zip(words) {
@@ -124,7 +121,7 @@ fn to_words(bytes: &[u8; UNREPORTED_BYTES]) -> [u64; WORDS] {
     read
 }
 
-/// The flow that [`Entry::unreported`] has written, and its unreported counts.
+/// The flow that [`Entry::write_unreported`] has written, and its unreported counts.
 fn from_words(words: &[u64; WORDS]) -> Option<(Entry, Unreported)> {
     let (key, rest) = words.split_first_chunk()?;
     let (counts, rest) = rest.split_first_chunk()?;

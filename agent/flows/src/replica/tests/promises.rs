@@ -105,8 +105,7 @@ fn unreported_for_a_successor(replica: &Replica) -> Counts {
         )
     });
     let (mut found, mut sum) = (Vec::new(), Counts::default());
-    let held: Vec<_> = replica.unreported().collect();
-    read_unreported(held.as_flattened(), replica.clock, &mut |record| {
+    read_unreported(&all_unreported(replica), replica.clock, &mut |record| {
         found.push(format!("{record:?}"));
         record.delta().into_iter().for_each(|delta| sum += delta);
     })

@@ -199,10 +199,9 @@ fn flows_that_are_not_whole_are_refused() {
     let mut replica = replica(8);
     replica.report_every(Duration::from_mins(1));
     scan(&mut replica, 1, &[(1, counters(1, &[SYN, ACK], &[ACK]))]);
-    let held: Vec<_> = replica.unreported().collect();
-    let held = held.as_flattened();
+    let held = all_unreported(&replica);
     let read = |bytes: &[u8]| read_unreported(bytes, clock(2), &mut |_| {}).is_ok();
-    assert!(read(held) && read(&[]));
+    assert!(read(&held) && read(&[]));
     assert!((1..held.len()).all(|end| !read(&held[..end])));
     // The last word has the side, the origin and others, and some bytes that stay empty.
     let with_last_word = |change: fn(u64) -> u64| {
