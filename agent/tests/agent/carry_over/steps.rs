@@ -1,75 +1,53 @@
 //! SIGKILL at each step of a scan, and of taking over from the last agent, loses no packet and counts none twice.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use lab::{kill_at, privilege::is_root_or_skip};
 
 use super::{CLSACT, Line, Random, has_links_or_skip, wait_until};
 use crate::support::{Agent, hook::Hook};
 
-/// The calls by which an agent changes what the next one finds: the ledger, the store, filters, and maps and links. When
-/// it starts, the last of them load hundreds of programs.
-const CALLS: [libc::c_long; 5] = [
-    libc::SYS_pwrite64,
-    libc::SYS_ftruncate,
-    libc::SYS_sendmsg,
-    libc::SYS_sendto,
-    libc::SYS_bpf,
-];
-const AT_START: &[libc::c_long] = CALLS.split_at(4).0;
+/// The calls by which an agent changes what the next one finds, in groups that take turns: how many calls of one kind come
+/// between two of another depends on the moment.
+const LEDGER: &[libc::c_long] = &[libc::SYS_pwrite64, libc::SYS_ftruncate];
+/// With filters, which are changed by messages as well.
+const STORE: &[libc::c_long] = &[libc::SYS_sendmsg, libc::SYS_sendto];
+const MAPS_AND_LINKS: &[libc::c_long] = &[libc::SYS_bpf];
 const KILLS: usize = 24;
-/// More steps than storing everything, taking over and a first scan have.
-const STEPS_OF_A_START: usize = 3 * KILLS;
 /// Between two calls, pages are read and emptied.
 const UP_TO: Duration = Duration::from_millis(1);
 
-/// Kills agents, each a step later than the one before it.
-struct Killer {
-    random: Random,
-    calls: BTreeMap<libc::c_long, usize>,
+/// Kills an agent at this step, or a moment after it.
+fn kill(mut agent: Agent, calls: &[libc::c_long], step: usize, random: &mut Random) {
+    let later = if step.is_multiple_of(2) {
+        Duration::ZERO
+    } else {
+        random.duration(UP_TO)
+    };
+    kill_at(agent.pid(), calls, step, later).unwrap();
+    agent.kill();
 }
 
-impl Killer {
-    fn new() -> Self {
-        Self {
-            random: Random::new(),
-            calls: BTreeMap::new(),
-        }
-    }
-
-    /// Before the step, or a moment after it.
-    fn kill(&mut self, mut agent: Agent, calls: &[libc::c_long], step: usize) {
-        let later = if step.is_multiple_of(2) {
-            Duration::ZERO
-        } else {
-            self.random.duration(UP_TO)
-        };
-        let call = kill_at(agent.pid(), calls, step, later).unwrap();
-        *self.calls.entry(call).or_insert(0) += 1;
-        agent.kill();
-    }
-
-    /// Asserts that some of the kills were at calls of this kind.
-    fn assert_killed_at(&self, call: libc::c_long) {
-        let kills = self.calls.get(&call).copied().unwrap_or_default();
-        assert!(kills > 2, "{:?}", self.calls);
-    }
+/// Calls and the number of the step, for each kill: one group after the other, and each time a step later.
+fn steps<const GROUPS: usize>(
+    groups: [(&'static [libc::c_long], usize); GROUPS],
+) -> impl Iterator<Item = (&'static [libc::c_long], usize)> {
+    let rounds = 0..KILLS / GROUPS;
+    rounds.flat_map(move |round| groups.map(|(calls, stride)| (calls, 1 + round * stride)))
 }
 
 fn kills_at_any_step_of_a_scan(line: &Line) {
-    let mut killer = Killer::new();
+    let mut random = Random::new();
     let mut agent = line.start();
     let before = line.counters();
     let traffic = line.traffic();
-    for step in 1..=KILLS {
-        killer.kill(agent, &CALLS, step);
+    for (calls, step) in steps([(LEDGER, 1), (MAPS_AND_LINKS, 2)]) {
+        kill(agent, calls, step, &mut random);
         agent = line.start();
         wait_until("it has taken over", || {
             agent.stderr().contains("carried over what")
         });
     }
-    killer.assert_killed_at(libc::SYS_pwrite64);
-    killer.assert_killed_at(libc::SYS_bpf);
     let sent = traffic.end_all();
     let counted = line.counted(before);
     assert_eq!(counted.packets, sent);
@@ -103,17 +81,16 @@ fn a_kill_at_any_step_of_a_scan_loses_no_packet_on_clsact() {
 
 /// Most of them are killed before they have drained what the last one left.
 fn kills_at_any_step_of_a_start(line: &Line) {
-    let mut killer = Killer::new();
+    let mut random = Random::new();
     let agent = line.start();
     let before = line.counters();
     let traffic = line.traffic();
     traffic.wait_for(50);
     agent.kill();
-    for step in (1..=STEPS_OF_A_START).step_by(STEPS_OF_A_START / KILLS) {
-        killer.kill(line.begin(), AT_START, step);
+    // The maps are not among them: the first hundreds of calls load programs.
+    for (calls, step) in steps([(LEDGER, 1), (STORE, 3)]) {
+        kill(line.begin(), calls, step, &mut random);
     }
-    killer.assert_killed_at(libc::SYS_sendmsg);
-    killer.assert_killed_at(libc::SYS_pwrite64);
     let agent = line.start();
     traffic.wait_for(50);
     let sent = traffic.end_all();
