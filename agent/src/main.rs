@@ -61,6 +61,7 @@ struct Cli {
 enum Command {
     // Each command's help text is on its own `Args`.
     Run(Box<commands::run::Args>),
+    Keep(commands::keep::Args),
     Collect(commands::collect::Args),
     Watch(commands::watch::Args),
     Flows(commands::flows::Args),
@@ -255,6 +256,7 @@ fn execute(
                 let layers = Layers::of_this_process();
                 Box::pin(commands::run::run(layers, settings, passed, log)).await
             }
+            Command::Keep(args) => commands::keep::run(args).await,
             Command::Collect(args) => commands::collect::run(args).await,
             Command::Top(args) => commands::top::run(args).await,
             Command::Watch(args) => commands::watch::run(args).await,

@@ -23,6 +23,7 @@ mod connect;
 pub mod filter;
 pub mod flows;
 pub mod hyphens;
+pub mod keep;
 pub mod query;
 pub mod run;
 pub mod settings;

@@ -6,8 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 use enrich::unit::cgroups::unit_of;
 use tokio::{
     process::Command,
+    task::spawn_blocking,
     time::{error::Elapsed, sleep, timeout},
 };
+
+use crate::commands::keep;
 
 /// How long to wait for systemd's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -16,8 +19,22 @@ const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 /// Whether systemd is restarting the unit of this process: after `systemctl restart` or `try-restart`, as in a package
 /// upgrade, but not after `systemctl stop`, at a shutdown, or if the signal came from anybody else.
 ///
-/// False without an answer, too. The user of the service may ask over D-Bus only, which minimal systems lack.
+/// False without an answer, too. The user of the service may ask over D-Bus only, which minimal systems lack. Where
+/// `flow-agent keep` has started this process, the answer is its own.
 pub async fn is_restarting() -> bool {
+    match spawn_blocking(keep::ask_for_restart).await {
+        Ok(None) | Err(_) => {}
+        Ok(Some(answer)) => {
+            return answer.unwrap_or_else(|error| {
+                let error = format!("{error:#}");
+                tracing::info!(
+                    error,
+                    "the keeper does not say whether it starts the agent again"
+                );
+                false
+            });
+        }
+    }
     let Some(unit) = own_unit() else {
         return false;
     };

@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod emptied;
+mod keeper;
 mod kills;
 mod lease;
 mod restarts;

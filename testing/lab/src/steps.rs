@@ -191,7 +191,7 @@ mod tests {
                 .unwrap();
             let pid = child.id();
             let tracer = thread::spawn(move || {
-                kill_at(pid, &[libc::SYS_write], number + 1, Duration::ZERO).unwrap()
+                kill_at(pid, &[libc::SYS_write], number + 1, Duration::ZERO).unwrap();
             });
             while !is_traced(pid) {
                 thread::sleep(Duration::from_millis(1));

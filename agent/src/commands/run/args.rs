@@ -265,7 +265,7 @@ pub struct Args {
     pub output: Vec<OutputArgs>,
 
     /// Leave the programs counting while the agent restarts or after it was killed, so that no packet goes uncounted.
-    /// Needs systemd with room in the unit's store (`FileDescriptorStoreMax`).
+    /// Needs systemd with room in the unit's store (`FileDescriptorStoreMax`), or `flow-agent keep`.
     #[arg(long, value_name = "BOOL", env = "FLOW_AGENT_CARRY_OVER", action = ArgAction::Set,
           num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", hide_possible_values = true, help_heading = OUTPUT)]

@@ -60,12 +60,11 @@ impl Entry {
             self.first_seen_unix_ns,
             self.last_seen_boot_ns,
         ];
-        let mut rest = &mut place[..];
-        write(&mut rest, self.key.words());
-        write(&mut rest, &from_counts(unreported.counts));
-        write(&mut rest, &from_counts(self.total));
-        write(&mut rest, &times);
-        write(&mut rest, &self.small_fields());
+        let rest = write(place, self.key.words());
+        let rest = write(rest, &from_counts(unreported.counts));
+        let rest = write(rest, &from_counts(self.total));
+        let rest = write(rest, &times);
+        write(rest, &self.small_fields());
     }
 
     #[inline]
@@ -100,16 +99,17 @@ impl Entry {
     }
 }
 
-/// Writes the words to the front of `bytes`, and leaves the rest.
+/// Writes the words to the front of `bytes`, and returns the rest.
 #[inline]
-fn write<const N: usize>(bytes: &mut &mut [u8], words: &[u64; N]) {
+fn write<'a, const N: usize>(mut bytes: &'a mut [u8], words: &[u64; N]) -> &'a mut [u8] {
     for word in words {
-        let (place, rest) = std::mem::take(bytes)
+        let (place, rest) = bytes
             .split_first_chunk_mut()
             .expect("there is a place for each word");
         *place = word.to_le_bytes();
-        *bytes = rest;
+        bytes = rest;
     }
+    bytes
 }
 
 fn to_words(bytes: &UnreportedFlow) -> [u64; WORDS] {

@@ -205,7 +205,7 @@ fn flows_that_are_not_whole_are_refused() {
     assert!((1..held.len()).all(|end| !read(&held[..end])));
     // The last word has the side, the origin and others, and some bytes that stay empty.
     let with_last_word = |change: fn(u64) -> u64| {
-        let mut bytes = held.to_vec();
+        let mut bytes = held.clone();
         let word = bytes.last_chunk_mut().unwrap();
         *word = change(u64::from_le_bytes(*word)).to_le_bytes();
         bytes
