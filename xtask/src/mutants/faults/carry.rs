@@ -139,4 +139,38 @@ pub(super) const FAULTS: &[Fault] = &[
             "delivery::tests::spooled::what_a_killed_process_has_put_there_is_delivered_once",
         ),
     },
+    Fault {
+        name: "carry: flows that wait are read although they were changed",
+        file: "agent/src/carry/ledger.rs",
+        from: "(crc32fast::hash(&bytes) == written.crc).then(|| bytes.into())",
+        to: "Some(bytes.into())",
+        target: unit(
+            "agent",
+            "carry::ledger::tests::flows_that_wait_are_read_only_as_they_were_written",
+        ),
+    },
+    Fault {
+        name: "carry: a keeper does not say that it starts the agent again",
+        file: "agent/src/commands/keep.rs",
+        from: "if self.restarts",
+        to: "if false",
+        target: agent("carry_over::keeper::a_kept_agent_loses_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: a keeper forgets what the agent has stored",
+        file: "agent/src/commands/keep/store.rs",
+        from: "self.kept.push((name.to_owned(), fd));",
+        to: "",
+        target: agent("carry_over::keeper::a_kept_agent_loses_no_packet_on_tcx"),
+    },
+    Fault {
+        name: "carry: a keeper obeys any user",
+        file: "agent/src/commands/keep/store.rs",
+        from: "is_ours = sender.uid == getuid(),",
+        to: "is_ours = sender.pid.as_raw_nonzero().get() != 0,",
+        target: unit(
+            "agent",
+            "commands::keep::store::tests::nobody_else_can_store_or_remove",
+        ),
+    },
 ];
