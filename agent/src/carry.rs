@@ -23,8 +23,9 @@ mod checkpoints;
 mod heritage;
 mod ledger;
 
-pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES, MOST_UNREPORTED_FLOWS};
+pub use checkpoints::{Checkpoint, Checkpoints, MOST_UNDELIVERED_BYTES};
 pub use heritage::Heritage;
+pub use ledger::MOST_UNREPORTED_FLOWS;
 
 /// The part that ends once everything of the predecessors is taken over.
 pub struct Carrying {

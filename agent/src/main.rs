@@ -91,6 +91,12 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let cli = parse(&arguments).unwrap_or_else(|error| explain(error).exit());
     // Before the log starts its thread.
+    if matches!(cli.command, Command::Run(_))
+        && let Err(error) = commands::keep::end_with_keeper()
+    {
+        let _ = writeln!(std::io::stderr(), "flow-agent: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let passed = if matches!(cli.command, Command::Run(_)) {
         PassedSockets::take()
     } else {

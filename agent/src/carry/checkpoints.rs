@@ -31,8 +31,6 @@ use super::{
 
 /// The batches of earlier commits that a commit repeats at most.
 pub const MOST_UNDELIVERED_BYTES: usize = 64 << 20;
-/// The flows that wait for a report in the ledger; if there are more, all are reported.
-pub const MOST_UNREPORTED_FLOWS: usize = 500_000;
 /// Half of a consumer's default queue: the next process publishes all of them at once.
 const MOST_UNDELIVERED_BATCHES: usize = DEFAULT_QUEUE_BATCHES / 2;
 /// How often to ask whether all consumers have the batches of a commit.
@@ -49,7 +47,7 @@ pub struct Checkpoint<'a> {
     pub interfaces: &'a [Interface],
     pub lease_jiffies: u64,
     pub last_scan: LastScan,
-    /// Has the flows that wait for a report. There are none without it.
+    /// Has the flows that wait for a report. If `None`, no flow waits.
     pub replica: Option<&'a Replica>,
 }
 
@@ -247,8 +245,8 @@ impl Checkpoints {
         };
         runtime.spawn(async move {
             loop {
-                {
-                    let mut ledger = ledger.lock().unwrap_or_else(PoisonError::into_inner);
+                // The next commit has it for as long as it takes to write all flows.
+                if let Ok(mut ledger) = ledger.try_lock() {
                     if ledger.seq() != seq {
                         return;
                     }

@@ -4,7 +4,6 @@ use std::mem;
 
 use agent_common::{FlowCounters, FlowKey, HookAccount, Pair, Reason, Senders, senders::Kinds};
 use anyhow::{Context as _, Result};
-use bytes::Bytes;
 use kernel::{
     account::{Accounts, Layout},
     carry::Predecessor,
@@ -28,7 +27,6 @@ pub struct Heritage {
     pub files: Vec<String>,
     commit: Commit<State>,
     identity: Identity,
-    unreported_flows: Option<Bytes>,
     batches: Vec<Batch>,
     /// `None` if their layout is not ours.
     pages: Option<OldPages>,
@@ -45,7 +43,6 @@ impl Heritage {
         let names = files.keys().cloned().collect();
         let commit: Commit<State> = ledger::read(&mut files)?;
         let state = &commit.state;
-        let unreported_flows = commit.unreported(&state.unreported);
         let batches = if commit.is_delivered {
             Vec::new()
         } else {
@@ -70,7 +67,6 @@ impl Heritage {
             instance,
             files: names,
             commit,
-            unreported_flows,
             batches,
         })
     }
@@ -178,10 +174,10 @@ impl Heritage {
         [last_scan.waiting(), earlier].into_iter().sum()
     }
 
-    /// Takes the flows that they belong to: see [`flows::replica::read_unreported`]. `None` if this version cannot read
+    /// Reads the flows that they belong to: see [`flows::replica::read_unreported`]. `None` if this version cannot read
     /// them.
-    pub fn take_unreported_flows(&mut self) -> Option<Bytes> {
-        self.unreported_flows.take()
+    pub fn unreported_flows(&self) -> Option<Vec<u8>> {
+        self.commit.unreported(&self.commit.state.unreported)
     }
 
     /// The interfaces that its flows name.

@@ -44,6 +44,10 @@ const MOST_STATE_BYTES: u64 = 64 << 20;
 /// Nor is what follows it.
 const MOST_REST_BYTES: u64 = 4 << 30;
 
+/// The flows that wait for a report; if there are more, all are reported.
+pub const MOST_UNREPORTED_FLOWS: usize = 500_000;
+const MOST_UNREPORTED_BYTES: usize = MOST_UNREPORTED_FLOWS * size_of::<UnreportedFlow>();
+
 /// Writes commits. They outlive the process if the service manager keeps the files.
 pub struct Ledger {
     files: [File; 2],
@@ -228,15 +232,16 @@ pub fn read<S: DeserializeOwned>(left: &mut BTreeMap<String, OwnedFd>) -> Result
 impl<S> Commit<S> {
     /// The flows that wait for a report, as they were written. `None` if they are not there, or if this version cannot
     /// read them.
-    pub fn unreported(&self, written: &Unreported) -> Option<Bytes> {
+    pub fn unreported(&self, written: &Unreported) -> Option<Vec<u8>> {
         if written.len_bytes == 0 {
-            return Some(Bytes::new());
+            return Some(Vec::new());
         }
-        let is_ours = written.version == UNREPORTED_VERSION && written.len_bytes <= MOST_REST_BYTES;
+        let is_ours = written.version == UNREPORTED_VERSION
+            && written.len_bytes <= MOST_UNREPORTED_BYTES as u64;
         let flows = self.flows.as_ref().filter(|_| is_ours)?;
         let mut bytes = vec![0; written.len_bytes as usize];
         flows.read_exact_at(&mut bytes, 0).ok()?;
-        (crc32fast::hash(&bytes) == written.crc).then(|| bytes.into())
+        (crc32fast::hash(&bytes) == written.crc).then_some(bytes)
     }
 
     /// The batches, as they were stored.

@@ -49,7 +49,7 @@ impl Scanner {
             self.out.publish(&batch);
             self.carried_over.repeated_batches += 1;
         }
-        self.report_for(&mut heritage, scan_clock);
+        self.report_for(&heritage, scan_clock);
         if !heritage.is_readable() {
             self.give_up(&heritage);
         }
@@ -139,12 +139,12 @@ impl Scanner {
 
     /// Reports the flows that waited for their report interval when their process was killed, as one more scan of that
     /// process, whose account already has them.
-    fn report_for(&mut self, heritage: &mut Heritage, scan_clock: ScanClock) {
+    fn report_for(&mut self, heritage: &Heritage, scan_clock: ScanClock) {
         let waiting = heritage.waiting();
         if waiting == Pair::default() {
             return;
         }
-        let flows = heritage.take_unreported_flows().unwrap_or_default();
+        let flows = heritage.unreported_flows().unwrap_or_default();
         let scan_clock = ScanClock {
             boot_to_unix_ns: heritage.last_scan().boot_to_unix_ns,
             ..scan_clock

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{MemfdFlags, memfd_create},
+    fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create},
     mm::{MapFlags, MremapFlags, ProtFlags, mmap, mremap, munmap},
 };
 
@@ -47,10 +47,19 @@ impl MemoryFile {
     /// The first bytes of the file, to write. The file is as long as [`len_for`] says.
     pub fn first(&mut self, bytes: usize) -> io::Result<&mut [u8]> {
         let len_bytes = len_for(bytes, self.len_bytes).next_multiple_of(Self::STEP_BYTES);
-        if len_bytes != self.len_bytes {
+        if len_bytes > self.len_bytes {
+            // A store to memory that the system does not have would kill the process.
+            let more = (len_bytes - self.len_bytes) as u64;
+            fallocate(
+                &self.file,
+                FallocateFlags::empty(),
+                self.len_bytes as u64,
+                more,
+            )?;
+        } else if len_bytes < self.len_bytes {
             self.file.set_len(len_bytes as u64)?;
-            self.len_bytes = len_bytes;
         }
+        self.len_bytes = len_bytes;
         if self.len_bytes > self.mapped_bytes {
             self.map_more()?;
         }

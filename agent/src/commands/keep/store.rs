@@ -23,13 +23,17 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
     process::getuid,
 };
-use sys::notify_socket::NotifySocket;
+use sys::{notify_socket::NotifySocket, open_files};
 use tokio::{io::Interest, net::UnixDatagram, process::Command};
+
+use super::{KEEPER, is_our_parent};
 
 /// `FileDescriptorStoreMax=` of the unit.
 const MOST: usize = 2048;
 /// The first descriptor that a process is passed.
 const FIRST: RawFd = 3;
+/// What the keeper needs itself.
+const OWN_FILES: u64 = 64;
 /// How long an agent waits for the keeper's answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest message: names are short.
@@ -37,23 +41,35 @@ const LONGEST_BYTES: usize = 4096;
 /// How many descriptors a message may have. The kernel closes the others.
 const MOST_PASSED: usize = 16;
 
-/// Says to an agent that this keeper has started it, and that it answers [`RESTARTS`].
-const VARIABLE: &str = "KEEPER";
 /// A message with the write end of a pipe. The keeper writes a byte to it if it will start the agent again.
 const RESTARTS: &str = "X_KEEPER_RESTARTS=1";
 
-/// What an agent may ask or say.
+/// What an agent may say or ask.
 pub enum Heard {
     Ready,
-    /// Write a byte to the descriptor if the agent is to be started again.
-    AsksForRestart(OwnedFd),
+    /// For the watchdog.
+    Alive,
+    AsksForRestart(Answer),
+}
+
+/// Where the agent waits to hear whether it will be started again. Without an answer, it will not.
+pub struct Answer(OwnedFd);
+
+impl Answer {
+    pub fn yes(&self) -> io::Result<()> {
+        rustix::io::write(&self.0, &[1])?;
+        Ok(())
+    }
 }
 
 pub struct Store {
     socket: UnixDatagram,
     address: OsString,
+    /// The process whose messages count.
+    agent: Option<u32>,
     /// Names and descriptors.
     kept: Vec<(String, OwnedFd)>,
+    most: usize,
 }
 
 impl Store {
@@ -68,47 +84,58 @@ impl Store {
         set_socket_passcred(&socket, true).context("ask who sends a notification")?;
         // The kernel chooses an abstract name.
         bind(&socket, &SocketAddrUnix::new_unnamed()).context("bind a socket for notifications")?;
-        let address = SocketAddrUnix::try_from(getsockname(&socket)?).context("read its name")?;
-        let name = address.abstract_name().context("its name is abstract")?;
+        let address = SocketAddrUnix::try_from(getsockname(&socket)?)
+            .context("read the name of the socket")?;
+        let name = address.abstract_name().unwrap_or_default();
         let address = format!(
             "@{}",
-            str::from_utf8(name).context("its name is of digits")?
-        )
-        .into();
+            str::from_utf8(name).context("read the name of the socket")?
+        );
+        // A start needs each descriptor twice.
+        let room = open_files::limit().saturating_sub(OWN_FILES) / 2;
         Ok(Self {
             socket: UnixDatagram::from_std(socket.into()).context("use the socket")?,
-            address,
+            address: address.into(),
+            agent: None,
             kept: Vec::new(),
+            most: MOST.min(usize::try_from(room).unwrap_or(MOST)),
         })
     }
 
-    /// Prepares a command: the process gets the socket and what is stored.
-    pub fn prepare(&self, command: &mut Command) -> Result<()> {
-        for name in [
-            "LISTEN_PID",
-            "LISTEN_FDS",
-            "LISTEN_FDNAMES",
-            "WATCHDOG_USEC",
-            "WATCHDOG_PID",
-        ] {
+    /// From here on, only messages of this process count.
+    pub fn obey(&mut self, agent: Option<u32>) {
+        self.agent = agent;
+    }
+
+    /// Lets a command have the socket and what is stored. The descriptors that are returned must be open while it is started.
+    pub fn pass(&self, command: &mut Command) -> Result<Vec<OwnedFd>> {
+        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
             command.env_remove(name);
         }
         command.env("NOTIFY_SOCKET", &self.address);
-        command.env("FDSTORE", MOST.to_string());
-        command.env(VARIABLE, "flow-agent");
-        // No copy has a number that another one is moved to.
-        let above = FIRST + RawFd::try_from(self.kept.len()).context("descriptors are few")?;
+        command.env("FDSTORE", self.most.to_string());
+        if self.kept.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
+        command.env("LISTEN_FDS", names.len().to_string());
+        command.env("LISTEN_FDNAMES", names.join(":"));
+        // They are moved to the numbers from FIRST on, so none of them may be among these.
+        let end = FIRST + RawFd::try_from(names.len()).context("count the descriptors")?;
         let copies = self
             .kept
             .iter()
-            .map(|(_, fd)| fcntl_dupfd_cloexec(fd, above));
-        let copies: Vec<OwnedFd> = copies
-            .collect::<Result<_, _>>()
-            .context("copy what is stored")?;
-        if !copies.is_empty() {
-            let names: Vec<_> = self.kept.iter().map(|(name, _)| name.as_str()).collect();
-            command.env("LISTEN_FDS", names.len().to_string());
-            command.env("LISTEN_FDNAMES", names.join(":"));
+            .map(|(_, fd)| fcntl_dupfd_cloexec(fd, end))
+            .collect::<Result<Vec<OwnedFd>, _>>()
+            .context("copy the stored descriptors")?;
+        // Nor may anything that is opened on the way there: the standard library reports a failed start through a pipe.
+        let mut taken = Vec::new();
+        loop {
+            let next = fcntl_dupfd_cloexec(&self.socket, FIRST).context("take a descriptor")?;
+            if next.as_raw_fd() >= end {
+                break;
+            }
+            taken.push(next);
         }
         let inherit = move || {
             let mut moves = copies.iter().zip(FIRST..);
@@ -116,7 +143,7 @@ impl Store {
         };
         // SAFETY: between fork and exec, the closure only makes system calls, and it allocates no memory.
         unsafe { command.pre_exec(inherit) };
-        Ok(())
+        Ok(taken)
     }
 
     /// Processes messages until one has something for the caller. May be dropped before it resolves.
@@ -136,17 +163,26 @@ impl Store {
     }
 
     /// Processes what was sent before now.
-    pub fn process_all(&mut self) -> Result<()> {
+    pub fn hear_all(&mut self) -> Result<Vec<Heard>> {
+        let mut all = Vec::new();
         loop {
             match receive(self.socket.as_fd()) {
-                Ok(message) => drop(message.and_then(|message| self.process(message))),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(message) => all.extend(message.and_then(|message| self.process(message))),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(all),
                 Err(error) => return Err(error).context("receive a notification"),
             }
         }
     }
 
-    fn process(&mut self, Message { text, mut fds }: Message) -> Option<Heard> {
+    fn process(&mut self, message: Message) -> Option<Heard> {
+        let Message {
+            sender,
+            text,
+            mut fds,
+        } = message;
+        if Some(sender) != self.agent {
+            return None;
+        }
         let lines: Vec<_> = text.lines().collect();
         let name = lines.iter().find_map(|line| line.strip_prefix("FDNAME="));
         let name = name.filter(|name| is_valid(name));
@@ -158,19 +194,22 @@ impl Store {
                 self.put(name, fd);
             }
         } else if lines.contains(&RESTARTS) {
-            return fds.pop().map(Heard::AsksForRestart);
+            return fds.pop().map(|end| Heard::AsksForRestart(Answer(end)));
         } else if lines.contains(&"READY=1") {
             return Some(Heard::Ready);
+        } else if lines.contains(&"WATCHDOG=1") {
+            return Some(Heard::Alive);
         }
         // To close the descriptor is the answer to BARRIER=1.
         None
     }
 
     fn put(&mut self, name: &str, fd: OwnedFd) {
-        if self.kept.len() >= MOST {
+        if self.kept.len() >= self.most {
             tracing::warn!(
                 name,
-                "the keeper has room for {MOST} descriptors, so this one is not kept"
+                most = self.most,
+                "the keeper has no room for another descriptor, so counting is not carried over"
             );
         } else if !self.kept.iter().any(|(_, kept)| is_same_file(kept, &fd)) {
             self.kept.push((name.to_owned(), fd));
@@ -179,11 +218,13 @@ impl Store {
 }
 
 struct Message {
+    /// Its process id.
+    sender: u32,
     text: String,
     fds: Vec<OwnedFd>,
 }
 
-/// Receives a message. `None` if a process of another user sent it, or if it is too long.
+/// Receives a message. `None` if a process of another user sent it, or if some of it is missing.
 fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Message>> {
     let mut text = vec![0; LONGEST_BYTES];
     let mut space =
@@ -195,17 +236,24 @@ fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Message>> {
         Err(Errno::INTR) => return Ok(None),
         received => received?,
     };
-    let (mut fds, mut is_ours) = (Vec::new(), false);
+    let (mut fds, mut sender) = (Vec::new(), None);
     for message in ancillary.drain() {
         match message {
             RecvAncillaryMessage::ScmRights(passed) => fds.extend(passed),
-            RecvAncillaryMessage::ScmCredentials(sender) => is_ours = sender.uid == getuid(),
-            _ => {}
+            RecvAncillaryMessage::ScmCredentials(found) if found.uid == getuid() => {
+                sender = u32::try_from(found.pid.as_raw_pid()).ok();
+            }
+            RecvAncillaryMessage::ScmCredentials(_) | _ => {}
         }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        // The limit of open files, most likely.
+        tracing::warn!("the keeper has lost a descriptor, so counting may not be carried over");
     }
     text.truncate(received.bytes);
     let is_whole = !received.flags.contains(ReturnFlags::TRUNC);
-    Ok((is_ours && is_whole).then(|| Message {
+    Ok(sender.filter(|_| is_whole).map(|sender| Message {
+        sender,
         text: String::from_utf8_lossy(&text).into_owned(),
         fds,
     }))
@@ -238,8 +286,8 @@ fn copy_to(fd: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
 
 /// Asks the keeper that started this process whether it will start it again. `None` if none did.
 pub fn ask_for_restart() -> Option<Result<bool>> {
-    env::var_os(VARIABLE)?;
-    Some(restarts())
+    let keeper = env::var_os(KEEPER)?;
+    is_our_parent(&keeper).then(restarts)
 }
 
 fn restarts() -> Result<bool> {
@@ -251,7 +299,7 @@ fn restarts() -> Result<bool> {
         .context("ask the keeper")?;
     drop(end);
     let mut readable = [PollFd::new(&answer, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).context("it is short")?;
+    let patience = Timespec::try_from(PATIENCE).context("limit the wait")?;
     let is_there = poll(&mut readable, Some(&patience)).context("wait for the keeper")?;
     ensure!(is_there == 1, "the keeper does not answer");
     Ok(rustix::io::read(&answer, &mut [0; 1])? == 1)
@@ -262,11 +310,19 @@ mod tests {
     use std::{fs::File, thread};
 
     use lab::privilege::is_root_or_skip;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
     /// A user without any rights.
     const NOBODY: libc::c_long = 65534;
+
+    /// A store for messages of this process.
+    fn store() -> Store {
+        let mut store = Store::new().unwrap();
+        store.obey(Some(process::id()));
+        store
+    }
 
     fn send(store: &Store, message: &str, fd: Option<BorrowedFd<'_>>) {
         let socket = NotifySocket::at(&store.address, None).unwrap();
@@ -274,13 +330,13 @@ mod tests {
     }
 
     fn names(store: &mut Store) -> Vec<&str> {
-        store.process_all().unwrap();
+        store.hear_all().unwrap();
         store.kept.iter().map(|(name, _)| name.as_str()).collect()
     }
 
     #[tokio::test]
     async fn each_descriptor_is_kept_once_until_its_name_is_removed() {
-        let mut store = Store::new().unwrap();
+        let mut store = store();
         let null = || File::open("/dev/null").unwrap();
         let (one, other) = (null(), null());
         for (name, file) in [
@@ -303,11 +359,46 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn no_other_process_can_store_or_remove() {
+        let mut store = store();
+        let file = File::open("/dev/null").unwrap();
+        send(&store, "FDSTORE=1\nFDNAME=ours", Some(file.as_fd()));
+        assert_eq!(names(&mut store), ["ours"]);
+        store.obey(Some(process::id() + 1));
+        send(&store, "FDSTORE=1\nFDNAME=theirs", Some(file.as_fd()));
+        send(&store, "FDSTOREREMOVE=1\nFDNAME=ours", None);
+        assert_eq!(names(&mut store), ["ours"]);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_cannot_be_started_changes_nothing_that_is_stored() {
+        let mut store = store();
+        let mut files = Vec::new();
+        for number in 0..40 {
+            let file = File::from(memfd_create("stored", MemfdFlags::CLOEXEC).unwrap());
+            let message = format!("FDSTORE=1\nFDNAME={number}");
+            send(&store, &message, Some(file.as_fd()));
+            files.push(file);
+            assert_eq!(names(&mut store).len(), files.len());
+        }
+        // The numbers of some are free where the standard library may open a pipe.
+        let copies = store.kept.drain(..20).collect::<Vec<_>>();
+        drop(copies);
+        let mut command = Command::new("/nowhere/flow-agent");
+        let passed = store.pass(&mut command).unwrap();
+        assert!(command.spawn().is_err());
+        drop(passed);
+        for file in files {
+            assert_eq!(file.metadata().unwrap().len(), 0);
+        }
+    }
+
+    #[tokio::test]
     async fn nobody_else_can_store_or_remove() {
         if !is_root_or_skip("agent::nobody_else_can_store_or_remove") {
             return;
         }
-        let mut store = Store::new().unwrap();
+        let mut store = store();
         let file = File::open("/dev/null").unwrap();
         send(&store, "FDSTORE=1\nFDNAME=ours", Some(file.as_fd()));
         thread::scope(|scope| {

@@ -10,7 +10,9 @@ use rules::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// Variables with this prefix that are not settings of `run`.
-pub const OF_OTHERS: [&str; 50] = [
+pub const OF_OTHERS: [&str; 51] = [
+    // Of `keep`, for the agent that it starts.
+    "KEEPER_PID",
     // Other commands.
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",

@@ -76,6 +76,41 @@ fn a_kept_agent_loses_no_packet_on_clsact() {
     }
 }
 
+/// The keeper starts another agent, which reports what the last one has left, and detaches.
+fn a_stop_after_a_kill_loses_nothing(line: &Line) {
+    let mut keeper = keep(line);
+    let before = line.counters();
+    let traffic = line.traffic();
+    traffic.wait_for(50);
+    let agent = agent_of(&mut keeper).unwrap();
+    kill_process(agent, Signal::KILL).unwrap();
+    wait_until("the keeper knows", || agent_of(&mut keeper).is_none());
+    traffic.wait_for(50);
+    let sent = traffic.end_all();
+    keeper.signal(libc::SIGTERM);
+    keeper.stop_silent();
+    let counted = line.counted(before);
+    assert_eq!(counted.packets, sent);
+    assert!(nothing_is_attached(&line.lab.agent));
+    let books = line.books();
+    books.assert_close();
+    assert_eq!(books.seen(), counted);
+}
+
+#[test]
+fn a_stop_after_a_kill_loses_no_packet_on_tcx() {
+    if has_links_or_skip("agent::a_stop_after_a_kill_loses_no_packet_on_tcx") {
+        a_stop_after_a_kill_loses_nothing(&Line::new(Hook::TcIngress, &[]));
+    }
+}
+
+#[test]
+fn a_stop_after_a_kill_loses_no_packet_on_clsact() {
+    if has_links_or_skip("agent::a_stop_after_a_kill_loses_no_packet_on_clsact") {
+        a_stop_after_a_kill_loses_nothing(&Line::new(Hook::TcIngress, CLSACT));
+    }
+}
+
 #[test]
 fn an_agent_whose_keeper_is_gone_stops() {
     if !has_links_or_skip("agent::an_agent_whose_keeper_is_gone_stops") {

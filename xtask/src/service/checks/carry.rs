@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    env, fs,
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::Duration,
@@ -25,6 +26,10 @@ const PORT: u16 = 5303;
 /// Packets per call.
 const PACKETS: u64 = 10;
 const PACE: Duration = Duration::from_millis(1);
+
+/// To test an upgrade, this names the binary of another version, which runs until the first end.
+const EARLIER: &str = "CARRY_OVER_FROM";
+const UPGRADE: &str = "mv /tmp/flow-agent /usr/bin/ && systemctl restart";
 
 /// The ways to end the process; another one follows.
 const ENDS: [&str; 5] = [
@@ -52,6 +57,16 @@ pub(super) fn loses_nothing(service: &mut Service) -> Result<String> {
     machine.write(SETTINGS, settings("200ms") + &output)?;
     machine.run(&commands(COLLECTOR_PAGE, "### Under the service")?.join(" && "))?;
 
+    let mut ends = ENDS.to_vec();
+    if let Some(earlier) = env::var_os(EARLIER) {
+        machine.run("mv /usr/bin/flow-agent /tmp/")?;
+        let earlier = fs::read(earlier).context("read the binary of another version")?;
+        machine.write("/usr/bin/flow-agent", earlier)?;
+        machine.run(&format!(
+            "chmod 755 /usr/bin/flow-agent && systemctl restart {UNIT}"
+        ))?;
+        ends.insert(0, UPGRADE);
+    }
     let counted = || -> Result<u64> { Ok(service.lab.agent.counters()?.rx_packets) };
     let before = counted()?;
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -64,7 +79,7 @@ pub(super) fn loses_nothing(service: &mut Service) -> Result<String> {
             }
             Ok(())
         });
-        let outcome = ENDS
+        let outcome = ends
             .iter()
             .try_for_each(|end| end_under_traffic(service, end, &sent));
         stop.store(true, Relaxed);
@@ -91,7 +106,7 @@ pub(super) fn loses_nothing(service: &mut Service) -> Result<String> {
     service.counts_from_zero()?;
     Ok(format!(
         "{sent} of {sent} packets are in records, through {} ends",
-        ENDS.len()
+        ends.len()
     ))
 }
 
