@@ -2,6 +2,7 @@
 
 use std::{fs, process::Command};
 
+use lab::privilege::is_root_or_skip;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{CLSACT, Line, has_links_or_skip, wait_until};
@@ -71,7 +72,7 @@ fn a_kept_agent_loses_no_packet_on_tcx() {
 
 #[test]
 fn a_kept_agent_loses_no_packet_on_clsact() {
-    if has_links_or_skip("agent::a_kept_agent_loses_no_packet_on_clsact") {
+    if is_root_or_skip("agent::a_kept_agent_loses_no_packet_on_clsact") {
         a_kept_agent_loses_nothing(&Line::new(Hook::TcIngress, CLSACT));
     }
 }
@@ -106,7 +107,7 @@ fn a_stop_after_a_kill_loses_no_packet_on_tcx() {
 
 #[test]
 fn a_stop_after_a_kill_loses_no_packet_on_clsact() {
-    if has_links_or_skip("agent::a_stop_after_a_kill_loses_no_packet_on_clsact") {
+    if is_root_or_skip("agent::a_stop_after_a_kill_loses_no_packet_on_clsact") {
         a_stop_after_a_kill_loses_nothing(&Line::new(Hook::TcIngress, CLSACT));
     }
 }
