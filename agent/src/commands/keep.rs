@@ -2,9 +2,12 @@
 
 use std::{
     env,
-    ffi::OsString,
+    ffi::{OsStr, OsString},
+    io::{self, IsTerminal as _},
+    mem,
+    os::unix::process::ExitStatusExt as _,
     path::{self, PathBuf},
-    process::{ExitCode, ExitStatus},
+    process::{self, ExitCode, ExitStatus},
     time::Duration,
 };
 
@@ -17,7 +20,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::store::{Heard, Store};
+use self::store::{Answer, Heard, Store};
 use super::run::RefusedSettings;
 
 mod store;
@@ -32,6 +35,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 const STOP_TIMEOUT: Duration = Duration::from_secs(40);
 const WATCHDOG: Duration = Duration::from_secs(30);
+/// If the keeper wakes up later than this, it was stopped itself, and knows nothing about the agent.
+const LATE: Duration = Duration::from_secs(1);
 /// How often in a row the agent may fail before it counts.
 const MOST_FAILURES: u32 = 5;
 
@@ -58,7 +63,7 @@ pub struct Args {
 /// Runs the agent until it ends by itself, cannot start, or is stopped. Returns its exit status.
 pub async fn run(args: Args) -> Result<ExitCode> {
     if args.command.first().is_none_or(|command| command != "run") {
-        let wrong = "keep runs the agent: write `run` and its options behind it, such as `flow-agent keep run -i eth0`";
+        let wrong = "write `run` and its options after `keep`, such as `flow-agent keep run -i eth0`";
         return Err(RefusedSettings(anyhow!(wrong)).into());
     }
     open_files::raise_limit()?;
@@ -70,14 +75,18 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         has_counted: false,
         failures: 0,
         asked: Asked::default(),
+        hangs_up_to_stop: io::stdin().is_terminal(),
+        has_promised: false,
+        is_last: false,
     };
     loop {
-        match keeper.run_once().await {
-            Ok(status) => {
+        match keeper.start() {
+            Ok(agent) => {
+                let status = keeper.watch(agent).await?;
                 if let Some(code) = keeper.ends_with(status) {
                     return Ok(code);
                 }
-                if status.success() {
+                if keeper.asked.end() || status.success() {
                     continue;
                 }
                 tracing::warn!(%status, "the agent has failed, and is started again in {PAUSE:?}");
@@ -112,6 +121,43 @@ struct Keeper {
     /// Agents in a row that have not counted.
     failures: u32,
     asked: Asked,
+    /// SIGHUP says that the terminal is gone.
+    hangs_up_to_stop: bool,
+    /// The agent leaves its programs to the next one.
+    has_promised: bool,
+    /// No other agent is started after this one, whatever it leaves.
+    is_last: bool,
+}
+
+/// An agent that runs.
+struct Running {
+    child: Child,
+    is_ready: bool,
+    is_ending: bool,
+    /// When to kill it, unless it shows that it is alive.
+    kill_at: Instant,
+}
+
+impl Running {
+    fn show_alive(&mut self) {
+        if !self.is_ending {
+            self.kill_at = Instant::now() + WATCHDOG;
+        }
+    }
+
+    fn begin_to_end(&mut self) {
+        if !mem::replace(&mut self.is_ending, true) {
+            self.kill_at = Instant::now() + STOP_TIMEOUT;
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        // It may have ended meanwhile.
+        let pid = self.child.id();
+        let pid = pid.and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        pid.map_or(Ok(()), |pid| kill_process(pid, signal))
+            .context("signal the agent")
+    }
 }
 
 /// What signals have asked for.
@@ -123,14 +169,6 @@ struct Asked {
 }
 
 impl Asked {
-    fn note(&mut self, signal: Signal) {
-        match signal {
-            Signal::HUP => self.reload = true,
-            Signal::USR1 => self.restart = true,
-            _ => self.stop = true,
-        }
-    }
-
     /// Whether the agent is to end.
     fn end(&self) -> bool {
         self.stop || self.restart
@@ -138,128 +176,145 @@ impl Asked {
 }
 
 impl Keeper {
-    /// Runs an agent until it has ended.
-    async fn run_once(&mut self) -> Result<ExitStatus> {
+    fn start(&mut self) -> Result<Running> {
         self.asked.restart = false;
+        self.has_promised = false;
         self.failures += 1;
-        let mut agent = self.start()?;
-        let timeout = if self.asked.stop {
-            STOP_TIMEOUT
-        } else {
-            START_TIMEOUT
-        };
-        let mut kill_at = Instant::now() + timeout;
-        let mut is_ready = false;
-        let status = loop {
-            tokio::select! {
-                status = agent.wait() => break status.context("wait for the agent")?,
-                heard = self.store.hear() => match heard? {
-                    Heard::Ready if !is_ready => {
-                        is_ready = true;
-                        kill_at = self.pass_on(&agent)?;
-                    }
-                    Heard::Ready | Heard::Alive => {
-                        if !self.asked.end() {
-                            kill_at = Instant::now() + WATCHDOG;
-                        }
-                    }
-                    Heard::AsksForRestart(answer) => self.say_whether_it_restarts(&answer),
-                },
-                signal = self.signals.next() => {
-                    self.asked.note(signal);
-                    // While an agent starts, a signal ends it, and what it was to take over is lost.
-                    if is_ready || !self.has_counted {
-                        kill_at = self.pass_on(&agent)?;
-                    }
-                }
-                () = sleep_until(kill_at) => {
-                    tracing::warn!("the agent does not answer, and is killed");
-                    agent.kill().await.context("kill the agent")?;
-                }
-            }
-            if is_ready {
-                self.has_counted = true;
-                self.failures = 0;
-            }
-        };
-        for heard in self.store.hear_all()? {
-            if matches!(heard, Heard::Ready) {
-                self.has_counted = true;
-                self.failures = 0;
-            }
-        }
-        Ok(status)
-    }
-
-    fn start(&mut self) -> Result<Child> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments);
         if env::var_os("FLOW_AGENT_CARRY_OVER").is_none() {
             command.env("FLOW_AGENT_CARRY_OVER", "true");
         }
-        command.env(KEEPER, std::process::id().to_string());
+        command.env(KEEPER, process::id().to_string());
         command.env("WATCHDOG_USEC", WATCHDOG.as_micros().to_string());
         // Ctrl-C in a terminal is for this process, which passes it on.
         command.process_group(0);
+        command.kill_on_drop(true);
         let passed = self.store.pass(&mut command)?;
-        let agent = command
+        let child = command
             .spawn()
             .with_context(|| format!("run {}", self.program.display()))?;
         drop(passed);
-        self.store.obey(agent.id());
-        Ok(agent)
+        self.store.obey(child.id());
+        Ok(Running {
+            child,
+            is_ready: false,
+            is_ending: false,
+            kill_at: Instant::now() + START_TIMEOUT,
+        })
     }
 
-    /// Passes on what signals have asked for. Returns when to kill the agent if it does not react.
-    fn pass_on(&mut self, agent: &Child) -> Result<Instant> {
-        let (signal, timeout) = if self.asked.end() {
-            (Some(Signal::TERM), STOP_TIMEOUT)
-        } else if std::mem::take(&mut self.asked.reload) {
-            (Some(Signal::HUP), WATCHDOG)
-        } else {
-            (None, WATCHDOG)
+    /// Waits until the agent has ended.
+    async fn watch(&mut self, mut agent: Running) -> Result<ExitStatus> {
+        let status = loop {
+            let kill_at = agent.kill_at;
+            tokio::select! {
+                biased;
+                status = agent.child.wait() => break status.context("wait for the agent")?,
+                heard = self.store.hear() => self.react(heard?, &mut agent)?,
+                signal = self.signals.next() => {
+                    self.note(signal);
+                    self.pass_on(&mut agent)?;
+                }
+                () = sleep_until(kill_at) => {
+                    if kill_at.elapsed() > LATE {
+                        agent.kill_at = Instant::now() + WATCHDOG;
+                        continue;
+                    }
+                    tracing::warn!("the agent does not answer, and is killed");
+                    agent.child.start_kill().context("kill the agent")?;
+                    agent.kill_at = Instant::now() + START_TIMEOUT;
+                }
+            }
         };
-        // It may have ended meanwhile.
-        let pid = agent.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        if let (Some(pid), Some(signal)) = (pid, signal) {
-            kill_process(pid, signal).context("signal the agent")?;
+        // What it has stored last is for the next one.
+        for heard in self.store.hear_all()? {
+            self.react(heard, &mut agent)?;
         }
-        Ok(Instant::now() + timeout)
+        Ok(status)
     }
 
-    fn say_whether_it_restarts(&self, answer: &store::Answer) {
-        if self.asked.restart
-            && !self.asked.stop
-            && let Err(error) = answer.yes()
-        {
-            tracing::warn!(%error, "the agent does not hear that it is restarted, and stops");
+    fn react(&mut self, heard: Heard, agent: &mut Running) -> Result<()> {
+        match heard {
+            Heard::Ready => {
+                agent.is_ready = true;
+                self.has_counted = true;
+                self.failures = 0;
+                agent.show_alive();
+                self.pass_on(agent)?;
+            }
+            Heard::Alive => agent.show_alive(),
+            Heard::Stopping => agent.begin_to_end(),
+            Heard::AsksForRestart(answer) => self.say_whether_it_restarts(&answer),
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, signal: Signal) {
+        match signal {
+            Signal::HUP if !self.hangs_up_to_stop => self.asked.reload = true,
+            Signal::USR1 => self.asked.restart = true,
+            _ => self.asked.stop = true,
+        }
+    }
+
+    /// Passes on what signals have asked for. An agent that starts would be killed by them, and what it was to take over
+    /// would be lost, so they wait until it counts. The first agent has nothing to take over.
+    fn pass_on(&mut self, agent: &mut Running) -> Result<()> {
+        if self.asked.end() && (agent.is_ready || !self.has_counted) {
+            agent.begin_to_end();
+            agent.signal(Signal::TERM)
+        } else if agent.is_ready && mem::take(&mut self.asked.reload) {
+            agent.signal(Signal::HUP)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn say_whether_it_restarts(&mut self, answer: &Answer) {
+        if !self.asked.restart || self.asked.stop {
+            return;
+        }
+        match answer.yes() {
+            Ok(()) => self.has_promised = true,
+            Err(error) => {
+                tracing::warn!(%error, "the agent could not be told that it is restarted, so it stops");
+            }
         }
     }
 
     /// The exit status of this process if the agent is not to be started again.
-    fn ends_with(&self, status: ExitStatus) -> Option<ExitCode> {
+    fn ends_with(&mut self, status: ExitStatus) -> Option<ExitCode> {
         let code = status.code().and_then(|code| u8::try_from(code).ok());
-        let goes_on = if self.asked.end() {
-            !self.asked.stop
+        let goes_on = if self.asked.stop {
+            // The next agent reports what this one has left, and then detaches the programs.
+            let leaves = self.has_promised || !status.success();
+            leaves && self.has_counted && !mem::replace(&mut self.is_last, true)
+        } else if self.asked.restart {
+            true
         } else {
             let is_refused = code == Some(RefusedSettings::EXIT_STATUS);
             !status.success() && !is_refused && self.may_try_again()
         };
-        (!goes_on).then(|| code.map_or(ExitCode::FAILURE, ExitCode::from))
+        if goes_on {
+            return None;
+        }
+        let is_asked = self.asked.stop && status.signal() == Some(Signal::TERM.as_raw());
+        let code = if is_asked { Some(0) } else { code };
+        Some(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
 
     fn may_try_again(&self) -> bool {
         self.has_counted && self.failures < MOST_FAILURES
     }
 
-    /// Waits a little after a failure. If the agent is to stop, the next one starts at once: it reports what the last one
-    /// has left, and detaches its programs.
+    /// Waits a little after a failure. If the agent is to stop, the next one starts at once.
     async fn pause(&mut self) {
         let end = Instant::now() + PAUSE;
         while !self.asked.stop {
             tokio::select! {
                 () = sleep_until(end) => return,
-                signal = self.signals.next() => self.asked.note(signal),
+                signal = self.signals.next() => self.note(signal),
             }
         }
     }
@@ -308,7 +363,7 @@ pub fn end_with_keeper() -> Result<()> {
     Ok(())
 }
 
-fn is_our_parent(keeper: &std::ffi::OsStr) -> bool {
+fn is_our_parent(keeper: &OsStr) -> bool {
     let parent = getppid().map_or(0, Pid::as_raw_pid);
     keeper.to_str() == Some(&parent.to_string())
 }

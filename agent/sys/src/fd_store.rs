@@ -87,7 +87,8 @@ impl FdStore {
         let counted = self.counted();
         if let Some(most) = counted.as_ref().and_then(|counted| counted.full()) {
             let full = format!(
-                "the service manager stores at most {most} descriptors (FileDescriptorStoreMax=)"
+                "the service manager stores at most {most} descriptors (FileDescriptorStoreMax=; under `flow-agent keep`, half \
+                 of the limit of open files)"
             );
             return Err(io::Error::new(io::ErrorKind::StorageFull, full));
         }

@@ -10,6 +10,7 @@ use std::{
 
 use rustix::{
     fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create},
+    io::retry_on_intr,
     mm::{MapFlags, MremapFlags, ProtFlags, mmap, mremap, munmap},
 };
 
@@ -50,12 +51,10 @@ impl MemoryFile {
         if len_bytes > self.len_bytes {
             // A store to memory that the system does not have would kill the process.
             let more = (len_bytes - self.len_bytes) as u64;
-            fallocate(
-                &self.file,
-                FallocateFlags::empty(),
-                self.len_bytes as u64,
-                more,
-            )?;
+            retry_on_intr(|| {
+                let none = FallocateFlags::empty();
+                fallocate(&self.file, none, self.len_bytes as u64, more)
+            })?;
         } else if len_bytes < self.len_bytes {
             self.file.set_len(len_bytes as u64)?;
         }

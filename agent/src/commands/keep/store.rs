@@ -49,6 +49,7 @@ pub enum Heard {
     Ready,
     /// For the watchdog.
     Alive,
+    Stopping,
     AsksForRestart(Answer),
 }
 
@@ -109,7 +110,7 @@ impl Store {
 
     /// Lets a command have the socket and what is stored. The descriptors that are returned must be open while it is started.
     pub fn pass(&self, command: &mut Command) -> Result<Vec<OwnedFd>> {
-        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID"] {
+        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_FDS_FIRST_FD", "WATCHDOG_PID"] {
             command.env_remove(name);
         }
         command.env("NOTIFY_SOCKET", &self.address);
@@ -199,6 +200,8 @@ impl Store {
             return Some(Heard::Ready);
         } else if lines.contains(&"WATCHDOG=1") {
             return Some(Heard::Alive);
+        } else if lines.contains(&"STOPPING=1") {
+            return Some(Heard::Stopping);
         }
         // To close the descriptor is the answer to BARRIER=1.
         None
@@ -287,7 +290,12 @@ fn copy_to(fd: BorrowedFd<'_>, to: RawFd) -> io::Result<()> {
 /// Asks the keeper that started this process whether it will start it again. `None` if none did.
 pub fn ask_for_restart() -> Option<Result<bool>> {
     let keeper = env::var_os(KEEPER)?;
-    is_our_parent(&keeper).then(restarts)
+    // Without its keeper, the agent has no store.
+    Some(if is_our_parent(&keeper) {
+        restarts()
+    } else {
+        Ok(false)
+    })
 }
 
 fn restarts() -> Result<bool> {

@@ -112,6 +112,57 @@ fn a_stop_after_a_kill_loses_no_packet_on_clsact() {
     }
 }
 
+/// The agent that ends has left its programs to another one, which detaches them.
+#[test]
+fn a_stop_during_a_restart_loses_no_packet() {
+    if !is_root_or_skip("agent::a_stop_during_a_restart_loses_no_packet") {
+        return;
+    }
+    for step in 0..4 {
+        let line = Line::new(Hook::TcIngress, CLSACT);
+        let mut keeper = keep(&line);
+        let before = line.counters();
+        let traffic = line.traffic();
+        traffic.wait_for(50);
+        let sent = traffic.end_all();
+        keeper.signal(libc::SIGUSR1);
+        match step {
+            0 => {}
+            1 => keeper.wait_until_logged("counting has stopped"),
+            2 => keeper.wait_until_logged("final account"),
+            _ => wait_until_started(&keeper, 2),
+        }
+        keeper.signal(libc::SIGTERM);
+        keeper.stop_silent();
+        let counted = line.counted(before);
+        assert_eq!(counted.packets, sent);
+        assert!(nothing_is_attached(&line.lab.agent), "step {step}");
+        let books = line.books();
+        books.assert_close();
+        assert_eq!(books.seen(), counted, "step {step}");
+    }
+}
+
+#[test]
+fn an_agent_that_hangs_is_killed_and_loses_no_packet() {
+    if !is_root_or_skip("agent::an_agent_that_hangs_is_killed_and_loses_no_packet") {
+        return;
+    }
+    let line = Line::new(Hook::TcIngress, CLSACT);
+    let mut keeper = keep(&line);
+    let before = line.counters();
+    let traffic = line.traffic();
+    traffic.wait_for(50);
+    kill_process(agent_of(&mut keeper).unwrap(), Signal::STOP).unwrap();
+    keeper.wait_until_logged("does not answer, and is killed");
+    wait_until_started(&keeper, 2);
+    traffic.wait_for(50);
+    let sent = traffic.end_all();
+    let counted = line.counted(before);
+    assert_eq!(counted.packets, sent);
+    line.end(keeper, counted);
+}
+
 #[test]
 fn an_agent_whose_keeper_is_gone_stops() {
     if !has_links_or_skip("agent::an_agent_whose_keeper_is_gone_stops") {

@@ -152,8 +152,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "carry: a keeper does not say that it starts the agent again",
         file: "agent/src/commands/keep.rs",
-        from: "if self.asked.restart",
-        to: "if self.asked.reload",
+        from: "if !self.asked.restart || self.asked.stop {",
+        to: "if !self.asked.reload {",
         target: agent("carry_over::keeper::a_kept_agent_loses_no_packet_on_tcx"),
     },
     Fault {
@@ -172,5 +172,12 @@ pub(super) const FAULTS: &[Fault] = &[
             "agent",
             "commands::keep::store::tests::no_other_process_can_store_or_remove",
         ),
+    },
+    Fault {
+        name: "carry: a keeper stops although the agent has left its programs",
+        file: "agent/src/commands/keep.rs",
+        from: "let leaves = self.has_promised || !status.success();",
+        to: "let leaves = false;",
+        target: agent("carry_over::keeper::a_stop_after_a_kill_loses_no_packet_on_clsact"),
     },
 ];
