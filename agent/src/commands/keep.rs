@@ -63,7 +63,8 @@ pub struct Args {
 /// Runs the agent until it ends by itself, cannot start, or is stopped. Returns its exit status.
 pub async fn run(args: Args) -> Result<ExitCode> {
     if args.command.first().is_none_or(|command| command != "run") {
-        let wrong = "write `run` and its options after `keep`, such as `flow-agent keep run -i eth0`";
+        let wrong =
+            "write `run` and its options after `keep`, such as `flow-agent keep run -i eth0`";
         return Err(RefusedSettings(anyhow!(wrong)).into());
     }
     open_files::raise_limit()?;
@@ -75,7 +76,6 @@ pub async fn run(args: Args) -> Result<ExitCode> {
         has_counted: false,
         failures: 0,
         asked: Asked::default(),
-        hangs_up_to_stop: io::stdin().is_terminal(),
         has_promised: false,
         is_last: false,
     };
@@ -121,8 +121,6 @@ struct Keeper {
     /// Agents in a row that have not counted.
     failures: u32,
     asked: Asked,
-    /// SIGHUP says that the terminal is gone.
-    hangs_up_to_stop: bool,
     /// The agent leaves its programs to the next one.
     has_promised: bool,
     /// No other agent is started after this one, whatever it leaves.
@@ -169,6 +167,14 @@ struct Asked {
 }
 
 impl Asked {
+    fn note(&mut self, signal: Signal) {
+        match signal {
+            Signal::HUP => self.reload = true,
+            Signal::USR1 => self.restart = true,
+            _ => self.stop = true,
+        }
+    }
+
     /// Whether the agent is to end.
     fn end(&self) -> bool {
         self.stop || self.restart
@@ -213,7 +219,7 @@ impl Keeper {
                 status = agent.child.wait() => break status.context("wait for the agent")?,
                 heard = self.store.hear() => self.react(heard?, &mut agent)?,
                 signal = self.signals.next() => {
-                    self.note(signal);
+                    self.asked.note(signal);
                     self.pass_on(&mut agent)?;
                 }
                 () = sleep_until(kill_at) => {
@@ -248,14 +254,6 @@ impl Keeper {
             Heard::AsksForRestart(answer) => self.say_whether_it_restarts(&answer),
         }
         Ok(())
-    }
-
-    fn note(&mut self, signal: Signal) {
-        match signal {
-            Signal::HUP if !self.hangs_up_to_stop => self.asked.reload = true,
-            Signal::USR1 => self.asked.restart = true,
-            _ => self.asked.stop = true,
-        }
     }
 
     /// Passes on what signals have asked for. An agent that starts would be killed by them, and what it was to take over
@@ -314,13 +312,14 @@ impl Keeper {
         while !self.asked.stop {
             tokio::select! {
                 () = sleep_until(end) => return,
-                signal = self.signals.next() => self.note(signal),
+                signal = self.signals.next() => self.asked.note(signal),
             }
         }
     }
 }
 
 struct Signals {
+    has_terminal: bool,
     terminate: unix::Signal,
     interrupt: unix::Signal,
     hang_up: unix::Signal,
@@ -331,6 +330,7 @@ impl Signals {
     fn new() -> Result<Self> {
         let listen = |kind| signal(kind).context("listen for signals");
         Ok(Self {
+            has_terminal: io::stdin().is_terminal(),
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
             hang_up: listen(SignalKind::hangup())?,
@@ -338,11 +338,12 @@ impl Signals {
         })
     }
 
+    /// SIGHUP stops what was started from a terminal, which is gone.
     async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.terminate.recv() => Signal::TERM,
             _ = self.interrupt.recv() => Signal::INT,
-            _ = self.hang_up.recv() => Signal::HUP,
+            _ = self.hang_up.recv() => if self.has_terminal { Signal::TERM } else { Signal::HUP },
             _ = self.restart.recv() => Signal::USR1,
         }
     }

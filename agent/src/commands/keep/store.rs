@@ -110,7 +110,13 @@ impl Store {
 
     /// Lets a command have the socket and what is stored. The descriptors that are returned must be open while it is started.
     pub fn pass(&self, command: &mut Command) -> Result<Vec<OwnedFd>> {
-        for name in ["LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_FDS_FIRST_FD", "WATCHDOG_PID"] {
+        for name in [
+            "LISTEN_PID",
+            "LISTEN_FDS",
+            "LISTEN_FDNAMES",
+            "LISTEN_FDS_FIRST_FD",
+            "WATCHDOG_PID",
+        ] {
             command.env_remove(name);
         }
         command.env("NOTIFY_SOCKET", &self.address);

@@ -178,6 +178,6 @@ pub(super) const FAULTS: &[Fault] = &[
         file: "agent/src/commands/keep.rs",
         from: "let leaves = self.has_promised || !status.success();",
         to: "let leaves = false;",
-        target: agent("carry_over::keeper::a_stop_after_a_kill_loses_no_packet_on_clsact"),
+        target: agent("carry_over::keeper::a_stop_during_a_restart_loses_no_packet"),
     },
 ];
