@@ -7,9 +7,10 @@ use lab::privilege::is_root_or_skip;
 use super::{CLSACT, Line, PACE, Traffic, has_links_or_skip, wait_until};
 use crate::support::{Agent, hook::Hook};
 
-const LEASE: [&str; 2] = ["--lease", "1s"];
+/// On a slow machine, a second may pass between two scans.
+const LEASE: [&str; 2] = ["--lease", "3s"];
 /// The lease and a scan are over after this.
-const LONGER: Duration = Duration::from_secs(2);
+const LONGER: Duration = Duration::from_secs(4);
 /// The ports of the flows before, in between and after.
 const PORTS: [u16; 3] = [1000, 2000, 3000];
 
