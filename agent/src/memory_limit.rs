@@ -30,8 +30,8 @@ const SNAPSHOT_BYTES_PER_FLOW: u64 = 230;
 const RECORD_BYTES: u64 = 110;
 /// The two files of the ledger, the two of an earlier process, and the bytes before they are written.
 const COPIES_OF_BATCHES: u64 = 5;
-/// The same without the last: they are written in place. While those of an earlier process are read, there are none of
-/// this one.
+/// The two files of the ledger and the two of an earlier process. Flows are written in place. A copy of the earlier flows
+/// exists only before this process writes its own.
 const COPIES_OF_UNREPORTED: u64 = 4;
 /// In addition to its queue.
 const BYTES_PER_OUTPUT: u64 = 42 << 20;

@@ -204,7 +204,7 @@ pub struct Commit<S> {
     flows: Option<File>,
 }
 
-/// Takes the files of a ledger out of those that a process has left, and reads the last whole commit.
+/// Reads the last whole commit from an earlier process's files. Removes the ledger's files from them.
 pub fn read<S: DeserializeOwned>(left: &mut BTreeMap<String, OwnedFd>) -> Result<Commit<S>> {
     let mut take = |name| left.remove(name).map(File::from);
     let (files, mut flows) = (NAMES.map(&mut take), NAMES_OF_FLOWS.map(&mut take));
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// What is behind the state.
+    /// The bytes that follow the state.
     fn rest(commit: &Commit<State>, len: usize) -> Vec<u8> {
         let mut rest = vec![0; len];
         let read = commit.file.read_exact_at(&mut rest, commit.batches_at);

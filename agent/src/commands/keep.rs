@@ -101,7 +101,7 @@ pub async fn run(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// The path by which this program was called: an upgrade may put another file there, or behind a link.
+/// The path that this program was called by, with its links: an upgrade may replace the file or redirect a link.
 fn this_program() -> Result<PathBuf> {
     let called = PathBuf::from(env::args_os().next().context("this program has no name")?);
     if called.components().count() == 1 {
@@ -256,8 +256,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Passes on what signals have asked for. An agent that starts would be killed by them, and what it was to take over
-    /// would be lost, so they wait until it counts. The first agent has nothing to take over.
+    /// Forwards the signals. A signal kills an agent that is still starting, and loses what it has to take over, so signals
+    /// wait until the agent counts. The first agent has nothing to take over.
     fn pass_on(&mut self, agent: &mut Running) -> Result<()> {
         if self.asked.end() && (agent.is_ready || !self.has_counted) {
             agent.begin_to_end();
@@ -338,7 +338,7 @@ impl Signals {
         })
     }
 
-    /// SIGHUP stops what was started from a terminal, which is gone.
+    /// SIGHUP means that the terminal has closed, if there was one, and then stops the agent.
     async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.terminate.recv() => Signal::TERM,

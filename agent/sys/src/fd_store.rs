@@ -5,18 +5,13 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     io,
-    os::fd::{AsFd as _, BorrowedFd},
+    os::fd::BorrowedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    pipe::{PipeFlags, pipe_with},
-};
-
 use crate::notify_socket::NotifySocket;
+use anyhow::{Context as _, Result};
 
 /// The names of all descriptors that this program stores begin with this. Sockets that the manager opens have the name
 /// of their unit.
@@ -117,22 +112,11 @@ impl FdStore {
 
     /// Waits until the manager has processed everything that was sent before.
     pub fn barrier(&self) -> io::Result<()> {
-        if !self.is_there() {
-            return Ok(());
-        }
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        self.send("BARRIER=1", Some(write.as_fd()))?;
-        drop(write);
-        let patience = Timespec::try_from(PATIENCE).expect("it is short");
-        // The manager closes its copy once it gets there; nobody ever writes.
-        let closed = poll(
-            &mut [PollFd::new(&read, PollFlags::empty())],
-            Some(&patience),
-        )?;
-        if closed == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(())
+        // Nobody ever writes.
+        let manager = self.0.as_deref();
+        manager.map_or(Ok(()), |manager| {
+            manager.socket.ask("BARRIER=1", PATIENCE).map(drop)
+        })
     }
 
     fn counted(&self) -> Option<MutexGuard<'_, Counted>> {
@@ -167,7 +151,10 @@ impl Counted {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::unix::net::UnixDatagram};
+    use std::{
+        fs::File,
+        os::{fd::AsFd as _, unix::net::UnixDatagram},
+    };
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::{
     io,
     mem::MaybeUninit,
     os::{
-        fd::{BorrowedFd, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     time::Duration,
@@ -14,12 +14,14 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
         SocketFlags, SocketType, sendmsg_addr, socket_with,
         sockopt::{Timeout, set_socket_timeout},
     },
+    pipe::{PipeFlags, pipe_with},
 };
 
 /// Sends to the service manager.
@@ -63,6 +65,19 @@ impl NotifySocket {
             address,
             flags,
         })
+    }
+
+    /// Sends a message with the write end of a pipe, and waits until the manager closes its copy. Returns whether it wrote
+    /// to it before.
+    pub fn ask(&self, message: &str, patience: Duration) -> io::Result<bool> {
+        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
+        self.send(message, Some(write.as_fd()))?;
+        drop(write);
+        let patience = Timespec::try_from(patience).map_err(io::Error::other)?;
+        if poll(&mut [PollFd::new(&read, PollFlags::IN)], Some(&patience))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(rustix::io::read(&read, &mut [0; 1])? == 1)
     }
 
     /// Sends a message, with a copy of a descriptor if there is one. Fails with `WouldBlock` if the manager does not read.

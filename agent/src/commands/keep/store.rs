@@ -11,16 +11,14 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
     io::{Errno, fcntl_dupfd_cloexec},
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
         SocketAddrUnix, SocketFlags, SocketType, bind, getsockname, recvmsg, socket_with,
         sockopt::set_socket_passcred,
     },
-    pipe::{PipeFlags, pipe_with},
     process::getuid,
 };
 use sys::{notify_socket::NotifySocket, open_files};
@@ -108,7 +106,7 @@ impl Store {
         self.agent = agent;
     }
 
-    /// Lets a command have the socket and what is stored. The descriptors that are returned must be open while it is started.
+    /// Passes the socket and the stored descriptors to a command. Keep the returned descriptors open until it has started.
     pub fn pass(&self, command: &mut Command) -> Result<Vec<OwnedFd>> {
         for name in [
             "LISTEN_PID",
@@ -169,7 +167,7 @@ impl Store {
         }
     }
 
-    /// Processes what was sent before now.
+    /// Processes the messages that have arrived.
     pub fn hear_all(&mut self) -> Result<Vec<Heard>> {
         let mut all = Vec::new();
         loop {
@@ -307,16 +305,7 @@ pub fn ask_for_restart() -> Option<Result<bool>> {
 fn restarts() -> Result<bool> {
     let socket =
         NotifySocket::from_environment(Some(PATIENCE))?.context("the keeper has no socket")?;
-    let (answer, end) = pipe_with(PipeFlags::CLOEXEC).context("make a pipe")?;
-    socket
-        .send(RESTARTS, Some(end.as_fd()))
-        .context("ask the keeper")?;
-    drop(end);
-    let mut readable = [PollFd::new(&answer, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).context("limit the wait")?;
-    let is_there = poll(&mut readable, Some(&patience)).context("wait for the keeper")?;
-    ensure!(is_there == 1, "the keeper does not answer");
-    Ok(rustix::io::read(&answer, &mut [0; 1])? == 1)
+    socket.ask(RESTARTS, PATIENCE).context("ask the keeper")
 }
 
 #[cfg(test)]

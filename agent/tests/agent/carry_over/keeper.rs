@@ -53,7 +53,6 @@ fn a_kept_agent_loses_nothing(line: &Line) {
     let counted = line.counted(before);
     assert_eq!(counted.packets, sent);
     line.wait_until_in_accounts(counted.packets);
-    keeper.signal(libc::SIGTERM);
     keeper.stop_silent();
     assert!(nothing_is_attached(&line.lab.agent));
     let books = line.books();
@@ -88,7 +87,6 @@ fn a_stop_after_a_kill_loses_nothing(line: &Line) {
     wait_until("the keeper knows", || agent_of(&mut keeper).is_none());
     traffic.wait_for(50);
     let sent = traffic.end_all();
-    keeper.signal(libc::SIGTERM);
     keeper.stop_silent();
     let counted = line.counted(before);
     assert_eq!(counted.packets, sent);
@@ -132,7 +130,6 @@ fn a_stop_during_a_restart_loses_no_packet() {
             2 => keeper.wait_until_logged("final account"),
             _ => wait_until_started(&keeper, 2),
         }
-        keeper.signal(libc::SIGTERM);
         keeper.stop_silent();
         let counted = line.counted(before);
         assert_eq!(counted.packets, sent);
