@@ -20,7 +20,7 @@ use proto::AgentStatus;
 use sys::{clock, log_limit::LogLimit, notify_socket::NotifySocket};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 mod unit;
@@ -137,12 +137,17 @@ impl ServiceManager {
         let mut shown = (Instant::now(), Arc::clone(&statuses.borrow_and_update()));
         while statuses.changed().await.is_ok() {
             let status = Arc::clone(&statuses.borrow_and_update());
+            let now = Instant::now();
             if scans(&status) == scans(&shown.1) {
+                // An earlier process counted these packets at another time.
+                if seen(&status) != seen(&shown.1) {
+                    shown = (now, status);
+                }
                 continue;
             }
-            let now = Instant::now();
             let line = line(&shown.1, &status, now - shown.0);
-            manager.try_send(&manager.show(|shown| shown.line = line));
+            let message = manager.show(|shown| shown.line = line);
+            manager.send_within(LINE_AT_MOST_EVERY, &message).await;
             shown = (now, status);
             sleep(LINE_AT_MOST_EVERY).await;
         }
@@ -181,6 +186,13 @@ impl Manager {
     fn try_send(&self, message: &str) {
         if let Err(error) = self.send(message) {
             self.log(message, &error);
+        }
+    }
+
+    /// Retries for so long. Then logs a failure.
+    async fn send_within(&self, patience: Duration, message: &str) {
+        if timeout(patience, self.insist(message)).await.is_err() {
+            self.try_send(message);
         }
     }
 
@@ -261,25 +273,25 @@ fn scans(status: &AgentStatus) -> u64 {
     status.scans.as_ref().map_or(0, |scans| scans.count)
 }
 
+fn seen(status: &AgentStatus) -> u64 {
+    let account = status.account.as_ref();
+    proto::pair(account.and_then(|account| account.seen)).packets
+}
+
 /// The status line: tracked flows, packets per second since the earlier status, packets that the table has refused, and
 /// the selected interfaces and names that are not counted.
 fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
-    let of = |status: &AgentStatus| {
-        let account = status.account.clone().unwrap_or_default();
-        (
-            proto::pair(account.seen).packets,
-            account.not_inserted_sum().packets,
-        )
-    };
-    let ((before, _), (seen, refused)) = (of(earlier), of(status));
-    let rate = u128::from(seen - before) * 1_000_000_000 / elapsed.as_nanos().max(1);
+    let account = status.account.as_ref();
+    let refused = account.map_or(0, |account| account.not_inserted_sum().packets);
+    let seen_now = seen(status);
+    let rate = u128::from(seen_now - seen(earlier)) * 1_000_000_000 / elapsed.as_nanos().max(1);
     let flows = status.replica.as_ref().map_or(0, |replica| replica.tracked);
     let loss = match refused {
         0 => "no packet lost".to_owned(),
         refused => format!(
             "{} packets lost ({:.3} %)",
             human::count(refused),
-            refused as f64 * 100.0 / seen as f64
+            refused as f64 * 100.0 / seen_now as f64
         ),
     };
     let interfaces = status.interfaces.as_ref();
@@ -351,6 +363,34 @@ mod tests {
             shown(40),
             "1.2k flows, 1.5k packets/s, 40 packets lost (1.000 %)"
         );
+    }
+
+    #[tokio::test]
+    async fn the_rate_leaves_out_what_an_earlier_process_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notify");
+        let reader = tokio::net::UnixDatagram::bind(&path).unwrap();
+        let manager = Manager {
+            socket: NotifySocket::at(path.as_os_str(), None).unwrap(),
+            watchdog: None,
+            is_ready: AtomicBool::new(true),
+            shown: Mutex::default(),
+            unsent: Mutex::default(),
+        };
+        let manager = ServiceManager(Some(Arc::new(manager)));
+        let (statuses, receiver) = watch::channel(Arc::new(status(0, 0, 0)));
+        let show = tokio::spawn(manager.show(receiver));
+        for later in [status(0, 100_000, 0), status(1, 100_000, 0)] {
+            tokio::task::yield_now().await;
+            statuses.send(Arc::new(later)).unwrap();
+        }
+        let mut message = [0; 256];
+        let length = reader.recv(&mut message).await.unwrap();
+        assert_eq!(
+            String::from_utf8_lossy(&message[..length]),
+            "STATUS=1.2k flows, 0 packets/s, no packet lost"
+        );
+        show.abort();
     }
 
     #[test]

@@ -12,8 +12,9 @@ use tokio::{
 
 use crate::commands::keep;
 
-/// How long to wait for systemd's answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for systemd's answer. Without one, an agent that stops detaches its programs, so a busy machine gets
+/// time for it.
+const PATIENCE: Duration = Duration::from_secs(10);
 const BETWEEN_TRIES: Duration = Duration::from_millis(20);
 
 /// Whether systemd is restarting the unit of this process: after `systemctl restart` or `try-restart`, as in a package
