@@ -6,7 +6,7 @@ use agent_common::sample;
 use anyhow::Result;
 use clap::ArgAction;
 use enrich::{Enrichment, dns};
-use exporters::settings::OutputArgs;
+use exporters::settings::{Kind, OutputArg, OutputArgs};
 use flows::replica::ReplicaSettings;
 use kernel::{
     attach::{AttachSettings, Directions, IngressHook, TcAttach, TcxOrder, XdpMode},
@@ -191,10 +191,11 @@ pub struct Args {
 
     /// The shortest time between two reports of a continuing flow. Its next record, or the one at its end, has the
     /// counts of the whole time, so long flows make fewer records, and early scans make no more. A whole number of scan
-    /// intervals is best; 0s reports with every scan.
-    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "0s",
-          value_parser = time, help_heading = TABLE)]
-    pub report_interval: Duration,
+    /// intervals is best; 0s reports with every scan. auto is 60s if every output is IPFIX, whose collectors expect an
+    /// active timeout, and 0s otherwise.
+    #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "auto",
+          value_parser = ReportInterval::parse, help_heading = TABLE)]
+    pub report_interval: ReportInterval,
 
     /// A flow ends after this time without a packet.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_IDLE_TIMEOUT", default_value = "60s",
@@ -342,6 +343,42 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(interval)
 }
 
+/// When a continuing flow is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReportInterval {
+    /// As the outputs need it.
+    Auto,
+    Every(Duration),
+}
+
+/// The usual active timeout of IPFIX exporters.
+const IPFIX_REPORT_INTERVAL: Duration = Duration::from_mins(1);
+
+impl ReportInterval {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            time_text => match time(time_text) {
+                Ok(interval) => Ok(Self::Every(interval)),
+                Err(error) => Err(format!("{error}, or auto")),
+            },
+        }
+    }
+
+    fn for_outputs(self, outputs: &[OutputArgs], scan_interval: Duration) -> Duration {
+        let args = outputs.iter().flat_map(|args| &args.0);
+        let mut used = args.filter(|arg| **arg != OutputArg::Nothing).peekable();
+        let is_ipfix = |arg: &OutputArg| matches!(arg, OutputArg::Output(output) if output.kind() == Kind::Ipfix);
+        match self {
+            Self::Every(interval) => interval,
+            Self::Auto if used.peek().is_some() && used.all(is_ipfix) => {
+                IPFIX_REPORT_INTERVAL.max(scan_interval)
+            }
+            Self::Auto => Duration::ZERO,
+        }
+    }
+}
+
 /// Shorter, it might end when a scan is late.
 const MIN_LEASE: Duration = Duration::from_secs(1);
 
@@ -393,7 +430,9 @@ impl Args {
                 max_flows: self.max_tracked_flows as usize,
                 idle_timeout: self.idle_timeout,
                 linger: self.linger,
-                report_interval: self.report_interval,
+                report_interval: self
+                    .report_interval
+                    .for_outputs(&self.output, self.scan_interval),
             },
             sample_rate: sample::rate(self.sample),
             limits: Limits {
@@ -419,13 +458,36 @@ mod tests {
 
     use super::*;
 
+    fn config(arguments: &str) -> Config {
+        let all = std::iter::once("run").chain(arguments.split_whitespace());
+        let matches = options().get_matches_from(all);
+        let args = Args::from_arg_matches(&matches).unwrap();
+        args.config().expect(arguments)
+    }
+
     #[test]
     fn a_rate_of_one_is_no_sampling() {
         for (arguments, rate) in [("", 0), ("--sample 1", 0), ("--sample 100", 100)] {
-            let all = std::iter::once("run").chain(arguments.split_whitespace());
-            let matches = options().get_matches_from(all);
-            let args = Args::from_arg_matches(&matches).unwrap();
-            assert_eq!(args.config().unwrap().sample_rate, rate, "{arguments}");
+            assert_eq!(config(arguments).sample_rate, rate, "{arguments}");
+        }
+    }
+
+    #[test]
+    fn ipfix_alone_is_reported_once_a_minute() {
+        const IPFIX: &str = "--output ipfix=udp://127.0.0.1:4739";
+        for (outputs, seconds) in [
+            ("".to_owned(), 0),
+            ("--output none".to_owned(), 0),
+            (format!("{IPFIX} --output none"), 60),
+            (format!("{IPFIX} --output ipfix=tcp://127.0.0.1:4739"), 60),
+            (format!("{IPFIX} --scan-interval 2m"), 120),
+            (format!("{IPFIX} --output json"), 0),
+            (format!("{IPFIX} --output pbflow=http://127.0.0.1:1"), 0),
+            (format!("{IPFIX} --report-interval 0s"), 0),
+            ("--report-interval 30s".to_owned(), 30),
+        ] {
+            let interval = config(&outputs).replica.report_interval;
+            assert_eq!(interval, Duration::from_secs(seconds), "{outputs}");
         }
     }
 

@@ -25,7 +25,10 @@ use tls::{
     server::{ServerFiles, ServerTls},
 };
 
-use super::{Args, args::DEFAULT_MIN_FLOWS};
+use super::{
+    Args,
+    args::{DEFAULT_MIN_FLOWS, ReportInterval},
+};
 
 /// Why settings are refused. `settings` has the names, as in a file, of the ones to look at.
 #[derive(Debug, Error)]
@@ -90,7 +93,8 @@ pub(super) fn refuse_contradictions(args: &Args) -> Result<(), SettingsConflict>
         &["min_flows", "early_scan"],
     )?;
     refuse(
-        !args.report_interval.is_zero() && args.report_interval < args.scan_interval,
+        matches!(args.report_interval, ReportInterval::Every(interval)
+            if !interval.is_zero() && interval < args.scan_interval),
         "--report-interval is shorter than --scan-interval, and flows are reported with scans: raise it, or lower \
          --scan-interval",
         &["report_interval", "scan_interval"],
