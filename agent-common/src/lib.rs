@@ -13,6 +13,7 @@
 //!   and [`tcp`] their connections. [`round_trip`] measures round trips from the packets alone.
 //! - [`dns`] has the DNS messages that the programs copy to userspace, and [`icmp`] the ICMP errors.
 //! - [`drops`] has the kernel's own reasons to drop packets.
+//! - [`translation`] is a connection that the kernel translates.
 //! - [`account`] has a counter for every way that a packet can end.
 //! - [`kernel_call`] has the placeholder that the loader replaces with a kernel function's number.
 //! - [`pages`] is the state that userspace and the programs exchange: which page to fill, and how full it is.
@@ -45,6 +46,7 @@ pub mod segmentation;
 pub mod senders;
 pub mod slots;
 pub mod tcp;
+pub mod translation;
 pub mod transport;
 pub mod tunnel;
 pub mod wire_size;

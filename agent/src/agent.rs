@@ -170,7 +170,11 @@ pub struct Agent {
 impl Agent {
     /// Chooses the interfaces, loads the programs, applies the rules, and opens the listeners in addition to the
     /// `passed` sockets. "The agent's own network namespace" in the configuration is that of the calling thread.
-    pub async fn start(config: Config, passed: PassedSockets, stored: Vec<Stored>) -> Result<Self> {
+    pub async fn start(
+        mut config: Config,
+        passed: PassedSockets,
+        stored: Vec<Stored>,
+    ) -> Result<Self> {
         process_memory::in_small_pages();
         let hub = Hub::new(DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES);
         let identity = Arc::new(identity()?);
@@ -213,6 +217,7 @@ impl Agent {
             log_level: config.bpf_log_level,
             ..LoadSettings::smallest(namespaces.iter().map(Namespace::number).collect())
         };
+        config.enrich.namespaces.clone_from(&namespaces);
         let (mut kernel, enrichment) = config.enrich.load(config.object, &settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;

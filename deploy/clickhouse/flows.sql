@@ -102,6 +102,10 @@ CREATE TABLE IF NOT EXISTS flows
     dst_ack_rtt_us Nullable(UInt32),
     total_dropped_packets UInt64,
     total_reverse_dropped_packets UInt64,
+    src_nat_addr Nullable(IPv6),
+    dst_nat_addr Nullable(IPv6),
+    src_nat_port Nullable(UInt16),
+    dst_nat_port Nullable(UInt16),
     icmp_type Nullable(UInt8),
     icmp_code Nullable(UInt8),
     icmp_identifier Nullable(UInt16),
@@ -119,6 +123,8 @@ CREATE TABLE IF NOT EXISTS flows
     tunnel_id Nullable(UInt32),
     outer_vlan_ids Array(UInt16),
     outer_pppoe_session Nullable(UInt16),
+    nat_side LowCardinality(String),
+    nat_community_id String,
     -- The addresses in their usual notation.
     -- An IPv4 address is stored as ::ffff:192.0.2.1, which equals toIPv6('192.0.2.1').
     src String ALIAS replaceRegexpOne(toString(src_addr), '^::ffff:([0-9.]+)$', '\\1'),

@@ -144,8 +144,8 @@ const TOOLS: &[Tool] = &[
     Tool {
         command: "nft",
         packages: &["nftables"],
-        why: "sets up flowtables in those virtual machines",
-        needed_from: Purpose::Kernels,
+        why: "sets up address translation for the tests",
+        needed_from: Purpose::Test,
     },
     Tool {
         command: "xz",

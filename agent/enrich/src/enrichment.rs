@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use agent_common::senders::Kinds;
 use clap::ValueEnum as _;
+use kernel::netns::Namespace;
 
 use crate::{
     dns::Dns,
     drops::Drops,
     icmp::Icmp,
     kind::{Check, Kernel, Kind, Layout, LoadSettings, Result, Tables},
+    nat::Nat,
     process::Processes,
     rtt::Rtt,
     tcp::Tcp,
@@ -36,6 +38,8 @@ pub enum Enrichment {
     Icmp,
     /// Packets that the host's kernel drops: by its own reasons in the status and the metrics, and by flow
     Drops,
+    /// The other addresses and ports of flows that the host translates (NAT), from the kernel's connection tracking
+    Nat,
 }
 
 impl Enrichment {
@@ -49,6 +53,7 @@ impl Enrichment {
             Self::Dns | Self::DnsExchanges => Row::of::<Dns>(Kinds::NONE),
             Self::Icmp => Row::of::<Icmp>(Kinds::NONE),
             Self::Drops => Row::of::<Drops>(Kinds::NONE),
+            Self::Nat => Row::of::<Nat>(Kinds::NONE),
         }
     }
 }
@@ -81,6 +86,8 @@ pub struct Settings {
     /// How many names of addresses to keep, and how many messages to read in a second, if these are to be named.
     pub dns_names: u32,
     pub dns_rate: u32,
+    /// The network namespaces that the agent counts in; none before they are open.
+    pub namespaces: Vec<Namespace>,
 }
 
 impl Settings {
@@ -167,6 +174,7 @@ mod tests {
             kinds: kinds.iter().copied().collect(),
             dns_names: 1024,
             dns_rate: 1,
+            namespaces: Vec::new(),
         };
         settings.most_bytes(&Tables {
             max_flows: 1000,

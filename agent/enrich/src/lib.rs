@@ -12,6 +12,7 @@ mod enrichment;
 mod icmp;
 pub mod kind;
 mod memory;
+mod nat;
 pub mod process;
 mod rtt;
 mod tcp;

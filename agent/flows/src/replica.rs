@@ -24,6 +24,7 @@ mod sides;
 mod slab;
 #[cfg(test)]
 mod tests;
+mod translations;
 mod waiting;
 
 use std::{hash::BuildHasher as _, ops::Range, sync::Arc, time::Duration};
@@ -49,12 +50,14 @@ use self::{
     reports::{Reports, Unreported},
     senders::KnownSenders,
     slab::Slab,
+    translations::Translations,
     waiting::Waiting,
 };
 use crate::{icmp_error::IcmpError, names::Hosts};
 pub use by_cgroup::Exchanged;
 pub use entry::{Malformed, UNREPORTED_VERSION, UnreportedFlow, read_unreported};
 pub use failed::Failed;
+pub use translations::TranslationCounts;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicaSettings {
@@ -104,6 +107,7 @@ pub struct Replica {
     names: FlowNames,
     errors: Errors,
     dropped: Dropped,
+    translations: Translations,
     failed: Failed,
     by_cgroup: ByCgroup,
     remembered: Remembered,
@@ -140,6 +144,7 @@ impl Replica {
             names: FlowNames::default(),
             errors: Errors::default(),
             dropped: Dropped::default(),
+            translations: Translations::default(),
             failed: Failed::default(),
             by_cgroup: ByCgroup::default(),
             remembered: Remembered::default(),
@@ -229,6 +234,7 @@ impl Replica {
         self.outers.begin_scan();
         self.names.begin_scan();
         self.in_sight.begin_scan(clock.boot_ns);
+        self.translations.begin_scan(self.scan);
     }
 
     /// Unix time was set forward by this much: moves the start of every flow with it.
@@ -345,6 +351,7 @@ impl Replica {
         self.errors.note(slot, &entry.key, began_ns);
         let counted = entry.total.map(|total| total.packets);
         self.dropped.note(slot, &entry.key, counted);
+        self.translations.note(slot, &entry.key);
         self.senders.note_after(slot, syns_before);
         self.note_age(slot);
         if is_told {
@@ -529,6 +536,7 @@ impl Replica {
         self.errors.begin(slot, &entry.key, began_ns);
         let counted = entry.total.map(|total| total.packets);
         self.dropped.begin(slot, &entry.key, counted);
+        self.translations.begin(slot, &entry.key);
         let is_whole = entry.sides != Sides::One || entry.only_direction().is_none();
         self.note_age(slot);
         if is_whole {
@@ -593,6 +601,7 @@ impl Replica {
         self.senders.fill(slot, &mut record);
         self.names.fill(slot, &mut record);
         self.dropped.fill(slot, &mut record);
+        self.translations.fill(slot, &mut record);
         record
     }
 

@@ -5,7 +5,8 @@
 //!   which stand on each other, and [`attach`] attaches the programs. [`carry`] keeps them attached for the next process. [`ipsec`] and [`flowtables`] find what cannot be counted right.
 //! - [`pages`] flips and drains the flow table, [`filled`] hears of pages that fill early, [`account`] reads the counters, [`outers`] has
 //!   the tunnels of flows, and [`fragments`] their datagrams. [`rule_maps`] hold the filter rules.
-//! - [`connections`] has what TCP knew of connections that ended, [`dns`] DNS messages, [`icmp_errors`] ICMP errors, [`processes`] who made
+//! - [`connections`] has what TCP knew of connections that ended, [`dns`] DNS messages, [`icmp_errors`] ICMP errors, [`conntrack`] translated
+//!   connections, [`processes`] who made
 //!   sockets, and [`drops`] what the kernel drops.
 //! - [`bpf`] is the system call, [`btf`] reads the kernel's types, and [`layout`] is made from them. [`run_times`] has what the programs
 //!   cost, [`loaded`] names programs of others, and [`refusal`] explains why a program was refused. [`capabilities`], [`cgroup_limit`] and
@@ -22,6 +23,7 @@ pub mod capabilities;
 pub mod carry;
 pub mod cgroup_limit;
 pub mod connections;
+pub mod conntrack;
 pub mod devices;
 pub mod dns;
 pub mod drops;

@@ -125,6 +125,10 @@ pub fn message(catalogue: &Catalogue) -> String {
             let Field { name, .. } = field;
             let value = match field.kind {
                 Kind::Address => format!("Bytes::copy_from_slice(fields.{name}.as_bytes())"),
+                Kind::Digest if !field.enrich.is_empty() => format!(
+                    "if fields.{name} == [0; 20] {{ Bytes::new() }} else {{ \
+                     Bytes::copy_from_slice(&fields.{name}) }}"
+                ),
                 Kind::Digest => format!("Bytes::copy_from_slice(&fields.{name})"),
                 Kind::Numbers => format!("fields.{name}.numbers().collect()"),
                 Kind::Message(_) => format!("Some((&fields.{name}).into())"),
@@ -226,6 +230,8 @@ fn is_there(field: &Field) -> String {
     match &field.kind {
         _ if field.is_optional => format!("fields.{name}.is_some()"),
         Kind::Flag => format!("fields.{name}"),
+        Kind::Address => format!("!fields.{name}.is_empty()"),
+        Kind::Digest => format!("fields.{name} != [0; 20]"),
         Kind::Enum(of_type) => format!("fields.{name} != crate::{of_type}::Unspecified"),
         _ => format!("fields.{name} != 0"),
     }
@@ -249,6 +255,12 @@ fn put(field: &Field) -> String {
         };
         return format!(
             "        if let Some(value) = {value} {{\n            self.{method}::<{number}>(value{cast});\n        }}\n"
+        );
+    }
+    if field.kind == Kind::Digest && !field.enrich.is_empty() {
+        return format!(
+            "        if {} {{\n            self.bytes::<{number}>(&{value});\n        }}\n",
+            is_there(field)
         );
     }
     let count = if is_short { "short_count" } else { "count" };

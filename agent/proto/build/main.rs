@@ -38,6 +38,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.Interface",
     ".flow.v1.InterfaceCounters",
     ".flow.v1.KernelDrops",
+    ".flow.v1.NatStatus",
     ".flow.v1.ListenerStatus",
     ".flow.v1.MemoryStatus",
     ".flow.v1.OutputSpoolStatus",

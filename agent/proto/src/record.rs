@@ -26,6 +26,11 @@ impl Address {
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
 }
 
 /// Up to two VLAN ids, the outer one first; 0 if absent.

@@ -12,7 +12,7 @@ use prometheus_client::{
     encoding::{DescriptorEncoder, text},
     registry::Registry,
 };
-use proto::{AgentStatus, Count, KernelDrops, ServerStatus, UnitTraffic, pair};
+use proto::{AgentStatus, Count, KernelDrops, NatStatus, ServerStatus, UnitTraffic, pair};
 
 mod address;
 mod agent;
@@ -93,6 +93,9 @@ impl Collector for Shown {
         if let Some(drops) = &self.status.kernel_drops {
             kernel_drops(drops, &mut families)?;
         }
+        if let Some(nat) = &self.status.nat {
+            translations(nat, &mut families)?;
+        }
         self.consumers(&mut families)?;
         self.certificate(&mut families)?;
         self.outputs(&mut families)?;
@@ -168,6 +171,39 @@ fn kernel_drops(drops: &KernelDrops, families: &mut Families<'_>) -> fmt::Result
         ),
         of_no_flow.map(|(why, &count)| (vec![("why", why.clone())], count)),
     )
+}
+
+fn translations(nat: &NatStatus, families: &mut Families<'_>) -> fmt::Result {
+    families.gauges([(
+        Help(
+            "flow_agent_nat_connections",
+            "Translated connections that are known",
+        ),
+        nat.connections as f64,
+    )])?;
+    families.counters([
+        (
+            Help(
+                "flow_agent_nat_not_kept",
+                "Translated connections that were not kept for lack of room",
+            ),
+            nat.not_kept,
+        ),
+        (
+            Help(
+                "flow_agent_nat_missed",
+                "How often news of the kernel about connections were missed",
+            ),
+            nat.missed,
+        ),
+        (
+            Help(
+                "flow_agent_nat_ambiguous_flows",
+                "Flows whose translation is not sure",
+            ),
+            nat.ambiguous_flows,
+        ),
+    ])
 }
 
 impl Shown {

@@ -13,7 +13,7 @@ mod args;
 pub(super) mod conflicts;
 mod reload;
 
-pub use args::{Args, Object};
+pub use args::{Args, Object, ReportInterval};
 pub(super) use conflicts::Listening;
 pub use conflicts::SettingsConflict;
 pub use reload::TAKEN_OVER;

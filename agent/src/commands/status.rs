@@ -1,14 +1,20 @@
 //! `flow-agent status`: shows the status of a running agent or collector.
 
-use std::{cmp::Reverse, collections::BTreeMap, fmt::Display, process::ExitCode, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    fmt::{Display, Write as _},
+    process::ExitCode,
+    time::Duration,
+};
 
 use agent_common::Reason;
 use anyhow::Result;
 use formats::{harmless, human, table};
 use proto::{
     AgentStatus, CarriedOver, ConsumerStatus, DnsStatus, HookStatus, InterfacesStatus, KernelDrops,
-    ListenerStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum, ServerStatus,
-    UncountedInterface,
+    ListenerStatus, NatStatus, OutputSpoolStatus, OutputStatus, OutputTlsStatus, RecordSum,
+    ServerStatus, UncountedInterface,
 };
 use sys::local_time::Zone;
 use view::client::{self, ClientError};
@@ -335,6 +341,20 @@ fn uncounted(one: &UncountedInterface, capacity: u32) -> String {
     )
 }
 
+fn nat_line(nat: &NatStatus) -> String {
+    let mut line = format!("nat       {} translated connections", nat.connections);
+    for (count, what) in [
+        (nat.not_kept, "not kept, for lack of room"),
+        (nat.ambiguous_flows, "flows whose translation is not sure"),
+        (nat.missed, "times that news of the kernel were missed"),
+    ] {
+        if count != 0 {
+            write!(line, "; {count} {what}").expect("a string grows");
+        }
+    }
+    line
+}
+
 fn carried_line(carried: &CarriedOver) -> String {
     let mut parts = vec![format!(
         "carried   over from {} earlier processes: {} packets in {} flows, and {} links",
@@ -507,6 +527,9 @@ fn figures_lines(status: &AgentStatus, lines: &mut Vec<String>) {
     }
     if let Some(drops) = &status.kernel_drops {
         lines.push(drops_line(drops));
+    }
+    if let Some(nat) = &status.nat {
+        lines.push(nat_line(nat));
     }
     if let Some(carried) = &status.carried_over {
         lines.push(carried_line(carried));

@@ -33,6 +33,7 @@ mod lockdown;
 mod looped_back;
 mod metrics;
 mod names;
+mod nat;
 mod outputs;
 mod pressure;
 mod round_trips;

@@ -1,10 +1,10 @@
-//! The kernel's reports about flows beside their counters: ends of TCP sockets, ICMP errors and drops.
+//! The kernel's reports about flows beside their counters: ends of TCP sockets, ICMP errors, drops and address translations.
 
 use std::mem;
 
-use agent_common::{FlowKey, tcp::EndedConnection};
+use agent_common::{FlowKey, tcp::EndedConnection, translation::Translation};
 
-use super::{IcmpError, Replica, errors, find::Found};
+use super::{IcmpError, Replica, TranslationCounts, errors, find::Found};
 
 impl Replica {
     /// Notes what TCP knew of a connection when it ended. Call this before `update` takes in the page.
@@ -32,6 +32,37 @@ impl Replica {
     /// How many ICMP errors matched no flow.
     pub fn unmatched_errors(&self) -> u64 {
         self.errors.unmatched()
+    }
+
+    /// Follows the address translations of up to so many connections.
+    pub fn follow_translations(&mut self, most_connections: usize) {
+        self.translations.want(most_connections);
+    }
+
+    /// A translated connection has begun. With `always`, it began before the agent did.
+    pub fn note_translation(&mut self, netns: u32, connection: &Translation, always: bool) {
+        self.translations.add(netns, connection, always);
+    }
+
+    /// A translated connection has ended.
+    pub fn end_translation(&mut self, netns: u32, connection: &Translation) {
+        self.translations.remove(netns, connection);
+    }
+
+    /// News were missed: these are all translated connections of a network namespace now.
+    pub fn replace_translations(&mut self, netns: u32, connections: &[Translation]) {
+        self.translations.replace(netns, connections);
+    }
+
+    pub fn translation_counts(&self) -> TranslationCounts {
+        self.translations.counts()
+    }
+
+    /// Looks up the flows whose connection may have had news after their first packets.
+    pub(super) fn settle_translations(&mut self) {
+        let slab = &self.slab;
+        self.translations
+            .end_scan(|slot| slab.get(slot).map(|entry| entry.key));
     }
 
     /// Matches the ended connections that are left to flows that this scan did not bring.

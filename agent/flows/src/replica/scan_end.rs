@@ -21,6 +21,7 @@ impl Replica {
         self.settle_ends();
         self.settle_errors();
         self.settle_dropped();
+        self.settle_translations();
         self.report_deferred_flows(sink);
         if !left.is_empty() {
             self.end_those(|key| left.contains(&InterfaceId::of(key)), sink);
@@ -90,6 +91,7 @@ impl Replica {
         self.names.shrink(self.slab.end());
         self.errors.shrink(self.slab.end());
         self.dropped.shrink(self.slab.end());
+        self.translations.shrink(self.slab.end());
         if self.index.capacity() / 4 > self.index.len() {
             self.index.shrink_to(2 * self.index.len(), |&slot| {
                 hash_of(&self.seed, &self.slab[slot].key)

@@ -36,8 +36,8 @@ impl Default for RecordBuffer {
 }
 
 impl RecordBuffer {
-    /// A record with every field at its longest takes some 630 bytes, prefix included.
-    pub const LEN_BYTES: usize = 720;
+    /// A record with every field at its longest takes some 710 bytes, prefix included.
+    pub const LEN_BYTES: usize = 800;
 
     /// Encodes a record as an element of `FlowBatch.records`.
     #[inline]

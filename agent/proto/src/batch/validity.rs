@@ -275,13 +275,15 @@ fn check_record(record: &FlowRecord, place: Place<'_>) -> Result<(), Invalid> {
         place.len("addr", end.addr.len(), addresses)?;
         let outer = &[0, IPV4_BYTES, IPV6_BYTES];
         place.len("outer_addr", end.outer_addr.len(), outer)?;
+        place.len("nat_addr", end.nat_addr.len(), &[0, addresses[0]])?;
         check_end_numbers(end, place)?;
     }
-    place.len(
-        "community_id",
-        record.community_id.len(),
-        &[0, COMMUNITY_ID_BYTES],
-    )?;
+    for (name, id) in [
+        ("community_id", &record.community_id),
+        ("nat_community_id", &record.nat_community_id),
+    ] {
+        place.len(name, id.len(), &[0, COMMUNITY_ID_BYTES])?;
+    }
     check_record_numbers(record, place)
 }
 

@@ -422,6 +422,7 @@ impl Args {
                 kinds: self.enrich.into_iter().collect(),
                 dns_names: self.dns_names,
                 dns_rate: self.dns_rate,
+                namespaces: Vec::new(),
             },
             early_scan_percent: self.early_scan,
             scan_interval: self.scan_interval,
@@ -476,7 +477,7 @@ mod tests {
     fn ipfix_alone_is_reported_once_a_minute() {
         const IPFIX: &str = "--output ipfix=udp://127.0.0.1:4739";
         for (outputs, seconds) in [
-            ("".to_owned(), 0),
+            (String::new(), 0),
             ("--output none".to_owned(), 0),
             (format!("{IPFIX} --output none"), 60),
             (format!("{IPFIX} --output ipfix=tcp://127.0.0.1:4739"), 60),

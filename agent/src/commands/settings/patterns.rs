@@ -11,7 +11,7 @@ use kernel::netns::Netns;
 use rules::{PacketRules, pattern::Patterns};
 use server::{ListenAddr, metrics::MetricsAddress};
 
-use crate::log_filter::LogFilter;
+use crate::{commands::run::ReportInterval, log_filter::LogFilter};
 
 /// humantime's units.
 pub(super) const TIME: &str = concat!(
@@ -19,6 +19,8 @@ pub(super) const TIME: &str = concat!(
     "minutes|minute|mins|min|m|hours|hour|hrs|hr|h|days|day|d|weeks|week|wks|wk|w|months|month|M|",
     "years|year|yrs|yr|y))+ *)$",
 );
+/// A time, or `auto`.
+static REPORT_INTERVAL: LazyLock<String> = LazyLock::new(|| TIME.replacen("(0|", "(auto|0|", 1));
 const LISTEN: &str = concat!(
     r"^(unix:.{1,107}|(localhost|[0-9]{1,3}(\.[0-9]{1,3}){3}|\[[0-9A-Fa-f:.]+(%[0-9]+)?\]):",
     "[0-9]{1,5})$",
@@ -66,6 +68,7 @@ const OUTPUT: &str = "^(none|table|json|[a-z0-9]+=[^,]+)(,(none|table|json|[a-z0
 pub(super) fn of(parser: &ValueParser) -> Option<&'static str> {
     let known = [
         (TypeId::of::<Duration>(), TIME),
+        (TypeId::of::<ReportInterval>(), REPORT_INTERVAL.as_str()),
         (TypeId::of::<ListenAddr>(), LISTEN),
         (TypeId::of::<MetricsAddress>(), METRICS),
         (TypeId::of::<Patterns>(), INTERFACES),

@@ -494,9 +494,11 @@ fn detached(record: &FlowRecord) -> FlowRecord {
     let mut record = record.clone();
     let detach = |bytes: &mut Bytes| *bytes = Bytes::copy_from_slice(bytes);
     detach(&mut record.community_id);
+    detach(&mut record.nat_community_id);
     for end in [&mut record.src, &mut record.dst].into_iter().flatten() {
         detach(&mut end.addr);
         detach(&mut end.outer_addr);
+        detach(&mut end.nat_addr);
     }
     record
 }
