@@ -1,6 +1,6 @@
 //! Data records of flows: which fields a flow has, and their values.
 
-use proto::{Direction, Encapsulation, EndReason, Endpoint, FlowRecord, columns::Row};
+use proto::{Direction, Encapsulation, EndReason, Endpoint, FlowRecord, NatSide, columns::Row};
 
 use super::{
     elements as ie, enriched,
@@ -33,7 +33,10 @@ impl Shape {
     pub const COUNT: usize = 1 << 7;
 
     const IPV6: u8 = 1 << 2;
+    /// Where the number of VLAN tags is, or [`Self::TRANSLATED`].
     const TAGS_SHIFT: u32 = 3;
+    /// A flow without a tag whose addresses are translated behind the interface.
+    const TRANSLATED: u8 = 3;
     const SEGMENT: u8 = 1 << 5;
     const NETNS: u8 = 1 << 6;
     const ENRICHED: u8 = 1 << 7;
@@ -50,7 +53,10 @@ impl Shape {
         } else {
             Transport::Other
         };
-        let tags = flow.vlan_ids.len().min(2) as u8;
+        let tags = match flow.vlan_ids.len() {
+            0 if is_translated(flow) => Self::TRANSLATED,
+            tags => tags.min(2) as u8,
+        };
         let mut bits = transport as u8 | tags << Self::TAGS_SHIFT;
         if flow.ip_version == 6 {
             bits |= Self::IPV6;
@@ -97,8 +103,24 @@ impl Shape {
     }
 
     fn tags(self) -> u8 {
-        self.0 >> Self::TAGS_SHIFT & 3
+        match self.0 >> Self::TAGS_SHIFT & 3 {
+            Self::TRANSLATED => 0,
+            tags => tags,
+        }
     }
+
+    fn is_translated(self) -> bool {
+        self.0 >> Self::TAGS_SHIFT & 3 == Self::TRANSLATED
+    }
+}
+
+/// Whether the source's packets get other addresses behind the interface.
+fn is_translated(flow: &FlowRecord) -> bool {
+    flow.nat_side == Some(NatSide::Original.into())
+        && flow
+            .ends()
+            .iter()
+            .all(|end| end.nat_addr.len() == end.addr.len())
 }
 
 /// Settings that change the fields of all records.
@@ -282,6 +304,9 @@ impl<'a> Flow<'a> {
             out.u64(ie::FLOW_FIRST_SEEN_MILLISECONDS, first_seen / 1_000_000);
         }
         self.layer2(shape, out);
+        if shape.is_translated() {
+            self.behind_translation(shape, out);
+        }
         if shape.is_enriched()
             && let Some(&row) = self.row
         {
@@ -365,6 +390,33 @@ impl<'a> Flow<'a> {
         if shape.has(Shape::SEGMENT) {
             let vni = u64::from(record.tunnel_id.unwrap_or_default());
             out.u64(ie::LAYER2_SEGMENT_ID, VXLAN | vni);
+        }
+    }
+
+    /// The addresses and ports behind the translation. Answers have passed it before the interface, so they keep theirs.
+    fn behind_translation(&self, shape: Shape, out: &mut impl Fields) {
+        let [source, destination] = self.ends.map(|end| match self.is_answer {
+            true => (&end.addr, end.port),
+            false => (&end.nat_addr, end.nat_port),
+        });
+        if shape.has(Shape::IPV6) {
+            out.field::<16>(ie::POST_NAT_SOURCE_IPV6_ADDRESS, address(source.0));
+            out.field::<16>(
+                ie::POST_NAT_DESTINATION_IPV6_ADDRESS,
+                address(destination.0),
+            );
+        } else {
+            out.field::<4>(ie::POST_NAT_SOURCE_IPV4_ADDRESS, address(source.0));
+            out.field::<4>(
+                ie::POST_NAT_DESTINATION_IPV4_ADDRESS,
+                address(destination.0),
+            );
+        }
+        if matches!(shape.transport(), Transport::Ports | Transport::Tcp) {
+            let [source, destination] =
+                [source.1, destination.1].map(|port| port.unwrap_or_default() as u16);
+            out.u16(ie::POST_NAPT_SOURCE_TRANSPORT_PORT, source);
+            out.u16(ie::POST_NAPT_DESTINATION_TRANSPORT_PORT, destination);
         }
     }
 

@@ -1,5 +1,7 @@
 //! The encoder against a reader of its own, and against messages that are written out.
 
+use proto::NatSide;
+
 use super::*;
 use collector::{Collector, Record};
 
@@ -85,6 +87,69 @@ fn each_direction_has_its_dscp() {
             (record.number(DSCP), record.reverse(DSCP))
         });
         assert_eq!(dscp.collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Addresses as the last byte of each.
+#[test]
+fn a_flow_before_a_translation_has_what_is_behind_it() {
+    const POST_V4: [u16; 4] = [225, 226, 227, 228];
+    const POST_V6: [u16; 4] = [281, 282, 227, 228];
+    let translated = |mut flow: FlowRecord, side: NatSide| {
+        let len = flow.src().addr.len();
+        for (end, (number, port)) in [(7, 61_000), (8, 8443)].into_iter().enumerate() {
+            let end = if end == 0 {
+                flow.src_mut()
+            } else {
+                flow.dst_mut()
+            };
+            end.nat_addr = Bytes::from([vec![0; len - 1], vec![number]].concat());
+            end.nat_port = end.port.is_some().then_some(port);
+        }
+        flow.nat_side = Some(side.into());
+        flow
+    };
+    let post = |flow: FlowRecord, elements: [u16; 4], is_biflow: bool| {
+        let settings = Settings {
+            is_biflow,
+            ..Settings::datagrams()
+        };
+        let messages = send(&mut encoder(settings), &flows::batch(1), &[flow]);
+        let records = of_flows(read(&mut Collector::default(), &messages));
+        let last = |record: &Record, element| {
+            let bytes = record.bytes((element, 0))?;
+            let is_port = bytes.len() == 2;
+            Some(match is_port {
+                true => u64::from(u16::from_be_bytes([bytes[0], bytes[1]])),
+                false => u64::from(*bytes.last()?),
+            })
+        };
+        let values = records
+            .iter()
+            .map(|record| elements.map(|element| last(record, element)));
+        values.collect::<Vec<_>>()
+    };
+    let tcp = translated(flows::tcp(), NatSide::Original);
+    let behind = [Some(7), Some(8), Some(61_000), Some(8443)];
+    assert_eq!(post(tcp.clone(), POST_V4, true), [behind]);
+    // Answers have passed the translation.
+    let [source, destination] = [tcp.src(), tcp.dst()];
+    let own = |end: &proto::Endpoint| end.addr.last().copied().map(u64::from);
+    let of_answers = [
+        own(destination),
+        own(source),
+        destination.port.map(u64::from),
+        source.port.map(u64::from),
+    ];
+    assert_eq!(post(tcp, POST_V4, false), [behind, of_answers]);
+    let ping = translated(flows::ping6(), NatSide::Original);
+    assert_eq!(post(ping, POST_V6, true), [[Some(7), Some(8), None, None]]);
+    for other in [
+        flows::tcp(),
+        translated(flows::tcp(), NatSide::Translated),
+        translated(flows::udp_with_tags(), NatSide::Original),
+    ] {
+        assert_eq!(post(other, POST_V4, true), [[None; 4]]);
     }
 }
 
