@@ -155,7 +155,7 @@ fn prepare(socket: &Socket) -> io::Result<()> {
 /// A classic BPF program, which the kernel runs before it charges a message to the socket. It finds the attribute with the
 /// status (`SKF_AD_NLATTR`); a message without one passes.
 fn filter() -> [SockFilter; 9] {
-    const NLATTR: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_NLATTR) as u32;
+    const NLATTR: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_NLATTR).cast_unsigned();
     let statement = |code: u32, operand| SockFilter::new(code as u16, 0, 0, operand);
     let jump = |code: u32, operand, then, otherwise| {
         SockFilter::new(code as u16, then, otherwise, operand)

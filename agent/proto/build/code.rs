@@ -430,7 +430,7 @@ pub fn columns(catalogue: &Catalogue) -> String {
     write!(
         out,
         "/// The columns of a flow, in the order of `flow.proto`.\npub static COLUMNS: [Column; {}] = [\n{table}];\n\n/// \
-         Calls `out` with every value of a row, in the order of [`COLUMNS`].\n#[inline]\npub fn visit<'a>(row: &Row<'a>, out: \
+         Calls `out` with every value of a row, in the order of [`COLUMNS`].\n#[allow(clippy::too_many_lines, reason = \"a line for each column\")]\n#[inline]\npub fn visit<'a>(row: &Row<'a>, out: \
          &mut impl Visitor<'a>) {{\n{visits}}}\n",
         columns.len()
     )

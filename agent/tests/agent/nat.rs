@@ -1,6 +1,7 @@
 //! Address translation (`--enrich nat`): a router between a client and a server, whose records of both sides find each other.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream, UdpSocket},
     thread,
@@ -23,14 +24,14 @@ const PORTS: std::ops::Range<u16> = 5000..5100;
 const SERVICE: u16 = 7000;
 
 /// A router, with a client behind it and a server in front of it.
-struct Routed {
-    lab: Lab,
+pub struct Routed {
+    pub lab: Lab,
     client: Namespace,
 }
 
 impl Routed {
     /// Adds these rules to the router's table `nat`.
-    fn new(chains: &str) -> Self {
+    pub fn new(chains: &str) -> Self {
         let lab = Lab::addressed().unwrap();
         let client = Namespace::new("client").unwrap();
         let router = &lab.agent.namespace;
@@ -59,7 +60,9 @@ impl Routed {
         router.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
         let rules = format!(
             "table ip nat {{\n{}\n}}",
-            chains.replace("WIRE", &lab.agent.interface)
+            chains
+                .replace("WIRE", &lab.agent.interface)
+                .replace("ROUTER", &lab.agent.ipv4.to_string())
         );
         let output = router.command("nft").arg(rules).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -67,9 +70,9 @@ impl Routed {
     }
 
     /// On both sides of the router.
-    fn start(&self) -> Agent {
-        let settings = ["--interface", &self.lab.agent.interface, "--enrich", "nat"];
-        Agent::start_on(&self.lab.agent, CABLE[0], &settings)
+    pub fn start(&self, more: &[&str]) -> Agent {
+        let wire = ["--interface", &self.lab.agent.interface, "--enrich", "nat"];
+        Agent::start_on(&self.lab.agent, CABLE[0], &[&wire, more].concat())
     }
 
     /// Flows of the client's network, and those of the server's.
@@ -81,7 +84,7 @@ impl Routed {
     }
 }
 
-const MASQUERADE: &str =
+pub const MASQUERADE: &str =
     "chain post { type nat hook postrouting priority srcnat; oifname WIRE masquerade; }";
 
 fn udp(namespace: &Namespace, address: Ipv4Addr, port: u16) -> UdpSocket {
@@ -156,7 +159,7 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
     }
     let routed = Routed::new(MASQUERADE);
     let server_address = routed.lab.peer.ipv4;
-    let agent = routed.start();
+    let agent = routed.start(&[]);
     let server = udp(&routed.lab.peer.namespace, server_address, SERVICE);
     let listen = || TcpListener::bind((server_address, SERVICE)).context("listen");
     let listener = routed.lab.peer.namespace.enter(listen).unwrap();
@@ -251,7 +254,7 @@ fn a_flow_to_a_forwarded_port_names_the_host_behind_it() {
         outside.recv(&mut buffer).unwrap();
     };
     ask();
-    let agent = routed.start();
+    let agent = routed.start(&[]);
     ask();
     wait_for_silence(&routed.lab.agent);
     let report = agent.stop();
@@ -273,6 +276,40 @@ fn a_flow_to_a_forwarded_port_names_the_host_behind_it() {
     assert_eq!(inside["dst_nat_port"], 8080);
 }
 
+/// A client that asks the server, whose answer comes back.
+pub struct Ask {
+    client: UdpSocket,
+    server: UdpSocket,
+    to: SocketAddrV4,
+    translated_port: Cell<u16>,
+}
+
+impl Ask {
+    pub fn new(routed: &Routed) -> Self {
+        let address = routed.lab.peer.ipv4;
+        Self {
+            client: udp(&routed.client, CLIENTS[0], 5000),
+            server: udp(&routed.lab.peer.namespace, address, SERVICE),
+            to: SocketAddrV4::new(address, SERVICE),
+            translated_port: Cell::new(0),
+        }
+    }
+
+    pub fn once(&self) {
+        let mut buffer = [0; 100];
+        self.client.send_to(b"ask", self.to).unwrap();
+        let (_, from) = self.server.recv_from(&mut buffer).unwrap();
+        self.server.send_to(b"answer", from).unwrap();
+        self.client.recv(&mut buffer).unwrap();
+        self.translated_port.set(from.port());
+    }
+
+    /// The port from which the server was asked last.
+    pub fn translated_port(&self) -> u16 {
+        self.translated_port.get()
+    }
+}
+
 /// The connection tracking forgets a flow that the agent still knows, and translates it anew.
 #[test]
 fn a_flow_that_is_translated_anew_has_no_translation_from_then_on() {
@@ -281,23 +318,20 @@ fn a_flow_that_is_translated_anew_has_no_translation_from_then_on() {
     }
     let routed = Routed::new(
         "chain post { type nat hook postrouting priority srcnat; \
-         oifname WIRE ip protocol udp snat to 10.78.0.1:20000-60000 random; }",
+         oifname WIRE ip protocol udp snat to ROUTER:20000-60000 random; }",
     );
     let router = &routed.lab.agent.namespace;
     router
         .set_sysctl("net/netfilter/nf_conntrack_udp_timeout", "1")
+        .and_then(|()| router.set_sysctl("net/netfilter/nf_conntrack_udp_timeout_stream", "1"))
         .unwrap();
-    let server_address = routed.lab.peer.ipv4;
-    let server = udp(&routed.lab.peer.namespace, server_address, SERVICE);
-    let agent = routed.start();
-    let client = udp(&routed.client, CLIENTS[0], 5000);
-    let mut buffer = [0; 100];
+    let agent = routed.start(&[]);
+    let ask = Ask::new(&routed);
     let mut ports = BTreeSet::new();
     wait_until("the router has chosen two ports", || {
-        client.send_to(b"ask", (server_address, SERVICE)).unwrap();
-        let (_, from) = server.recv_from(&mut buffer).unwrap();
+        ask.once();
         agent.wait_for_scans(&routed.lab.agent, 3);
-        let is_new = ports.insert(from.port());
+        let is_new = ports.insert(ask.translated_port());
         if is_new && ports.len() == 1 {
             thread::sleep(Duration::from_millis(1500));
         }

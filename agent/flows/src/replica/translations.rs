@@ -24,9 +24,9 @@ use super::senders::BySlot;
 pub struct Translations {
     is_wanted: bool,
     most_connections: usize,
-    known: HashMap<Ends, Known>,
+    known: HashMap<Tuple, Known>,
     /// Connections that have ended, with the scan in which they did, the oldest first.
-    ended: VecDeque<(u32, Ends)>,
+    ended: VecDeque<(u32, Tuple)>,
     by_slot: BySlot<OfFlow>,
     /// Flows that began in this scan, and in the one before: their connection may have news yet.
     fresh: [Vec<u32>; 2],
@@ -41,14 +41,14 @@ pub struct Translations {
 
 /// Both ends of a flow in a network namespace, the lower one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Ends {
+struct Tuple {
     netns: u32,
     ip_version: u8,
     protocol: u8,
     ends: [End; 2],
 }
 
-impl Ends {
+impl Tuple {
     /// Also whether they were in the opposite order.
     fn of(netns: u32, ip_version: u8, protocol: u8, ends: [End; 2]) -> (Self, bool) {
         let is_swapped = ends[0] > ends[1];
@@ -275,7 +275,7 @@ impl Translations {
         if flow.state == State::Ambiguous || is_too_late {
             return;
         }
-        let Some((ends, is_swapped)) = Ends::of_flow(key) else {
+        let Some((ends, is_swapped)) = Tuple::of_flow(key) else {
             return;
         };
         let Some(known) = self.known.get(&ends) else {
@@ -287,8 +287,12 @@ impl Translations {
         let is_sure = match flow.state {
             State::Known(generation) => known.generation == generation,
             // It ended before the flow began.
-            _ if known.ended_at != 0 && known.ended_at < flow.began => return,
-            _ => {
+            State::Unknown | State::Ambiguous
+                if known.ended_at != 0 && known.ended_at < flow.began =>
+            {
+                return;
+            }
+            State::Unknown | State::Ambiguous => {
                 flow.began > known.unsure_until
                     && known.since <= flow.began.saturating_add(1)
                     && !was_missed
@@ -397,7 +401,7 @@ impl Known {
 
 /// One form of a connection.
 struct Form {
-    ends: Ends,
+    ends: Tuple,
     /// The other form, in the order of these ends.
     other: [End; 2],
     initiator: u8,
@@ -416,7 +420,7 @@ fn forms(netns: u32, connection: &Translation) -> [Form; 2] {
         (translated, original, NatSide::Translated),
     ]
     .map(|(one, [first, second], side)| {
-        let (ends, is_swapped) = Ends::of(netns, ip_version, protocol, one);
+        let (ends, is_swapped) = Tuple::of(netns, ip_version, protocol, one);
         let other = if is_swapped {
             [second, first]
         } else {

@@ -395,9 +395,12 @@ impl<'a> Flow<'a> {
 
     /// The addresses and ports behind the translation. Answers have passed it before the interface, so they keep theirs.
     fn behind_translation(&self, shape: Shape, out: &mut impl Fields) {
-        let [source, destination] = self.ends.map(|end| match self.is_answer {
-            true => (&end.addr, end.port),
-            false => (&end.nat_addr, end.nat_port),
+        let [source, destination] = self.ends.map(|end| {
+            if self.is_answer {
+                (&end.addr, end.port)
+            } else {
+                (&end.nat_addr, end.nat_port)
+            }
         });
         if shape.has(Shape::IPV6) {
             out.field::<16>(ie::POST_NAT_SOURCE_IPV6_ADDRESS, address(source.0));

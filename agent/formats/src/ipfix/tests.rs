@@ -119,9 +119,10 @@ fn a_flow_before_a_translation_has_what_is_behind_it() {
         let last = |record: &Record, element| {
             let bytes = record.bytes((element, 0))?;
             let is_port = bytes.len() == 2;
-            Some(match is_port {
-                true => u64::from(u16::from_be_bytes([bytes[0], bytes[1]])),
-                false => u64::from(*bytes.last()?),
+            Some(if is_port {
+                u64::from(u16::from_be_bytes([bytes[0], bytes[1]]))
+            } else {
+                u64::from(*bytes.last()?)
             })
         };
         let values = records

@@ -27,6 +27,7 @@ mod dumped;
 mod foreign;
 mod moves;
 mod rates;
+mod translated;
 
 const SYN: u8 = 0x02;
 const SYN_ACK: u8 = 0x12;
