@@ -157,17 +157,17 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
     if !is_root_or_skip("agent::each_masqueraded_flow_names_the_one_on_the_other_side") {
         return;
     }
-    let routed = Routed::new(MASQUERADE);
-    let server_address = routed.lab.peer.ipv4;
-    let agent = routed.start(&[]);
-    let server = udp(&routed.lab.peer.namespace, server_address, SERVICE);
+    let network = Routed::new(MASQUERADE);
+    let server_address = network.lab.peer.ipv4;
+    let agent = network.start(&[]);
+    let server = udp(&network.lab.peer.namespace, server_address, SERVICE);
     let listen = || TcpListener::bind((server_address, SERVICE)).context("listen");
-    let listener = routed.lab.peer.namespace.enter(listen).unwrap();
+    let listener = network.lab.peer.namespace.enter(listen).unwrap();
     let mut buffer = [0; 100];
     let mut sockets = Vec::new();
     for port in PORTS {
         for address in CLIENTS {
-            let client = udp(&routed.client, address, port);
+            let client = udp(&network.client, address, port);
             client.send_to(b"ask", (server_address, SERVICE)).unwrap();
             let (_, from) = server.recv_from(&mut buffer).unwrap();
             server.send_to(b"answer", from).unwrap();
@@ -178,7 +178,7 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
     let mut connections = Vec::new();
     for _ in PORTS {
         let connect = || TcpStream::connect((server_address, SERVICE)).context("connect");
-        connections.push(routed.client.enter(connect).unwrap());
+        connections.push(network.client.enter(connect).unwrap());
         connections.push(listener.accept().unwrap().0);
     }
     let ping = [
@@ -191,7 +191,7 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
         &server_address.to_string(),
     ];
     assert!(
-        routed
+        network
             .client
             .command("ping")
             .args(ping)
@@ -200,9 +200,9 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
             .status
             .success()
     );
-    wait_for_silence(&routed.lab.agent);
-    agent.wait_for_scans(&routed.lab.agent, 2);
-    let status = agent.status(&routed.lab.agent)["nat"].clone();
+    wait_for_silence(&network.lab.agent);
+    agent.wait_for_scans(&network.lab.agent, 2);
+    let status = agent.status(&network.lab.agent)["nat"].clone();
     let report = agent.stop();
 
     let flows = last_of_each(&report.flows);
@@ -210,7 +210,7 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
         .into_iter()
         .filter(|line| line["dst_addr"] == server_address.to_string())
         .collect();
-    let [inside, outside] = routed.sides(&flows);
+    let [inside, outside] = network.sides(&flows);
     let expected = PORTS.len() * 3 + 1;
     assert_eq!([inside.len(), outside.len()], [expected; 2]);
     for (side, name) in [(&inside, "original"), (&outside, "translated")] {
@@ -218,7 +218,7 @@ fn each_masqueraded_flow_names_the_one_on_the_other_side() {
     }
     assert_each_has_its_other([&inside, &outside]);
     assert_each_has_its_other([&outside, &inside]);
-    let router = routed.lab.agent.ipv4.to_string();
+    let router = network.lab.agent.ipv4.to_string();
     let of_udp = inside.iter().filter(|line| line["protocol"] == 17);
     let ports: BTreeSet<_> = of_udp.map(|line| line["src_nat_port"].as_u64()).collect();
     assert_eq!(ports.len(), PORTS.len() * 2);
@@ -240,12 +240,12 @@ fn a_flow_to_a_forwarded_port_names_the_host_behind_it() {
     if !is_root_or_skip("agent::a_flow_to_a_forwarded_port_names_the_host_behind_it") {
         return;
     }
-    let routed = Routed::new(
+    let network = Routed::new(
         "chain pre { type nat hook prerouting priority dstnat; iifname WIRE udp dport 8080 dnat to 10.79.0.3:7000; }",
     );
-    let behind = udp(&routed.client, CLIENTS[1], SERVICE);
-    let router = SocketAddrV4::new(routed.lab.agent.ipv4, 8080);
-    let outside = udp(&routed.lab.peer.namespace, routed.lab.peer.ipv4, 4000);
+    let behind = udp(&network.client, CLIENTS[1], SERVICE);
+    let router = SocketAddrV4::new(network.lab.agent.ipv4, 8080);
+    let outside = udp(&network.lab.peer.namespace, network.lab.peer.ipv4, 4000);
     let mut buffer = [0; 100];
     let mut ask = || {
         outside.send_to(b"ask", router).unwrap();
@@ -254,16 +254,16 @@ fn a_flow_to_a_forwarded_port_names_the_host_behind_it() {
         outside.recv(&mut buffer).unwrap();
     };
     ask();
-    let agent = routed.start(&[]);
+    let agent = network.start(&[]);
     ask();
-    wait_for_silence(&routed.lab.agent);
+    wait_for_silence(&network.lab.agent);
     let report = agent.stop();
     let flows = last_of_each(&report.flows);
     let flows: Vec<_> = flows
         .into_iter()
         .filter(|line| line["src_port"] == 4000)
         .collect();
-    let [inside, outside] = routed.sides(&flows);
+    let [inside, outside] = network.sides(&flows);
     assert_eq!([inside.len(), outside.len()], [1, 1]);
     assert_each_has_its_other([&inside, &outside]);
     let [inside, outside] = [&inside[0], &outside[0]];
@@ -285,11 +285,11 @@ pub struct Ask {
 }
 
 impl Ask {
-    pub fn new(routed: &Routed) -> Self {
-        let address = routed.lab.peer.ipv4;
+    pub fn new(network: &Routed) -> Self {
+        let address = network.lab.peer.ipv4;
         Self {
-            client: udp(&routed.client, CLIENTS[0], 5000),
-            server: udp(&routed.lab.peer.namespace, address, SERVICE),
+            client: udp(&network.client, CLIENTS[0], 5000),
+            server: udp(&network.lab.peer.namespace, address, SERVICE),
             to: SocketAddrV4::new(address, SERVICE),
             translated_port: Cell::new(0),
         }
@@ -316,32 +316,32 @@ fn a_flow_that_is_translated_anew_has_no_translation_from_then_on() {
     if !is_root_or_skip("agent::a_flow_that_is_translated_anew_has_no_translation_from_then_on") {
         return;
     }
-    let routed = Routed::new(
+    let network = Routed::new(
         "chain post { type nat hook postrouting priority srcnat; \
          oifname WIRE ip protocol udp snat to ROUTER:20000-60000 random; }",
     );
-    let router = &routed.lab.agent.namespace;
+    let router = &network.lab.agent.namespace;
     router
         .set_sysctl("net/netfilter/nf_conntrack_udp_timeout", "1")
         .and_then(|()| router.set_sysctl("net/netfilter/nf_conntrack_udp_timeout_stream", "1"))
         .unwrap();
-    let agent = routed.start(&[]);
-    let ask = Ask::new(&routed);
+    let agent = network.start(&[]);
+    let ask = Ask::new(&network);
     let mut ports = BTreeSet::new();
     wait_until("the router has chosen two ports", || {
         ask.once();
-        agent.wait_for_scans(&routed.lab.agent, 3);
+        agent.wait_for_scans(&network.lab.agent, 3);
         let is_new = ports.insert(ask.translated_port());
         if is_new && ports.len() == 1 {
             thread::sleep(Duration::from_millis(1500));
         }
         ports.len() > 1
     });
-    wait_for_silence(&routed.lab.agent);
-    agent.wait_for_scans(&routed.lab.agent, 3);
-    let status = agent.status(&routed.lab.agent)["nat"].clone();
+    wait_for_silence(&network.lab.agent);
+    agent.wait_for_scans(&network.lab.agent, 3);
+    let status = agent.status(&network.lab.agent)["nat"].clone();
     let report = agent.stop();
-    let [inside, outside] = routed.sides(&report.flows);
+    let [inside, outside] = network.sides(&report.flows);
     let of_flow = |line: &&Value| line["src_port"] == 5000;
     let inside: Vec<_> = inside.iter().filter(of_flow).collect();
     // Each port has a flow of its own on the other side.

@@ -20,12 +20,12 @@ fn nfdump_has_the_addresses_behind_a_translation() {
     let Some([nfcapd, nfdump]) = install::nfdump_or_skip(TEST) else {
         return;
     };
-    let routed = Routed::new(MASQUERADE);
-    let lab = &routed.lab;
+    let network = Routed::new(MASQUERADE);
+    let lab = &network.lab;
     let folder = TempDir::new().unwrap();
     let (mut nfcapd, files) = start_nfcapd(&nfcapd, lab, folder.path());
-    let agent = routed.start(&["--output", "json", "--output", &udp("")]);
-    let ask = Ask::new(&routed);
+    let agent = network.start(&["--output", "json", "--output", &udp("")]);
+    let ask = Ask::new(&network);
     ask.once();
     agent.wait_for_scans(&lab.agent, 2);
     ask.once();
