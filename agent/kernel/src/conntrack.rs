@@ -78,7 +78,7 @@ impl Conntrack {
         })
     }
 
-    /// Another handle for [`wait`].
+    /// Waits for notifications while this reads.
     pub fn waiter(&self) -> Result<Waiter> {
         let socket = self.socket.as_fd().try_clone_to_owned();
         Ok(Waiter(socket.context("duplicate a netlink socket")?))
