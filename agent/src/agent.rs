@@ -183,6 +183,7 @@ impl Agent {
         let outputs = Outputs::start_beside(&hub, &listens_at, Vec::new());
         outputs.refuse_unwritable(&config.outputs).await?;
         let namespaces = Namespace::open_all(&config.netns)?;
+        config.enrich.namespaces.clone_from(&namespaces);
         let selected = Everywhere::look(&namespaces)?.select(&config.selection)?;
         let selected = attach::with_hooks(selected, &config.selection, config.attach)?;
         for (namespace, chosen) in &selected {
@@ -217,7 +218,6 @@ impl Agent {
             log_level: config.bpf_log_level,
             ..LoadSettings::smallest(namespaces.iter().map(Namespace::number).collect())
         };
-        config.enrich.namespaces.clone_from(&namespaces);
         let (mut kernel, enrichment) = config.enrich.load(config.object, &settings)?;
         let filled = kernel.filled.take().context("the ring of filled pages")?;
         let filled = FilledPages::listen(filled)?;

@@ -20,7 +20,7 @@ use proto::AgentStatus;
 use sys::{clock, log_limit::LogLimit, notify_socket::NotifySocket};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 
 mod unit;
@@ -139,15 +139,11 @@ impl ServiceManager {
             let status = Arc::clone(&statuses.borrow_and_update());
             let now = Instant::now();
             if scans(&status) == scans(&shown.1) {
-                // An earlier process counted these packets at another time.
-                if seen(&status) != seen(&shown.1) {
-                    shown = (now, status);
-                }
                 continue;
             }
             let line = line(&shown.1, &status, now - shown.0);
-            let message = manager.show(|shown| shown.line = line);
-            manager.send_within(LINE_AT_MOST_EVERY, &message).await;
+            manager.show(|shown| shown.line = line);
+            manager.send_within(LINE_AT_MOST_EVERY).await;
             shown = (now, status);
             sleep(LINE_AT_MOST_EVERY).await;
         }
@@ -189,10 +185,20 @@ impl Manager {
         }
     }
 
-    /// Retries for so long. Then logs a failure.
-    async fn send_within(&self, patience: Duration, message: &str) {
-        if timeout(patience, self.insist(message)).await.is_err() {
-            self.try_send(message);
+    /// Sends the status line. Retries for so long, then logs a failure.
+    async fn send_within(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        loop {
+            let message = self.show(|_| {});
+            match self.send(&message) {
+                Ok(()) => return,
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline =>
+                {
+                    sleep(RETRY).await;
+                }
+                Err(error) => return self.log(&message, &error),
+            }
         }
     }
 
@@ -273,9 +279,12 @@ fn scans(status: &AgentStatus) -> u64 {
     status.scans.as_ref().map_or(0, |scans| scans.count)
 }
 
+/// The packets that this process has counted. An earlier one counted the others at another time.
 fn seen(status: &AgentStatus) -> u64 {
     let account = status.account.as_ref();
-    proto::pair(account.and_then(|account| account.seen)).packets
+    let carried_over = status.carried_over.as_ref();
+    let seen = proto::pair(account.and_then(|account| account.seen)).packets;
+    seen.saturating_sub(carried_over.map_or(0, |carried| carried.seen_packets))
 }
 
 /// The status line: tracked flows, packets per second since the earlier status, packets that the table has refused, and
@@ -283,15 +292,15 @@ fn seen(status: &AgentStatus) -> u64 {
 fn line(earlier: &AgentStatus, status: &AgentStatus, elapsed: Duration) -> String {
     let account = status.account.as_ref();
     let refused = account.map_or(0, |account| account.not_inserted_sum().packets);
-    let seen_now = seen(status);
-    let rate = u128::from(seen_now - seen(earlier)) * 1_000_000_000 / elapsed.as_nanos().max(1);
+    let counted = seen(status).saturating_sub(seen(earlier));
+    let rate = u128::from(counted) * 1_000_000_000 / elapsed.as_nanos().max(1);
     let flows = status.replica.as_ref().map_or(0, |replica| replica.tracked);
     let loss = match refused {
         0 => "no packet lost".to_owned(),
         refused => format!(
             "{} packets lost ({:.3} %)",
             human::count(refused),
-            refused as f64 * 100.0 / seen_now as f64
+            refused as f64 * 100.0 / proto::pair(account.and_then(|one| one.seen)).packets as f64
         ),
     };
     let interfaces = status.interfaces.as_ref();
@@ -365,32 +374,19 @@ mod tests {
         );
     }
 
-    #[tokio::test]
-    async fn the_rate_leaves_out_what_an_earlier_process_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("notify");
-        let reader = tokio::net::UnixDatagram::bind(&path).unwrap();
-        let manager = Manager {
-            socket: NotifySocket::at(path.as_os_str(), None).unwrap(),
-            watchdog: None,
-            is_ready: AtomicBool::new(true),
-            shown: Mutex::default(),
-            unsent: Mutex::default(),
+    #[test]
+    fn the_rate_leaves_out_what_an_earlier_process_counted() {
+        let now = AgentStatus {
+            carried_over: Some(proto::CarriedOver {
+                seen_packets: 100_000,
+                ..proto::CarriedOver::default()
+            }),
+            ..status(1, 103_000, 0)
         };
-        let manager = ServiceManager(Some(Arc::new(manager)));
-        let (statuses, receiver) = watch::channel(Arc::new(status(0, 0, 0)));
-        let show = tokio::spawn(manager.show(receiver));
-        for later in [status(0, 100_000, 0), status(1, 100_000, 0)] {
-            tokio::task::yield_now().await;
-            statuses.send(Arc::new(later)).unwrap();
-        }
-        let mut message = [0; 256];
-        let length = reader.recv(&mut message).await.unwrap();
         assert_eq!(
-            String::from_utf8_lossy(&message[..length]),
-            "STATUS=1.2k flows, 0 packets/s, no packet lost"
+            line(&status(0, 0, 0), &now, Duration::from_secs(2)),
+            "1.2k flows, 1.5k packets/s, no packet lost"
         );
-        show.abort();
     }
 
     #[test]

@@ -3,7 +3,8 @@
 use std::{
     fs,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use agent_common::translation::Translation;
@@ -14,7 +15,7 @@ use kernel::{
     netns::Namespace,
 };
 use proto::NatStatus;
-use sys::background;
+use sys::log_limit::LogLimit;
 
 use crate::kind::{
     AgentStatus, Check, Kernel, Kind, Layout, LoadSettings, Names, Replica, Result, Scanned,
@@ -23,52 +24,81 @@ use crate::kind::{
 
 /// The most translated connections that are kept.
 const MOST_CONNECTIONS: usize = 1 << 17;
-/// News that wait for the next scan. If there are more, all connections are listed again.
+/// Events that wait for the next scan. If there are more, all connections are listed again.
 const MOST_NEWS: usize = 1 << 18;
 /// Both forms of a connection, while the table grows.
 const BYTES_PER_CONNECTION: u64 = 2 * 3 * 120;
-const BYTES_PER_NEWS: u64 = size_of::<News>() as u64;
+const BYTES_PER_NEWS: u64 = size_of::<Item>() as u64;
+/// Both forms of a connection that has ended, for three scans.
+const BYTES_PER_ENDED: u64 = 2 * 3 * 52;
 const BYTES_PER_TRACKED_FLOW: u64 = 80;
 /// The socket's buffer, which the kernel doubles.
 const SOCKET_BYTES: u64 = 16 << 20;
 
-/// How long the thread that reads waits before it looks whether it is still needed.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+/// How long the thread that reads waits before it looks whether it is still needed, or a list is due.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(500);
+/// Datagrams that are read without letting others have the lock.
+const AT_ONCE: usize = 1024;
+/// Datagrams that a scan reads. If there are more, it does not wait for the rest.
+const MOST_PER_SCAN: usize = 1 << 16;
+/// The times between two lists of all connections, which find what no event told: from the first to the longest. A list takes
+/// at most a hundredth of the time.
+const FIRST_LIST: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
+const PAUSE_PER_LIST: u32 = 100;
 
 const WITHOUT: &str = "records lack address translations";
 
 pub struct Nat {
     sources: Vec<Source>,
     missed: u64,
+    /// Connections that lists had no room for.
+    not_listed: u64,
+    log: LogLimit,
 }
 
-/// The news of one network namespace.
+/// The events of one network namespace.
 struct Source {
-    namespace: Namespace,
+    netns: u32,
     shared: Arc<Mutex<Incoming>>,
-    /// The connections at the start, until the first scan.
-    listed: Vec<Translation>,
+}
+
+/// In the order in which they came.
+enum Item {
+    News(News),
+    All(Vec<Translation>),
 }
 
 struct Incoming {
     conntrack: Conntrack,
-    news: Vec<News>,
+    items: Vec<Item>,
+    /// Some events are in no item.
     has_missed: bool,
+    is_list_wanted: bool,
+    /// Events stay in the socket meanwhile, so that the list is in its place among them.
+    is_listing: bool,
+    beyond: u64,
 }
 
 impl Incoming {
-    /// Reads what has come. The kernel's buffer has room for a few seconds at most.
-    fn read(&mut self) -> Result<()> {
-        let (news, mut is_full) = (&mut self.news, false);
-        self.has_missed |= self.conntrack.read(&mut |one| {
-            if news.len() < MOST_NEWS {
-                news.push(one);
+    /// Reads what has come, up to so many datagrams. Returns whether that is all.
+    fn read(&mut self, most: usize) -> Result<bool> {
+        let Self {
+            conntrack,
+            items,
+            has_missed,
+            ..
+        } = self;
+        let mut is_full = false;
+        let is_all = conntrack.read(most, has_missed, &mut |one| {
+            if items.len() < MOST_NEWS {
+                items.push(Item::News(one));
             } else {
                 is_full = true;
             }
-        })?;
-        self.has_missed |= is_full;
-        Ok(())
+        });
+        *has_missed |= is_full;
+        is_all
     }
 }
 
@@ -81,62 +111,137 @@ impl Source {
         let conntrack = Conntrack::open(namespace)?;
         let waiter = conntrack.waiter()?;
         // After the socket is open, so that no connection is missed.
-        let listed = Conntrack::list(namespace, MOST_CONNECTIONS)?;
+        let (all, beyond) = Conntrack::list(namespace, MOST_CONNECTIONS)?;
         let shared = Arc::new(Mutex::new(Incoming {
             conntrack,
-            news: Vec::new(),
+            items: vec![Item::All(all)],
             has_missed: false,
+            is_list_wanted: false,
+            is_listing: false,
+            beyond,
         }));
-        let incoming = Arc::downgrade(&shared);
-        background::start("conntrack", move || {
-            if let Err(error) = read_on(&waiter, &incoming) {
-                tracing::warn!("{WITHOUT} from here on: {error:#}");
-            }
-        })
-        .context("start the thread that reads connections")?;
-        Ok(Self {
+        let reader = Reader {
             namespace: namespace.clone(),
+            waiter,
+            incoming: Arc::downgrade(&shared),
+            log: LogLimit::default(),
+        };
+        let thread = thread::Builder::new().name("conntrack".to_owned());
+        thread
+            .spawn(move || reader.run())
+            .context("start the thread that reads connections")?;
+        Ok(Self {
+            netns: namespace.number(),
             shared,
-            listed,
         })
     }
 
-    /// Passes on the news since the last scan. Returns whether some were missed.
-    fn drain(&mut self, replica: &mut Replica) -> Result<bool> {
-        let netns = self.namespace.number();
-        let (news, has_missed) = {
+    /// Passes on the events since the last scan. Returns whether some were missed, and how many connections a list had no
+    /// room for.
+    fn drain(&self, replica: &mut Replica) -> Result<(bool, u64)> {
+        let (items, has_missed, is_listing, beyond, read) = {
             let mut incoming = lock(&self.shared);
-            incoming.read()?;
+            let is_listing = incoming.is_listing;
+            let read = if is_listing {
+                Ok(true)
+            } else {
+                incoming.read(MOST_PER_SCAN)
+            };
+            if !matches!(read, Ok(true)) {
+                incoming.has_missed = true;
+            }
             let has_missed = std::mem::take(&mut incoming.has_missed);
-            (std::mem::take(&mut incoming.news), has_missed)
+            incoming.is_list_wanted |= has_missed;
+            let beyond = std::mem::take(&mut incoming.beyond);
+            let items = std::mem::take(&mut incoming.items);
+            (items, has_missed, is_listing, beyond, read)
         };
-        for connection in std::mem::take(&mut self.listed) {
-            replica.note_translation(netns, &connection, true);
-        }
-        if has_missed {
-            // What was read before is older than the list.
-            let all = Conntrack::list(&self.namespace, MOST_CONNECTIONS)?;
-            replica.replace_translations(netns, &all);
-            return Ok(true);
-        }
-        for one in &news {
-            match one {
-                News::Begun(connection) => replica.note_translation(netns, connection, false),
-                News::Ended(connection) => replica.end_translation(netns, connection),
+        for item in &items {
+            match item {
+                Item::News(News::Begun(connection)) => {
+                    replica.note_translation(self.netns, connection);
+                }
+                Item::News(News::Ended(connection)) => {
+                    replica.end_translation(self.netns, connection);
+                }
+                Item::All(all) => replica.list_translations(self.netns, all),
             }
         }
-        Ok(false)
+        if has_missed || is_listing {
+            replica.note_missed_translations();
+        }
+        read.map(|_| (has_missed, beyond))
     }
 }
 
-/// Reads while somebody takes the news.
-fn read_on(waiter: &Waiter, incoming: &Weak<Mutex<Incoming>>) -> Result<()> {
-    loop {
-        waiter.wait(BETWEEN_LOOKS)?;
-        let Some(incoming) = incoming.upgrade() else {
-            return Ok(());
-        };
-        lock(&incoming).read()?;
+/// Reads on a thread of its own: the kernel's buffer has room for some 20,000 events.
+struct Reader {
+    namespace: Namespace,
+    waiter: Waiter,
+    incoming: Weak<Mutex<Incoming>>,
+    log: LogLimit,
+}
+
+impl Reader {
+    /// Reads while somebody takes the events.
+    fn run(mut self) {
+        let mut pause = FIRST_LIST;
+        let mut listed = Instant::now();
+        loop {
+            let waited = self.waiter.wait(BETWEEN_LOOKS);
+            let Some(incoming) = self.incoming.upgrade() else {
+                return;
+            };
+            let read = waited.and_then(|()| self.read(&incoming));
+            self.warn_of(read);
+            let is_wanted = std::mem::take(&mut lock(&incoming).is_list_wanted);
+            if !is_wanted && listed.elapsed() < pause {
+                continue;
+            }
+            let begun = Instant::now();
+            let outcome = self.list(&incoming);
+            self.warn_of(outcome);
+            listed = Instant::now();
+            pause = LONGEST_PAUSE
+                .min(pause * 2)
+                .max((listed - begun) * PAUSE_PER_LIST);
+        }
+    }
+
+    fn read(&self, incoming: &Mutex<Incoming>) -> Result<()> {
+        while !lock(incoming).read(AT_ONCE)? {}
+        Ok(())
+    }
+
+    /// What came before the list is an item before it.
+    fn list(&self, incoming: &Mutex<Incoming>) -> Result<()> {
+        // The kernel stops telling everybody about new connections once the last listener of any namespace leaves
+        // (`nfnetlink_unbind`, 6.18). Another listener here makes it go on.
+        let listener = Conntrack::open(&self.namespace);
+        self.read(incoming)?;
+        {
+            let mut incoming = lock(incoming);
+            incoming.read(MOST_PER_SCAN)?;
+            incoming.is_listing = true;
+        }
+        // This may take seconds, and no scan waits for it.
+        let listed = Conntrack::list(&self.namespace, MOST_CONNECTIONS);
+        let mut incoming = lock(incoming);
+        incoming.is_listing = false;
+        let (all, beyond) = listed?;
+        incoming.items.push(Item::All(all));
+        incoming.beyond += beyond;
+        drop(listener?);
+        Ok(())
+    }
+
+    fn warn_of(&mut self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            if let Some(times) = self.log.event() {
+                tracing::warn!(times, "{WITHOUT}: {error:#}");
+            }
+            thread::sleep(BETWEEN_LOOKS);
+        }
     }
 }
 
@@ -163,20 +268,28 @@ impl Kind for Nat {
         Ok(Self {
             sources: sources.collect::<Result<_>>().context(WITHOUT)?,
             missed: 0,
+            not_listed: 0,
+            log: LogLimit::default(),
         })
     }
 
-    fn most_bytes(_: &Settings, tables: &Tables) -> u64 {
-        MOST_CONNECTIONS as u64 * BYTES_PER_CONNECTION
+    fn most_bytes(settings: &Settings, tables: &Tables) -> u64 {
+        let connections = MOST_CONNECTIONS as u64;
+        // Two lists may wait.
+        let of_namespace = SOCKET_BYTES
             + MOST_NEWS as u64 * BYTES_PER_NEWS
-            + SOCKET_BYTES
+            + 2 * connections * size_of::<Translation>() as u64;
+        connections * BYTES_PER_CONNECTION
+            + MOST_NEWS as u64 * BYTES_PER_ENDED
+            + settings.namespaces.len().max(1) as u64 * of_namespace
             + tables.tracked(BYTES_PER_TRACKED_FLOW)
     }
 
     fn check(_: LoadSettings, _: &Layout) -> Option<Check> {
         let opened = Namespace::own().and_then(|namespace| {
             ensure_told(&namespace)?;
-            Conntrack::open(&namespace)
+            Conntrack::open(&namespace)?;
+            Conntrack::list(&namespace, 1)
         });
         Some(Check {
             name: "nat",
@@ -190,8 +303,19 @@ impl Kind for Nat {
     }
 
     fn drain(&mut self, _: u32, _: &mut Kernel, replica: &mut Replica) -> Result<()> {
-        for source in &mut self.sources {
-            self.missed += u64::from(source.drain(replica).context(WITHOUT)?);
+        for source in &self.sources {
+            match source.drain(replica) {
+                Ok((has_missed, beyond)) => {
+                    self.missed += u64::from(has_missed);
+                    self.not_listed += beyond;
+                }
+                Err(error) => {
+                    self.missed += 1;
+                    if let Some(times) = self.log.event() {
+                        tracing::warn!(times, "{WITHOUT}: {error:#}");
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -204,7 +328,7 @@ impl Kind for Nat {
         } = scanned.replica.translation_counts();
         status.nat = Some(NatStatus {
             connections,
-            not_kept,
+            not_kept: not_kept + self.not_listed,
             missed: self.missed,
             ambiguous_flows: ambiguous,
         });

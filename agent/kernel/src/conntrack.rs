@@ -84,31 +84,43 @@ impl Conntrack {
         Ok(Waiter(socket.context("duplicate a netlink socket")?))
     }
 
-    /// Reads what is there. Returns whether the kernel has dropped some notifications: everything that they reported has
-    /// already happened.
-    pub fn read(&mut self, sink: &mut impl FnMut(News)) -> Result<bool> {
-        let mut has_missed = false;
-        loop {
+    /// Reads up to `most` datagrams. Returns whether nothing is left to read. Sets `has_missed` if the kernel has dropped some
+    /// notifications, or if this fails: everything that they reported has already happened.
+    pub fn read(
+        &mut self,
+        most: usize,
+        has_missed: &mut bool,
+        sink: &mut impl FnMut(News),
+    ) -> Result<bool> {
+        for _ in 0..most {
             self.buffer.clear();
             match self.socket.recv(&mut self.buffer, libc::MSG_DONTWAIT) {
-                Ok(_) => each_message(&self.buffer, &mut |message| {
-                    if let Some(news) = news(message) {
-                        sink(news);
-                    }
-                })?,
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => has_missed = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(has_missed),
+                Ok(_) => {
+                    let read = each_message(&self.buffer, &mut |message| {
+                        if let Some(news) = news(message) {
+                            sink(news);
+                        }
+                    });
+                    *has_missed |= read.is_err();
+                    read?;
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => *has_missed = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("listen for connections"),
+                Err(error) => {
+                    *has_missed = true;
+                    return Err(error).context("listen for connections");
+                }
             }
         }
+        Ok(false)
     }
 
-    /// Lists the translated connections of a network namespace, up to `most`. The result may lack some that begin or end
-    /// meanwhile.
-    pub fn list(namespace: &Namespace, most: usize) -> Result<Vec<Translation>> {
+    /// Lists the translated connections of a network namespace, up to `most`, and how many there are beyond. The result may
+    /// lack some that begin or end meanwhile.
+    pub fn list(namespace: &Namespace, most: usize) -> Result<(Vec<Translation>, u64)> {
         #[derive(Default)]
-        struct Listed(Vec<Translation>);
+        struct Listed(Vec<Translation>, u64);
         let request = Message {
             kind: GET,
             body: vec![0; HEADER_LEN_BYTES],
@@ -116,17 +128,19 @@ impl Conntrack {
         let listed = namespace.enter(|| {
             let mut socket = NetlinkSocket::open(NETLINK_NETFILTER)?;
             socket
-                .fold(&request, |Listed(all), message| {
-                    if let Some(News::Begun(translation)) = news(&message)
-                        && all.len() < most
-                    {
-                        all.push(translation);
+                .fold(&request, |Listed(all, beyond), message| {
+                    if let Some(News::Begun(translation)) = news(&message) {
+                        if all.len() < most {
+                            all.push(translation);
+                        } else {
+                            *beyond += 1;
+                        }
                     }
                     Ok(())
                 })
                 .context("list connections")
         })?;
-        Ok(listed.0)
+        Ok((listed.0, listed.1))
     }
 }
 

@@ -192,14 +192,14 @@ fn translations(nat: &NatStatus, families: &mut Families<'_>) -> fmt::Result {
         (
             Help(
                 "flow_agent_nat_missed",
-                "How often news of the kernel about connections were missed",
+                "Scans for which events about connections were missing",
             ),
             nat.missed,
         ),
         (
             Help(
                 "flow_agent_nat_ambiguous_flows",
-                "Flows whose translation is not sure",
+                "Flows whose translation is uncertain",
             ),
             nat.ambiguous_flows,
         ),

@@ -345,8 +345,8 @@ fn nat_line(nat: &NatStatus) -> String {
     let mut line = format!("nat       {} translated connections", nat.connections);
     for (count, what) in [
         (nat.not_kept, "not kept, for lack of room"),
-        (nat.ambiguous_flows, "flows whose translation is not sure"),
-        (nat.missed, "times that news of the kernel were missed"),
+        (nat.ambiguous_flows, "flows whose translation is uncertain"),
+        (nat.missed, "scans for which events were missing"),
     ] {
         if count != 0 {
             write!(line, "; {count} {what}").expect("a string grows");

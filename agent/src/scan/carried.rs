@@ -45,6 +45,7 @@ impl Scanner {
         }
         let (scan_clock, set_by_ns) = self.clock()?;
         self.begin(scan_clock, set_by_ns);
+        self.replica.note_missed_translations();
         for batch in heritage.take_batches() {
             self.out.publish(&batch);
             self.carried_over.repeated_batches += 1;

@@ -57,7 +57,11 @@ impl Routed {
         ip(router, &format!("link set {} arp on up", CABLE[0]));
         ip(&client, &format!("link set {} arp on up", CABLE[1]));
         ip(&client, "route add default via 10.79.0.1");
-        router.set_sysctl("net/ipv4/ip_forward", "1").unwrap();
+        router
+            .set_sysctl("net/ipv4/ip_forward", "1")
+            // By default, the kernel stops telling of connections when an agent of another test leaves.
+            .and_then(|()| router.set_sysctl("net/netfilter/nf_conntrack_events", "1"))
+            .unwrap();
         let rules = format!(
             "table ip nat {{\n{}\n}}",
             chains
@@ -255,7 +259,12 @@ fn a_flow_to_a_forwarded_port_names_the_host_behind_it() {
     };
     ask();
     let agent = network.start(&[]);
-    ask();
+    wait_until("a list has confirmed the connection", || {
+        ask();
+        let flows = agent.flows(&network.lab.agent);
+        let named = flows.iter().filter(|line| !line["nat_side"].is_null());
+        named.count() == 2
+    });
     wait_for_silence(&network.lab.agent);
     let report = agent.stop();
     let flows = last_of_each(&report.flows);

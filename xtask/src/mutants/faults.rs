@@ -6,6 +6,7 @@ mod collector;
 mod delivery;
 mod files;
 mod kernel;
+mod nat;
 mod outputs;
 mod pairs;
 mod query;
@@ -116,6 +117,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         userspace::FAULTS,
         collector::FAULTS,
         files::FAULTS,
+        nat::FAULTS,
         pairs::FAULTS,
         stores::FAULTS,
         query::FAULTS,

@@ -11,6 +11,7 @@ use tls::{
     ALPN_H2, ALPN_HTTP1,
     output::{OutputTls, ReloadableOutputTls},
     pem::FileFault,
+    stays_here,
 };
 use tokio::sync::watch;
 
@@ -98,12 +99,15 @@ impl Target {
             Protocol::Http => HTTP_PORT,
         };
         let to = to.or_else(|| HostPort::read(&format!("{authority}:{port}")));
-        let gzip = match table.text("compression")?.as_deref() {
+        let compression = table.text("compression")?;
+        let gzip = match compression.as_deref() {
             None | Some("gzip") => true,
             Some("none") => false,
             Some(_) => return Err(Refused::at("compression", "expected one of none, gzip")),
         };
         let to = to.ok_or_else(expected)?;
+        // To a receiver on this host, compressing costs both more than it saves.
+        let gzip = gzip && (compression.is_some() || !stays_here(&to.host));
         way.refuse_host(&to.host)?;
         Ok(Self {
             to,

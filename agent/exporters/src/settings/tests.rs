@@ -432,6 +432,25 @@ fn what_is_refused_of_collectors_says_where() {
 }
 
 #[test]
+fn requests_to_a_receiver_on_this_host_are_not_compressed_unless_that_is_asked_for() {
+    for (host, default) in [
+        ("localhost", "none"),
+        ("127.0.0.1", "none"),
+        ("[::1]", "none"),
+        ("192.0.2.1", "gzip"),
+        ("localhost.example", "gzip"),
+    ] {
+        let usual = read(&format!("otlp=http://{host}")).unwrap();
+        for compression in ["none", "gzip"] {
+            let asked = read(&format!(
+                r#"{{"kind": "otlp", "address": "http://{host}", "compression": "{compression}"}}"#
+            ));
+            assert_eq!(asked.unwrap() == usual, compression == default, "{host}");
+        }
+    }
+}
+
+#[test]
 fn what_is_refused_of_otlp_says_where() {
     for (text, error) in [
         ("otlp=a:4317", "address: expected http://HOST"),

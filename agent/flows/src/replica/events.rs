@@ -39,9 +39,9 @@ impl Replica {
         self.translations.want(most_connections);
     }
 
-    /// A translated connection has begun. With `always`, it began before the agent did.
-    pub fn note_translation(&mut self, netns: u32, connection: &Translation, always: bool) {
-        self.translations.add(netns, connection, always);
+    /// A translated connection has begun.
+    pub fn note_translation(&mut self, netns: u32, connection: &Translation) {
+        self.translations.add(netns, connection);
     }
 
     /// A translated connection has ended.
@@ -49,9 +49,14 @@ impl Replica {
         self.translations.remove(netns, connection);
     }
 
-    /// News were missed: these are all translated connections of a network namespace now.
-    pub fn replace_translations(&mut self, netns: u32, connections: &[Translation]) {
-        self.translations.replace(netns, connections);
+    /// These are all translated connections of a network namespace, after the events so far.
+    pub fn list_translations(&mut self, netns: u32, connections: &[Translation]) {
+        self.translations.list(netns, connections);
+    }
+
+    /// Events about connections were missed, or flows of this scan may be older than it.
+    pub fn note_missed_translations(&mut self) {
+        self.translations.note_missed();
     }
 
     pub fn translation_counts(&self) -> TranslationCounts {

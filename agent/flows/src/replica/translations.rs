@@ -1,8 +1,9 @@
 //! The other form of flows that the host translates (NAT).
 //!
-//! The kernel's news about a connection come some time before or after its packets are taken in. So a flow gets a
-//! translation only if the connection began no later than a scan after the flow, and if nothing else was known about these
-//! addresses and ports meanwhile. Otherwise it stays without: a wrong address is worse than none.
+//! The kernel's events about a connection come some time before or after its packets are taken in, and the kernel may
+//! tell nothing of a connection that began before anybody listened. So a flow gets a translation only if its connection is
+//! known to have begun no later than a scan after the flow, to have gone on until then, and if nothing else was known
+//! about these addresses and ports meanwhile. Otherwise it stays without: a wrong address is worse than none.
 
 use std::collections::{HashMap, VecDeque, hash_map::Entry as MapEntry};
 
@@ -18,6 +19,9 @@ use proto::{
 
 use super::senders::BySlot;
 
+/// Flows that began in these scans before news were missed, and after, get no translation.
+const UNSURE_SCANS: u32 = 1;
+
 /// Translations by the addresses and ports of both their forms, and those of the flows by slot. Takes no memory unless it is
 /// wanted.
 #[derive(Default)]
@@ -28,13 +32,15 @@ pub struct Translations {
     /// Connections that have ended, with the scan in which they did, the oldest first.
     ended: VecDeque<(u32, Tuple)>,
     by_slot: BySlot<OfFlow>,
-    /// Flows that began in this scan, and in the one before: their connection may have news yet.
+    /// Flows that began in this scan, and in the one before: there may be events about their connection yet.
     fresh: [Vec<u32>; 2],
     scan: u32,
-    last_generation: u32,
-    /// The scan in which news were missed.
+    /// The number of the last list.
+    list: u32,
+    /// Forms of connections that were listed and had no event.
+    listed: usize,
+    /// The last scan in which events were missed.
     missed_at: Option<u32>,
-    connections: u64,
     not_kept: u64,
     ambiguous: u64,
 }
@@ -53,13 +59,13 @@ impl Tuple {
     fn of(netns: u32, ip_version: u8, protocol: u8, ends: [End; 2]) -> (Self, bool) {
         let is_swapped = ends[0] > ends[1];
         let ends = if is_swapped { [ends[1], ends[0]] } else { ends };
-        let ends = Self {
+        let tuple = Self {
             netns,
             ip_version,
             protocol,
             ends,
         };
-        (ends, is_swapped)
+        (tuple, is_swapped)
     }
 
     /// `None` for flows that connections are not looked up for: inside a tunnel, without ports.
@@ -78,23 +84,30 @@ impl Tuple {
     }
 }
 
-/// The other form of two ends.
+/// What is known about two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
-    /// In the order of these ends.
+    form: Form,
+    /// The scan before which the connection began.
+    since: u32,
+    /// Flows that began in this scan or earlier may belong to another connection.
+    unsure_until: u32,
+    /// The scan before which the connection ended; 0 while it goes on.
+    ended_at: u32,
+    /// The number of the last list that had the connection, and the scan after that.
+    listed: (u32, u32),
+    /// There was no event that it began, so there may be none that it ends.
+    is_only_listed: bool,
+}
+
+/// The other form of two ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Form {
+    /// In the order of the ends.
     other: [End; 2],
     /// Which of the ends opened the connection.
     initiator: u8,
     side: NatSide,
-    /// No other translation has it.
-    generation: u32,
-    /// The scan before which the connection began.
-    since: u32,
-    /// Up to flows that began in this scan, it is not sure which connection they belong to.
-    unsure_until: u32,
-    /// The scan before which the last connection ended; 0 while there is one.
-    ended_at: u32,
-    connections: u32,
 }
 
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -112,8 +125,7 @@ enum State {
     /// There is no flow, or it has no translation so far.
     #[default]
     Unknown,
-    /// It has the translation of this generation.
-    Known(u32),
+    Known,
     /// It stays without.
     Ambiguous,
 }
@@ -125,7 +137,7 @@ pub struct TranslationCounts {
     pub connections: u64,
     /// Connections for which there was no room.
     pub not_kept: u64,
-    /// Flows whose translation is not sure.
+    /// Flows whose translation is uncertain.
     pub ambiguous: u64,
 }
 
@@ -137,8 +149,9 @@ impl Translations {
     }
 
     pub fn counts(&self) -> TranslationCounts {
+        let is_one = |known: &&Known| known.ended_at == 0 && known.form.side == NatSide::Original;
         TranslationCounts {
-            connections: self.connections,
+            connections: self.known.values().filter(is_one).count() as u64,
             not_kept: self.not_kept,
             ambiguous: self.ambiguous,
         }
@@ -148,100 +161,90 @@ impl Translations {
         self.scan = scan;
     }
 
-    /// A connection has begun before this scan. With `always`, it began before the agent did.
-    pub fn add(&mut self, netns: u32, connection: &Translation, always: bool) {
-        let since = if always { 0 } else { self.scan };
-        let forms = forms(netns, connection);
-        // It may be both in the list and in the news.
-        let is_there = |form: &Form| {
-            let known = self.known.get(&form.ends);
-            known.is_some_and(|known| known.connections > 0 && known.is(form))
+    /// Some events before this scan are unknown, or flows of this scan may be older than it.
+    pub fn note_missed(&mut self) {
+        self.missed_at = Some(self.scan);
+    }
+
+    /// A connection has begun before this scan.
+    pub fn add(&mut self, netns: u32, connection: &Translation) {
+        for (tuple, form) in forms(netns, connection) {
+            self.put(tuple, form, false);
+        }
+    }
+
+    fn put(&mut self, tuple: Tuple, form: Form, is_listed: bool) {
+        let (scan, list) = (self.scan, self.list);
+        let has_room = self.known.len() < 2 * self.most_connections;
+        let fresh = Known {
+            form,
+            since: scan,
+            unsure_until: 0,
+            ended_at: 0,
+            listed: if is_listed { (list, scan) } else { (0, 0) },
+            is_only_listed: is_listed,
         };
-        if forms.iter().all(is_there) {
-            return;
-        }
-        if self.known.len() + 2 > 2 * self.most_connections
-            && !forms.iter().all(|form| self.known.contains_key(&form.ends))
-        {
-            self.not_kept += 1;
-            // Flows of these addresses and ports must not get what was known before.
-            for form in &forms {
-                if let Some(known) = self.known.get_mut(&form.ends) {
-                    known.unsure_until = u32::MAX;
-                }
+        match self.known.entry(tuple) {
+            MapEntry::Vacant(place) if has_room => {
+                place.insert(fresh);
+                self.listed += usize::from(is_listed);
             }
-            return;
-        }
-        self.connections += 1;
-        self.last_generation = self.last_generation.wrapping_add(1);
-        for form in forms {
-            let Form {
-                ends,
-                other,
-                initiator,
-                side,
-            } = form;
-            let fresh = Known {
-                other,
-                initiator,
-                side,
-                generation: self.last_generation,
-                since,
-                unsure_until: 0,
-                ended_at: 0,
-                connections: 1,
-            };
-            match self.known.entry(ends) {
-                MapEntry::Vacant(place) => {
-                    place.insert(fresh);
-                }
-                MapEntry::Occupied(mut place) => place.get_mut().follow(fresh, self.scan),
+            // Nothing is remembered of it, so flows of this time stay without.
+            MapEntry::Vacant(_) => {
+                self.not_kept += u64::from(form.side == NatSide::Original);
+                self.missed_at = Some(scan);
+            }
+            MapEntry::Occupied(mut place) => {
+                let known = place.get_mut();
+                let was_listed = known.is_only_listed;
+                known.follow(fresh, scan, is_listed);
+                self.listed += usize::from(known.is_only_listed);
+                self.listed -= usize::from(was_listed);
             }
         }
     }
 
     /// A connection has ended before this scan.
     pub fn remove(&mut self, netns: u32, connection: &Translation) {
-        let mut was_known = false;
-        for Form { ends, .. } in forms(netns, connection) {
-            if let Some(known) = self.known.get_mut(&ends)
-                && known.connections > 0
-            {
-                was_known = true;
-                known.connections -= 1;
-                if known.connections == 0 {
-                    known.ended_at = self.scan;
-                    self.ended.push_back((self.scan, ends));
-                }
+        for (tuple, form) in forms(netns, connection) {
+            let Some(known) = self.known.get_mut(&tuple) else {
+                continue;
+            };
+            if known.form == form {
+                self.end(tuple);
+            } else if known.ended_at == 0 {
+                // There were two connections of these ends at once.
+                known.unsure_until = u32::MAX;
             }
         }
-        self.connections -= u64::from(was_known && self.connections > 0);
     }
 
-    /// Some news were missed. These are all connections of a network namespace now.
-    pub fn replace(&mut self, netns: u32, connections: &[Translation]) {
-        self.missed_at = Some(self.scan);
-        for known in self
-            .known
-            .iter_mut()
-            .filter(|(ends, _)| ends.netns == netns)
+    fn end(&mut self, tuple: Tuple) {
+        if let Some(known) = self.known.get_mut(&tuple)
+            && known.ended_at == 0
         {
-            let (ends, known) = known;
-            self.connections = self.connections.saturating_sub(known.connections.into());
-            if known.connections > 0 {
-                known.connections = 0;
-                known.ended_at = self.scan;
-                self.ended.push_back((self.scan, *ends));
+            known.ended_at = self.scan;
+            self.ended.push_back((self.scan, tuple));
+        }
+    }
+
+    /// These are all connections of a network namespace at a moment before this scan. Events from before that moment come
+    /// first.
+    pub fn list(&mut self, netns: u32, connections: &[Translation]) {
+        self.list = self.list.wrapping_add(1);
+        for connection in connections {
+            for (tuple, form) in forms(netns, connection) {
+                self.put(tuple, form, true);
             }
         }
-        self.connections = self
-            .known
-            .values()
-            .filter(|known| known.side == NatSide::Original)
-            .map(|known| u64::from(known.connections))
-            .sum();
-        for connection in connections {
-            self.add(netns, connection, false);
+        let (list, mut over) = (self.list, Vec::new());
+        for (tuple, known) in &self.known {
+            if tuple.netns == netns && known.ended_at == 0 && known.listed.0 != list {
+                over.push(*tuple);
+            }
+        }
+        for tuple in over {
+            self.end(tuple);
         }
     }
 
@@ -257,65 +260,89 @@ impl Translations {
         };
         self.by_slot.begin(slot, flow);
         self.fresh[0].push(slot);
-        self.note(slot, key);
+        self.look_up(slot, key);
     }
 
-    /// The flow in this slot has more packets, or is about to be reported.
+    /// The flow in this slot has more packets.
     #[inline]
     pub fn note(&mut self, slot: u32, key: &FlowKey) {
-        if self.is_wanted && !self.known.is_empty() {
-            self.look_up(slot, key);
+        if !self.is_wanted {
+            return;
+        }
+        match self.by_slot.get(slot).state {
+            State::Ambiguous => {}
+            State::Known => self.check(slot, key),
+            State::Unknown => self.look_up(slot, key),
+        }
+    }
+
+    /// Whether the connection of a flow that has more packets is still the same.
+    fn check(&mut self, slot: u32, key: &FlowKey) {
+        let mut flow = self.by_slot.get(slot);
+        let found = Tuple::of_flow(key);
+        let known = found.and_then(|(tuple, is_swapped)| {
+            let known = self.known.get(&tuple)?;
+            Some((known, in_order(known.form.other, is_swapped)))
+        });
+        let is_same = known.is_some_and(|(known, other)| {
+            let goes_on = known.ended_at == 0 || known.ended_at >= self.scan;
+            let is_sure = known.unsure_until < self.scan;
+            goes_on && is_sure && other == flow.other && Some(known.form.side) == flow.side
+        });
+        if !is_same {
+            flow.state = State::Ambiguous;
+            self.ambiguous += 1;
+            self.by_slot.begin(slot, flow);
         }
     }
 
     fn look_up(&mut self, slot: u32, key: &FlowKey) {
-        let mut flow = self.by_slot.get(slot);
-        // Later, no connection can have begun with the flow.
-        let is_too_late = flow.state == State::Unknown && self.scan.wrapping_sub(flow.began) > 1;
-        if flow.state == State::Ambiguous || is_too_late {
+        if self.known.is_empty() {
             return;
         }
-        let Some((ends, is_swapped)) = Tuple::of_flow(key) else {
+        let mut flow = self.by_slot.get(slot);
+        // Later, there can be no event about its connection. A list may have it.
+        if self.listed == 0 && self.scan.wrapping_sub(flow.began) > 1 {
+            return;
+        }
+        let Some((tuple, is_swapped)) = Tuple::of_flow(key) else {
             return;
         };
-        let Some(known) = self.known.get(&ends) else {
+        let Some(known) = self.known.get(&tuple) else {
             return;
         };
-        let was_missed = self
-            .missed_at
-            .is_some_and(|at| flow.began == at || flow.began == at.wrapping_add(1));
-        let is_sure = match flow.state {
-            State::Known(generation) => known.generation == generation,
-            // It ended before the flow began.
-            State::Unknown | State::Ambiguous
-                if known.ended_at != 0 && known.ended_at < flow.began =>
-            {
-                return;
-            }
-            State::Unknown | State::Ambiguous => {
-                flow.began > known.unsure_until
-                    && known.since <= flow.began.saturating_add(1)
-                    && !was_missed
-            }
-        };
-        if !is_sure {
-            flow.state = State::Ambiguous;
-            self.ambiguous += 1;
-        } else if flow.state == State::Unknown {
-            let [a, b] = known.other;
-            flow.other = if is_swapped { [b, a] } else { [a, b] };
-            flow.side = Some(known.side);
-            flow.state = State::Known(known.generation);
-            let initiator = known.initiator ^ u8::from(is_swapped);
+        if known.ended_at != 0 && known.ended_at < flow.began {
+            return;
+        }
+        if known.is_only_listed && known.listed.1 <= flow.began {
+            // The next list may confirm it.
+            return;
+        }
+        let was_missed = self.missed_at.is_some_and(|at| {
+            let range = at.saturating_sub(UNSURE_SCANS)..=at.saturating_add(UNSURE_SCANS);
+            range.contains(&flow.began)
+        });
+        // Otherwise an older connection has ended in the scan in which the flow began.
+        let is_its_own = known.ended_at != flow.began || known.since == flow.began;
+        let is_sure = flow.began > known.unsure_until
+            && known.since <= flow.began.saturating_add(1)
+            && is_its_own
+            && !was_missed;
+        if is_sure {
+            flow.other = in_order(known.form.other, is_swapped);
+            flow.side = Some(known.form.side);
+            flow.state = State::Known;
+            let initiator = known.form.initiator ^ u8::from(is_swapped);
             flow.community_id = community_id_of(key, flow.other, initiator);
         } else {
-            return;
+            flow.state = State::Ambiguous;
+            self.ambiguous += 1;
         }
         self.by_slot.begin(slot, flow);
     }
 
-    /// Looks up the flows that began in the scan before, without the ones that ended. `key_of` returns the key of the flow in
-    /// a slot. Then forgets the connections that ended before the last scan.
+    /// Looks up the flows that began in the scan before. `key_of` returns the key of the flow in a slot. Then forgets the
+    /// connections that ended before the last scan.
     pub fn end_scan(&mut self, key_of: impl Fn(u32) -> Option<FlowKey>) {
         if !self.is_wanted {
             return;
@@ -325,17 +352,17 @@ impl Translations {
         for slot in before {
             let is_waiting = self.by_slot.get(slot).state == State::Unknown;
             if is_waiting && let Some(key) = key_of(slot) {
-                self.note(slot, &key);
+                self.look_up(slot, &key);
             }
         }
-        while let Some(&(scan, ends)) = self.ended.front()
+        while let Some(&(scan, tuple)) = self.ended.front()
             && self.scan.wrapping_sub(scan) > 1
         {
             self.ended.pop_front();
-            if let MapEntry::Occupied(place) = self.known.entry(ends)
+            if let MapEntry::Occupied(place) = self.known.entry(tuple)
                 && place.get().ended_at == scan
             {
-                place.remove();
+                self.listed -= usize::from(place.remove().is_only_listed);
             }
         }
     }
@@ -346,14 +373,11 @@ impl Translations {
             return;
         }
         let flow = self.by_slot.get(slot);
-        let State::Known(_) = flow.state else { return };
+        if flow.state != State::Known {
+            return;
+        }
         let has_ports = record.src.port.is_some();
-        let [a, b] = flow.other;
-        let ends = if record.initiator == 0 {
-            [a, b]
-        } else {
-            [b, a]
-        };
+        let ends = in_order(flow.other, record.initiator != 0);
         let ip_version = record.key.ip_version;
         let Record { fields, .. } = record;
         for (end, other) in [&mut fields.src, &mut fields.dst].into_iter().zip(ends) {
@@ -370,45 +394,46 @@ impl Translations {
         if self.known.len() < self.known.capacity() / 4 {
             self.known.shrink_to_fit();
         }
+        if self.ended.len() < self.ended.capacity() / 4 {
+            self.ended.shrink_to_fit();
+        }
     }
 }
 
 impl Known {
-    fn is(&self, form: &Form) -> bool {
-        self.other == form.other && self.side == form.side
-    }
-
-    /// Another connection of the same ends begins in this scan.
-    fn follow(&mut self, next: Self, scan: u32) {
-        let is_same = self.other == next.other && self.side == next.side;
-        if is_same && self.unsure_until == 0 {
-            self.connections += 1;
+    /// An event, or a list, has a connection of the same ends.
+    fn follow(&mut self, next: Self, scan: u32, is_listed: bool) {
+        if self.form == next.form {
+            if is_listed {
+                self.listed = next.listed;
+                if self.ended_at == 0 {
+                    return;
+                }
+                // It has begun again, and no event says when.
+                self.unsure_until = self.unsure_until.max(scan.saturating_add(1));
+                self.is_only_listed = true;
+            } else {
+                self.is_only_listed = false;
+            }
             self.ended_at = 0;
-        } else if self.connections == 0 {
+        } else if self.ended_at != 0 {
             // Flows that began by the next scan may belong to either of them.
             *self = Self {
                 unsure_until: scan.saturating_add(1),
                 ..next
             };
         } else {
-            // Two at once, in different zones: nothing about a packet tells which it belongs to.
-            self.connections += 1;
+            // Two at once, perhaps in different zones: nothing about a packet tells which it belongs to.
             self.unsure_until = u32::MAX;
-            self.generation = next.generation;
+            if is_listed {
+                self.listed = next.listed;
+            }
         }
     }
 }
 
-/// One form of a connection.
-struct Form {
-    ends: Tuple,
-    /// The other form, in the order of these ends.
-    other: [End; 2],
-    initiator: u8,
-    side: NatSide,
-}
-
-fn forms(netns: u32, connection: &Translation) -> [Form; 2] {
+/// Both forms of a connection.
+fn forms(netns: u32, connection: &Translation) -> [(Tuple, Form); 2] {
     let Translation {
         ip_version,
         protocol,
@@ -419,20 +444,23 @@ fn forms(netns: u32, connection: &Translation) -> [Form; 2] {
         (original, translated, NatSide::Original),
         (translated, original, NatSide::Translated),
     ]
-    .map(|(one, [first, second], side)| {
-        let (ends, is_swapped) = Tuple::of(netns, ip_version, protocol, one);
-        let other = if is_swapped {
-            [second, first]
-        } else {
-            [first, second]
-        };
-        Form {
-            ends,
-            other,
+    .map(|(one, other, side)| {
+        let (tuple, is_swapped) = Tuple::of(netns, ip_version, protocol, one);
+        let form = Form {
+            other: in_order(other, is_swapped),
             initiator: is_swapped.into(),
             side,
-        }
+        };
+        (tuple, form)
     })
+}
+
+fn in_order([first, second]: [End; 2], is_swapped: bool) -> [End; 2] {
+    if is_swapped {
+        [second, first]
+    } else {
+        [first, second]
+    }
 }
 
 fn community_id_of(key: &FlowKey, [a, b]: [End; 2], initiator: u8) -> [u8; 20] {
@@ -509,7 +537,7 @@ mod tests {
     fn both_forms_of_a_connection_have_the_other_one() {
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000), false);
+        all.add(NETNS, &connection(4000, 9000));
         let (inside, outside) = (end(5, 4000), end(7, 9000));
         all.begin(SLOT, &key(inside));
         all.begin(SLOT + 1, &key(outside));
@@ -544,7 +572,7 @@ mod tests {
             let inside = end(5, 4000);
             all.begin(SLOT, &key(inside));
             all.begin_scan(1 + late);
-            all.add(NETNS, &connection(4000, 9000), false);
+            all.add(NETNS, &connection(4000, 9000));
             all.note(SLOT, &key(inside));
             assert_eq!(other(&all, SLOT, inside).is_some(), expected, "{late}");
         }
@@ -557,7 +585,7 @@ mod tests {
         let inside = end(5, 4000);
         all.begin(SLOT, &key(inside));
         scan(&mut all, 2);
-        all.add(NETNS, &connection(4000, 9000), false);
+        all.add(NETNS, &connection(4000, 9000));
         assert_eq!(other(&all, SLOT, inside), None);
         all.end_scan(|slot| (slot == SLOT).then(|| key(inside)));
         assert!(other(&all, SLOT, inside).is_some());
@@ -568,11 +596,11 @@ mod tests {
         let inside = end(5, 4000);
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000), false);
+        all.add(NETNS, &connection(4000, 9000));
         all.begin(SLOT, &key(inside));
         scan(&mut all, 2);
         all.remove(NETNS, &connection(4000, 9000));
-        all.add(NETNS, &connection(4000, 9001), false);
+        all.add(NETNS, &connection(4000, 9001));
         // The flow goes on with the other connection.
         all.note(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
@@ -600,7 +628,7 @@ mod tests {
         for (later, expected) in [(0, true), (1, false), (5, false)] {
             let mut all = wanted(10);
             all.begin_scan(1);
-            all.add(NETNS, &connection(4000, 9000), false);
+            all.add(NETNS, &connection(4000, 9000));
             all.remove(NETNS, &connection(4000, 9000));
             for number in 2..2 + later {
                 scan(&mut all, number);
@@ -616,8 +644,8 @@ mod tests {
         let inside = end(5, 4000);
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000), false);
-        all.add(NETNS, &connection(4000, 9001), false);
+        all.add(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4000, 9001));
         all.begin(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
         all.remove(NETNS, &connection(4000, 9001));
@@ -627,48 +655,124 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_twice_is_one_connection_and_what_has_no_room_is_counted() {
+    fn what_comes_twice_is_one_connection_and_what_has_no_room_is_counted() {
         let mut all = wanted(2);
         all.begin_scan(1);
         for _ in 0..2 {
-            all.add(NETNS, &connection(4000, 9000), true);
+            all.add(NETNS, &connection(4000, 9000));
         }
         assert_eq!(all.counts().connections, 1);
-        all.add(NETNS, &connection(4001, 9001), false);
-        all.add(NETNS, &connection(4002, 9002), false);
+        all.begin(SLOT, &key(end(5, 4000)));
+        scan(&mut all, 5);
+        all.add(NETNS, &connection(4001, 9001));
+        all.add(NETNS, &connection(4002, 9002));
         let counts = all.counts();
         assert_eq!((counts.connections, counts.not_kept), (2, 1));
-        all.begin(SLOT, &key(end(5, 4002)));
-        assert_eq!(other(&all, SLOT, end(5, 4002)), None);
-        // One that is known has ended, and the next one with its ports has no room on the other side.
-        all.remove(NETNS, &connection(4001, 9001));
-        all.add(NETNS, &connection(4001, 9003), false);
-        all.begin(SLOT, &key(end(5, 4001)));
-        assert_eq!(other(&all, SLOT, end(5, 4001)), None);
+        all.note(SLOT, &key(end(5, 4000)));
+        assert!(other(&all, SLOT, end(5, 4000)).is_some());
+        // Nothing is known about other connections of that time.
+        for port in [4001, 4002] {
+            all.begin(4, &key(end(5, port)));
+            assert_eq!(other(&all, 4, end(5, port)), None);
+        }
+        // One has ended, and the next one with its ports has no room on the other side.
+        all.remove(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4000, 9003));
+        all.note(SLOT, &key(end(5, 4000)));
+        assert_eq!(other(&all, SLOT, end(5, 4000)), None);
     }
 
     #[test]
-    fn after_missed_news_flows_of_that_time_have_no_translation() {
+    fn after_missed_events_flows_of_that_time_have_no_translation() {
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000), false);
-        all.add(NETNS, &connection(4001, 9001), false);
+        all.add(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4001, 9001));
         let inside = end(5, 4000);
         all.begin(SLOT, &key(inside));
-        scan(&mut all, 2);
-        let listed = [connection(4000, 9000), connection(4002, 9002)];
-        all.replace(NETNS, &listed);
-        assert_eq!(all.counts().connections, 2);
+        scan(&mut all, 5);
+        all.note_missed();
+        all.list(NETNS, &[connection(4000, 9000)]);
+        assert_eq!(all.counts().connections, 1);
         all.note(SLOT, &key(inside));
         assert!(other(&all, SLOT, inside).is_some());
-        let later = end(5, 4002);
-        for (number, expected) in [(2, false), (3, false), (4, true)] {
+        for (number, expected) in [(5, false), (6, false), (7, true)] {
             all.begin_scan(number);
-            all.begin(SLOT, &key(later));
-            assert_eq!(other(&all, SLOT, later).is_some(), expected, "{number}");
+            all.begin(4, &key(inside));
+            assert_eq!(other(&all, 4, inside).is_some(), expected, "{number}");
         }
         // It has ended meanwhile.
-        all.begin(SLOT, &key(end(5, 4001)));
-        assert_eq!(other(&all, SLOT, end(5, 4001)), None);
+        all.begin_scan(7);
+        all.begin(4, &key(end(5, 4001)));
+        assert_eq!(other(&all, 4, end(5, 4001)), None);
+    }
+
+    /// The kernel tells nothing about the end of a connection that began when nobody listened.
+    #[test]
+    fn a_connection_that_was_only_listed_needs_a_later_list_to_confirm_it() {
+        let inside = end(5, 4000);
+        let listed = [connection(4000, 9000)];
+        let mut all = wanted(10);
+        all.begin_scan(1);
+        all.list(NETNS, &listed);
+        all.begin(SLOT, &key(inside));
+        assert_eq!(other(&all, SLOT, inside), None);
+        for number in 2..9 {
+            scan(&mut all, number);
+            all.note(SLOT, &key(inside));
+            assert_eq!(other(&all, SLOT, inside), None);
+        }
+        all.list(NETNS, &listed);
+        all.note(SLOT, &key(inside));
+        assert_eq!(other(&all, SLOT, inside), Some((9000, NatSide::Original)));
+        // Another flow of the same ends comes, which the next list does not confirm.
+        scan(&mut all, 9);
+        all.begin(4, &key(inside));
+        all.list(NETNS, &[]);
+        all.note(4, &key(inside));
+        assert_eq!(other(&all, 4, inside), None);
+        scan(&mut all, 10);
+        all.note(SLOT, &key(inside));
+        assert_eq!(other(&all, SLOT, inside), None, "its connection is over");
+        for number in 11..13 {
+            scan(&mut all, number);
+        }
+        assert_eq!((all.known.len(), all.listed), (0, 0));
+    }
+
+    #[test]
+    fn a_flow_that_goes_on_after_its_connection_has_no_translation_from_then_on() {
+        let inside = end(5, 4000);
+        for is_known in [false, true] {
+            let mut all = wanted(10);
+            all.begin_scan(1);
+            all.add(NETNS, &connection(4000, 9000));
+            all.begin(SLOT, &key(inside));
+            scan(&mut all, 2);
+            all.remove(NETNS, &connection(4000, 9000));
+            all.note(SLOT, &key(inside));
+            assert!(other(&all, SLOT, inside).is_some());
+            scan(&mut all, 3);
+            if is_known {
+                // The next connection has the same addresses and ports on both sides.
+                all.add(NETNS, &connection(4000, 9000));
+            }
+            all.note(SLOT, &key(inside));
+            assert_eq!(other(&all, SLOT, inside).is_some(), is_known);
+        }
+    }
+
+    #[test]
+    fn a_flow_that_begins_while_an_older_connection_ends_is_not_given_to_it() {
+        let inside = end(5, 4000);
+        for (since, expected) in [(4, false), (5, true)] {
+            let mut all = wanted(10);
+            all.begin_scan(since);
+            all.add(NETNS, &connection(4000, 9000));
+            all.begin_scan(5);
+            all.remove(NETNS, &connection(4000, 9000));
+            all.begin(SLOT, &key(inside));
+            assert_eq!(other(&all, SLOT, inside).is_some(), expected, "{since}");
+        }
     }
 }

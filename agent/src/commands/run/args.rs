@@ -139,7 +139,8 @@ pub struct Args {
     /// well. dns: names of addresses, from DNS answers that pass the interfaces (UDP, port 53: the agent reads these
     /// messages) and from /etc/hosts. dns-exchanges: the same, and each query with its answer, in JSON Lines and over
     /// gRPC. icmp: what ICMP errors report as unreachable (the agent reads these errors). drops: packets that the
-    /// host's kernel drops, by its own reasons in status and metrics, and by flow.
+    /// host's kernel drops, by its own reasons in status and metrics, and by flow. nat: the addresses and ports on the
+    /// other side of this host's address translation.
     #[arg(long, value_name = "WHAT", env = "FLOW_AGENT_ENRICH", value_enum, value_delimiter = ',', help_heading = COUNT)]
     pub enrich: Vec<Enrichment>,
 
@@ -192,7 +193,7 @@ pub struct Args {
     /// The shortest time between two reports of a continuing flow. Its next record, or the one at its end, has the
     /// counts of the whole time, so long flows make fewer records, and early scans make no more. A whole number of scan
     /// intervals is best; 0s reports with every scan. auto is 60s if every output is IPFIX, whose collectors expect an
-    /// active timeout, and 0s otherwise.
+    /// active timeout, and 0s otherwise. It applies to all who connect, too.
     #[arg(long, value_name = "TIME", env = "FLOW_AGENT_REPORT_INTERVAL", default_value = "auto",
           value_parser = ReportInterval::parse, help_heading = TABLE)]
     pub report_interval: ReportInterval,
