@@ -102,6 +102,12 @@ impl Incoming {
     }
 }
 
+/// Reads all that has come, and lets others have the lock in between.
+fn read_all(incoming: &Mutex<Incoming>) -> Result<()> {
+    while !lock(incoming).read(AT_ONCE)? {}
+    Ok(())
+}
+
 fn lock(shared: &Mutex<Incoming>) -> MutexGuard<'_, Incoming> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -192,7 +198,7 @@ impl Reader {
             let Some(incoming) = self.incoming.upgrade() else {
                 return;
             };
-            let read = waited.and_then(|()| self.read(&incoming));
+            let read = waited.and_then(|()| read_all(&incoming));
             self.warn_of(read);
             let is_wanted = std::mem::take(&mut lock(&incoming).is_list_wanted);
             if !is_wanted && listed.elapsed() < pause {
@@ -208,17 +214,12 @@ impl Reader {
         }
     }
 
-    fn read(&self, incoming: &Mutex<Incoming>) -> Result<()> {
-        while !lock(incoming).read(AT_ONCE)? {}
-        Ok(())
-    }
-
     /// What came before the list is an item before it.
     fn list(&self, incoming: &Mutex<Incoming>) -> Result<()> {
         // The kernel stops telling everybody about new connections once the last listener of any namespace leaves
         // (`nfnetlink_unbind`, 6.18). Another listener here makes it go on.
         let listener = Conntrack::open(&self.namespace);
-        self.read(incoming)?;
+        read_all(incoming)?;
         {
             let mut incoming = lock(incoming);
             incoming.read(MOST_PER_SCAN)?;

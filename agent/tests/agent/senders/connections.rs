@@ -133,7 +133,7 @@ fn relay(near: &Tun, far: &Tun, stop: &AtomicBool) {
                         mark(&mut packet);
                     }
                 }
-                queue.push_back((now + DELAY, packet));
+                queue.push_back((Instant::now() + DELAY, packet));
             }
             while queue.front().is_some_and(|(due, _)| *due <= now) {
                 to.send(&queue.pop_front().unwrap().1).unwrap();
