@@ -63,7 +63,7 @@ struct Source {
     shared: Arc<Mutex<Incoming>>,
 }
 
-/// In the order in which they came.
+/// Queued in the order of arrival.
 enum Item {
     News(News),
     All(Vec<Translation>),
@@ -81,7 +81,7 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// Reads what has come, up to so many datagrams. Returns whether that is all.
+    /// Reads up to `most` datagrams. Returns whether the socket is empty.
     fn read(&mut self, most: usize) -> Result<bool> {
         let Self {
             conntrack,
@@ -214,7 +214,7 @@ impl Reader {
         }
     }
 
-    /// What came before the list is an item before it.
+    /// Queues a list of all connections, behind the events from before it.
     fn list(&self, incoming: &Mutex<Incoming>) -> Result<()> {
         // The kernel stops telling everybody about new connections once the last listener of any namespace leaves
         // (`nfnetlink_unbind`, 6.18). Another listener here makes it go on.

@@ -84,7 +84,7 @@ impl Conntrack {
         Ok(Waiter(socket.context("duplicate a netlink socket")?))
     }
 
-    /// Reads up to `most` datagrams. Returns whether nothing is left to read. Sets `has_missed` if the kernel has dropped some
+    /// Reads up to `most` datagrams. Returns whether the socket is empty. Sets `has_missed` if the kernel has dropped some
     /// notifications, or if this fails: everything that they reported has already happened.
     pub fn read(
         &mut self,

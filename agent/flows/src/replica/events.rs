@@ -34,7 +34,7 @@ impl Replica {
         self.errors.unmatched()
     }
 
-    /// Follows the address translations of up to so many connections.
+    /// Follows the address translations of up to `most_connections`.
     pub fn follow_translations(&mut self, most_connections: usize) {
         self.translations.want(most_connections);
     }

@@ -22,14 +22,13 @@ use super::senders::BySlot;
 /// Flows that began in these scans before news were missed, and after, get no translation.
 const UNSURE_SCANS: u32 = 1;
 
-/// Translations by the addresses and ports of both their forms, and those of the flows by slot. Takes no memory unless it is
-/// wanted.
+/// Both forms of each connection, and the translations of flows by slot. Takes no memory before [`Self::want`].
 #[derive(Default)]
 pub struct Translations {
     is_wanted: bool,
     most_connections: usize,
     known: HashMap<Tuple, Known>,
-    /// Connections that have ended, with the scan in which they did, the oldest first.
+    /// Ended connections with the scan of their end, oldest first.
     ended: VecDeque<(u32, Tuple)>,
     by_slot: BySlot<OfFlow>,
     /// Flows that began in this scan, and in the one before: there may be events about their connection yet.
@@ -39,7 +38,7 @@ pub struct Translations {
     list: u32,
     /// Forms of connections that were listed and had no event.
     listed: usize,
-    /// The last scan in which events were missed.
+    /// The last scan that missed events.
     missed_at: Option<u32>,
     not_kept: u64,
     ambiguous: u64,
@@ -84,7 +83,7 @@ impl Tuple {
     }
 }
 
-/// What is known about two ends.
+/// The connection of two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     form: Form,
@@ -135,14 +134,14 @@ enum State {
 pub struct TranslationCounts {
     /// Connections that are known now.
     pub connections: u64,
-    /// Connections for which there was no room.
+    /// Connections that exceeded the limit.
     pub not_kept: u64,
     /// Flows whose translation is uncertain.
     pub ambiguous: u64,
 }
 
 impl Translations {
-    /// Makes it keep up to so many connections.
+    /// Keeps up to `most_connections` from now on.
     pub fn want(&mut self, most_connections: usize) {
         self.is_wanted = true;
         self.most_connections = most_connections;
@@ -189,7 +188,7 @@ impl Translations {
                 place.insert(fresh);
                 self.listed += usize::from(is_listed);
             }
-            // Nothing is remembered of it, so flows of this time stay without.
+            // The connection is forgotten, so flows of this time stay without.
             MapEntry::Vacant(_) => {
                 self.not_kept += u64::from(form.side == NatSide::Original);
                 self.missed_at = Some(scan);
@@ -322,7 +321,7 @@ impl Translations {
             let range = at.saturating_sub(UNSURE_SCANS)..=at.saturating_add(UNSURE_SCANS);
             range.contains(&flow.began)
         });
-        // Otherwise an older connection has ended in the scan in which the flow began.
+        // Otherwise an older connection ended while the flow began.
         let is_its_own = known.ended_at != flow.began || known.since == flow.began;
         let is_sure = flow.began > known.unsure_until
             && known.since <= flow.began.saturating_add(1)
@@ -670,7 +669,7 @@ mod tests {
         assert_eq!((counts.connections, counts.not_kept), (2, 1));
         all.note(SLOT, &key(end(5, 4000)));
         assert!(other(&all, SLOT, end(5, 4000)).is_some());
-        // Nothing is known about other connections of that time.
+        // Other connections of that time are not kept.
         for port in [4001, 4002] {
             all.begin(4, &key(end(5, port)));
             assert_eq!(other(&all, 4, end(5, port)), None);
