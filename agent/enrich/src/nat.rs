@@ -61,12 +61,20 @@ pub struct Nat {
 struct Source {
     netns: u32,
     shared: Arc<Mutex<Incoming>>,
+    /// How many events were passed on.
+    passed: u64,
+    /// Events are missing, and no later list has come.
+    is_stale: bool,
 }
 
 /// Queued in the order of arrival.
 enum Item {
     News(News),
-    All(Vec<Translation>),
+    List {
+        connections: Vec<Translation>,
+        /// How many events came before the list was begun.
+        events: u64,
+    },
 }
 
 struct Incoming {
@@ -74,9 +82,11 @@ struct Incoming {
     items: Vec<Item>,
     /// Some events are in no item.
     has_missed: bool,
+    /// How many events have come.
+    events: u64,
     is_list_wanted: bool,
-    /// Events stay in the socket meanwhile, so that the list is in its place among them.
-    is_listing: bool,
+    /// A list waits, and another one would take more memory.
+    has_list: bool,
     beyond: u64,
 }
 
@@ -87,12 +97,14 @@ impl Incoming {
             conntrack,
             items,
             has_missed,
+            events,
             ..
         } = self;
         let mut is_full = false;
         let is_all = conntrack.read(most, has_missed, &mut |one| {
             if items.len() < MOST_NEWS {
                 items.push(Item::News(one));
+                *events += 1;
             } else {
                 is_full = true;
             }
@@ -117,13 +129,19 @@ impl Source {
         let conntrack = Conntrack::open(namespace)?;
         let waiter = conntrack.waiter()?;
         // After the socket is open, so that no connection is missed.
-        let (all, beyond) = Conntrack::list(namespace, MOST_CONNECTIONS)?;
+        let (connections, beyond) = Conntrack::list(namespace, MOST_CONNECTIONS)?;
+        let events = 0;
+        let list = Item::List {
+            connections,
+            events,
+        };
         let shared = Arc::new(Mutex::new(Incoming {
             conntrack,
-            items: vec![Item::All(all)],
+            items: vec![list],
             has_missed: false,
+            events,
             is_list_wanted: false,
-            is_listing: false,
+            has_list: true,
             beyond,
         }));
         let reader = Reader {
@@ -139,41 +157,53 @@ impl Source {
         Ok(Self {
             netns: namespace.number(),
             shared,
+            passed: 0,
+            is_stale: false,
         })
     }
 
     /// Passes on the events since the last scan. Returns whether some were missed, and how many connections a list had no
     /// room for.
-    fn drain(&self, replica: &mut Replica) -> Result<(bool, u64)> {
-        let (items, has_missed, is_listing, beyond, read) = {
+    fn drain(&mut self, replica: &mut Replica) -> Result<(bool, u64)> {
+        let (items, has_missed, beyond, read) = {
             let mut incoming = lock(&self.shared);
-            let is_listing = incoming.is_listing;
-            let read = if is_listing {
-                Ok(true)
-            } else {
-                incoming.read(MOST_PER_SCAN)
-            };
+            let read = incoming.read(MOST_PER_SCAN);
             if !matches!(read, Ok(true)) {
                 incoming.has_missed = true;
             }
             let has_missed = std::mem::take(&mut incoming.has_missed);
             incoming.is_list_wanted |= has_missed;
             let beyond = std::mem::take(&mut incoming.beyond);
+            incoming.has_list = false;
             let items = std::mem::take(&mut incoming.items);
-            (items, has_missed, is_listing, beyond, read)
+            (items, has_missed, beyond, read)
         };
         for item in &items {
             match item {
-                Item::News(News::Begun(connection)) => {
-                    replica.note_translation(self.netns, connection);
+                Item::News(news) => {
+                    self.passed += 1;
+                    let (netns, event) = (self.netns, self.passed);
+                    match news {
+                        News::Begun(connection) => {
+                            replica.note_translation(netns, connection, event);
+                        }
+                        News::Ended(connection) => {
+                            replica.end_translation(netns, connection, event);
+                        }
+                    }
                 }
-                Item::News(News::Ended(connection)) => {
-                    replica.end_translation(self.netns, connection);
+                Item::List {
+                    connections,
+                    events,
+                } => {
+                    replica.list_translations(self.netns, connections, *events);
+                    self.is_stale = false;
                 }
-                Item::All(all) => replica.list_translations(self.netns, all),
             }
         }
-        if has_missed || is_listing {
+        // A list in these items may be older than what is missing.
+        self.is_stale |= has_missed;
+        if self.is_stale {
             replica.note_missed_translations();
         }
         read.map(|_| (has_missed, beyond))
@@ -200,9 +230,13 @@ impl Reader {
             };
             let read = waited.and_then(|()| read_all(&incoming));
             self.warn_of(read);
-            let is_wanted = std::mem::take(&mut lock(&incoming).is_list_wanted);
-            if !is_wanted && listed.elapsed() < pause {
-                continue;
+            {
+                let mut incoming = lock(&incoming);
+                let is_due = incoming.is_list_wanted || listed.elapsed() >= pause;
+                if !is_due || incoming.has_list {
+                    continue;
+                }
+                incoming.is_list_wanted = false;
             }
             let begun = Instant::now();
             let outcome = self.list(&incoming);
@@ -214,23 +248,20 @@ impl Reader {
         }
     }
 
-    /// Queues a list of all connections, behind the events from before it.
+    /// Queues a list of all connections.
     fn list(&self, incoming: &Mutex<Incoming>) -> Result<()> {
         // The kernel stops telling everybody about new connections once the last listener of any namespace leaves
         // (`nfnetlink_unbind`, 6.18). Another listener here makes it go on.
         let listener = Conntrack::open(&self.namespace);
-        read_all(incoming)?;
-        {
-            let mut incoming = lock(incoming);
-            incoming.read(MOST_PER_SCAN)?;
-            incoming.is_listing = true;
-        }
+        let events = lock(incoming).events;
         // This may take seconds, and no scan waits for it.
-        let listed = Conntrack::list(&self.namespace, MOST_CONNECTIONS);
+        let (connections, beyond) = Conntrack::list(&self.namespace, MOST_CONNECTIONS)?;
         let mut incoming = lock(incoming);
-        incoming.is_listing = false;
-        let (all, beyond) = listed?;
-        incoming.items.push(Item::All(all));
+        incoming.items.push(Item::List {
+            connections,
+            events,
+        });
+        incoming.has_list = true;
         incoming.beyond += beyond;
         drop(listener?);
         Ok(())
@@ -304,7 +335,7 @@ impl Kind for Nat {
     }
 
     fn drain(&mut self, _: u32, _: &mut Kernel, replica: &mut Replica) -> Result<()> {
-        for source in &self.sources {
+        for source in &mut self.sources {
             match source.drain(replica) {
                 Ok((has_missed, beyond)) => {
                     self.missed += u64::from(has_missed);

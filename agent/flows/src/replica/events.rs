@@ -39,19 +39,19 @@ impl Replica {
         self.translations.want(most_connections);
     }
 
-    /// A translated connection has begun.
-    pub fn note_translation(&mut self, netns: u32, connection: &Translation) {
-        self.translations.add(netns, connection);
+    /// A translated connection has begun, by the event of this number in its network namespace.
+    pub fn note_translation(&mut self, netns: u32, connection: &Translation, event: u64) {
+        self.translations.add(netns, connection, event);
     }
 
     /// A translated connection has ended.
-    pub fn end_translation(&mut self, netns: u32, connection: &Translation) {
-        self.translations.remove(netns, connection);
+    pub fn end_translation(&mut self, netns: u32, connection: &Translation, event: u64) {
+        self.translations.remove(netns, connection, event);
     }
 
-    /// These are all translated connections of a network namespace, after the events so far.
-    pub fn list_translations(&mut self, netns: u32, connections: &[Translation]) {
-        self.translations.list(netns, connections);
+    /// The translated connections of a network namespace, as read after this many events.
+    pub fn list_translations(&mut self, netns: u32, connections: &[Translation], events: u64) {
+        self.translations.list(netns, connections, events);
     }
 
     /// Events about connections were missed, or flows of this scan may be older than it.

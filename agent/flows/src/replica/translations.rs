@@ -97,6 +97,8 @@ struct Known {
     listed: (u32, u32),
     /// There was no event that it began, so there may be none that it ends.
     is_only_listed: bool,
+    /// The number of the last event.
+    event: u64,
 }
 
 /// The other form of two ends.
@@ -166,13 +168,14 @@ impl Translations {
     }
 
     /// A connection has begun before this scan.
-    pub fn add(&mut self, netns: u32, connection: &Translation) {
+    pub fn add(&mut self, netns: u32, connection: &Translation, event: u64) {
         for (tuple, form) in forms(netns, connection) {
-            self.put(tuple, form, false);
+            self.put(tuple, form, false, event);
         }
     }
 
-    fn put(&mut self, tuple: Tuple, form: Form, is_listed: bool) {
+    /// `event` is the number of the event or, of a list, that of the last one before it.
+    fn put(&mut self, tuple: Tuple, form: Form, is_listed: bool, event: u64) {
         let (scan, list) = (self.scan, self.list);
         let has_room = self.known.len() < 2 * self.most_connections;
         let fresh = Known {
@@ -182,6 +185,7 @@ impl Translations {
             ended_at: 0,
             listed: if is_listed { (list, scan) } else { (0, 0) },
             is_only_listed: is_listed,
+            event,
         };
         match self.known.entry(tuple) {
             MapEntry::Vacant(place) if has_room => {
@@ -195,6 +199,10 @@ impl Translations {
             }
             MapEntry::Occupied(mut place) => {
                 let known = place.get_mut();
+                // The list is older.
+                if is_listed && known.event > event {
+                    return;
+                }
                 let was_listed = known.is_only_listed;
                 known.follow(fresh, scan, is_listed);
                 self.listed += usize::from(known.is_only_listed);
@@ -204,11 +212,12 @@ impl Translations {
     }
 
     /// A connection has ended before this scan.
-    pub fn remove(&mut self, netns: u32, connection: &Translation) {
+    pub fn remove(&mut self, netns: u32, connection: &Translation, event: u64) {
         for (tuple, form) in forms(netns, connection) {
             let Some(known) = self.known.get_mut(&tuple) else {
                 continue;
             };
+            known.event = event;
             if known.form == form {
                 self.end(tuple);
             } else if known.ended_at == 0 {
@@ -227,18 +236,18 @@ impl Translations {
         }
     }
 
-    /// These are all connections of a network namespace at a moment before this scan. Events from before that moment come
-    /// first.
-    pub fn list(&mut self, netns: u32, connections: &[Translation]) {
+    /// These are all connections of a network namespace, as read before this scan and after `events` of its events.
+    pub fn list(&mut self, netns: u32, connections: &[Translation], events: u64) {
         self.list = self.list.wrapping_add(1);
         for connection in connections {
             for (tuple, form) in forms(netns, connection) {
-                self.put(tuple, form, true);
+                self.put(tuple, form, true, events);
             }
         }
         let (list, mut over) = (self.list, Vec::new());
         for (tuple, known) in &self.known {
-            if tuple.netns == netns && known.ended_at == 0 && known.listed.0 != list {
+            let is_older = known.event <= events && known.ended_at == 0;
+            if tuple.netns == netns && is_older && known.listed.0 != list {
                 over.push(*tuple);
             }
         }
@@ -413,6 +422,7 @@ impl Known {
                 self.is_only_listed = true;
             } else {
                 self.is_only_listed = false;
+                self.event = next.event;
             }
             self.ended_at = 0;
         } else if self.ended_at != 0 {
@@ -424,6 +434,7 @@ impl Known {
         } else {
             // Two at once, perhaps in different zones: nothing about a packet tells which it belongs to.
             self.unsure_until = u32::MAX;
+            self.event = self.event.max(next.event);
             if is_listed {
                 self.listed = next.listed;
             }
@@ -536,7 +547,7 @@ mod tests {
     fn both_forms_of_a_connection_have_the_other_one() {
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4000, 9000), 1);
         let (inside, outside) = (end(5, 4000), end(7, 9000));
         all.begin(SLOT, &key(inside));
         all.begin(SLOT + 1, &key(outside));
@@ -559,7 +570,7 @@ mod tests {
             assert_eq!(other(&all, slot, inside), None);
         }
         assert_eq!(all.counts().connections, 1);
-        all.remove(NETNS, &connection(4000, 9000));
+        all.remove(NETNS, &connection(4000, 9000), 1);
         assert_eq!(all.counts(), TranslationCounts::default());
     }
 
@@ -571,7 +582,7 @@ mod tests {
             let inside = end(5, 4000);
             all.begin(SLOT, &key(inside));
             all.begin_scan(1 + late);
-            all.add(NETNS, &connection(4000, 9000));
+            all.add(NETNS, &connection(4000, 9000), 1);
             all.note(SLOT, &key(inside));
             assert_eq!(other(&all, SLOT, inside).is_some(), expected, "{late}");
         }
@@ -584,7 +595,7 @@ mod tests {
         let inside = end(5, 4000);
         all.begin(SLOT, &key(inside));
         scan(&mut all, 2);
-        all.add(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4000, 9000), 1);
         assert_eq!(other(&all, SLOT, inside), None);
         all.end_scan(|slot| (slot == SLOT).then(|| key(inside)));
         assert!(other(&all, SLOT, inside).is_some());
@@ -595,11 +606,11 @@ mod tests {
         let inside = end(5, 4000);
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000));
+        all.add(NETNS, &connection(4000, 9000), 1);
         all.begin(SLOT, &key(inside));
         scan(&mut all, 2);
-        all.remove(NETNS, &connection(4000, 9000));
-        all.add(NETNS, &connection(4000, 9001));
+        all.remove(NETNS, &connection(4000, 9000), 1);
+        all.add(NETNS, &connection(4000, 9001), 1);
         // The flow goes on with the other connection.
         all.note(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
@@ -627,8 +638,8 @@ mod tests {
         for (later, expected) in [(0, true), (1, false), (5, false)] {
             let mut all = wanted(10);
             all.begin_scan(1);
-            all.add(NETNS, &connection(4000, 9000));
-            all.remove(NETNS, &connection(4000, 9000));
+            all.add(NETNS, &connection(4000, 9000), 1);
+            all.remove(NETNS, &connection(4000, 9000), 1);
             for number in 2..2 + later {
                 scan(&mut all, number);
             }
@@ -643,11 +654,11 @@ mod tests {
         let inside = end(5, 4000);
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000));
-        all.add(NETNS, &connection(4000, 9001));
+        all.add(NETNS, &connection(4000, 9000), 1);
+        all.add(NETNS, &connection(4000, 9001), 1);
         all.begin(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
-        all.remove(NETNS, &connection(4000, 9001));
+        all.remove(NETNS, &connection(4000, 9001), 1);
         scan(&mut all, 9);
         all.begin(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
@@ -658,13 +669,13 @@ mod tests {
         let mut all = wanted(2);
         all.begin_scan(1);
         for _ in 0..2 {
-            all.add(NETNS, &connection(4000, 9000));
+            all.add(NETNS, &connection(4000, 9000), 1);
         }
         assert_eq!(all.counts().connections, 1);
         all.begin(SLOT, &key(end(5, 4000)));
         scan(&mut all, 5);
-        all.add(NETNS, &connection(4001, 9001));
-        all.add(NETNS, &connection(4002, 9002));
+        all.add(NETNS, &connection(4001, 9001), 1);
+        all.add(NETNS, &connection(4002, 9002), 1);
         let counts = all.counts();
         assert_eq!((counts.connections, counts.not_kept), (2, 1));
         all.note(SLOT, &key(end(5, 4000)));
@@ -675,8 +686,8 @@ mod tests {
             assert_eq!(other(&all, 4, end(5, port)), None);
         }
         // One has ended, and the next one with its ports has no room on the other side.
-        all.remove(NETNS, &connection(4000, 9000));
-        all.add(NETNS, &connection(4000, 9003));
+        all.remove(NETNS, &connection(4000, 9000), 1);
+        all.add(NETNS, &connection(4000, 9003), 1);
         all.note(SLOT, &key(end(5, 4000)));
         assert_eq!(other(&all, SLOT, end(5, 4000)), None);
     }
@@ -685,13 +696,13 @@ mod tests {
     fn after_missed_events_flows_of_that_time_have_no_translation() {
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.add(NETNS, &connection(4000, 9000));
-        all.add(NETNS, &connection(4001, 9001));
+        all.add(NETNS, &connection(4000, 9000), 1);
+        all.add(NETNS, &connection(4001, 9001), 1);
         let inside = end(5, 4000);
         all.begin(SLOT, &key(inside));
         scan(&mut all, 5);
         all.note_missed();
-        all.list(NETNS, &[connection(4000, 9000)]);
+        all.list(NETNS, &[connection(4000, 9000)], 1);
         assert_eq!(all.counts().connections, 1);
         all.note(SLOT, &key(inside));
         assert!(other(&all, SLOT, inside).is_some());
@@ -713,7 +724,7 @@ mod tests {
         let listed = [connection(4000, 9000)];
         let mut all = wanted(10);
         all.begin_scan(1);
-        all.list(NETNS, &listed);
+        all.list(NETNS, &listed, 1);
         all.begin(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), None);
         for number in 2..9 {
@@ -721,13 +732,13 @@ mod tests {
             all.note(SLOT, &key(inside));
             assert_eq!(other(&all, SLOT, inside), None);
         }
-        all.list(NETNS, &listed);
+        all.list(NETNS, &listed, 1);
         all.note(SLOT, &key(inside));
         assert_eq!(other(&all, SLOT, inside), Some((9000, NatSide::Original)));
         // Another flow of the same ends comes, which the next list does not confirm.
         scan(&mut all, 9);
         all.begin(4, &key(inside));
-        all.list(NETNS, &[]);
+        all.list(NETNS, &[], 1);
         all.note(4, &key(inside));
         assert_eq!(other(&all, 4, inside), None);
         scan(&mut all, 10);
@@ -745,16 +756,16 @@ mod tests {
         for is_known in [false, true] {
             let mut all = wanted(10);
             all.begin_scan(1);
-            all.add(NETNS, &connection(4000, 9000));
+            all.add(NETNS, &connection(4000, 9000), 1);
             all.begin(SLOT, &key(inside));
             scan(&mut all, 2);
-            all.remove(NETNS, &connection(4000, 9000));
+            all.remove(NETNS, &connection(4000, 9000), 1);
             all.note(SLOT, &key(inside));
             assert!(other(&all, SLOT, inside).is_some());
             scan(&mut all, 3);
             if is_known {
                 // The next connection has the same addresses and ports on both sides.
-                all.add(NETNS, &connection(4000, 9000));
+                all.add(NETNS, &connection(4000, 9000), 1);
             }
             all.note(SLOT, &key(inside));
             assert_eq!(other(&all, SLOT, inside).is_some(), is_known);
@@ -767,11 +778,29 @@ mod tests {
         for (since, expected) in [(4, false), (5, true)] {
             let mut all = wanted(10);
             all.begin_scan(since);
-            all.add(NETNS, &connection(4000, 9000));
+            all.add(NETNS, &connection(4000, 9000), 1);
             all.begin_scan(5);
-            all.remove(NETNS, &connection(4000, 9000));
+            all.remove(NETNS, &connection(4000, 9000), 1);
             all.begin(SLOT, &key(inside));
             assert_eq!(other(&all, SLOT, inside).is_some(), expected, "{since}");
         }
+    }
+
+    #[test]
+    fn a_list_changes_nothing_that_a_later_event_has_told() {
+        let (inside, other_inside) = (end(5, 4000), end(5, 4001));
+        let mut all = wanted(10);
+        all.begin_scan(1);
+        all.add(NETNS, &connection(4000, 9000), 1);
+        // The list was read after one event. These came while it was read.
+        all.add(NETNS, &connection(4001, 9001), 2);
+        all.remove(NETNS, &connection(4000, 9000), 3);
+        all.list(NETNS, &[connection(4000, 9000)], 1);
+        scan(&mut all, 2);
+        all.begin(SLOT, &key(inside));
+        assert_eq!(other(&all, SLOT, inside), None);
+        all.begin(4, &key(other_inside));
+        assert!(other(&all, 4, other_inside).is_some());
+        assert_eq!(all.counts().connections, 1);
     }
 }

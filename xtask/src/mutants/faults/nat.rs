@@ -40,8 +40,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "connections from before the start are not listed",
         file: "agent/enrich/src/nat.rs",
-        from: "Item::All(all) => replica.list_translations(self.netns, all),",
-        to: "Item::All(_) => {}",
+        from: "replica.list_translations(self.netns, connections, *events);",
+        to: "let _ = (connections, events);",
         target: agent("nat::a_flow_to_a_forwarded_port_names_the_host_behind_it"),
     },
     Fault {
