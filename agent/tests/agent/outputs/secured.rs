@@ -72,6 +72,8 @@ impl Way {
             };
             table["protocol"] = protocol.into();
             table["metrics"] = false.into();
+            // As for a receiver on another host.
+            table["compression"] = "gzip".into();
         }
         let path = |path: &Path| path.to_str().unwrap().into();
         table["tls_ca"] = path(&files.ca);
