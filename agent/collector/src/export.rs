@@ -325,6 +325,7 @@ impl Reader {
         let (forms, digests) = (intake.forms.clone(), intake.digests.clone());
         let is_observed = intake.hub.has_consumers();
         let is_compared = intake.pairs.is_some();
+        let with_details = intake.makes_conversations;
         let (made, turn) = blocking(move || {
             let pieces = forms.iter().map(|form| form.piece(&incoming, told));
             let pieces = pieces.collect::<Result<Vec<_>, _>>();
@@ -332,7 +333,7 @@ impl Reader {
             let made = Made {
                 pieces: pieces.map_err(|error| refused(&error))?,
                 shared: is_observed.then(|| shared(&incoming, &facts)),
-                sightings: is_compared.then(|| Sightings::of(&incoming)),
+                sightings: is_compared.then(|| Sightings::of(&incoming, with_details)),
                 facts,
             };
             Ok((made, turn))

@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, bail};
 use exporters::{Prepared, Throttle};
 use futures_util::future::join_all;
 use hub::{DEFAULT_DRAIN_TIMEOUT, DEFAULT_QUEUE_BATCHES, DEFAULT_QUEUED_BYTES, Hub};
-use proto::{CollectorStatus, PairsStatus};
+use proto::CollectorStatus;
 use server::{
     Limits, ListenAddr, Listeners, PassedSockets,
     counted::Counted,
@@ -53,8 +53,7 @@ use export::CallPlaces;
 use messages::Messages;
 
 use claims::Claims;
-use pairs::PairFile;
-pub use pairs::PairSettings;
+use pairs::{PairFiles, PairOutputs, Statuses};
 use senders::Senders;
 use serving::CollectorServer;
 use store::{Form, Store, StoreStatuses};
@@ -93,8 +92,8 @@ pub struct Config {
     pub stores: Vec<Prepared>,
     /// Where metrics are served. `None` serves none.
     pub metrics: Option<SocketAddr>,
-    /// The output for reports of compared agents. `None` compares none.
-    pub pairs: Option<(Prepared, PairSettings)>,
+    /// The outputs for what comparing agents tells. `None` compares none.
+    pub pairs: Option<PairOutputs>,
 }
 
 /// A collector whose listeners are open.
@@ -104,7 +103,7 @@ pub struct Collector {
     listeners: Listeners,
     metrics: Option<MetricsListener>,
     stores: Vec<Store>,
-    pairs: Option<PairFile>,
+    pairs: Option<PairFiles>,
 }
 
 impl Collector {
@@ -114,8 +113,7 @@ impl Collector {
         for store in &mut stores {
             store.begin().await?;
         }
-        let pairs = config.pairs.as_ref();
-        let pairs = pairs.map(|(output, settings)| PairFile::of(output, *settings));
+        let pairs = config.pairs.as_ref().map(PairFiles::of);
         let mut pairs = pairs.transpose()?;
         if let Some(pairs) = &mut pairs {
             pairs.begin().await?;
@@ -164,7 +162,8 @@ impl Collector {
             claims: Claims::default(),
             forms: stores.iter().map(Store::form).collect(),
             stores: stores.iter().map(Store::status).collect(),
-            pairs: pairs.as_ref().map(PairFile::status),
+            pairs: pairs.as_ref().map(PairFiles::status),
+            makes_conversations: pairs.as_ref().is_some_and(PairFiles::makes_conversations),
             queue: queue.downgrade(),
             digests: RandomState::new(),
             senders: Senders::default(),
@@ -235,7 +234,8 @@ struct Intake {
     /// The form of each store, in their order.
     forms: Vec<Form>,
     stores: Vec<StoreStatuses>,
-    pairs: Option<Arc<Mutex<PairsStatus>>>,
+    pairs: Option<Arc<Mutex<Statuses>>>,
+    makes_conversations: bool,
     /// Weak, because connections may outlive the server. The collector itself keeps the queue open.
     queue: mpsc::WeakSender<Entry>,
     /// The key for digests of batches.
@@ -270,16 +270,25 @@ impl Intake {
     /// The status without its streams, since there may be thousands.
     fn status_without_streams(&self) -> CollectorStatus {
         let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname");
+        let compared = self.pairs.as_ref().map(|statuses| {
+            let statuses = statuses.lock().unwrap_or_else(PoisonError::into_inner);
+            statuses.clone()
+        });
+        let (pairs, conversations) = match compared {
+            Some(Statuses {
+                pairs,
+                conversations,
+            }) => (Some(pairs), conversations),
+            None => (None, None),
+        };
         CollectorStatus {
             hostname: hostname.unwrap_or_default().trim().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_unix_ns: clock::unix_of_boot_ns(self.started_boot_ns),
             uptime_ns: clock::boot_now_ns().saturating_sub(self.started_boot_ns),
             stores: self.stores.iter().map(StoreStatuses::get).collect(),
-            pairs: self.pairs.as_ref().map(|pairs| {
-                let pairs = pairs.lock().unwrap_or_else(PoisonError::into_inner);
-                pairs.clone()
-            }),
+            pairs,
+            conversations,
             report_interval_ns: clock::nanos(self.throttle.report_interval),
             sample_rate: self.throttle.sample_rate,
             ..CollectorStatus::default()

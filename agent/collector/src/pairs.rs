@@ -5,16 +5,19 @@
 //! agent ([`agents`]) or this collector may have missed packets, the report says so, and why. A flow that is never
 //! quiet is reported with bounds once a minute: packets that left before an early moment and had not arrived by a
 //! later one are certainly lost.
+//!
+//! From the same flows, it makes [`Conversation`]s: one record for both ends.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
     time::Duration,
 };
 
-use proto::{PairsStatus, PathStatus};
+use proto::{ConversationsStatus, PairsStatus, PathStatus};
 use sys::clock;
 
 mod agents;
+mod details;
 mod file;
 mod flow;
 mod report;
@@ -24,8 +27,9 @@ mod sighting;
 mod tests;
 
 use agents::{Agents, Doubt, Index, Noted};
-pub use file::PairFile;
-use flow::{Flow, Next, Now, Time};
+pub(super) use file::Statuses;
+pub use file::{PairFiles, PairOutputs};
+use flow::{Conversation, Flow, Grade, Next, Now, State, Time};
 use report::Report;
 use room::Room;
 pub(super) use sighting::Sightings;
@@ -53,6 +57,19 @@ pub struct PairSettings {
     pub max_flows: usize,
 }
 
+/// What is due to be written.
+#[derive(Default)]
+pub(super) struct Due {
+    pub reports: Vec<Report>,
+    pub conversations: Vec<Conversation>,
+}
+
+impl Due {
+    fn len(&self) -> usize {
+        self.reports.len() + self.conversations.len()
+    }
+}
+
 pub(super) struct Pairs {
     settings: PairSettings,
     agents: Agents,
@@ -66,10 +83,12 @@ pub(super) struct Pairs {
     paths: BTreeMap<[String; 2], PathStatus>,
     not_followed: u64,
     unpaired: u64,
+    /// The conversations so far, if they are made.
+    conversations: Option<ConversationsStatus>,
 }
 
 impl Pairs {
-    pub(super) fn new(settings: PairSettings) -> Self {
+    pub(super) fn new(settings: PairSettings, with_conversations: bool) -> Self {
         Self {
             settings,
             agents: Agents::default(),
@@ -80,7 +99,12 @@ impl Pairs {
             paths: BTreeMap::new(),
             not_followed: 0,
             unpaired: 0,
+            conversations: with_conversations.then(ConversationsStatus::default),
         }
+    }
+
+    pub(super) fn makes_conversations(&self) -> bool {
+        self.conversations.is_some()
     }
 
     fn settle_ns(&self) -> u64 {
@@ -134,6 +158,10 @@ impl Pairs {
         let flow = match self.flows.entry(sighting.flow) {
             Entry::Occupied(flow) => flow.into_mut(),
             Entry::Vacant(place) => {
+                // What is said later of a flow that was forgotten.
+                if !sighting.has_packets() {
+                    return true;
+                }
                 if !self.places.take(&batch.sender) {
                     self.agents.has_no_room(agent, end);
                     return false;
@@ -162,35 +190,45 @@ impl Pairs {
     }
 
     /// Visits the flows that are due: reports flows that can be compared, and forgets flows that have long been quiet.
-    /// Stops at `most` reports.
-    pub(super) fn due(&mut self, time: Time, most: usize) -> Vec<Report> {
+    /// Stops at `most` reports and conversations.
+    pub(super) fn due(&mut self, time: Time, most: usize) -> Due {
         let now = self.now(time);
-        let mut reports = Vec::new();
-        while reports.len() < most
+        let mut due = Due::default();
+        while due.len() < most
             && let Some(id) = self.to_visit.pop()
         {
-            self.visit(&id, &now, &mut reports);
+            self.visit(&id, &now, &mut due);
         }
-        self.add_all(&reports);
-        reports
+        self.add_all(&due);
+        due
     }
 
     pub(super) fn has_more(&self) -> bool {
         !self.to_visit.is_empty()
     }
 
-    fn visit(&mut self, id: &FlowId, now: &Now, reports: &mut Vec<Report>) {
+    fn visit(&mut self, id: &FlowId, now: &Now, due: &mut Due) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
         while let Some(next) = flow.next(&self.agents, now) {
+            let state = match next {
+                Next::Tell => Some(State::Quiet),
+                Next::GoOn => flow.has_changed().then_some(State::GoesOn),
+                Next::Forget => None,
+            };
+            if let Some(state) = state.filter(|_| self.conversations.is_some()) {
+                let made = flow.conversation(id, &self.agents, now.settle_ns, state);
+                due.conversations.extend(made);
+            }
             match next {
                 Next::Tell => {
+                    let had_packets = flow.has_packets();
                     let made = flow.due_reports(id, &self.agents, now);
-                    self.unpaired += u64::from(made.is_empty());
-                    reports.extend(made);
+                    self.unpaired += u64::from(had_packets && made.is_empty());
+                    due.reports.extend(made);
                 }
-                Next::GoOn => reports.extend(flow.go_on(id, &self.agents, now)),
+                Next::GoOn => due.reports.extend(flow.go_on(id, &self.agents, now)),
                 Next::Forget => {
                     // Another agent may be later still.
                     let forgotten_to = flow.forgotten_to().min(now.latest_forgotten());
@@ -209,24 +247,47 @@ impl Pairs {
         self.to_visit = flows.map(|(id, _)| *id).collect();
     }
 
-    /// Reports the collected flows. Stops at `most` reports.
-    pub(super) fn end(&mut self, most: usize) -> Vec<Report> {
-        let mut reports = Vec::new();
-        while reports.len() < most
+    /// Reports the collected flows. Stops at `most` reports and conversations.
+    pub(super) fn end(&mut self, most: usize) -> Due {
+        let settle_ns = self.settle_ns();
+        let mut due = Due::default();
+        while due.len() < most
             && let Some(id) = self.to_visit.pop()
         {
-            if let Some(flow) = self.flows.remove(&id) {
-                reports.extend(flow.stopped(&id, &self.agents));
+            let Some(flow) = self.flows.remove(&id) else {
+                continue;
+            };
+            if self.conversations.is_some() {
+                let made = flow.conversation(&id, &self.agents, settle_ns, State::Stopped);
+                due.conversations.extend(made);
             }
+            due.reports.extend(flow.stopped(&id, &self.agents));
         }
-        self.add_all(&reports);
-        reports
+        self.add_all(&due);
+        due
     }
 
-    fn add_all(&mut self, reports: &[Report]) {
-        for report in reports {
+    fn add_all(&mut self, due: &Due) {
+        for report in &due.reports {
             self.add(report);
         }
+        for conversation in &due.conversations {
+            self.count(conversation);
+        }
+    }
+
+    fn count(&mut self, conversation: &Conversation) {
+        let Some(status) = &mut self.conversations else {
+            return;
+        };
+        let count = match conversation.grade {
+            _ if conversation.why == Some(Doubt::GoesOn) => &mut status.going_on,
+            Grade::Proven => &mut status.proven,
+            Grade::BothSeen => &mut status.both_seen,
+            Grade::OneEnd => &mut status.one_end,
+            Grade::NoEnd => &mut status.no_end,
+        };
+        *count += 1;
     }
 
     fn add(&mut self, report: &Report) {
@@ -259,6 +320,10 @@ impl Pairs {
                 }
             }
         }
+    }
+
+    pub(super) fn conversations(&self) -> Option<&ConversationsStatus> {
+        self.conversations.as_ref()
     }
 
     pub(super) fn status(&self) -> PairsStatus {

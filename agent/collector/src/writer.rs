@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    pairs::{PairFile, Sightings},
+    pairs::{PairFiles, Sightings},
     senders::Held,
     store::{Part, Store},
     streams::{Facts, Streams},
@@ -68,7 +68,7 @@ pub(super) struct Writer {
     stores: Vec<Store>,
     streams: Streams,
     hub: Hub,
-    pairs: Option<PairFile>,
+    pairs: Option<PairFiles>,
     entries: mpsc::Receiver<Entry>,
     published: u64,
     /// At shutdown, the batches of calls that have ended cannot be acknowledged. Agents send them again, so storing
@@ -81,7 +81,7 @@ impl Writer {
         stores: Vec<Store>,
         streams: Streams,
         hub: Hub,
-        pairs: Option<PairFile>,
+        pairs: Option<PairFiles>,
         entries: mpsc::Receiver<Entry>,
     ) -> Self {
         Self {

@@ -51,6 +51,7 @@ const SHOWN_AS_JSON: &[&str] = &[
     ".flow.v1.InterfacesStatus",
     ".flow.v1.Settings",
     ".flow.v1.PairsStatus",
+    ".flow.v1.ConversationsStatus",
     ".flow.v1.PathStatus",
     ".flow.v1.StoreStatus",
     ".flow.v1.TableStatus",

@@ -6,12 +6,12 @@ use agent_common::sample;
 use anyhow::{Context as _, Result, bail};
 use collector::{
     AgentLimits, Collector, Config,
-    pairs::{PairFile, PairSettings},
+    pairs::{PairFiles, PairOutputs, PairSettings},
     store::Store,
 };
 use exporters::{
-    Prepared, Throttle,
-    settings::{OutputArg, OutputArgs},
+    Throttle,
+    settings::{Kind, OutputArg, OutputArgs},
 };
 use server::{
     DEFAULT_MAX_CONSUMERS, DEFAULT_MAX_STREAMS, Limits, ListenAddr, metrics::MetricsAddress,
@@ -62,6 +62,11 @@ pub struct Args {
     /// collector. A flow is compared once it has been quiet.
     #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_PAIRS", help_heading = STORES)]
     pub pairs: Option<OutputArgs>,
+
+    /// Make one record of both ends of each connection, and write it here: jsonl=PATH. The agents need `--enrich unit` or
+    /// `process` to prove where the ends are.
+    #[arg(long, value_name = "OUTPUT", env = "FLOW_AGENT_COLLECT_CONVERSATIONS", help_heading = STORES)]
+    pub conversations: Option<OutputArgs>,
 
     /// How long a flow has to be quiet before it is compared: longer than the clocks of two hosts differ, plus the time
     /// that packets take.
@@ -160,10 +165,7 @@ impl Args {
         for output in &stores {
             Store::refuse_others(output)?;
         }
-        let pairs = match &self.pairs {
-            Some(pairs) => Some(self.compared(pairs)?),
-            None => None,
-        };
+        let pairs = self.pair_outputs()?;
         let tokens = self.token_file.map(Known::read).transpose();
         let tokens = tokens.context("--token-file")?;
         Ok(Config {
@@ -190,19 +192,49 @@ impl Args {
         })
     }
 
-    fn compared(&self, output: &OutputArgs) -> Result<(Prepared, PairSettings)> {
-        let [OutputArg::Output(output)] = &output.0[..] else {
-            bail!("--pairs takes one jsonl=PATH");
+    /// `None` if agents are not compared.
+    fn pair_outputs(&self) -> Result<Option<PairOutputs>> {
+        let mut taken: Vec<_> = self.output.iter().flat_map(places).collect();
+        let mut prepared = |output: &Option<OutputArgs>, option| {
+            let Some(output) = output else {
+                return Ok(None);
+            };
+            for place in places(output) {
+                if taken.contains(&place) {
+                    let (kind, address) = place;
+                    let kind = kind.name();
+                    bail!(
+                        "{option} {kind}={address}: another option writes there, choose another path"
+                    );
+                }
+                taken.push(place);
+            }
+            let [OutputArg::Output(output)] = &output.0[..] else {
+                bail!("{option} takes one jsonl=PATH");
+            };
+            let output = output.clone().prepare()?;
+            Store::refuse_others(&output)?;
+            Ok(Some(output))
         };
-        let output = output.clone().prepare()?;
-        let settings = PairSettings {
-            settle: self.pairs_settle,
-            max_flows: self.pairs_max_flows as usize,
+        let outputs = PairOutputs {
+            reports: prepared(&self.pairs, "--pairs")?,
+            conversations: prepared(&self.conversations, "--conversations")?,
+            settings: PairSettings {
+                settle: self.pairs_settle,
+                max_flows: self.pairs_max_flows as usize,
+            },
         };
-        Store::refuse_others(&output)?;
-        PairFile::of(&output, settings)?;
-        Ok((output, settings))
+        PairFiles::of(&outputs)?;
+        let is_used = outputs.reports.is_some() || outputs.conversations.is_some();
+        Ok(is_used.then_some(outputs))
     }
+}
+
+fn places(outputs: &OutputArgs) -> impl Iterator<Item = (Kind, String)> {
+    outputs.0.iter().filter_map(|output| match output {
+        OutputArg::Output(output) => Some((output.kind(), output.address())),
+        OutputArg::Nothing | OutputArg::Stdout(_) => None,
+    })
 }
 
 pub async fn run(args: Args) -> Result<ExitCode> {

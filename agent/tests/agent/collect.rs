@@ -27,6 +27,7 @@ mod attacks;
 mod calls;
 mod clickhouse;
 mod consumers;
+mod conversations;
 mod delivery;
 mod identities;
 mod kafka;

@@ -15,8 +15,8 @@ use serde_json::Value;
 use crate::support::{Agent, wait_for_silence, wait_until};
 
 /// The path to the client behind the router.
-const CABLE: [&str; 2] = ["router1", "client0"];
-const CLIENTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 79, 0, 2), Ipv4Addr::new(10, 79, 0, 3)];
+pub const CABLE: [&str; 2] = ["router1", "client0"];
+pub const CLIENTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 79, 0, 2), Ipv4Addr::new(10, 79, 0, 3)];
 /// Answers come before a test gives up.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Both clients use these ports, so that the router has to choose another one for one of them.
@@ -26,7 +26,7 @@ const SERVICE: u16 = 7000;
 /// A router, with a client behind it and a server in front of it.
 pub struct Routed {
     pub lab: Lab,
-    client: Namespace,
+    pub client: Namespace,
 }
 
 impl Routed {

@@ -52,6 +52,10 @@ pub(super) enum Doubt {
     Interfaces,
     /// No packets have arrived. An agent that does not watch there reports the same.
     OneSided,
+    /// More packets arrived than had left.
+    Surplus,
+    /// No socket shows at which agent an end is, or sockets of several agents, units or processes do.
+    Ends,
     /// An agent's packets came after the flow was reported.
     Late,
     /// Packets may have come when there was no room to follow the flow, or before it was forgotten.

@@ -6,16 +6,21 @@ use std::{
 };
 
 use agent_common::Direction;
+use proto::Failure;
 use sys::clock;
 use tls::identity::Identity;
 
 use super::{
     WAIT,
     agents::{Agents, Doubt, Index},
+    details::Details,
     report::{Bounds, Moment, Report},
     sighting::{FlowId, Sighting, Sum, Way},
 };
 use crate::streams::unix_now;
+
+mod conversation;
+pub(super) use conversation::{Conversation, Grade, State};
 
 /// How often a flow that goes on is reported.
 pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
@@ -38,6 +43,19 @@ pub(super) struct Flow {
     /// Everything seen so far has been reported.
     is_told: bool,
     sights: Vec<Sight>,
+    /// The drops that each record has had so far. Only with conversations.
+    drops: Vec<Drops>,
+    /// The failure in the last conversation, and the agents at its ends.
+    told_failure: Option<Failure>,
+    told_ends: [Option<Index>; 2],
+}
+
+/// The total of dropped packets in the last record of a flow at an interface.
+struct Drops {
+    agent: Index,
+    interface: (u32, u32),
+    began: u64,
+    total: [u64; 2],
 }
 
 /// One agent's view of a flow since the flow was last quiet.
@@ -56,6 +74,9 @@ struct Sight {
     at: [[Option<(u32, u32)>; 2]; 2],
     /// The packets of one way were seen on the same side of two interfaces, so they may be counted twice.
     is_at_several: bool,
+    /// Drops of the flow may be of before it was followed.
+    has_old_drops: bool,
+    details: Option<Box<Details>>,
 }
 
 /// Sums by the end that sent the packets, then by side: arrived, left.
@@ -128,11 +149,24 @@ impl Flow {
             told: now,
             is_told: false,
             sights: Vec::with_capacity(2),
+            drops: Vec::new(),
+            told_failure: None,
+            told_ends: [None; 2],
         }
     }
 
     pub(super) fn agents(&self) -> impl Iterator<Item = Index> {
         self.sights.iter().map(|sight| sight.agent)
+    }
+
+    /// Whether packets were seen since the flow was last reported as quiet.
+    pub(super) fn has_packets(&self) -> bool {
+        self.sights.iter().any(Sight::has_packets)
+    }
+
+    /// Whether there is anything new since the last report.
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed >= self.told
     }
 
     /// Whether everything seen so far has been reported.
@@ -154,6 +188,18 @@ impl Flow {
         now: Instant,
     ) -> bool {
         let place = self.sights.iter().position(|sight| sight.agent == agent);
+        let (details, has_old_drops) = self.details(sighting, agent);
+        if !sighting.has_packets() {
+            let before = place.and_then(|place| self.sights[place].details.as_ref());
+            let failure = before.map_or(self.told_failure, |before| before.failure);
+            let is_news = details.as_ref().is_some_and(|details| {
+                let has_failed = details.failure.is_some() && details.failure != failure;
+                has_failed || details.ends.iter().any(|end| end.dropped > 0)
+            });
+            if !is_news {
+                return true;
+            }
+        }
         let sight = match place {
             Some(place) => &mut self.sights[place],
             None if self.sights.len() == MOST_SIGHTS => {
@@ -167,12 +213,48 @@ impl Flow {
             }
         };
         sight.add(sighting, window, now);
+        sight.add_details(details, sighting.is_first);
+        sight.has_old_drops |= has_old_drops;
         if std::mem::take(&mut self.is_told) {
             self.told = now;
         }
         self.changed = now;
         self.last_seen = self.last_seen.max(sighting.last_seen);
         true
+    }
+
+    /// The details of the sighting, with the drops since the record before. The second value is whether they are
+    /// unknown: the flow had drops before it was followed, or at more interfaces than are remembered.
+    fn details(&mut self, sighting: &Sighting, agent: Index) -> (Option<Details>, bool) {
+        let Some(mut details) = sighting.details.as_deref().cloned() else {
+            return (None, false);
+        };
+        let total = details.ends.each_ref().map(|end| end.dropped);
+        let has_drops = total != [0; 2];
+        let is_known =
+            |drops: &Drops| (drops.agent, drops.interface) == (agent, sighting.interface);
+        let known = self.drops.iter().position(is_known);
+        let before = match known.map(|place| &self.drops[place]) {
+            Some(drops) if drops.began == details.began => Some(drops.total),
+            _ if sighting.is_first => Some([0; 2]),
+            _ => None,
+        };
+        let mut is_unknown = has_drops && before.is_none();
+        for (end, before) in details.ends.iter_mut().zip(before.unwrap_or(total)) {
+            end.dropped = end.dropped.saturating_sub(before);
+        }
+        let drops = Drops {
+            agent,
+            interface: sighting.interface,
+            began: details.began,
+            total,
+        };
+        match known {
+            Some(place) => self.drops[place] = drops,
+            None if self.drops.len() < 2 * MOST_SIGHTS => self.drops.push(drops),
+            None => is_unknown = has_drops,
+        }
+        (Some(details), is_unknown)
     }
 
     /// The next step for the flow, if there is one.
@@ -256,6 +338,14 @@ impl Flow {
         }
         self.is_told = true;
         self.told = now.time.at;
+        let mut details = self
+            .sights
+            .iter()
+            .filter_map(|sight| sight.details.as_ref());
+        if details.clone().next().is_some() {
+            self.told_failure = details.find_map(|details| details.failure);
+            self.told_ends = self.agents_at_ends();
+        }
         self.sights = Vec::new();
     }
 
@@ -392,6 +482,8 @@ impl Sight {
             before: (Passed::default(), window_begin),
             at: Default::default(),
             is_at_several: false,
+            has_old_drops: false,
+            details: None,
         }
     }
 
@@ -411,6 +503,20 @@ impl Sight {
             sums[side as usize] += sum;
             let at = at[side as usize].get_or_insert(sighting.interface);
             self.is_at_several |= *at != sighting.interface;
+        }
+    }
+
+    fn add_details(&mut self, details: Option<Details>, is_first: bool) {
+        let Some(mut details) = details else { return };
+        match &mut self.details {
+            None => {
+                details.new_flows = u32::from(is_first);
+                self.details = Some(Box::new(details));
+            }
+            Some(before) => {
+                details.new_flows = u32::from(is_first && details.began != before.began);
+                before.add(&details);
+            }
         }
     }
 

@@ -150,8 +150,9 @@ struct Line<'a> {
     inexact: Option<Doubt>,
 }
 
+/// An agent in a line.
 #[derive(Serialize)]
-struct Name<'a> {
+pub(super) struct Name<'a> {
     identity: &'a str,
     hostname: &'a str,
     agent_id: &'a str,
@@ -159,7 +160,7 @@ struct Name<'a> {
 }
 
 impl<'a> Name<'a> {
-    fn of(agent: &'a AgentIdentity) -> Self {
+    pub(super) fn of(agent: &'a AgentIdentity) -> Self {
         Self {
             identity: &agent.identity,
             hostname: &agent.hostname,

@@ -8,6 +8,7 @@ use formats::human;
 use proto::{Account, AgentIdentity, FlowBatch, FlowRecord, pair};
 use tls::identity::Identity;
 
+use super::details::{Details, Names};
 use crate::incoming::Incoming;
 
 /// The most interfaces known per agent. Flows at any others are never exact.
@@ -53,6 +54,10 @@ pub(super) struct Sighting {
     pub last_seen: u64,
     /// The network namespace and the index of the interface.
     pub interface: (u32, u32),
+    /// Whether the record counts all packets of the flow so far.
+    pub is_first: bool,
+    /// What a conversation needs besides, if conversations are made.
+    pub details: Option<Box<Details>>,
 }
 
 /// The packets from one end to the other.
@@ -88,8 +93,9 @@ pub(super) struct Ends {
 }
 
 impl Sightings {
-    pub(crate) fn of(incoming: &Incoming) -> Self {
+    pub(crate) fn of(incoming: &Incoming, with_details: bool) -> Self {
         let batch = &incoming.batch;
+        let names = with_details.then(|| Names::of(batch));
         Self {
             agent: incoming.agent(),
             sender: incoming.sender.of_host().start().clone(),
@@ -117,14 +123,17 @@ impl Sightings {
             flows: batch
                 .records
                 .iter()
-                .filter_map(|record| Sighting::of(record, batch))
+                .filter_map(|record| Sighting::of(record, batch, names.as_ref()))
                 .collect(),
         }
     }
 
-    /// The memory it takes, in bytes.
+    /// The memory it takes, in bytes. Names are part of the batch, which is counted elsewhere.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&self.flows[..]) + size_of_val(&self.interfaces[..])
+        let details = self.flows.iter().filter(|flow| flow.details.is_some());
+        size_of_val(&self.flows[..])
+            + size_of_val(&self.interfaces[..])
+            + details.count() * size_of::<Details>()
     }
 }
 
@@ -151,8 +160,18 @@ fn is_one_host(addr: IpAddr) -> bool {
 }
 
 impl Sighting {
-    /// Returns `None` if no agent would have made the record, or if the address may mean another host on each link.
-    fn of(record: &FlowRecord, batch: &FlowBatch) -> Option<Self> {
+    pub(super) fn has_packets(&self) -> bool {
+        self.ways.iter().any(|way| way.sum.packets > 0)
+    }
+
+    /// Returns `None` if no agent would have made the record, if the address may mean another host on each link, or if
+    /// the record says nothing new: it has no packets, and nothing that a conversation needs.
+    fn of(record: &FlowRecord, batch: &FlowBatch, names: Option<&Names>) -> Option<Self> {
+        let has_packets = record.ends().iter().any(|end| end.delta_packets > 0);
+        let is_news = names.is_some() && Details::are_news(record);
+        if !has_packets && !is_news {
+            return None;
+        }
         let addr = [&record.src().addr, &record.dst().addr].map(|bytes| human::address(bytes));
         let [Some(src), Some(dst)] = addr else {
             return None;
@@ -179,7 +198,8 @@ impl Sighting {
                 },
             },
         ];
-        if ends[1] < ends[0] {
+        let is_swapped = ends[1] < ends[0];
+        if is_swapped {
             ends.swap(0, 1);
             ways.swap(0, 1);
         }
@@ -197,7 +217,9 @@ impl Sighting {
                 tunnel_id: record.tunnel_id,
             },
             ways,
-            since: if is_first {
+            since: if !has_packets {
+                record.last_seen_unix_ns.min(batch.window_end_unix_ns)
+            } else if is_first {
                 record.first_seen_unix_ns
             } else {
                 let begin = batch.window_start_unix_ns;
@@ -206,6 +228,8 @@ impl Sighting {
             // With a later time, a sender could delay the reports of other senders' flows.
             last_seen: record.last_seen_unix_ns.min(batch.window_end_unix_ns),
             interface: (record.netns, record.ifindex),
+            is_first,
+            details: names.map(|names| Box::new(Details::of(record, names, is_swapped))),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Agents are simulated by their batches: what they report, and in which windows.
 
 mod attacks;
+mod conversations;
 mod due;
 mod inexact;
 
@@ -87,7 +88,7 @@ fn sightings(batch: &FlowBatch, identity: Identity) -> Sightings {
         roles: Roles::all(),
     };
     let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
-    Sightings::of(&incoming)
+    Sightings::of(&incoming, true)
 }
 
 fn pairs() -> Pairs {
@@ -95,10 +96,11 @@ fn pairs() -> Pairs {
 }
 
 fn pairs_of(max_flows: usize) -> Pairs {
-    Pairs::new(PairSettings {
+    let settings = PairSettings {
         settle: Duration::from_secs(2),
         max_flows,
-    })
+    };
+    Pairs::new(settings, false)
 }
 
 /// A record with packets of both directions, by side of the interface, with the last packet at this second. `began` is
@@ -152,7 +154,7 @@ fn due(pairs: &mut Pairs) -> Vec<Report> {
 fn due_at(pairs: &mut Pairs, at: Instant) -> Vec<Report> {
     let time = Time { at, ..Time::now() };
     pairs.look(time);
-    pairs.due(time, usize::MAX)
+    pairs.due(time, usize::MAX).reports
 }
 
 /// From, to, sent, received, and the loss or why it is unknown.

@@ -3,7 +3,9 @@
 use std::{fmt, time::Duration};
 
 use prometheus_client::{collector::Collector, encoding::DescriptorEncoder};
-use proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus};
+use proto::{
+    CollectedStream, CollectorStatus, ConversationsStatus, PairsStatus, PathStatus, StoreStatus,
+};
 use sys::{clock, process_memory};
 
 use super::{
@@ -116,6 +118,9 @@ impl Collector for Shown {
         if let Some(of_pairs) = &status.pairs {
             pairs(&mut families, of_pairs)?;
         }
+        if let Some(made) = &status.conversations {
+            conversations(&mut families, made)?;
+        }
         let server = status.server.clone().unwrap_or_default();
         consumers(&mut families, status.consumers.len(), &server)?;
         let started = status.started_unix_ns;
@@ -207,6 +212,30 @@ fn stores(families: &mut Families<'_>, stores: &[StoreStatus]) -> fmt::Result {
         ),
         stores.iter().map(|store| (labels(store), store.failures)),
     )
+}
+
+fn conversations(families: &mut Families<'_>, made: &ConversationsStatus) -> fmt::Result {
+    let by_grade = [
+        ("proven", made.proven),
+        ("both_seen", made.both_seen),
+        ("one_end", made.one_end),
+        ("no_end", made.no_end),
+    ];
+    let by_grade = by_grade.map(|(grade, count)| (vec![("grade", grade.to_owned())], count));
+    families.counter(
+        Help(
+            "flow_agent_conversations",
+            "Conversations that were quiet, by how much is known of them",
+        ),
+        by_grade,
+    )?;
+    families.counters([(
+        Help(
+            "flow_agent_conversations_not_written",
+            "Conversations that could not be written to the file",
+        ),
+        made.not_written,
+    )])
 }
 
 /// Sums of exact reports only.

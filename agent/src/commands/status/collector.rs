@@ -3,7 +3,9 @@
 use std::time::{Duration, SystemTime};
 
 use formats::human;
-use proto::{CollectedStream, CollectorStatus, PairsStatus, PathStatus, StoreStatus};
+use proto::{
+    CollectedStream, CollectorStatus, ConversationsStatus, PairsStatus, PathStatus, StoreStatus,
+};
 
 const COLUMNS: [&str; 10] = [
     "AGENT", "FROM", "STATE", "SINCE", "STORED", "BEHIND", "BATCHES", "RECORDS", "PACKETS", "LOST",
@@ -47,6 +49,9 @@ pub(super) fn lines(status: &CollectorStatus) -> Vec<String> {
     lines.extend(samples(status));
     if let Some(pairs) = &status.pairs {
         lines.extend(paths(pairs));
+    }
+    if let Some(made) = &status.conversations {
+        lines.push(conversations(made));
     }
     lines
 }
@@ -117,6 +122,19 @@ fn samples(status: &CollectorStatus) -> Option<String> {
              agent's output)"
         ),
     })
+}
+
+/// Conversations by what is known of them.
+fn conversations(made: &ConversationsStatus) -> String {
+    let mut line = format!(
+        "conversations: {} proven, {} with both ends seen, {} with one end, {} with none",
+        made.proven, made.both_seen, made.one_end, made.no_end
+    );
+    if made.not_written > 0 {
+        let more = format!(", {} NOT WRITTEN: {}", made.not_written, made.last_error);
+        line.push_str(&more);
+    }
+    line
 }
 
 /// Losses on the way between agents.

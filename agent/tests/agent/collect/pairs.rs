@@ -11,7 +11,7 @@ use crate::{
     support::{Agent, wait_until},
 };
 
-const SETTLE: Duration = Duration::from_millis(500);
+pub const SETTLE: Duration = Duration::from_millis(500);
 /// Packets with this DSCP are lost on the wire, behind the agent's program.
 const LOST_DSCP: u8 = 8;
 /// The wire on which the agents send their batches.
@@ -35,25 +35,33 @@ fn lossy() -> Lab {
             .unwrap();
         namespace.ip(&["link", "set", end, "up"]).unwrap();
     }
+    lose_by_dscp(&lab.agent, LOST_DSCP);
+    lab
+}
+
+/// Loses packets with this DSCP behind the agent's program, as they leave the host.
+pub fn lose_by_dscp(host: &Host, dscp: u8) {
     // A device at which nobody looks.
-    near.ip(&[
-        "link", "add", "away0", "type", "veth", "peer", "name", "away1",
-    ])
-    .unwrap();
+    host.namespace
+        .ip(&[
+            "link", "add", "away0", "type", "veth", "peer", "name", "away1",
+        ])
+        .unwrap();
     for end in ["away0", "away1"] {
-        near.ip(&["link", "set", end, "arp", "off", "up"]).unwrap();
+        host.namespace
+            .ip(&["link", "set", end, "arp", "off", "up"])
+            .unwrap();
     }
-    let wire = &lab.agent.interface;
-    let tos = format!("{:#x}", LOST_DSCP << 2);
-    tc(&lab.agent, &["qdisc", "add", "dev", wire, "clsact"]);
+    let wire = &host.interface;
+    let tos = format!("{:#x}", dscp << 2);
+    tc(host, &["qdisc", "add", "dev", wire, "clsact"]);
     let filter = [
         "filter", "add", "dev", wire, "egress", "protocol", "ip", "u32", "match", "ip", "tos",
     ];
     let action = [
         "0xff", "action", "mirred", "egress", "redirect", "dev", "away0",
     ];
-    tc(&lab.agent, &[&filter[..], &[&tos], &action].concat());
-    lab
+    tc(host, &[&filter[..], &[&tos], &action].concat());
 }
 
 fn tc(host: &Host, arguments: &[&str]) {

@@ -1,7 +1,7 @@
 //! What a sender with one credential can do to the reports of others, and to memory.
 
 use super::{
-    super::{flow::MOST_SIGHTS, sighting::MOST_INTERFACES},
+    super::{details::Details, flow::MOST_SIGHTS, sighting::MOST_INTERFACES},
     *,
 };
 use proto::Endpoint;
@@ -205,7 +205,7 @@ fn refuse_a_part(and_a_liars: bool) {
         unix_ns: 30 * SECOND,
     };
     pairs.look(time);
-    let reports = told(&pairs.due(time, usize::MAX));
+    let reports = told(&pairs.due(time, usize::MAX).reports);
     assert_eq!(reports.len(), MOST_SIGHTS - 1);
     assert!(
         reports.iter().all(|(.., lost)| *lost == Ok(1)),
@@ -475,7 +475,7 @@ fn lies_about_a_flow_of_two_hosts_change_no_line_between_these() {
             scan_at(&mut pairs, &mut a, Vec::new(), time(seconds));
             scan_at(&mut pairs, &mut b, Vec::new(), time(seconds));
             pairs.look(time(seconds));
-            reports.extend(pairs.due(time(seconds), usize::MAX));
+            reports.extend(pairs.due(time(seconds), usize::MAX).reports);
             // The liar is waited for, since it may be a router.
             let is_told = reports.iter().any(|report| report.why.is_none());
             assert_eq!(is_told, minute == 5);
@@ -506,7 +506,7 @@ fn what_one_sender_says_of_the_future_does_not_make_a_flow_of_hosts_late() {
         }
     }
     pairs.look(time);
-    assert!(!pairs.due(time, usize::MAX).is_empty());
+    assert!(!pairs.due(time, usize::MAX).reports.is_empty());
     let (mut a, mut b) = hosts(&mut pairs, BEGIN);
     lose(&mut pairs, &mut a, &mut b);
     scan_both(&mut pairs, [&mut a, &mut b]);
@@ -549,7 +549,7 @@ fn an_agent_that_was_silent_is_late_for_what_was_told_without_it() {
     scan_at(&mut pairs, &mut b, arriving([5, 0], None, 39), later(300));
     scan_at(&mut pairs, &mut b, Vec::new(), later(301));
     pairs.look(later(302));
-    let reports = told(&pairs.due(later(302), usize::MAX));
+    let reports = told(&pairs.due(later(302), usize::MAX).reports);
     assert_eq!(reports, [path("a", "b", 10, 15, Err(Doubt::Silent))]);
     scan(&mut pairs, &mut a, Vec::new());
     // Its clock is a second ahead of that of `b`.
@@ -582,7 +582,7 @@ fn reports_come_a_few_at_a_time_and_what_is_left_over_comes_first() {
     let mut first = HashSet::new();
     let mut due = |pairs: &mut Pairs| {
         pairs.look(time);
-        let reports = pairs.due(time, 10);
+        let reports = pairs.due(time, 10).reports;
         assert_eq!(reports.len(), 10);
         first.extend(reports.iter().map(|report| report.community_id[0]));
         first.len()
@@ -635,7 +635,7 @@ fn what_a_batch_names_is_bounded_and_counted_while_it_waits() {
     batch.interfaces = (0..3 * MOST_INTERFACES as u32).map(interface).collect();
     let sightings = sightings(&batch, credential("x"));
     assert_eq!(sightings.interfaces.len(), MOST_INTERFACES);
-    let of_flows = 3 * size_of_val(&sightings.flows[0]);
+    let of_flows = 3 * (size_of_val(&sightings.flows[0]) + size_of::<Details>());
     assert_eq!(sightings.bytes(), of_flows + 8 * MOST_INTERFACES);
 }
 

@@ -179,7 +179,7 @@ fn at_the_end_what_was_not_told_is_reported_without_a_loss() {
     b.scan(&mut pairs, arriving([9, 0], Some(13), 19));
     let expected = [path("a", "b", 10, 9, Err(Doubt::Stopped))];
     pairs.stop();
-    assert_eq!(told(&pairs.end(usize::MAX)), expected);
+    assert_eq!(told(&pairs.end(usize::MAX).reports), expected);
     assert_eq!(pairs.status().paths[0].inexact, 1);
 }
 

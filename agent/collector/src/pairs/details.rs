@@ -1,0 +1,160 @@
+//! What a record says about a connection besides its packets: who its ends are, and how it went.
+
+use std::{collections::HashMap, sync::Arc};
+
+use proto::{EndReason, Endpoint, Failure, FlowBatch, FlowRecord};
+
+/// Longer names are left out, since a flow keeps them. Agents send at most 255 bytes for a host, and units are shorter.
+const MOST_NAME_BYTES: usize = 256;
+
+/// The names that the records of a batch refer to.
+pub(super) struct Names {
+    units: HashMap<u64, Arc<Unit>>,
+    processes: HashMap<u64, Arc<str>>,
+    hosts: HashMap<u64, Arc<str>>,
+}
+
+/// The unit and the container of a socket. Empty if it is in none.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Unit {
+    pub name: Box<str>,
+    pub container_id: Box<str>,
+}
+
+/// The details of one record, then of all that an agent has told of a flow since it was last quiet.
+#[derive(Clone, Debug)]
+pub(super) struct Details {
+    /// Which end opened the flow, by the order of `FlowId`.
+    pub initiator: usize,
+    pub is_assumed: bool,
+    /// When the flow began: a later flow with the same ports has another time.
+    pub began: u64,
+    /// Flows that began since the conversation was last quiet.
+    pub new_flows: u32,
+    /// FIN or RST has closed the connection.
+    pub has_closed: bool,
+    pub failure: Option<Failure>,
+    /// The Community ID on the other side of the agent's address translation.
+    pub nat_community_id: Option<[u8; 20]>,
+    pub ends: [EndDetails; 2],
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct EndDetails {
+    pub unit: Option<Arc<Unit>>,
+    pub process: Option<Arc<str>>,
+    /// The name of the address.
+    pub host: Option<Arc<str>>,
+    /// A socket of the agent's host has sent this end's packets.
+    pub has_socket: bool,
+    /// So have sockets of other units or processes.
+    pub has_several: bool,
+    pub handshake_rtt_us: Option<u32>,
+    /// In a record, the total since the flow began; in a sum, the packets dropped since it was last quiet.
+    pub dropped: u64,
+}
+
+impl Names {
+    pub(super) fn of(batch: &FlowBatch) -> Self {
+        let short = |name: &str| (name.len() <= MOST_NAME_BYTES).then(|| name.into());
+        let units = batch.cgroups.iter().map(|cgroup| {
+            let unit = Unit {
+                name: short(&cgroup.unit).unwrap_or_default(),
+                container_id: short(&cgroup.container_id).unwrap_or_default(),
+            };
+            (cgroup.id, Arc::new(unit))
+        });
+        let processes = batch.processes.iter();
+        let processes = processes.filter_map(|process| Some((process.key, short(&process.name)?)));
+        let hosts = batch.hosts.iter();
+        let hosts = hosts.filter_map(|host| Some((host.id, short(&host.name)?)));
+        Self {
+            units: units.collect(),
+            processes: processes
+                .map(|(key, name): (_, Box<str>)| (key, name.into()))
+                .collect(),
+            hosts: hosts
+                .map(|(id, name): (_, Box<str>)| (id, name.into()))
+                .collect(),
+        }
+    }
+
+    fn end(&self, end: &Endpoint) -> EndDetails {
+        let process = end.process_key.and_then(|key| self.processes.get(&key));
+        EndDetails {
+            unit: end.cgroup_id.and_then(|id| self.units.get(&id)).cloned(),
+            process: process.filter(|name| !name.is_empty()).cloned(),
+            host: end.host_id.and_then(|id| self.hosts.get(&id)).cloned(),
+            has_socket: end.cgroup_id.is_some() || end.process_key.is_some(),
+            has_several: end.sender_shared,
+            handshake_rtt_us: end.handshake_rtt_us,
+            dropped: end.total_dropped_packets,
+        }
+    }
+}
+
+impl Details {
+    /// Whether the record of a flow without new packets may say something that a conversation needs: failures and
+    /// drops may be known later than the packets.
+    pub(super) fn are_news(record: &FlowRecord) -> bool {
+        let has_drops = |end: &Endpoint| end.total_dropped_packets > 0;
+        record.failure.is_some() || record.ends().into_iter().any(has_drops)
+    }
+
+    /// `is_swapped`: the source is the second end of the `FlowId`.
+    pub(super) fn of(record: &FlowRecord, names: &Names, is_swapped: bool) -> Self {
+        let mut ends = record.ends().map(|end| names.end(end));
+        if is_swapped {
+            ends.swap(0, 1);
+        }
+        Self {
+            initiator: usize::from(is_swapped),
+            is_assumed: record.initiator_assumed,
+            began: record.first_seen_unix_ns,
+            new_flows: 0,
+            has_closed: record.closing || record.end_reason == Some(EndReason::EndOfFlow as i32),
+            failure: record.failure.and_then(|failure| failure.try_into().ok()),
+            nat_community_id: record.nat_community_id[..].try_into().ok(),
+            ends,
+        }
+    }
+
+    /// Adds a later record's details. Its drops are those since the record before.
+    pub(super) fn add(&mut self, later: &Self) {
+        if later.is_assumed <= self.is_assumed {
+            (self.initiator, self.is_assumed) = (later.initiator, later.is_assumed);
+        }
+        if self.nat_community_id.is_none() {
+            self.nat_community_id = later.nat_community_id;
+        }
+        self.began = later.began;
+        self.new_flows = self.new_flows.saturating_add(later.new_flows);
+        self.has_closed = later.has_closed;
+        self.failure = later.failure;
+        for (end, later) in self.ends.iter_mut().zip(&later.ends) {
+            end.add(later);
+        }
+    }
+}
+
+impl EndDetails {
+    fn add(&mut self, later: &Self) {
+        let is_another = replace(&mut self.unit, later.unit.as_ref())
+            | replace(&mut self.process, later.process.as_ref());
+        replace(&mut self.host, later.host.as_ref());
+        self.has_socket |= later.has_socket;
+        self.has_several |= later.has_several || is_another;
+        self.handshake_rtt_us = later.handshake_rtt_us.or(self.handshake_rtt_us);
+        self.dropped = self.dropped.saturating_add(later.dropped);
+    }
+}
+
+/// Replaces a name by a later one, unless they are equal, so that flows of many batches share one. Returns whether
+/// there was another one before.
+fn replace<T: ?Sized + PartialEq>(name: &mut Option<Arc<T>>, later: Option<&Arc<T>>) -> bool {
+    let Some(later) = later else { return false };
+    if name.as_ref() == Some(later) {
+        return false;
+    }
+    name.replace(Arc::clone(later)).is_some()
+}

@@ -1,0 +1,478 @@
+//! Conversations: both ends, how much of them is proven, and where packets were lost.
+
+use proto::{Cgroup, Failure, Process};
+use serde_json::{Value, json};
+
+use super::*;
+
+fn pairs() -> Pairs {
+    let settings = PairSettings {
+        settle: Duration::from_secs(2),
+        max_flows: 20,
+    };
+    Pairs::new(settings, true)
+}
+
+/// A batch whose records know the sockets of these ends: 0 for the source, 1 for the destination.
+fn with_sockets(mut batch: FlowBatch, ends: &[usize]) -> FlowBatch {
+    for &end in ends {
+        let id = end as u64 + 1;
+        batch.cgroups.push(Cgroup {
+            id,
+            unit: format!("unit{end}.service"),
+            ..Cgroup::default()
+        });
+        batch.processes.push(Process {
+            key: id,
+            pid: 1,
+            name: format!("program{end}"),
+            ..Process::default()
+        });
+        for record in &mut batch.records {
+            let end = match end {
+                0 => record.src_mut(),
+                _ => record.dst_mut(),
+            };
+            (end.cgroup_id, end.process_key) = (Some(id), Some(id));
+        }
+    }
+    batch
+}
+
+/// Scans of both ends, each with its socket.
+fn both(pairs: &mut Pairs, a: &mut Agent, b: &mut Agent, records: [Vec<FlowRecord>; 2]) {
+    let [left, arrived] = records;
+    let left = with_sockets(a.batch(left), &[0]);
+    let arrived = with_sockets(b.batch(arrived), &[1]);
+    take(pairs, &left);
+    take(pairs, &arrived);
+}
+
+fn lines(pairs: &mut Pairs) -> Vec<Value> {
+    lines_at(pairs, Instant::now())
+}
+
+fn lines_at(pairs: &mut Pairs, at: Instant) -> Vec<Value> {
+    let time = Time { at, ..Time::now() };
+    pairs.look(time);
+    let due = pairs.due(time, usize::MAX);
+    parsed(&due.conversations)
+}
+
+fn parsed(conversations: &[Conversation]) -> Vec<Value> {
+    let lines = conversations.iter().map(Conversation::line);
+    lines
+        .map(|line| serde_json::from_slice(&line).unwrap())
+        .collect()
+}
+
+/// The only line that is due once nothing more comes from these agents.
+fn quiet_line(pairs: &mut Pairs, agents: &mut [&mut Agent]) -> Value {
+    for agent in agents {
+        agent.scan(pairs, Vec::new());
+    }
+    let lines = lines(pairs);
+    let [line] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    line.clone()
+}
+
+#[test]
+fn a_conversation_has_both_ends_with_what_each_sent_and_received() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([100, 48], Some(12), 19),
+            arriving([93, 50], Some(12), 19),
+        ],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        (&line["grade"], &line["inexact"]),
+        (&json!("proven"), &Value::Null)
+    );
+    let end = |end: &str| {
+        [
+            "unit",
+            "process",
+            "owner",
+            "sent_packets",
+            "received_packets",
+            "sent_ip_bytes",
+        ]
+        .map(|name| line[end][name].clone())
+    };
+    assert_eq!(
+        json!(end("client")),
+        json!(["unit0.service", "program0", "socket", 100, 48, 10_000])
+    );
+    assert_eq!(
+        json!(end("server")),
+        json!(["unit1.service", "program1", "socket", 50, 93, 5000])
+    );
+    assert_eq!(line["client"]["agent"]["hostname"], "a");
+    assert_eq!(line["server"]["agent"]["hostname"], "b");
+    assert_eq!(
+        (&line["client"]["addr"], &line["client"]["port"]),
+        (&json!("10.0.0.1"), &json!(4000))
+    );
+    assert_eq!(line["lost_packets"], 9);
+    let lost = json!([
+        {"sent_by": "client", "at": null, "packets": 7},
+        {"sent_by": "server", "at": null, "packets": 2},
+    ]);
+    assert_eq!(line["lost"], lost);
+    assert_eq!(line["new_flows"], 1);
+    // What follows continues it.
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([5, 0], None, 39), arriving([5, 0], None, 39)],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["new_flows"],
+            line["client"]["sent_packets"]
+        ]),
+        json!(["proven", 0, 5])
+    );
+    assert_eq!(pairs.conversations().unwrap().proven, 2);
+}
+
+#[test]
+fn without_a_socket_an_end_is_not_proven_and_two_that_claim_it_leave_it_open() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut c = Agent::new("c", 3);
+    c.scan(&mut pairs, Vec::new());
+    let records = || {
+        [
+            leaving([3, 0], Some(13), 19),
+            arriving([3, 0], Some(13), 19),
+        ]
+    };
+    let [left, arrived] = records();
+    a.scan(&mut pairs, left);
+    b.scan(&mut pairs, arrived);
+    c.scan(&mut pairs, Vec::new());
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut c]);
+    let facts = |line: &Value| {
+        json!([
+            line["grade"],
+            line["inexact"],
+            line["client"]["owner"],
+            line["client"]["agent"]["hostname"],
+            line["server"]["agent"]["hostname"],
+        ])
+    };
+    assert_eq!(
+        facts(&line),
+        json!(["both_seen", "ends", "packets", "a", "b"])
+    );
+    assert_eq!(line["lost"], json!([]));
+
+    // A third agent says that its socket sent the client's packets.
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([3, 0], None, 39), arriving([3, 0], None, 39)],
+    );
+    let claimed = with_sockets(c.batch(leaving([3, 0], None, 39)), &[0]);
+    take(&mut pairs, &claimed);
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut c]);
+    assert_eq!(facts(&line), json!(["one_end", "ends", null, null, "b"]));
+
+    // One that only says it saw them leave changes nothing: it is no end without a socket where another one has it.
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([3, 0], None, 59), arriving([3, 0], None, 59)],
+    );
+    c.scan(&mut pairs, leaving([3, 0], None, 59));
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut c]);
+    assert_eq!(facts(&line), json!(["proven", null, "socket", "a", "b"]));
+}
+
+/// Packets that pass a router.
+fn passing(arrived: u64, left: u64) -> Vec<FlowRecord> {
+    let [mut arrived, left] = [(Direction::Ingress, arrived), (Direction::Egress, left)]
+        .map(|(direction, packets)| record(direction, [packets, 0], Some(13), 19));
+    arrived.ifindex = 1;
+    vec![arrived, left]
+}
+
+#[test]
+fn packets_are_lost_at_a_router_between_the_agents_or_at_the_end_and_the_sum_closes() {
+    let [between, at_r, at_b] = [Value::Null, json!("r"), json!("b")];
+    for (arrived, left, lost) in [
+        (98, 95, json!([[at_r, 3], [between, 3], [at_b, 9]])),
+        // A router that sees a part of the packets, since there are others.
+        (40, 38, json!([[at_r, 2], [between, 4], [at_b, 9]])),
+        // What it says does not add up.
+        (98, 90, json!([[between, 6], [at_b, 9]])),
+        (90, 95, json!([[between, 6], [at_b, 9]])),
+    ] {
+        let mut pairs = pairs();
+        let (mut a, mut b) = known(&mut pairs);
+        let mut r = Agent::new("r", 3);
+        r.scan(&mut pairs, Vec::new());
+        let mut arriving = arriving([94, 0], Some(13), 19);
+        arriving[0].src_mut().total_dropped_packets = 9;
+        both(
+            &mut pairs,
+            &mut a,
+            &mut b,
+            [leaving([100, 0], Some(13), 19), arriving],
+        );
+        r.scan(&mut pairs, passing(arrived, left));
+        let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut r]);
+        assert_eq!(line["grade"], "proven", "{line}");
+        let told = line["lost"].as_array().unwrap().iter();
+        let told = told.map(|loss| json!([loss["at"]["hostname"], loss["packets"]]));
+        assert_eq!(json!(told.collect::<Vec<_>>()), lost, "{line}");
+        assert_eq!(line["lost_packets"], 15);
+        assert_eq!(line["server"]["dropped_packets"], 9);
+        assert_eq!(line["via"][0]["client"]["arrived_packets"], arrived);
+    }
+}
+
+#[test]
+fn what_a_router_missed_is_not_lost_there() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut r = Agent::new("r", 3);
+    r.scan(&mut pairs, Vec::new());
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([100, 0], Some(13), 19),
+            arriving([94, 0], Some(13), 19),
+        ],
+    );
+    r.account.not_inserted.insert(
+        "table_full".to_owned(),
+        proto::Count {
+            packets: 3,
+            bytes: 300,
+        },
+    );
+    r.scan(&mut pairs, passing(98, 95));
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut r]);
+    assert_eq!(line["grade"], "proven");
+    let lost = json!([{"sent_by": "client", "at": null, "packets": 6}]);
+    assert_eq!(line["lost"], lost);
+}
+
+#[test]
+fn drops_that_are_known_later_are_told_once_and_so_is_a_failure() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(line["server"]["dropped_packets"], 0);
+    let last = |side, dropped, failure| {
+        let mut record = record(side, [0, 0], Some(13), 19);
+        record.src_mut().total_packets = 5;
+        record.src_mut().total_dropped_packets = dropped;
+        record.failure = failure;
+        vec![record]
+    };
+    let reset = Some(Failure::Reset as i32);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            last(Direction::Egress, 0, reset),
+            last(Direction::Ingress, 2, reset),
+        ],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    let ends = ["client", "server"].map(|end| {
+        json!([
+            line[end]["dropped_packets"],
+            line[end]["failure"],
+            line[end]["sent_packets"]
+        ])
+    });
+    assert_eq!(json!(ends), json!([[0, "reset", 0], [2, "reset", 0]]));
+    assert_eq!(line["lost_packets"], 2);
+    // The same once more is no news.
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            last(Direction::Egress, 0, reset),
+            last(Direction::Ingress, 2, reset),
+        ],
+    );
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(lines(&mut pairs), Vec::<Value>::new());
+    assert_eq!(pairs.status().unpaired, 0);
+}
+
+#[test]
+fn drops_of_before_the_flow_was_followed_are_in_no_line() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut arrived = arriving([5, 0], None, 19);
+    arrived[0].src_mut().total_dropped_packets = 7;
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([5, 0], None, 19), arrived],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([
+            line["server"]["dropped_packets"],
+            line["grade"],
+            line["inexact"]
+        ]),
+        json!([0, "both_seen", "began"])
+    );
+    let mut arrived = arriving([5, 0], None, 39);
+    arrived[0].src_mut().total_dropped_packets = 8;
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([5, 0], None, 39), arrived],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([line["server"]["dropped_packets"], line["grade"]]),
+        json!([1, "proven"])
+    );
+}
+
+#[test]
+fn an_end_whose_address_moved_to_another_unit_is_not_proven() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    let mut moved = with_sockets(a.batch(leaving([5, 0], Some(22), 29)), &[0]);
+    moved.cgroups[0].unit = "another.service".to_owned();
+    take(&mut pairs, &moved);
+    b.scan(&mut pairs, arriving([5, 0], Some(22), 29));
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([line["grade"], line["inexact"], line["new_flows"]]),
+        json!(["both_seen", "ends", 2])
+    );
+}
+
+#[test]
+fn a_conversation_of_one_end_waits_for_the_other_and_one_that_goes_on_is_told_meanwhile() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let batch = with_sockets(a.batch(leaving([5, 0], Some(13), 19)), &[0]);
+    take(&mut pairs, &batch);
+    b.scan(&mut pairs, Vec::new());
+    let now = Instant::now();
+    assert_eq!(
+        lines_at(&mut pairs, now + Duration::from_secs(50)),
+        Vec::<Value>::new()
+    );
+    let meanwhile = lines_at(&mut pairs, now + Duration::from_secs(61));
+    let facts = |line: &Value| {
+        json!([
+            line["grade"],
+            line["inexact"],
+            line["client"]["unit"],
+            line["server"]["agent"]
+        ])
+    };
+    let expected = json!(["one_end", "goes_on", "unit0.service", null]);
+    assert_eq!(meanwhile.iter().map(facts).collect::<Vec<_>>(), [expected]);
+    // Nothing has come since.
+    assert_eq!(
+        lines_at(&mut pairs, now + Duration::from_secs(130)),
+        Vec::<Value>::new()
+    );
+    for agent in [&mut a, &mut b] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let at_last = lines_at(&mut pairs, now + Duration::from_secs(301));
+    let expected = json!(["one_end", null, "unit0.service", null]);
+    assert_eq!(at_last.iter().map(facts).collect::<Vec<_>>(), [expected]);
+    let status = pairs.conversations().unwrap();
+    assert_eq!((status.one_end, status.going_on), (1, 1));
+    assert_eq!(pairs.status().unpaired, 1);
+}
+
+#[test]
+fn a_router_that_translates_is_no_end() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let mut arrived = arriving([5, 4], Some(13), 19);
+    arrived[0].nat_community_id = vec![9; 20].into();
+    let left = with_sockets(a.batch(leaving([5, 4], Some(13), 19)), &[0]);
+    take(&mut pairs, &left);
+    r.scan(&mut pairs, arrived);
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut r]);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["server"]["agent"],
+            line["via"][0]["hostname"]
+        ]),
+        json!(["one_end", null, "b"])
+    );
+    let id = proto::community_id::text(&[9; 20]);
+    assert_eq!(line["via"][0]["nat_community_id"], json!(id));
+}
+
+#[test]
+fn at_the_end_what_was_not_told_is_written() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    pairs.stop();
+    let due = pairs.end(usize::MAX);
+    let lines = parsed(&due.conversations);
+    assert_eq!(
+        json!([lines[0]["grade"], lines[0]["inexact"], lines[0]["lost"]]),
+        json!(["both_seen", "stopped", null])
+    );
+}

@@ -1,0 +1,368 @@
+//! `flow-agent collect --conversations`: a client and a server behind a router, with an agent at each of them.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{BufRead as _, BufReader},
+    path::Path,
+    process::{Child, Stdio},
+    thread::sleep,
+};
+
+use lab::{ControlGroup, Namespace, privilege::is_root_or_skip};
+use serde_json::{Value, json};
+
+use super::{
+    Collector, jsonl,
+    pairs::{SETTLE, lose_by_dscp},
+};
+use crate::{
+    nat::{CABLE, Routed},
+    outputs,
+    support::{Agent, BINARY, wait_until},
+};
+
+/// Where the collector listens. All reach it by wires that no agent watches.
+const COLLECTOR: &str = "10.9.9.1";
+const CONNECTIONS: u64 = 300;
+const TCP: u64 = 6;
+const UDP: u64 = 17;
+/// Datagrams with this DSCP are lost on the wire behind the router, in the router, and in the server's host.
+const LOST: [(u8, u64); 3] = [(8, 3), (16, 5), (24, 9)];
+
+/// Echoes what comes over TCP and UDP.
+const SERVER: &str = r#"
+use IO::Socket::INET; use IO::Select; $| = 1;
+my %at = (LocalAddr => $ARGV[0], LocalPort => 7000);
+my $tcp = IO::Socket::INET->new(%at, Listen => 128, ReuseAddr => 1) or die "$!";
+my $udp = IO::Socket::INET->new(%at, Proto => 'udp') or die "$!";
+my $all = IO::Select->new($tcp, $udp);
+print "ready\n";
+while (my @ready = $all->can_read) {
+    for my $one (@ready) {
+        if ($one == $tcp) { $all->add($tcp->accept) }
+        elsif ($one == $udp) { my $from = $udp->recv(my $text, 100); $udp->send($text, 0, $from) }
+        elsif (sysread($one, my $text, 100)) { syswrite($one, $text) }
+        else { $all->remove($one); close $one }
+    }
+}
+"#;
+
+/// Makes connections one after another, then sends datagrams with the DSCPs and in the numbers that follow the number
+/// of connections. Only one datagram before them is answered. Prints the port of the datagrams.
+const CLIENT: &str = r#"
+use IO::Socket::INET; $| = 1;
+my ($address, $connections, @lost) = @ARGV;
+my %to = (PeerAddr => $address, PeerPort => 7000);
+for (1 .. $connections) {
+    my $socket = IO::Socket::INET->new(%to) or die "$!";
+    syswrite($socket, "hello"); sysread($socket, my $text, 100) or die "$!";
+    close $socket;
+}
+my $udp = IO::Socket::INET->new(%to, Proto => 'udp') or die "$!";
+$udp->send("hello"); $udp->recv(my $text, 100);
+while (my ($dscp, $count) = splice(@lost, 0, 2)) {
+    setsockopt($udp, 0, 1, pack("i", $dscp << 2)) or die "$!";
+    $udp->send("lost") for 1 .. $count;
+}
+print $udp->sockport, "\n";
+"#;
+
+/// A perl program in a unit, which is killed at the end. Returns it with the first line of its output.
+fn program(
+    group: &ControlGroup,
+    unit: &str,
+    namespace: &Namespace,
+    script: &str,
+    arguments: &[String],
+) -> (Running, String) {
+    let mut command = namespace.command("sh");
+    group
+        .run_below(unit, &mut command)
+        .unwrap()
+        .args(["perl", "-e", script])
+        .args(arguments)
+        .stdout(Stdio::piped());
+    let mut process = Running(command.spawn().unwrap());
+    let mut line = String::new();
+    let output = process.0.stdout.take().unwrap();
+    BufReader::new(output).read_line(&mut line).unwrap();
+    (process, line.trim_end().to_owned())
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+fn lines(folder: &Path, protocol: u64) -> Vec<Value> {
+    let mut lines = outputs::jsonl::lines(folder);
+    lines.retain(|line| line["protocol"] == protocol && line["inexact"] != "goes_on");
+    lines
+}
+
+fn sum<'a>(lines: impl IntoIterator<Item = &'a Value>, end: &str, name: &str) -> u64 {
+    let numbers = lines.into_iter().map(|line| line[end][name].as_u64());
+    numbers.map(Option::unwrap_or_default).sum()
+}
+
+/// A network with a route between client and server, where datagrams are lost at three places.
+fn network() -> Routed {
+    let [(on_the_wire, _), (at_the_router, _), (at_the_server, _)] = LOST;
+    let network = Routed::new(&format!(
+        "chain lose {{ type filter hook forward priority 0; ip dscp {at_the_router} drop; }}"
+    ));
+    let (router, server) = (&network.lab.agent, &network.lab.peer.namespace);
+    let via = router.ipv4.to_string();
+    server
+        .ip(&["route", "add", "10.79.0.0/24", "via", &via])
+        .unwrap();
+    let rule = format!(
+        "table ip lose {{ chain lose {{ type filter hook input priority 0; ip dscp {at_the_server} drop; }}; }}"
+    );
+    let output = server.command("nft").arg(rule).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    lose_by_dscp(router, on_the_wire);
+    let local = format!("{COLLECTOR}/32");
+    let ip = |namespace: &Namespace, arguments: &[&str]| namespace.ip(arguments).unwrap();
+    ip(&router.namespace, &["address", "add", &local, "dev", "lo"]);
+    for (number, namespace) in [&network.client, server].into_iter().enumerate() {
+        let ends = [format!("beside{number}"), format!("there{number}")];
+        let addresses = [1, 2].map(|end| format!("10.9.{number}.{end}"));
+        let [here, there] = ends.each_ref().map(String::as_str);
+        router.namespace.add_wire([here, there]).unwrap();
+        ip(
+            &router.namespace,
+            &["link", "set", there, "netns", namespace.name()],
+        );
+        for (namespace, end, address) in [
+            (&router.namespace, here, &addresses[0]),
+            (namespace, there, &addresses[1]),
+        ] {
+            let address = format!("{address}/24");
+            ip(namespace, &["address", "add", &address, "dev", end]);
+            ip(namespace, &["link", "set", end, "arp", "on", "up"]);
+        }
+        ip(namespace, &["route", "add", &local, "via", &addresses[0]]);
+    }
+    network
+}
+
+#[test]
+fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made() {
+    const TEST: &str =
+        "agent::each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let network = network();
+    let (router, server) = (&network.lab.agent, &network.lab.peer);
+    let address = server.ipv4.to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["flows", "conversations"] {
+        fs::create_dir(path(name)).unwrap();
+    }
+    let listen = format!("{COLLECTOR}:0");
+    let settle = format!("{}ms", SETTLE.as_millis());
+    let settings = [
+        "--insecure-listen",
+        "--listen",
+        &listen,
+        "--output",
+        &jsonl(&path("flows")),
+        "--conversations",
+        &jsonl(&path("conversations")),
+        "--pairs-settle",
+        &settle,
+    ];
+    let collector = Collector::start(router, 0, &settings);
+    let output = collector.setting();
+    let start = |namespace: &Namespace, interface: &str, more: &[&str]| {
+        let settings = [
+            "--output",
+            "json",
+            "--output",
+            &output,
+            "--enrich",
+            "unit,process,drops",
+        ];
+        Agent::start_by(
+            namespace.command(BINARY),
+            interface,
+            &[&settings, more].concat(),
+        )
+    };
+    let at_the_router = ["--interface", &router.interface];
+    let agents = [
+        start(&network.client, CABLE[1], &[]),
+        start(&router.namespace, CABLE[0], &at_the_router),
+        start(&server.namespace, &server.interface, &[]),
+    ];
+    wait_until("all are known", || {
+        let status = collector.status(router);
+        let streams = status["streams"].as_array().unwrap().iter();
+        let stored = streams.filter(|stream| stream["stored_seq"].as_u64() > Some(0));
+        stored.count() == agents.len()
+    });
+    sleep(2 * SETTLE);
+
+    let group = ControlGroup::slice().unwrap();
+    let (_serving, ready) = program(
+        &group,
+        "server.service",
+        &server.namespace,
+        SERVER,
+        &[address.clone()],
+    );
+    assert_eq!(ready, "ready");
+    let mut arguments = vec![address, CONNECTIONS.to_string()];
+    arguments.extend(
+        LOST.iter()
+            .flat_map(|(dscp, count)| [dscp.to_string(), count.to_string()]),
+    );
+    let (_, port) = program(
+        &group,
+        "client.service",
+        &network.client,
+        CLIENT,
+        &arguments,
+    );
+    let sent: u64 = 1 + LOST.iter().map(|(_, count)| count).sum::<u64>();
+
+    let conversations = path("conversations");
+    let of_connections = || lines(&conversations, TCP);
+    let of_datagrams = || {
+        let mut lines = lines(&conversations, UDP);
+        lines.retain(|line| line["client"]["port"].to_string() == port);
+        lines
+    };
+    wait_until("all connections are told, and all datagrams", || {
+        let connections = of_connections();
+        let flows = connections
+            .iter()
+            .map(|line| line["new_flows"].as_u64().unwrap());
+        flows.sum::<u64>() == CONNECTIONS
+            && connections
+                .iter()
+                .filter(|line| line["closed"] == true)
+                .count() as u64
+                >= CONNECTIONS
+            && sum(&of_datagrams(), "client", "sent_packets") == sent
+            && sum(&of_datagrams(), "server", "dropped_packets") == LOST[2].1
+    });
+    let [client_agent, router_agent, server_agent] = &agents
+        .each_ref()
+        .map(|agent| agent.status(router)["agent"]["instance_id"].clone());
+
+    let connections = of_connections();
+    for line in &connections {
+        let facts = [
+            &line["grade"],
+            &line["inexact"],
+            &line["lost_packets"],
+            &line["client"]["unit"],
+            &line["client"]["process"],
+            &line["client"]["agent"]["instance_id"],
+            &line["server"]["unit"],
+            &line["server"]["process"],
+            &line["server"]["agent"]["instance_id"],
+            &line["via"][0]["instance_id"],
+        ];
+        let expected = [
+            &json!("proven"),
+            &Value::Null,
+            &json!(0),
+            &json!("client.service"),
+            &json!("perl"),
+            client_agent,
+            &json!("server.service"),
+            &json!("perl"),
+            server_agent,
+            router_agent,
+        ];
+        assert_eq!(facts, expected, "{line}");
+    }
+    let ports: BTreeSet<_> = connections
+        .iter()
+        .map(|line| line["client"]["port"].as_u64())
+        .collect();
+    assert_eq!(ports.len() as u64, CONNECTIONS);
+    for [from, to] in [["client", "server"], ["server", "client"]] {
+        let left = sum(&connections, from, "sent_packets");
+        assert_eq!(left, sum(&connections, to, "received_packets"));
+        // At least a SYN, a segment with data, and a FIN.
+        assert!(left >= 3 * CONNECTIONS, "{left}");
+    }
+
+    let datagrams = of_datagrams();
+    assert!(
+        datagrams.iter().all(|line| line["grade"] == "proven"),
+        "{datagrams:#?}"
+    );
+    let lost = |place: &Value| -> u64 {
+        let all = datagrams
+            .iter()
+            .flat_map(|line| line["lost"].as_array().unwrap());
+        let here =
+            all.filter(|loss| loss["at"]["instance_id"] == *place && loss["sent_by"] == "client");
+        here.map(|loss| loss["packets"].as_u64().unwrap()).sum()
+    };
+    let places = [&Value::Null, router_agent, server_agent].map(lost);
+    assert_eq!(places, LOST.map(|(_, count)| count), "{datagrams:#?}");
+    let at_the_router: u64 = datagrams
+        .iter()
+        .map(|line| {
+            line["via"][0]["client"]["dropped_packets"]
+                .as_u64()
+                .unwrap()
+        })
+        .sum();
+    assert_eq!(at_the_router, LOST[1].1);
+
+    let status = collector.status(router);
+    assert!(
+        status["conversations"]["proven"].as_u64() > Some(CONNECTIONS),
+        "{status}"
+    );
+    assert_eq!(status["conversations"]["not_written"], 0);
+    for agent in agents {
+        agent.stop();
+    }
+    let log = collector.stop();
+    assert!(!log.contains("WARN"), "{log}");
+    // At the end, nothing is told again.
+    assert_eq!(sum(&of_datagrams(), "client", "sent_packets"), sent);
+}
+
+#[test]
+fn conversations_are_refused_where_something_else_is_written() {
+    if !is_root_or_skip("agent::conversations_are_refused_where_something_else_is_written") {
+        return;
+    }
+    let lab = lab::Lab::quiet().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let flows = jsonl(folder.path());
+    let mut command = crate::support::flow_agent(&lab.agent);
+    command.args([
+        "collect",
+        "--listen",
+        "127.0.0.1:0",
+        "--output",
+        &flows,
+        "--conversations",
+        &flows,
+    ]);
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success()
+            && stderr.contains("--conversations jsonl=")
+            && stderr.contains("choose another path"),
+        "{stderr}"
+    );
+}
