@@ -45,6 +45,9 @@ struct Arguments {
     /// What `collect` gets, repeatable
     #[arg(long, required = true)]
     output: Vec<String>,
+    /// A further argument of `collect`, such as --with=--conversations --with=jsonl=/var/tmp/conversations.jsonl; repeatable
+    #[arg(long, allow_hyphen_values = true)]
+    with: Vec<String>,
     /// Agents that send
     #[arg(long, default_value_t = 8)]
     streams: usize,
@@ -87,6 +90,7 @@ impl Receiver {
         for output in &arguments.output {
             command.args(["--output", output]);
         }
+        command.args(&arguments.with);
         command.env("NO_COLOR", "1").stdout(Stdio::null());
         let mut process = command
             .stderr(Stdio::piped())

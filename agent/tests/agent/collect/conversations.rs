@@ -11,6 +11,7 @@ use std::{
 
 use lab::{ControlGroup, Namespace, privilege::is_root_or_skip};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use super::{
     Collector, jsonl,
@@ -152,6 +153,122 @@ fn network() -> Routed {
     network
 }
 
+/// The network with a collector, and agents at the client, the router and the server.
+struct Observed {
+    network: Routed,
+    folder: TempDir,
+    collector: Collector,
+    agents: [Agent; 3],
+}
+
+impl Observed {
+    /// Returns once the collector knows all agents.
+    fn start() -> Self {
+        let network = network();
+        let (router, server) = (&network.lab.agent, &network.lab.peer);
+        let folder = tempfile::tempdir().unwrap();
+        let [flows, conversations] = ["flows", "conversations"].map(|name| {
+            let path = folder.path().join(name);
+            fs::create_dir(&path).unwrap();
+            jsonl(&path)
+        });
+        let listen = format!("{COLLECTOR}:0");
+        let settle = format!("{}ms", SETTLE.as_millis());
+        let settings = [
+            ["--listen", &listen],
+            ["--output", &flows],
+            ["--conversations", &conversations],
+            ["--pairs-settle", &settle],
+        ];
+        let settings = [settings.as_flattened(), &["--insecure-listen"]].concat();
+        let collector = Collector::start(router, 0, &settings);
+        let to = collector.setting();
+        let start = |namespace: &Namespace, interface: &str, more: &[&str]| {
+            let settings = [
+                ["--output", "json"],
+                ["--output", &to],
+                ["--enrich", "unit,process,drops"],
+            ];
+            let settings = [settings.as_flattened(), more].concat();
+            Agent::start_by(namespace.command(BINARY), interface, &settings)
+        };
+        let also = ["--interface", &router.interface];
+        let agents = [
+            start(&network.client, CABLE[1], &[]),
+            start(&router.namespace, CABLE[0], &also),
+            start(&server.namespace, &server.interface, &[]),
+        ];
+        wait_until("all are known", || {
+            let status = collector.status(router);
+            let streams = status["streams"].as_array().unwrap().iter();
+            let stored = streams.filter(|stream| stream["stored_seq"].as_u64() > Some(0));
+            stored.count() == agents.len()
+        });
+        sleep(2 * SETTLE);
+        Self {
+            network,
+            folder,
+            collector,
+            agents,
+        }
+    }
+
+    /// Runs both programs. Returns the client's port of the datagrams, and the server.
+    fn communicate(&self, group: &ControlGroup) -> (String, Running) {
+        let server = &self.network.lab.peer;
+        let address = server.ipv4.to_string();
+        let (serving, ready) = program(
+            group,
+            "server.service",
+            &server.namespace,
+            SERVER,
+            std::slice::from_ref(&address),
+        );
+        assert_eq!(ready, "ready");
+        let mut arguments = vec![address, CONNECTIONS.to_string()];
+        let lost = LOST.iter();
+        arguments.extend(lost.flat_map(|(dscp, count)| [dscp.to_string(), count.to_string()]));
+        let client = &self.network.client;
+        let (_, port) = program(group, "client.service", client, CLIENT, &arguments);
+        (port, serving)
+    }
+
+    fn connections(&self) -> Vec<Value> {
+        lines(&self.folder.path().join("conversations"), TCP)
+    }
+
+    fn datagrams(&self, port: &str) -> Vec<Value> {
+        let mut lines = lines(&self.folder.path().join("conversations"), UDP);
+        let port: u16 = port.parse().unwrap();
+        lines.retain(|line| line["client"]["port"] == port);
+        lines
+    }
+
+    /// What names each agent: at the client, at the router, at the server.
+    fn instances(&self) -> [Value; 3] {
+        let host = &self.network.lab.agent;
+        let agents = self.agents.each_ref();
+        agents.map(|agent| agent.status(host)["agent"]["instance_id"].clone())
+    }
+}
+
+fn assert_proven_between_its_sockets(line: &Value, [client, router, server]: &[Value; 3]) {
+    let end = |unit: &str, instance: &Value| json!([unit, "perl", "socket", instance]);
+    let told = |end: &str| {
+        let end = &line[end];
+        let instance = &end["agent"]["instance_id"];
+        json!([end["unit"], end["process"], end["owner"], instance])
+    };
+    assert_eq!(told("client"), end("client.service", client), "{line}");
+    assert_eq!(told("server"), end("server.service", server), "{line}");
+    assert_eq!(line["via"][0]["instance_id"], *router, "{line}");
+    assert_eq!(
+        json!([line["grade"], line["inexact"]]),
+        json!(["proven", null]),
+        "{line}"
+    );
+}
+
 #[test]
 fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made() {
     const TEST: &str =
@@ -159,138 +276,31 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
     if !is_root_or_skip(TEST) {
         return;
     }
-    let network = network();
-    let (router, server) = (&network.lab.agent, &network.lab.peer);
-    let address = server.ipv4.to_string();
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
-    for name in ["flows", "conversations"] {
-        fs::create_dir(path(name)).unwrap();
-    }
-    let listen = format!("{COLLECTOR}:0");
-    let settle = format!("{}ms", SETTLE.as_millis());
-    let settings = [
-        "--insecure-listen",
-        "--listen",
-        &listen,
-        "--output",
-        &jsonl(&path("flows")),
-        "--conversations",
-        &jsonl(&path("conversations")),
-        "--pairs-settle",
-        &settle,
-    ];
-    let collector = Collector::start(router, 0, &settings);
-    let output = collector.setting();
-    let start = |namespace: &Namespace, interface: &str, more: &[&str]| {
-        let settings = [
-            "--output",
-            "json",
-            "--output",
-            &output,
-            "--enrich",
-            "unit,process,drops",
-        ];
-        Agent::start_by(
-            namespace.command(BINARY),
-            interface,
-            &[&settings, more].concat(),
-        )
-    };
-    let at_the_router = ["--interface", &router.interface];
-    let agents = [
-        start(&network.client, CABLE[1], &[]),
-        start(&router.namespace, CABLE[0], &at_the_router),
-        start(&server.namespace, &server.interface, &[]),
-    ];
-    wait_until("all are known", || {
-        let status = collector.status(router);
-        let streams = status["streams"].as_array().unwrap().iter();
-        let stored = streams.filter(|stream| stream["stored_seq"].as_u64() > Some(0));
-        stored.count() == agents.len()
-    });
-    sleep(2 * SETTLE);
-
+    let observed = Observed::start();
     let group = ControlGroup::slice().unwrap();
-    let (_serving, ready) = program(
-        &group,
-        "server.service",
-        &server.namespace,
-        SERVER,
-        &[address.clone()],
-    );
-    assert_eq!(ready, "ready");
-    let mut arguments = vec![address, CONNECTIONS.to_string()];
-    arguments.extend(
-        LOST.iter()
-            .flat_map(|(dscp, count)| [dscp.to_string(), count.to_string()]),
-    );
-    let (_, port) = program(
-        &group,
-        "client.service",
-        &network.client,
-        CLIENT,
-        &arguments,
-    );
-    let sent: u64 = 1 + LOST.iter().map(|(_, count)| count).sum::<u64>();
-
-    let conversations = path("conversations");
-    let of_connections = || lines(&conversations, TCP);
-    let of_datagrams = || {
-        let mut lines = lines(&conversations, UDP);
-        lines.retain(|line| line["client"]["port"].to_string() == port);
-        lines
-    };
+    let (port, _serving) = observed.communicate(&group);
+    let sent = 1 + LOST.iter().map(|(_, count)| count).sum::<u64>();
     wait_until("all connections are told, and all datagrams", || {
-        let connections = of_connections();
-        let flows = connections
-            .iter()
-            .map(|line| line["new_flows"].as_u64().unwrap());
-        flows.sum::<u64>() == CONNECTIONS
-            && connections
-                .iter()
-                .filter(|line| line["closed"] == true)
-                .count() as u64
-                >= CONNECTIONS
-            && sum(&of_datagrams(), "client", "sent_packets") == sent
-            && sum(&of_datagrams(), "server", "dropped_packets") == LOST[2].1
+        let connections = observed.connections();
+        let new = connections.iter().map(|line| line["new_flows"].as_u64());
+        let closed = connections.iter().filter(|line| line["closed"] == true);
+        let datagrams = observed.datagrams(&port);
+        new.map(Option::unwrap).sum::<u64>() == CONNECTIONS
+            && closed.count() as u64 >= CONNECTIONS
+            && sum(&datagrams, "client", "sent_packets") == sent
+            && sum(&datagrams, "server", "dropped_packets") == LOST[2].1
     });
-    let [client_agent, router_agent, server_agent] = &agents
-        .each_ref()
-        .map(|agent| agent.status(router)["agent"]["instance_id"].clone());
+    let instances = observed.instances();
 
-    let connections = of_connections();
+    let connections = observed.connections();
     for line in &connections {
-        let facts = [
-            &line["grade"],
-            &line["inexact"],
-            &line["lost_packets"],
-            &line["client"]["unit"],
-            &line["client"]["process"],
-            &line["client"]["agent"]["instance_id"],
-            &line["server"]["unit"],
-            &line["server"]["process"],
-            &line["server"]["agent"]["instance_id"],
-            &line["via"][0]["instance_id"],
-        ];
-        let expected = [
-            &json!("proven"),
-            &Value::Null,
-            &json!(0),
-            &json!("client.service"),
-            &json!("perl"),
-            client_agent,
-            &json!("server.service"),
-            &json!("perl"),
-            server_agent,
-            router_agent,
-        ];
-        assert_eq!(facts, expected, "{line}");
+        assert_proven_between_its_sockets(line, &instances);
+        assert_eq!(line["lost_packets"], 0, "{line}");
     }
-    let ports: BTreeSet<_> = connections
+    let ports = connections
         .iter()
-        .map(|line| line["client"]["port"].as_u64())
-        .collect();
+        .map(|line| line["client"]["port"].as_u64());
+    let ports: BTreeSet<_> = ports.collect();
     assert_eq!(ports.len() as u64, CONNECTIONS);
     for [from, to] in [["client", "server"], ["server", "client"]] {
         let left = sum(&connections, from, "sent_packets");
@@ -299,44 +309,46 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
         assert!(left >= 3 * CONNECTIONS, "{left}");
     }
 
-    let datagrams = of_datagrams();
-    assert!(
-        datagrams.iter().all(|line| line["grade"] == "proven"),
-        "{datagrams:#?}"
-    );
-    let lost = |place: &Value| -> u64 {
+    let datagrams = observed.datagrams(&port);
+    for line in &datagrams {
+        assert_proven_between_its_sockets(line, &instances);
+    }
+    let [_, router, server] = &instances;
+    let lost: [u64; 3] = [&Value::Null, router, server].map(|place| {
         let all = datagrams
             .iter()
             .flat_map(|line| line["lost"].as_array().unwrap());
         let here =
             all.filter(|loss| loss["at"]["instance_id"] == *place && loss["sent_by"] == "client");
         here.map(|loss| loss["packets"].as_u64().unwrap()).sum()
-    };
-    let places = [&Value::Null, router_agent, server_agent].map(lost);
-    assert_eq!(places, LOST.map(|(_, count)| count), "{datagrams:#?}");
-    let at_the_router: u64 = datagrams
+    });
+    assert_eq!(lost, LOST.map(|(_, count)| count), "{datagrams:#?}");
+    let dropped = datagrams
         .iter()
-        .map(|line| {
-            line["via"][0]["client"]["dropped_packets"]
-                .as_u64()
-                .unwrap()
-        })
-        .sum();
-    assert_eq!(at_the_router, LOST[1].1);
+        .map(|line| &line["via"][0]["client"]["dropped_packets"]);
+    let dropped: u64 = dropped.map(|packets| packets.as_u64().unwrap()).sum();
+    assert_eq!(dropped, LOST[1].1);
 
-    let status = collector.status(router);
-    assert!(
-        status["conversations"]["proven"].as_u64() > Some(CONNECTIONS),
-        "{status}"
-    );
-    assert_eq!(status["conversations"]["not_written"], 0);
+    let status = observed.collector.status(&observed.network.lab.agent);
+    let made = &status["conversations"];
+    assert!(made["proven"].as_u64() > Some(CONNECTIONS), "{status}");
+    assert_eq!(made["not_written"], 0);
+    let Observed {
+        network: _network,
+        folder,
+        collector,
+        agents,
+    } = observed;
     for agent in agents {
         agent.stop();
     }
     let log = collector.stop();
     assert!(!log.contains("WARN"), "{log}");
-    // At the end, nothing is told again.
-    assert_eq!(sum(&of_datagrams(), "client", "sent_packets"), sent);
+    // Nothing is told again at the end.
+    let mut datagrams = lines(&folder.path().join("conversations"), UDP);
+    let port: u16 = port.parse().unwrap();
+    datagrams.retain(|line| line["client"]["port"] == port);
+    assert_eq!(sum(&datagrams, "client", "sent_packets"), sent);
 }
 
 #[test]
