@@ -3,6 +3,7 @@
 mod admission;
 mod carry;
 mod collector;
+mod conversations;
 mod delivery;
 mod files;
 mod kernel;
@@ -116,6 +117,7 @@ pub fn faults() -> impl Iterator<Item = &'static Fault> {
         kernel::FAULTS,
         userspace::FAULTS,
         collector::FAULTS,
+        conversations::FAULTS,
         files::FAULTS,
         nat::FAULTS,
         pairs::FAULTS,

@@ -67,8 +67,9 @@ impl Tuple {
         (tuple, is_swapped)
     }
 
-    /// `None` for flows that connections are not looked up for: inside a tunnel, without ports.
-    fn of_flow(key: &FlowKey) -> Option<(Self, bool)> {
+    /// The ends of a key are in the same order. `None` for flows that connections are not looked up for: inside a
+    /// tunnel, without ports.
+    fn of_flow(key: &FlowKey) -> Option<Self> {
         if key.encapsulation != 0 {
             return None;
         }
@@ -79,7 +80,7 @@ impl Tuple {
         };
         let [a, b] = [(key.addr_a, ports[0]), (key.addr_b, ports[1])];
         let ends = [a, b].map(|(addr, port)| End { addr, port });
-        Some(Self::of(key.netns, key.ip_version, key.protocol, ends))
+        Some(Self::of(key.netns, key.ip_version, key.protocol, ends).0)
     }
 }
 
@@ -287,15 +288,14 @@ impl Translations {
     /// Whether the connection of a flow that has more packets is still the same.
     fn check(&mut self, slot: u32, key: &FlowKey) {
         let mut flow = self.by_slot.get(slot);
-        let found = Tuple::of_flow(key);
-        let known = found.and_then(|(tuple, is_swapped)| {
-            let known = self.known.get(&tuple)?;
-            Some((known, in_order(known.form.other, is_swapped)))
-        });
-        let is_same = known.is_some_and(|(known, other)| {
+        let known = Tuple::of_flow(key).and_then(|tuple| self.known.get(&tuple));
+        let is_same = known.is_some_and(|known| {
             let goes_on = known.ended_at == 0 || known.ended_at >= self.scan;
             let is_sure = known.unsure_until < self.scan;
-            goes_on && is_sure && other == flow.other && Some(known.form.side) == flow.side
+            goes_on
+                && is_sure
+                && known.form.other == flow.other
+                && Some(known.form.side) == flow.side
         });
         if !is_same {
             flow.state = State::Ambiguous;
@@ -313,7 +313,7 @@ impl Translations {
         if self.listed == 0 && self.scan.wrapping_sub(flow.began) > 1 {
             return;
         }
-        let Some((tuple, is_swapped)) = Tuple::of_flow(key) else {
+        let Some(tuple) = Tuple::of_flow(key) else {
             return;
         };
         let Some(known) = self.known.get(&tuple) else {
@@ -337,11 +337,10 @@ impl Translations {
             && is_its_own
             && !was_missed;
         if is_sure {
-            flow.other = in_order(known.form.other, is_swapped);
+            flow.other = known.form.other;
             flow.side = Some(known.form.side);
             flow.state = State::Known;
-            let initiator = known.form.initiator ^ u8::from(is_swapped);
-            flow.community_id = community_id_of(key, flow.other, initiator);
+            flow.community_id = community_id_of(key, flow.other, known.form.initiator);
         } else {
             flow.state = State::Ambiguous;
             self.ambiguous += 1;

@@ -12,8 +12,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a flow keeps its translation after the connection tracking has another one",
         file: "agent/flows/src/replica/translations.rs",
-        from: "goes_on && is_sure && other == flow.other",
-        to: "true || goes_on && is_sure && other == flow.other",
+        from: "goes_on && is_sure && known.form.other == flow.other",
+        to: "true || goes_on && is_sure && known.form.other == flow.other",
         target: agent("nat::a_flow_that_is_translated_anew_has_no_translation_from_then_on"),
     },
     Fault {
@@ -26,8 +26,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "the other form has the order of the connection, not that of the flow",
         file: "agent/flows/src/replica/translations.rs",
-        from: "flow.other = in_order(known.form.other, is_swapped);",
-        to: "flow.other = in_order(known.form.other, is_swapped && false);",
+        from: "other: in_order(other, is_swapped),",
+        to: "other: in_order(other, is_swapped && false),",
         target: BOTH_SIDES,
     },
     Fault {

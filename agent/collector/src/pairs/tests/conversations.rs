@@ -476,3 +476,29 @@ fn at_the_end_what_was_not_told_is_written() {
         json!(["both_seen", "stopped", null])
     );
 }
+
+#[test]
+fn what_does_not_add_up_is_not_proven() {
+    for (sent, received, why) in [
+        ([5, 4], [6, 4], "surplus"),
+        ([5, 5], [5, 4], "surplus"),
+        ([5, 4], [0, 4], "one_sided"),
+    ] {
+        let mut pairs = pairs();
+        let (mut a, mut b) = known(&mut pairs);
+        both(
+            &mut pairs,
+            &mut a,
+            &mut b,
+            [
+                leaving(sent, Some(13), 19),
+                arriving(received, Some(13), 19),
+            ],
+        );
+        let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+        assert_eq!(
+            json!([line["grade"], line["inexact"], line["lost"]]),
+            json!(["both_seen", why, null])
+        );
+    }
+}

@@ -1,0 +1,105 @@
+//! Faults in conversations.
+
+use super::{Fault, Target, agent, unit};
+
+const CONVERSATION: &str = "agent/collector/src/pairs/flow/conversation.rs";
+const PROVEN: Target = agent(
+    "collect::conversations::each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made",
+);
+const CLAIMS: Target = unit(
+    "collector",
+    "pairs::tests::conversations::without_a_socket_an_end_is_not_proven_and_two_that_claim_it_leave_it_open",
+);
+const PLACES: Target = unit(
+    "collector",
+    "pairs::tests::conversations::packets_are_lost_at_a_router_between_the_agents_or_at_the_end_and_the_sum_closes",
+);
+const LATER: Target = unit(
+    "collector",
+    "pairs::tests::conversations::drops_that_are_known_later_are_told_once_and_so_is_a_failure",
+);
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault {
+        name: "of two agents with a socket of an end, the first is believed",
+        file: CONVERSATION,
+        from: "those.next().map_or(Ok(first), |_| Err(()))",
+        to: "those.next().map_or(Ok(first), |_| Ok(first))",
+        target: CLAIMS,
+    },
+    Fault {
+        name: "packets alone prove an end",
+        file: CONVERSATION,
+        from: "|seen: &Seen| seen.owner == Owner::Socket &&",
+        to: "|seen: &Seen|",
+        target: CLAIMS,
+    },
+    Fault {
+        name: "an end of two units is proven",
+        file: CONVERSATION,
+        from: "&& !seen.details.has_several",
+        to: "",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::an_end_whose_address_moved_to_another_unit_is_not_proven",
+        ),
+    },
+    Fault {
+        name: "a router's word counts though it does not add up",
+        file: CONVERSATION,
+        from: "missing.checked_sub(at_routers)",
+        to: "Some(missing.saturating_sub(at_routers))",
+        target: PLACES,
+    },
+    Fault {
+        name: "what a router kept is also lost between the agents",
+        file: CONVERSATION,
+        from: "Some(between) => (kept, between),",
+        to: "Some(_) => (kept, missing),",
+        target: PROVEN,
+    },
+    Fault {
+        name: "a router that may have missed packets lost them",
+        file: CONVERSATION,
+        from: "let passed = self.is_whole && arrived > 0;",
+        to: "let passed = arrived > 0;",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::what_a_router_missed_is_not_lost_there",
+        ),
+    },
+    Fault {
+        name: "a router that translates addresses is an end",
+        file: CONVERSATION,
+        from: "details.nat_community_id.is_some() ||",
+        to: "",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::a_router_that_translates_is_no_end",
+        ),
+    },
+    Fault {
+        name: "drops are told again with each line",
+        file: "agent/collector/src/pairs/flow.rs",
+        from: "end.dropped = end.dropped.saturating_sub(before);",
+        to: "end.dropped = end.dropped.saturating_sub(0 * before);",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::drops_of_before_the_flow_was_followed_are_in_no_line",
+        ),
+    },
+    Fault {
+        name: "a record without packets is news each time",
+        file: "agent/collector/src/pairs/flow.rs",
+        from: "details.failure.is_some() && details.failure != failure",
+        to: "details.failure.is_some()",
+        target: LATER,
+    },
+    Fault {
+        name: "records do not get their details",
+        file: "agent/collector/src/export.rs",
+        from: "Sightings::of(&incoming, with_details)",
+        to: "Sightings::of(&incoming, with_details && false)",
+        target: PROVEN,
+    },
+];
