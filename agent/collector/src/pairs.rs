@@ -214,11 +214,14 @@ impl Pairs {
         while let Some(next) = flow.next(&self.agents, now) {
             let state = match next {
                 Next::Tell => Some(State::Quiet),
-                Next::GoOn => flow.has_changed().then_some(State::GoesOn),
+                Next::GoOn => flow.goes_on(&self.agents, now).then_some(State::GoesOn),
                 Next::Forget => None,
             };
             if let Some(state) = state.filter(|_| self.conversations.is_some()) {
                 let made = flow.conversation(id, &self.agents, now.settle_ns, state);
+                if let Some(made) = made.as_ref().filter(|_| state == State::Quiet) {
+                    flow.tell(made);
+                }
                 due.conversations.extend(made);
             }
             match next {

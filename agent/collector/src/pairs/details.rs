@@ -4,8 +4,11 @@ use std::{collections::HashMap, sync::Arc};
 
 use proto::{EndReason, Endpoint, Failure, FlowBatch, FlowRecord};
 
-/// Longer names are left out, since a flow keeps them. Agents send at most 255 bytes for a host, and units are shorter.
-const MOST_NAME_BYTES: usize = 256;
+/// Longer names are left out, since a flow keeps them. Agents send no longer ones.
+const MOST_UNIT_BYTES: usize = 255;
+const MOST_HOST_BYTES: usize = 255;
+const MOST_PROCESS_BYTES: usize = 15;
+const MOST_CONTAINER_BYTES: usize = 64;
 
 /// The names that the records of a batch refer to.
 pub(super) struct Names {
@@ -27,8 +30,10 @@ pub(super) struct Details {
     /// Which end opened the flow, by the order of `FlowId`.
     pub initiator: usize,
     pub is_assumed: bool,
-    /// When the flow began: a later flow with the same ports has another time.
+    /// When the flow of the last record began: a later flow with the same ports has another time.
     pub began: u64,
+    /// Where flows are counted.
+    pub interface: (u32, u32),
     /// Flows that began since the conversation was last quiet.
     pub new_flows: u32,
     /// FIN or RST has closed the connection.
@@ -56,27 +61,36 @@ pub(super) struct EndDetails {
 
 impl Names {
     pub(super) fn of(batch: &FlowBatch) -> Self {
-        let short = |name: &str| (name.len() <= MOST_NAME_BYTES).then(|| name.into());
+        let short = |name: &str, most: usize| (name.len() <= most).then(|| Box::from(name));
         let units = batch.cgroups.iter().map(|cgroup| {
+            let container_id = short(&cgroup.container_id, MOST_CONTAINER_BYTES);
             let unit = Unit {
-                name: short(&cgroup.unit).unwrap_or_default(),
-                container_id: short(&cgroup.container_id).unwrap_or_default(),
+                name: short(&cgroup.unit, MOST_UNIT_BYTES).unwrap_or_default(),
+                container_id: container_id.unwrap_or_default(),
             };
             (cgroup.id, Arc::new(unit))
         });
-        let processes = batch.processes.iter();
-        let processes = processes.filter_map(|process| Some((process.key, short(&process.name)?)));
-        let hosts = batch.hosts.iter();
-        let hosts = hosts.filter_map(|host| Some((host.id, short(&host.name)?)));
+        let processes = batch.processes.iter().filter_map(|process| {
+            let name = short(&process.name, MOST_PROCESS_BYTES)?;
+            Some((process.key, Arc::from(name)))
+        });
+        let hosts = batch.hosts.iter().filter_map(|host| {
+            let name = short(&host.name, MOST_HOST_BYTES)?;
+            Some((host.id, Arc::from(name)))
+        });
         Self {
             units: units.collect(),
-            processes: processes
-                .map(|(key, name): (_, Box<str>)| (key, name.into()))
-                .collect(),
-            hosts: hosts
-                .map(|(id, name): (_, Box<str>)| (id, name.into()))
-                .collect(),
+            processes: processes.collect(),
+            hosts: hosts.collect(),
         }
+    }
+
+    /// The memory that the names take, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        let units = self.units.values();
+        let units = units.map(|unit| unit.name.len() + unit.container_id.len());
+        let names = self.processes.values().chain(self.hosts.values());
+        units.chain(names.map(|name| name.len())).sum()
     }
 
     fn end(&self, end: &Endpoint) -> EndDetails {
@@ -111,6 +125,7 @@ impl Details {
             initiator: usize::from(is_swapped),
             is_assumed: record.initiator_assumed,
             began: record.first_seen_unix_ns,
+            interface: (record.netns, record.ifindex),
             new_flows: 0,
             has_closed: record.closing || record.end_reason == Some(EndReason::EndOfFlow as i32),
             failure: record.failure.and_then(|failure| failure.try_into().ok()),
@@ -127,20 +142,26 @@ impl Details {
         if self.nat_community_id.is_none() {
             self.nat_community_id = later.nat_community_id;
         }
+        let is_another = self.began != later.began;
         self.began = later.began;
         self.new_flows = self.new_flows.saturating_add(later.new_flows);
-        self.has_closed = later.has_closed;
-        self.failure = later.failure;
+        self.has_closed = later.has_closed || is_another && self.has_closed;
+        self.failure = later.failure.or(self.failure.filter(|_| is_another));
         for (end, later) in self.ends.iter_mut().zip(&later.ends) {
-            end.add(later);
+            end.add(later, is_another);
         }
     }
 }
 
 impl EndDetails {
-    fn add(&mut self, later: &Self) {
-        let is_another = replace(&mut self.unit, later.unit.as_ref())
-            | replace(&mut self.process, later.process.as_ref());
+    fn add(&mut self, later: &Self, is_another_flow: bool) {
+        // Nobody knows whose socket a later flow has.
+        let is_lost = is_another_flow
+            && (self.unit.is_some() && later.unit.is_none()
+                || self.process.is_some() && later.process.is_none());
+        let has_another_unit = replace(&mut self.unit, later.unit.as_ref());
+        let has_another_process = replace(&mut self.process, later.process.as_ref());
+        let is_another = has_another_unit || has_another_process || (is_lost && self.has_socket);
         replace(&mut self.host, later.host.as_ref());
         self.has_socket |= later.has_socket;
         self.has_several |= later.has_several || is_another;

@@ -22,6 +22,8 @@ const LINES_AT_ONCE: usize = 500;
 /// The most bytes written per look, since batches wait meanwhile. The rest comes first at the next look. A line has
 /// about 700 bytes.
 const BYTES_OF_A_LOOK: usize = 8 << 20;
+/// What a line counts as that is written nowhere.
+const LEAST_BYTES: usize = 100;
 
 /// Where the results of comparing agents are written.
 #[derive(Debug)]
@@ -118,7 +120,7 @@ impl PairFiles {
         let mut written = 0;
         while self.pairs.has_more() && written < most {
             let due = self.pairs.due(time, LINES_AT_ONCE);
-            written += self.write(&due).await;
+            written += self.write(&due).await.max(due.len() * LEAST_BYTES);
         }
         self.show();
     }

@@ -6,7 +6,6 @@ use std::{
 };
 
 use agent_common::Direction;
-use proto::Failure;
 use sys::clock;
 use tls::identity::Identity;
 
@@ -20,10 +19,14 @@ use super::{
 use crate::streams::unix_now;
 
 mod conversation;
+mod kept;
 pub(super) use conversation::{Conversation, Grade, State};
+use kept::Kept;
 
 /// How often a flow that goes on is reported.
 pub(super) const REPORT_EVERY: Duration = Duration::from_mins(1);
+/// How long the agents at the ends are given to tell what they knew later.
+const WAIT_FOR_NEWS: Duration = Duration::from_secs(30);
 /// The most agents per flow.
 pub(super) const MOST_SIGHTS: usize = 8;
 
@@ -43,19 +46,8 @@ pub(super) struct Flow {
     /// Everything seen so far has been reported.
     is_told: bool,
     sights: Vec<Sight>,
-    /// The drops that each record has had so far. Only with conversations.
-    drops: Vec<Drops>,
-    /// The failure in the last conversation, and the agents at its ends.
-    told_failure: Option<Failure>,
-    told_ends: [Option<Index>; 2],
-}
-
-/// The total of dropped packets in the last record of a flow at an interface.
-struct Drops {
-    agent: Index,
-    interface: (u32, u32),
-    began: u64,
-    total: [u64; 2],
+    /// For conversations.
+    kept: Kept,
 }
 
 /// One agent's view of a flow since the flow was last quiet.
@@ -74,7 +66,10 @@ struct Sight {
     at: [[Option<(u32, u32)>; 2]; 2],
     /// The packets of one way were seen on the same side of two interfaces, so they may be counted twice.
     is_at_several: bool,
-    /// Drops of the flow may be of before it was followed.
+    /// The network namespace of all packets, and whether some were in another one.
+    netns: Option<u32>,
+    is_in_several_netns: bool,
+    /// The drops may lack some.
     has_old_drops: bool,
     details: Option<Box<Details>>,
 }
@@ -149,9 +144,7 @@ impl Flow {
             told: now,
             is_told: false,
             sights: Vec::with_capacity(2),
-            drops: Vec::new(),
-            told_failure: None,
-            told_ends: [None; 2],
+            kept: Kept::default(),
         }
     }
 
@@ -164,9 +157,14 @@ impl Flow {
         self.sights.iter().any(Sight::has_packets)
     }
 
-    /// Whether there is anything new since the last report.
-    pub(super) fn has_changed(&self) -> bool {
-        self.changed >= self.told
+    /// Whether there is anything new since the last report, and more is to come.
+    pub(super) fn goes_on(&self, agents: &Agents, now: &Now) -> bool {
+        self.changed >= self.told && !are_quiet(self.sights.iter(), agents, now)
+    }
+
+    /// Notes a conversation that is written.
+    pub(super) fn tell(&mut self, conversation: &Conversation) {
+        self.kept.tell(conversation);
     }
 
     /// Whether everything seen so far has been reported.
@@ -188,15 +186,18 @@ impl Flow {
         now: Instant,
     ) -> bool {
         let place = self.sights.iter().position(|sight| sight.agent == agent);
-        let (details, has_old_drops) = self.details(sighting, agent);
+        let told = self.kept.told_end(agent).map(|told| told.failure);
+        let is_followed = place.is_some() || told.is_some();
+        let (details, has_old_drops) = self.kept.since_before(sighting, agent, is_followed);
         if !sighting.has_packets() {
             let before = place.and_then(|place| self.sights[place].details.as_ref());
-            let failure = before.map_or(self.told_failure, |before| before.failure);
+            let failure = before.map_or(told, |before| Some(before.failure));
             let is_news = details.as_ref().is_some_and(|details| {
-                let has_failed = details.failure.is_some() && details.failure != failure;
-                has_failed || details.ends.iter().any(|end| end.dropped > 0)
+                let has_failed = details.failure.is_some() && failure != Some(details.failure);
+                has_failed || has_old_drops || details.ends.iter().any(|end| end.dropped > 0)
             });
-            if !is_news {
+            // What others say of a conversation that is told belongs to none of its ends.
+            if !is_news || !is_followed {
                 return true;
             }
         }
@@ -213,7 +214,7 @@ impl Flow {
             }
         };
         sight.add(sighting, window, now);
-        sight.add_details(details, sighting.is_first);
+        sight.add_details(details, sighting);
         sight.has_old_drops |= has_old_drops;
         if std::mem::take(&mut self.is_told) {
             self.told = now;
@@ -223,50 +224,22 @@ impl Flow {
         true
     }
 
-    /// The details of the sighting, with the drops since the record before. The second value is whether they are
-    /// unknown: the flow had drops before it was followed, or at more interfaces than are remembered.
-    fn details(&mut self, sighting: &Sighting, agent: Index) -> (Option<Details>, bool) {
-        let Some(mut details) = sighting.details.as_deref().cloned() else {
-            return (None, false);
-        };
-        let total = details.ends.each_ref().map(|end| end.dropped);
-        let has_drops = total != [0; 2];
-        let is_known =
-            |drops: &Drops| (drops.agent, drops.interface) == (agent, sighting.interface);
-        let known = self.drops.iter().position(is_known);
-        let before = match known.map(|place| &self.drops[place]) {
-            Some(drops) if drops.began == details.began => Some(drops.total),
-            _ if sighting.is_first => Some([0; 2]),
-            _ => None,
-        };
-        let mut is_unknown = has_drops && before.is_none();
-        for (end, before) in details.ends.iter_mut().zip(before.unwrap_or(total)) {
-            end.dropped = end.dropped.saturating_sub(before);
-        }
-        let drops = Drops {
-            agent,
-            interface: sighting.interface,
-            began: details.began,
-            total,
-        };
-        match known {
-            Some(place) => self.drops[place] = drops,
-            None if self.drops.len() < 2 * MOST_SIGHTS => self.drops.push(drops),
-            None => is_unknown = has_drops,
-        }
-        (Some(details), is_unknown)
-    }
-
     /// The next step for the flow, if there is one.
     pub(super) fn next(&self, agents: &Agents, now: &Now) -> Option<Next> {
         let unchanged_for = now.time.at.duration_since(self.changed);
         if self.is_told {
             return (unchanged_for >= now.remember).then_some(Next::Forget);
         }
-        let is_alone = self.sights.len() < 2;
+        if !self.has_packets() {
+            return (unchanged_for >= WAIT_FOR_NEWS).then_some(Next::Tell);
+        }
+        let mut is_alone = self.sights.len() < 2;
+        let mut is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
+        if is_quiet && self.lacks_an_end(agents) {
+            (is_alone, is_quiet) = (true, false);
+        }
         // Another agent may be late.
         let wait = if is_alone { now.remember } else { now.wait };
-        let is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
         if is_quiet || unchanged_for >= wait || self.is_held_up(agents, now) {
             return Some(Next::Tell);
         }
@@ -338,14 +311,6 @@ impl Flow {
         }
         self.is_told = true;
         self.told = now.time.at;
-        let mut details = self
-            .sights
-            .iter()
-            .filter_map(|sight| sight.details.as_ref());
-        if details.clone().next().is_some() {
-            self.told_failure = details.find_map(|details| details.failure);
-            self.told_ends = self.agents_at_ends();
-        }
         self.sights = Vec::new();
     }
 
@@ -482,15 +447,22 @@ impl Sight {
             before: (Passed::default(), window_begin),
             at: Default::default(),
             is_at_several: false,
+            netns: None,
+            is_in_several_netns: false,
             has_old_drops: false,
             details: None,
         }
     }
 
     fn add(&mut self, sighting: &Sighting, [begin, end]: [u64; 2], now: Instant) {
+        self.changed = now;
+        if !sighting.has_packets() {
+            return;
+        }
         self.since = self.since.min(sighting.since);
         self.last_seen = self.last_seen.max(sighting.last_seen);
-        self.changed = now;
+        let netns = sighting.interface.0;
+        self.is_in_several_netns |= *self.netns.get_or_insert(netns) != netns;
         if end > self.window_end {
             self.before = (self.now, begin);
             self.window_end = end;
@@ -506,17 +478,16 @@ impl Sight {
         }
     }
 
-    fn add_details(&mut self, details: Option<Details>, is_first: bool) {
+    fn add_details(&mut self, details: Option<Details>, sighting: &Sighting) {
         let Some(mut details) = details else { return };
+        // A flow has a first record at each interface.
+        let is_another = self.details.as_ref().is_none_or(|before| {
+            before.interface == sighting.interface && before.began != details.began
+        });
+        details.new_flows = (sighting.is_first && is_another).into();
         match &mut self.details {
-            None => {
-                details.new_flows = u32::from(is_first);
-                self.details = Some(Box::new(details));
-            }
-            Some(before) => {
-                details.new_flows = u32::from(is_first && details.began != before.began);
-                before.add(&details);
-            }
+            None => self.details = Some(Box::new(details)),
+            Some(before) => before.add(&details),
         }
     }
 

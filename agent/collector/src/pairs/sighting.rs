@@ -34,6 +34,7 @@ pub(crate) struct Sightings {
     /// The interfaces where the scan can have seen flows.
     pub(super) interfaces: Vec<(u32, u32)>,
     pub(super) flows: Vec<Sighting>,
+    bytes_of_names: usize,
 }
 
 /// Causes of incomplete sums, counted since the stream or the agent began. `account` is `None` except in the last
@@ -125,15 +126,17 @@ impl Sightings {
                 .iter()
                 .filter_map(|record| Sighting::of(record, batch, names.as_ref()))
                 .collect(),
+            bytes_of_names: names.as_ref().map_or(0, Names::bytes),
         }
     }
 
-    /// The memory it takes, in bytes. Names are part of the batch, which is counted elsewhere.
+    /// The memory it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let details = self.flows.iter().filter(|flow| flow.details.is_some());
         size_of_val(&self.flows[..])
             + size_of_val(&self.interfaces[..])
             + details.count() * size_of::<Details>()
+            + self.bytes_of_names
     }
 }
 
@@ -217,9 +220,7 @@ impl Sighting {
                 tunnel_id: record.tunnel_id,
             },
             ways,
-            since: if !has_packets {
-                record.last_seen_unix_ns.min(batch.window_end_unix_ns)
-            } else if is_first {
+            since: if is_first {
                 record.first_seen_unix_ns
             } else {
                 let begin = batch.window_start_unix_ns;

@@ -79,16 +79,22 @@ fn take(pairs: &mut Pairs, batch: &FlowBatch) {
 }
 
 fn take_from(pairs: &mut Pairs, batch: &FlowBatch, identity: Identity) {
-    pairs.add_batch(&sightings(batch, identity), Time::now());
+    let with_details = pairs.makes_conversations();
+    let sightings = sightings_with(batch, identity, with_details);
+    pairs.add_batch(&sightings, Time::now());
 }
 
 fn sightings(batch: &FlowBatch, identity: Identity) -> Sightings {
+    sightings_with(batch, identity, false)
+}
+
+fn sightings_with(batch: &FlowBatch, identity: Identity, with_details: bool) -> Sightings {
     let caller = Grant {
         identity,
         roles: Roles::all(),
     };
     let incoming = Incoming::read(&batch.encode_to_vec().into(), &caller).unwrap();
-    Sightings::of(&incoming, true)
+    Sightings::of(&incoming, with_details)
 }
 
 fn pairs() -> Pairs {

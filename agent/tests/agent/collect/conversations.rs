@@ -261,7 +261,10 @@ fn assert_proven_between_its_sockets(line: &Value, [client, router, server]: &[V
     };
     assert_eq!(told("client"), end("client.service", client), "{line}");
     assert_eq!(told("server"), end("server.service", server), "{line}");
-    assert_eq!(line["via"][0]["instance_id"], *router, "{line}");
+    // A line of what was known later has no packets, at the router neither.
+    if line["since"] != line["until"] || line["new_flows"] != 0 {
+        assert_eq!(line["via"][0]["instance_id"], *router, "{line}");
+    }
     assert_eq!(
         json!([line["grade"], line["inexact"]]),
         json!(["proven", null]),
@@ -326,7 +329,7 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
     let dropped = datagrams
         .iter()
         .map(|line| &line["via"][0]["client"]["dropped_packets"]);
-    let dropped: u64 = dropped.map(|packets| packets.as_u64().unwrap()).sum();
+    let dropped: u64 = dropped.filter_map(Value::as_u64).sum();
     assert_eq!(dropped, LOST[1].1);
 
     let status = observed.collector.status(&observed.network.lab.agent);

@@ -21,11 +21,51 @@ const LATER: Target = unit(
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault {
-        name: "of two agents with a socket of an end, the first is believed",
+        name: "of several agents at an end, one is believed",
         file: CONVERSATION,
-        from: "those.next().map_or(Ok(first), |_| Err(()))",
-        to: "those.next().map_or(Ok(first), |_| Ok(first))",
+        from: "place.sights.windows(2).all(is_one).then_some(place)",
+        to: "(true || place.sights.windows(2).all(is_one)).then_some(place)",
         target: CLAIMS,
+    },
+    Fault {
+        name: "strangers tell news of a conversation",
+        file: "agent/collector/src/pairs/flow.rs",
+        from: "if !is_news || !is_followed {",
+        to: "if !is_news {",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::what_a_stranger_tells_of_a_conversation_afterwards_is_in_no_line",
+        ),
+    },
+    Fault {
+        name: "an agent that found no place in a flow is forgotten",
+        file: CONVERSATION,
+        from: "(self.refused_to > 0, Doubt::NoRoom),",
+        to: "",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::with_more_agents_than_are_followed_nothing_is_proven",
+        ),
+    },
+    Fault {
+        name: "an end in two network namespaces is one",
+        file: CONVERSATION,
+        from: "(is_unclear || is_split, Doubt::Ends),",
+        to: "(is_unclear, Doubt::Ends),",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::an_end_in_two_network_namespaces_is_not_proven",
+        ),
+    },
+    Fault {
+        name: "an end that is not known yet is not waited for",
+        file: "agent/collector/src/pairs/flow.rs",
+        from: "if is_quiet && self.lacks_an_end(agents) {",
+        to: "if false {",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::an_end_that_reports_later_is_waited_for_though_a_router_has_reported",
+        ),
     },
     Fault {
         name: "packets alone prove an end",
@@ -61,8 +101,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a router that may have missed packets lost them",
         file: CONVERSATION,
-        from: "let passed = self.is_whole && arrived > 0;",
-        to: "let passed = arrived > 0;",
+        from: "let passed = self.is_whole && arrived > 0 && left > 0;",
+        to: "let passed = arrived > 0 && left > 0;",
         target: unit(
             "collector",
             "pairs::tests::conversations::what_a_router_missed_is_not_lost_there",
@@ -71,8 +111,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a router that translates addresses is an end",
         file: CONVERSATION,
-        from: "details.nat_community_id.is_some() ||",
-        to: "",
+        from: "has_socket(1 - end) || details.nat_community_id.is_some()",
+        to: "has_socket(1 - end)",
         target: unit(
             "collector",
             "pairs::tests::conversations::a_router_that_translates_is_no_end",
@@ -80,7 +120,7 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         name: "drops are told again with each line",
-        file: "agent/collector/src/pairs/flow.rs",
+        file: "agent/collector/src/pairs/flow/kept.rs",
         from: "end.dropped = end.dropped.saturating_sub(before);",
         to: "end.dropped = end.dropped.saturating_sub(0 * before);",
         target: unit(
@@ -91,7 +131,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a record without packets is news each time",
         file: "agent/collector/src/pairs/flow.rs",
-        from: "details.failure.is_some() && details.failure != failure",
+        from: "details.failure.is_some() && failure != Some(details.failure)",
         to: "details.failure.is_some()",
         target: LATER,
     },

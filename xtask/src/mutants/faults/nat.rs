@@ -12,8 +12,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "a flow keeps its translation after the connection tracking has another one",
         file: "agent/flows/src/replica/translations.rs",
-        from: "goes_on && is_sure && known.form.other == flow.other",
-        to: "true || goes_on && is_sure && known.form.other == flow.other",
+        from: "known.form.other == flow.other",
+        to: "true || known.form.other == flow.other",
         target: agent("nat::a_flow_that_is_translated_anew_has_no_translation_from_then_on"),
     },
     Fault {

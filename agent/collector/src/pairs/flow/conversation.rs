@@ -1,8 +1,8 @@
 //! One record for both ends of a connection, from what all agents saw of it.
 //!
-//! An end is at an agent if a socket of its host sent the end's packets, and no other agent says so. Else, the packets
-//! alone may show it: they leave at one agent and arrive nowhere there. That is a guess, since a router may have
-//! interfaces that it does not watch, so only sockets make a conversation [`Grade::Proven`].
+//! An end is at an agent if its packets begin there and those for it end there, as far as the agent saw any, and at no
+//! other agent. That alone is a guess, since a router may have interfaces that it does not watch. Only a socket of the
+//! agent's host that sent the end's packets makes a conversation [`Grade::Proven`].
 
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use super::{
         sighting::{FlowId, Sum},
     },
     Flow, Sight,
+    kept::ToldEnd,
 };
 
 /// How much of a conversation is known.
@@ -43,12 +44,12 @@ pub(crate) struct Conversation {
     pub(in super::super) why: Option<Doubt>,
     id: FlowId,
     since: u64,
-    until: u64,
+    pub(super) until: u64,
     new_flows: u32,
     has_closed: bool,
     /// The end that opened the connection.
-    client: usize,
-    is_assumed: bool,
+    pub(super) client: usize,
+    pub(super) is_assumed: bool,
     pub(in super::super) ends: [End; 2],
     via: Vec<Via>,
     /// Where packets were lost, if that is known.
@@ -65,6 +66,7 @@ pub(in super::super) struct End {
 /// What the agent at an end saw.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Seen {
+    pub index: Index,
     pub agent: Arc<AgentIdentity>,
     pub owner: Owner,
     pub sent: Sum,
@@ -103,7 +105,7 @@ pub(crate) struct Loss {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(in super::super) enum Place {
-    /// Between the agents that saw the packets.
+    /// No agent's counts show it: between the agents.
     Between,
     /// They arrived at this agent, and went no further.
     At(Arc<AgentIdentity>),
@@ -119,7 +121,8 @@ pub(in super::super) enum State {
 }
 
 impl Flow {
-    /// The conversation since the flow was last quiet. `None` if the records have no details.
+    /// The conversation since the flow was last quiet. `None` if there is nothing to tell, or if the records have no
+    /// details.
     pub(in super::super) fn conversation(
         &self,
         id: &FlowId,
@@ -130,68 +133,64 @@ impl Flow {
         if self.sights.iter().any(|sight| sight.details.is_none()) {
             return None;
         }
-        let places = [0, 1].map(|end| self.agent_at(end));
-        let known = places.map(|place| place.ok().flatten());
-        let at = known.map(|known| known.map(|(sight, _)| sight));
-        let is_unclear = places.iter().any(Result::is_err);
+        if !self.has_packets() {
+            return self.later_news(id, agents, settle_ns);
+        }
+        let found = [0, 1].map(|end| self.place_of(end, agents));
+        let is_unclear = found.iter().any(Option::is_none);
+        let places = found.map(Option::unwrap_or_default);
+        let at_ends = || places.iter().flat_map(|place| &place.sights).copied();
         // With the word of the ends, others cannot change who opened the connection.
-        let (client, is_assumed) =
-            opened(at.into_iter().flatten()).or_else(|| opened(self.sights.iter()))?;
-        let ends = [0, 1].map(|end| End {
-            seen: known[end].map(|(sight, owner)| seen(sight, owner, end, agents)),
-            host: self.host(end, at[1 - end]),
-        });
-        let is_end = |sight: &Sight| at.into_iter().flatten().any(|at| std::ptr::eq(at, sight));
-        let between: Vec<_> = self.sights.iter().filter(|sight| !is_end(sight)).collect();
-        let grade = match at {
-            [Some(_), Some(_)] => Grade::BothSeen,
-            [Some(_), None] | [None, Some(_)] => Grade::OneEnd,
-            [None, None] => Grade::NoEnd,
+        let (client, is_assumed) = opened(at_ends()).or_else(|| opened(self.sights.iter()))?;
+        let [one, other] = places.each_ref().map(|place| &place.sights[..]);
+        let all: Vec<_> = self.sights.iter().collect();
+        let (grade, [froms, tos]) = match [one.is_empty(), other.is_empty()] {
+            [false, false] => (Grade::BothSeen, [one, other]),
+            [false, true] => (Grade::OneEnd, [one; 2]),
+            [true, false] => (Grade::OneEnd, [other; 2]),
+            [true, true] => (Grade::NoEnd, [&all[..]; 2]),
         };
-        let judged = match at {
-            [Some(one), Some(other)] => [one, other],
-            [Some(one), None] | [None, Some(one)] => [one; 2],
-            [None, None] => [self.sights.first()?, self.sights.last()?],
-        };
-        let has_packets = self.sights.iter().any(Sight::has_packets);
+        let judged = || froms.iter().chain(tos).copied();
         let why = match state {
             State::Stopped => Some(Doubt::Stopped),
             State::GoesOn => Some(Doubt::GoesOn),
-            State::Quiet if !has_packets => None,
             State::Quiet => {
-                let [from, to] = judged;
-                let why = self.doubt(agents, settle_ns, from, to);
-                let has_old_drops = judged.iter().any(|sight| sight.has_old_drops);
-                why.or_else(|| has_old_drops.then_some(Doubt::Began))
-                    .or_else(|| is_unclear.then_some(Doubt::Ends))
+                let mut doubts = froms.iter().flat_map(|from| {
+                    tos.iter()
+                        .filter_map(move |to| self.doubt(agents, settle_ns, from, to))
+                });
+                let has_begun = [one, other].iter().any(|sights| sights.len() > 1)
+                    || judged().any(|sight| sight.has_old_drops);
+                let is_split = at_ends().any(|sight| sight.is_in_several_netns);
+                let also = [
+                    (self.refused_to > 0, Doubt::NoRoom),
+                    (has_begun, Doubt::Began),
+                    (is_unclear || is_split, Doubt::Ends),
+                ];
+                let mut also = also.into_iter().filter(|(is_so, _)| *is_so);
+                doubts.next().or_else(|| also.next().map(|(_, why)| why))
             }
         };
+        let is_between = |sight: &&Sight| !at_ends().any(|at| std::ptr::eq(at, *sight));
+        let via = self.sights.iter().filter(is_between);
+        let details = || judged().filter_map(|sight| sight.details.as_ref());
         let mut conversation = Conversation {
             sender: self.sender.clone(),
             grade,
             why,
             id: *id,
-            since: judged.iter().map(|sight| sight.since).min()?,
-            until: judged.iter().map(|sight| sight.last_seen).max()?,
-            new_flows: judged
-                .iter()
-                .filter_map(|sight| Some(sight.details.as_ref()?.new_flows))
-                .max()?,
-            has_closed: judged.iter().any(|sight| {
-                sight
-                    .details
-                    .as_ref()
-                    .is_some_and(|details| details.has_closed)
-            }),
+            since: judged().map(|sight| sight.since).min()?,
+            until: judged().map(|sight| sight.last_seen).max()?,
+            new_flows: details().map(|details| details.new_flows).max()?,
+            has_closed: details().any(|details| details.has_closed),
             client,
             is_assumed,
-            ends,
-            via: between
-                .iter()
-                .map(|sight| {
-                    let is_whole = self.doubt(agents, settle_ns, sight, sight).is_none();
-                    Via::of(sight, agents, is_whole)
-                })
+            ends: [0, 1].map(|end| End {
+                seen: seen(&places[end], end, agents),
+                host: host(end, [one, other]),
+            }),
+            via: via
+                .map(|sight| self.via(sight, agents, settle_ns))
                 .collect(),
             lost: None,
         };
@@ -199,46 +198,115 @@ impl Flow {
         Some(conversation)
     }
 
-    /// The agents at the ends, as far as they are known.
-    pub(super) fn agents_at_ends(&self) -> [Option<Index>; 2] {
-        [0, 1].map(|end| {
-            let place = self.agent_at(end).ok().flatten();
-            place.map(|(sight, _)| sight.agent)
-        })
-    }
-
-    /// The agent at this end, if there is one. Fails if several may be it.
-    fn agent_at(&self, end: usize) -> Result<Option<(&Sight, Owner)>, ()> {
-        let single = |which: &dyn Fn(&Sight) -> bool| {
-            let mut those = self.sights.iter().filter(|sight| which(sight));
-            let first = those.next();
-            those.next().map_or(Ok(first), |_| Err(()))
+    /// What the agents at the ends told after the conversation: drops and failures. Others' word does not count.
+    fn later_news(&self, id: &FlowId, agents: &Agents, settle_ns: u64) -> Option<Conversation> {
+        let told = self.kept.told.as_deref()?;
+        let of_end = |end: &ToldEnd| {
+            let mut sights = self.sights.iter();
+            sights.find(|sight| sight.agent == end.index)
         };
-        let has_socket = |sight: &Sight| {
-            let details = sight.details.as_ref();
-            sight.is_end(end) && details.is_some_and(|details| details.ends[end].has_socket)
-        };
-        if let Some(sight) = single(&has_socket)? {
-            return Ok(Some((sight, Owner::Socket)));
-        }
-        // A translation is made by a router. An agent at the other end is none at this one.
-        let is_likely = |sight: &Sight| {
-            let details = sight.details.as_ref();
-            let is_elsewhere = details.is_some_and(|details| {
-                details.nat_community_id.is_some() || details.ends[1 - end].has_socket
+        let at_ends = || told.ends.iter().flatten().filter_map(of_end);
+        at_ends().next()?;
+        let ends = [0, 1].map(|end| {
+            let seen = told.ends[end].as_ref().map(|known| {
+                let details = of_end(known).and_then(|sight| sight.details.as_ref());
+                Seen {
+                    index: known.index,
+                    agent: Arc::clone(&known.agent),
+                    owner: known.owner,
+                    sent: Sum::default(),
+                    received: Sum::default(),
+                    dropped: details.map_or(0, |details| details.ends[1 - end].dropped),
+                    failure: details
+                        .and_then(|details| details.failure)
+                        .or(known.failure),
+                    details: known.details.clone(),
+                }
             });
-            let was_here = self.told_ends[end] == Some(sight.agent);
-            sight.is_end(end) && !is_elsewhere && (was_here || sight.has_packets())
+            let host = told.hosts[end].clone();
+            End { seen, host }
+        });
+        let (grade, why) = match told.grade {
+            Grade::Proven => (Grade::BothSeen, None),
+            Grade::BothSeen => (Grade::BothSeen, Some(told.why.unwrap_or(Doubt::Ends))),
+            grade @ (Grade::OneEnd | Grade::NoEnd) => (grade, told.why),
         };
-        Ok(single(&is_likely)?.map(|sight| (sight, Owner::Packets)))
+        let has_old_drops = at_ends().any(|sight| sight.has_old_drops);
+        let is_between = |sight: &&Sight| self.kept.told_end(sight.agent).is_none();
+        let via = self.sights.iter().filter(is_between);
+        let mut conversation = Conversation {
+            sender: self.sender.clone(),
+            grade,
+            why: why.or_else(|| has_old_drops.then_some(Doubt::Began)),
+            id: *id,
+            since: told.until,
+            until: told.until,
+            new_flows: 0,
+            has_closed: false,
+            client: told.client,
+            is_assumed: told.is_assumed,
+            ends,
+            via: via
+                .map(|sight| self.via(sight, agents, settle_ns))
+                .collect(),
+            lost: None,
+        };
+        conversation.close();
+        Some(conversation)
     }
 
-    /// The name of an end's address. The other end has asked for it.
-    fn host(&self, end: usize, other: Option<&Sight>) -> Option<Arc<str>> {
-        let name = |sight: &Sight| sight.details.as_ref()?.ends[end].host.clone();
-        let of_others = || self.sights.iter().find_map(name);
-        other.and_then(name).or_else(of_others)
+    fn via(&self, sight: &Sight, agents: &Agents, settle_ns: u64) -> Via {
+        let is_whole = self.doubt(agents, settle_ns, sight, sight).is_none();
+        Via::of(sight, agents, is_whole && !sight.has_old_drops)
     }
+
+    /// Whether conversations are made, and another agent may still show where an end is.
+    pub(super) fn lacks_an_end(&self, agents: &Agents) -> bool {
+        let has_details = self.sights.iter().all(|sight| sight.details.is_some());
+        let is_known = |end| {
+            let place = self.place_of(end, agents);
+            place.is_some_and(|place| !place.sights.is_empty())
+        };
+        has_details && self.has_packets() && ![0, 1].into_iter().all(is_known)
+    }
+
+    /// Where this end is. `None` if several hosts may have it.
+    fn place_of(&self, end: usize, agents: &Agents) -> Option<PlaceOfEnd<'_>> {
+        let mut place = PlaceOfEnd::default();
+        for sight in &self.sights {
+            let Some(details) = sight.details.as_ref() else {
+                continue;
+            };
+            let has_socket = |end: usize| details.ends[end].has_socket;
+            // A translation is made by a router. An agent at the other end is none at this one.
+            let is_elsewhere = has_socket(1 - end) || details.nat_community_id.is_some();
+            if !sight.has_packets() || !sight.is_end(end) || (is_elsewhere && !has_socket(end)) {
+                continue;
+            }
+            place.sights.push(sight);
+            place.has_socket |= has_socket(end);
+        }
+        // An agent that starts again is at the same host.
+        let host = |sight: &Sight| {
+            let agent = agents.get(sight.agent);
+            (&agent.sender, &agent.name.agent_id, &agent.name.boot_id)
+        };
+        let is_one = |two: &[&Sight]| host(two[0]) == host(two[1]);
+        place.sights.windows(2).all(is_one).then_some(place)
+    }
+}
+
+/// Where an end is: what one host has seen, or nothing.
+#[derive(Default)]
+struct PlaceOfEnd<'a> {
+    sights: Vec<&'a Sight>,
+    has_socket: bool,
+}
+
+/// The name of an end's address. The other end has asked for it.
+fn host(end: usize, at: [&[&Sight]; 2]) -> Option<Arc<str>> {
+    let mut asked = at[1 - end].iter().chain(at[end]);
+    asked.find_map(|sight| sight.details.as_ref()?.ends[end].host.clone())
 }
 
 impl Sight {
@@ -272,17 +340,35 @@ fn opened<'a>(sights: impl Iterator<Item = &'a Sight>) -> Option<(usize, bool)> 
     })
 }
 
-fn seen(sight: &Sight, owner: Owner, end: usize, agents: &Agents) -> Seen {
-    let details = sight.details.as_ref().expect("it was looked for");
-    Seen {
-        agent: Arc::clone(&agents.get(sight.agent).name),
-        owner,
-        sent: sight.now[end][Direction::Egress as usize],
-        received: sight.now[1 - end][Direction::Ingress as usize],
-        dropped: details.ends[1 - end].dropped,
+fn seen(place: &PlaceOfEnd<'_>, end: usize, agents: &Agents) -> Option<Seen> {
+    let last = place.sights.iter().max_by_key(|sight| sight.last_seen)?;
+    let sum = |way: usize, side: Direction| {
+        let mut sum = Sum::default();
+        for sight in &place.sights {
+            sum += sight.now[way][side as usize];
+        }
+        sum
+    };
+    let details = place
+        .sights
+        .iter()
+        .filter_map(|sight| sight.details.as_ref());
+    let dropped = details.map(|details| details.ends[1 - end].dropped);
+    let details = last.details.as_ref()?;
+    Some(Seen {
+        index: last.agent,
+        agent: Arc::clone(&agents.get(last.agent).name),
+        owner: if place.has_socket {
+            Owner::Socket
+        } else {
+            Owner::Packets
+        },
+        sent: sum(end, Direction::Egress),
+        received: sum(1 - end, Direction::Ingress),
+        dropped: dropped.fold(0, u64::saturating_add),
         failure: details.failure,
         details: details.ends[end].clone(),
-    }
+    })
 }
 
 impl Via {
@@ -306,7 +392,8 @@ impl Via {
     /// How many packets of this end arrived and did not leave, if the packets passed through here.
     fn kept(&self, way: usize) -> Option<u64> {
         let [arrived, left, _] = self.passed[way];
-        let passed = self.is_whole && arrived > 0;
+        // Where nothing leaves, the agent may not watch.
+        let passed = self.is_whole && arrived > 0 && left > 0;
         passed.then(|| arrived.checked_sub(left)).flatten()
     }
 }

@@ -633,7 +633,7 @@ fn what_a_batch_names_is_bounded_and_counted_while_it_waits() {
     let mut x = Agent::new("x", 3);
     let mut batch = x.batch(flows(0..3, 5));
     batch.interfaces = (0..3 * MOST_INTERFACES as u32).map(interface).collect();
-    let sightings = sightings(&batch, credential("x"));
+    let sightings = sightings_with(&batch, credential("x"), true);
     assert_eq!(sightings.interfaces.len(), MOST_INTERFACES);
     let of_flows = 3 * (size_of_val(&sightings.flows[0]) + size_of::<Details>());
     assert_eq!(sightings.bytes(), of_flows + 8 * MOST_INTERFACES);

@@ -66,6 +66,15 @@ fn parsed(conversations: &[Conversation]) -> Vec<Value> {
         .collect()
 }
 
+/// The only line that is due once nothing comes any more.
+fn late_line(pairs: &mut Pairs) -> Value {
+    let lines = lines_at(pairs, Instant::now() + Duration::from_secs(301));
+    let [line] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    line.clone()
+}
+
 /// The only line that is due once nothing more comes from these agents.
 fn quiet_line(pairs: &mut Pairs, agents: &mut [&mut Agent]) -> Value {
     for agent in agents {
@@ -179,28 +188,29 @@ fn without_a_socket_an_end_is_not_proven_and_two_that_claim_it_leave_it_open() {
     );
     assert_eq!(line["lost"], json!([]));
 
-    // A third agent says that its socket sent the client's packets.
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [leaving([3, 0], None, 39), arriving([3, 0], None, 39)],
-    );
-    let claimed = with_sockets(c.batch(leaving([3, 0], None, 39)), &[0]);
-    take(&mut pairs, &claimed);
-    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut c]);
-    assert_eq!(facts(&line), json!(["one_end", "ends", null, null, "b"]));
-
-    // One that only says it saw them leave changes nothing: it is no end without a socket where another one has it.
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [leaving([3, 0], None, 59), arriving([3, 0], None, 59)],
-    );
-    c.scan(&mut pairs, leaving([3, 0], None, 59));
-    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut c]);
-    assert_eq!(facts(&line), json!(["proven", null, "socket", "a", "b"]));
+    // A third agent says that its socket sent the client's packets, or only that they left there.
+    for sockets in [&[0][..], &[]] {
+        let last_seen = a.now + 9;
+        both(
+            &mut pairs,
+            &mut a,
+            &mut b,
+            [
+                leaving([3, 0], None, last_seen),
+                arriving([3, 0], None, last_seen),
+            ],
+        );
+        let claimed = with_sockets(c.batch(leaving([3, 0], None, last_seen)), sockets);
+        take(&mut pairs, &claimed);
+        for agent in [&mut a, &mut b, &mut c] {
+            agent.scan(&mut pairs, Vec::new());
+        }
+        // Another agent may clear it up.
+        assert_eq!(lines(&mut pairs), Vec::<Value>::new());
+        let line = late_line(&mut pairs);
+        assert_eq!(facts(&line), json!(["one_end", "ends", null, null, "b"]));
+        assert_eq!(line["lost"], Value::Null);
+    }
 }
 
 /// Packets that pass a router.
@@ -307,7 +317,7 @@ fn drops_that_are_known_later_are_told_once_and_so_is_a_failure() {
             last(Direction::Ingress, 2, reset),
         ],
     );
-    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    let line = late_line(&mut pairs);
     let ends = ["client", "server"].map(|end| {
         json!([
             line[end]["dropped_packets"],
@@ -327,10 +337,8 @@ fn drops_that_are_known_later_are_told_once_and_so_is_a_failure() {
             last(Direction::Ingress, 2, reset),
         ],
     );
-    for agent in [&mut a, &mut b] {
-        agent.scan(&mut pairs, Vec::new());
-    }
-    assert_eq!(lines(&mut pairs), Vec::<Value>::new());
+    let later = Instant::now() + Duration::from_secs(301);
+    assert_eq!(lines_at(&mut pairs, later), Vec::<Value>::new());
     assert_eq!(pairs.status().unpaired, 0);
 }
 
@@ -442,7 +450,10 @@ fn a_router_that_translates_is_no_end() {
     let left = with_sockets(a.batch(leaving([5, 4], Some(13), 19)), &[0]);
     take(&mut pairs, &left);
     r.scan(&mut pairs, arrived);
-    let line = quiet_line(&mut pairs, &mut [&mut a, &mut r]);
+    for agent in [&mut a, &mut r] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    let line = late_line(&mut pairs);
     assert_eq!(
         json!([
             line["grade"],
@@ -501,4 +512,204 @@ fn what_does_not_add_up_is_not_proven() {
             json!(["both_seen", why, null])
         );
     }
+}
+
+#[test]
+fn drops_that_one_end_alone_tells_later_are_lost_there() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    assert_eq!(
+        quiet_line(&mut pairs, &mut [&mut a, &mut b])["lost"],
+        json!([])
+    );
+    let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
+    record.src_mut().total_packets = 5;
+    record.src_mut().total_dropped_packets = 2;
+    b.scan(&mut pairs, vec![record]);
+    let line = late_line(&mut pairs);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["lost_packets"],
+            line["lost"][0]["at"]["hostname"]
+        ]),
+        json!(["proven", 2, "b"])
+    );
+    assert_eq!(
+        json!([
+            line["client"]["unit"],
+            line["server"]["unit"],
+            line["server"]["received_packets"]
+        ]),
+        json!(["unit0.service", "unit1.service", 0])
+    );
+}
+
+#[test]
+fn what_a_stranger_tells_of_a_conversation_afterwards_is_in_no_line() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut liars = [Agent::new("x", 3), Agent::new("y", 4)];
+    for liar in &mut liars {
+        liar.scan(&mut pairs, Vec::new());
+    }
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    for (end, liar) in liars.iter_mut().enumerate() {
+        let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
+        record.src_mut().total_packets = 0;
+        record.src_mut().total_dropped_packets = 1_000_000;
+        record.failure = Some(Failure::Reset as i32);
+        let batch = with_sockets(liar.batch(vec![record]), &[end]);
+        take(&mut pairs, &batch);
+    }
+    let later = Instant::now() + Duration::from_secs(301);
+    assert_eq!(lines_at(&mut pairs, later), Vec::<Value>::new());
+    assert_eq!(pairs.conversations().unwrap().proven, 1);
+}
+
+#[test]
+fn with_more_agents_than_are_followed_nothing_is_proven() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let names = ["c", "d", "e", "f", "g", "h", "i"];
+    let others = names.iter().zip(3..).map(|(name, id)| Agent::new(name, id));
+    let mut others: Vec<_> = others.collect();
+    for other in &mut others {
+        other.scan(&mut pairs, Vec::new());
+    }
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    for other in &mut others {
+        other.scan(&mut pairs, passing(5, 5));
+    }
+    let mut all: Vec<_> = [&mut a, &mut b].into_iter().chain(&mut others).collect();
+    let line = quiet_line(&mut pairs, &mut all);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["inexact"],
+            line["via"].as_array().unwrap().len()
+        ]),
+        json!(["both_seen", "no_room", 6])
+    );
+}
+
+#[test]
+fn an_end_in_two_network_namespaces_is_not_proven() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let moved = |batch: &mut FlowBatch| {
+        for netns in [0, 1] {
+            batch.interfaces.push(Interface {
+                netns,
+                ..interface(0)
+            });
+        }
+    };
+    for agent in [&mut a, &mut b] {
+        let mut batch = agent.batch(Vec::new());
+        moved(&mut batch);
+        take(&mut pairs, &batch);
+    }
+    // The first container sends, and the next one with its address gets the answers.
+    let mut answers = record(Direction::Egress, [0, 4], Some(24), 29);
+    answers.netns = 1;
+    let mut records = leaving([5, 0], Some(23), 29);
+    records.push(answers);
+    let mut left = with_sockets(a.batch(records), &[0]);
+    left.records[1].src_mut().cgroup_id = None;
+    left.records[1].src_mut().process_key = None;
+    let mut arrived = with_sockets(b.batch(arriving([5, 4], Some(23), 29)), &[1]);
+    for batch in [&mut left, &mut arrived] {
+        moved(batch);
+        take(&mut pairs, batch);
+    }
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([line["grade"], line["inexact"]]),
+        json!(["both_seen", "ends"])
+    );
+}
+
+#[test]
+fn an_agent_that_starts_again_is_at_the_same_end() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    let mut again = Agent::new("a", 9);
+    again.now = a.now;
+    let start = |batch: &mut FlowBatch| {
+        batch.agent.as_mut().unwrap().instance_id = "a 2".to_owned();
+    };
+    for records in [leaving([4, 0], Some(24), 29), Vec::new(), Vec::new()] {
+        let mut batch = with_sockets(again.batch(records), &[0]);
+        start(&mut batch);
+        take(&mut pairs, &batch);
+    }
+    for records in [arriving([4, 0], None, 29), Vec::new(), Vec::new()] {
+        b.scan(&mut pairs, records);
+    }
+    let line = late_line(&mut pairs);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["client"]["agent"]["instance_id"],
+            line["client"]["sent_packets"],
+            line["server"]["received_packets"],
+        ]),
+        json!(["both_seen", "a 2", 9, 9])
+    );
+    assert_ne!(line["inexact"], Value::Null);
+}
+
+#[test]
+fn an_end_that_reports_later_is_waited_for_though_a_router_has_reported() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut r = Agent::new("r", 3);
+    r.scan(&mut pairs, Vec::new());
+    let left = with_sockets(a.batch(leaving([5, 0], Some(13), 19)), &[0]);
+    take(&mut pairs, &left);
+    r.scan(&mut pairs, passing(5, 5));
+    for agent in [&mut a, &mut r] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(lines(&mut pairs), Vec::<Value>::new());
+    let arrived = with_sockets(b.batch(arriving([5, 0], Some(13), 19)), &[1]);
+    take(&mut pairs, &arrived);
+    let line = quiet_line(&mut pairs, &mut [&mut b]);
+    assert_eq!(line["grade"], "proven");
 }
