@@ -28,16 +28,6 @@ pub(super) const FAULTS: &[Fault] = &[
         target: CLAIMS,
     },
     Fault {
-        name: "strangers tell news of a conversation",
-        file: "agent/collector/src/pairs/flow.rs",
-        from: "if !is_news || !is_followed {",
-        to: "if !is_news {",
-        target: unit(
-            "collector",
-            "pairs::tests::conversations::what_a_stranger_tells_of_a_conversation_afterwards_is_in_no_line",
-        ),
-    },
-    Fault {
         name: "an agent that found no place in a flow is forgotten",
         file: CONVERSATION,
         from: "(self.refused_to > 0, Doubt::NoRoom),",
