@@ -75,7 +75,7 @@ pub struct Args {
     pub pairs_settle: Duration,
 
     /// The most flows to follow at a time to compare agents. One sender gets at most half of them. A thousand take some
-    /// 900 kB.
+    /// 900 kB, and 1,500 kB with --conversations.
     #[arg(long, value_name = "FLOWS", env = "FLOW_AGENT_COLLECT_PAIRS_MAX_FLOWS", default_value_t = DEFAULT_PAIRS_MAX_FLOWS,
           value_parser = number(1..=1_000_000), help_heading = STORES)]
     pub pairs_max_flows: u32,

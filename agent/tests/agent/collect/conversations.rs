@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     path::Path,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread::sleep,
 };
 
@@ -18,6 +18,7 @@ use super::{
     pairs::{SETTLE, lose_by_dscp},
 };
 use crate::{
+    clients::install,
     nat::{CABLE, Routed},
     outputs,
     support::{Agent, BINARY, wait_until},
@@ -272,6 +273,39 @@ fn assert_proven_between_its_sockets(line: &Value, [client, router, server]: &[V
     );
 }
 
+/// Runs the query in `docs/conversations.md` over these files.
+fn assert_duckdb_adds_up(folder: &Path, test: &str) {
+    let Some(python) = install::duckdb_or_skip(test) else {
+        return;
+    };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conversations.md");
+    let page = fs::read_to_string(page).unwrap();
+    let (_, query) = page.split_once("duckdb -c \"").unwrap();
+    let (query, _) = query.split_once('"').unwrap();
+    let files = format!("{}/*.jsonl*", folder.display());
+    let query = query.replace("/var/lib/flow-agent/conversations*.jsonl*", &files);
+    let script = "import duckdb, json, sys; print(json.dumps(duckdb.execute(sys.argv[1]).fetchall(), default=int))";
+    let output = Command::new(python)
+        .args(["-c", script, &query])
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{query}: {stderr}");
+    let rows: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let row = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row[0] == "client.service");
+    let row = row.unwrap_or_else(|| panic!("{rows}"));
+    let lost: u64 = LOST.iter().map(|(_, count)| count).sum();
+    assert_eq!(
+        json!([row[1], row[2], row[4]]),
+        json!(["server.service", CONNECTIONS + 1, lost]),
+        "{rows}"
+    );
+}
+
 #[test]
 fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made() {
     const TEST: &str =
@@ -347,6 +381,7 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
     }
     let log = collector.stop();
     assert!(!log.contains("WARN"), "{log}");
+    assert_duckdb_adds_up(&folder.path().join("conversations"), TEST);
     // Nothing is told again at the end.
     let mut datagrams = lines(&folder.path().join("conversations"), UDP);
     let port: u16 = port.parse().unwrap();
