@@ -9,19 +9,22 @@ use std::{
     thread::sleep,
 };
 
-use lab::{ControlGroup, Namespace, privilege::is_root_or_skip};
+use lab::{Broker, BrokerOptions, ControlGroup, Host, Namespace, privilege::is_root_or_skip};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::{
-    Collector, jsonl,
+    Collector,
+    clickhouse::kafka::Bringer,
+    jsonl,
+    kafka::TOPIC,
     pairs::{SETTLE, lose_by_dscp},
 };
 use crate::{
     clients::install,
     nat::{CABLE, Routed},
     outputs,
-    support::{Agent, BINARY, wait_until},
+    support::{Agent, BINARY, patience, wait_until},
 };
 
 /// Where the collector listens. All reach it by wires that no agent watches.
@@ -154,64 +157,68 @@ fn network() -> Routed {
     network
 }
 
-/// The network with a collector, and agents at the client, the router and the server.
+/// The network, and the folder of a collector that makes conversations.
 struct Observed {
     network: Routed,
     folder: TempDir,
-    collector: Collector,
-    agents: [Agent; 3],
 }
 
 impl Observed {
-    /// Returns once the collector knows all agents.
-    fn start() -> Self {
-        let network = network();
-        let (router, server) = (&network.lab.agent, &network.lab.peer);
-        let folder = tempfile::tempdir().unwrap();
+    fn new() -> Self {
+        Self {
+            network: network(),
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn router(&self) -> &Host {
+        &self.network.lab.agent
+    }
+
+    /// A collector at the router that makes conversations.
+    fn collector(&self, more: &[&str]) -> Collector {
         let [flows, conversations] = ["flows", "conversations"].map(|name| {
-            let path = folder.path().join(name);
+            let path = self.folder.path().join(name);
             fs::create_dir(&path).unwrap();
             jsonl(&path)
         });
-        let listen = format!("{COLLECTOR}:0");
         let settle = format!("{}ms", SETTLE.as_millis());
         let settings = [
-            ["--listen", &listen],
             ["--output", &flows],
             ["--conversations", &conversations],
             ["--pairs-settle", &settle],
         ];
-        let settings = [settings.as_flattened(), &["--insecure-listen"]].concat();
-        let collector = Collector::start(router, 0, &settings);
-        let to = collector.setting();
-        let start = |namespace: &Namespace, interface: &str, more: &[&str]| {
+        let settings = [settings.as_flattened(), more].concat();
+        Collector::start(self.router(), 0, &settings)
+    }
+
+    /// Agents at the client, the router and the server, which send to these. Returns once the collector knows them.
+    fn agents(&self, to: [&str; 3], known: &Collector) -> [Agent; 3] {
+        let (network, router) = (&self.network, self.router());
+        let start = |namespace: &Namespace, interface: &str, to: &str, more: &[&str]| {
             let settings = [
                 ["--output", "json"],
-                ["--output", &to],
+                ["--output", to],
                 ["--enrich", "unit,process,drops"],
             ];
             let settings = [settings.as_flattened(), more].concat();
             Agent::start_by(namespace.command(BINARY), interface, &settings)
         };
         let also = ["--interface", &router.interface];
+        let server = &network.lab.peer;
         let agents = [
-            start(&network.client, CABLE[1], &[]),
-            start(&router.namespace, CABLE[0], &also),
-            start(&server.namespace, &server.interface, &[]),
+            start(&network.client, CABLE[1], to[0], &[]),
+            start(&router.namespace, CABLE[0], to[1], &also),
+            start(&server.namespace, &server.interface, to[2], &[]),
         ];
         wait_until("all are known", || {
-            let status = collector.status(router);
+            let status = known.status(router);
             let streams = status["streams"].as_array().unwrap().iter();
             let stored = streams.filter(|stream| stream["stored_seq"].as_u64() > Some(0));
             stored.count() == agents.len()
         });
         sleep(2 * SETTLE);
-        Self {
-            network,
-            folder,
-            collector,
-            agents,
-        }
+        agents
     }
 
     /// Runs both programs. Returns the client's port of the datagrams, and the server.
@@ -245,12 +252,29 @@ impl Observed {
         lines
     }
 
-    /// What names each agent: at the client, at the router, at the server.
-    fn instances(&self) -> [Value; 3] {
-        let host = &self.network.lab.agent;
-        let agents = self.agents.each_ref();
-        agents.map(|agent| agent.status(host)["agent"]["instance_id"].clone())
+    /// Waits until all connections are told, and all datagrams.
+    fn wait_until_told(&self, port: &str) {
+        wait_until("all connections are told, and all datagrams", || {
+            let connections = self.connections();
+            let new = connections.iter().map(|line| line["new_flows"].as_u64());
+            let closed = connections.iter().filter(|line| line["closed"] == true);
+            let datagrams = self.datagrams(port);
+            new.map(Option::unwrap).sum::<u64>() == CONNECTIONS
+                && closed.count() as u64 >= CONNECTIONS
+                && sum(&datagrams, "client", "sent_packets") == sent_datagrams()
+                && sum(&datagrams, "server", "dropped_packets") == LOST[2].1
+        });
     }
+
+    /// What names each agent.
+    fn instances(&self, agents: &[Agent; 3]) -> [Value; 3] {
+        let agents = agents.each_ref();
+        agents.map(|agent| agent.status(self.router())["agent"]["instance_id"].clone())
+    }
+}
+
+fn sent_datagrams() -> u64 {
+    1 + LOST.iter().map(|(_, count)| count).sum::<u64>()
 }
 
 fn assert_proven_between_its_sockets(line: &Value, [client, router, server]: &[Value; 3]) {
@@ -313,21 +337,15 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
     if !is_root_or_skip(TEST) {
         return;
     }
-    let observed = Observed::start();
+    let observed = Observed::new();
+    let listen = format!("{COLLECTOR}:0");
+    let collector = observed.collector(&["--insecure-listen", "--listen", &listen]);
+    let to = collector.setting();
+    let agents = observed.agents([&to; 3], &collector);
     let group = ControlGroup::slice().unwrap();
     let (port, _serving) = observed.communicate(&group);
-    let sent = 1 + LOST.iter().map(|(_, count)| count).sum::<u64>();
-    wait_until("all connections are told, and all datagrams", || {
-        let connections = observed.connections();
-        let new = connections.iter().map(|line| line["new_flows"].as_u64());
-        let closed = connections.iter().filter(|line| line["closed"] == true);
-        let datagrams = observed.datagrams(&port);
-        new.map(Option::unwrap).sum::<u64>() == CONNECTIONS
-            && closed.count() as u64 >= CONNECTIONS
-            && sum(&datagrams, "client", "sent_packets") == sent
-            && sum(&datagrams, "server", "dropped_packets") == LOST[2].1
-    });
-    let instances = observed.instances();
+    observed.wait_until_told(&port);
+    let instances = observed.instances(&agents);
 
     let connections = observed.connections();
     for line in &connections {
@@ -366,27 +384,59 @@ fn each_connection_is_a_proven_conversation_and_each_loss_is_where_it_was_made()
     let dropped: u64 = dropped.filter_map(Value::as_u64).sum();
     assert_eq!(dropped, LOST[1].1);
 
-    let status = observed.collector.status(&observed.network.lab.agent);
+    let status = collector.status(observed.router());
     let made = &status["conversations"];
     assert!(made["proven"].as_u64() > Some(CONNECTIONS), "{status}");
     assert_eq!(made["not_written"], 0);
-    let Observed {
-        network: _network,
-        folder,
-        collector,
-        agents,
-    } = observed;
     for agent in agents {
         agent.stop();
     }
     let log = collector.stop();
     assert!(!log.contains("WARN"), "{log}");
-    assert_duckdb_adds_up(&folder.path().join("conversations"), TEST);
+    assert_duckdb_adds_up(&observed.folder.path().join("conversations"), TEST);
     // Nothing is told again at the end.
-    let mut datagrams = lines(&folder.path().join("conversations"), UDP);
-    let port: u16 = port.parse().unwrap();
-    datagrams.retain(|line| line["client"]["port"] == port);
-    assert_eq!(sum(&datagrams, "client", "sent_packets"), sent);
+    let datagrams = observed.datagrams(&port);
+    assert_eq!(sum(&datagrams, "client", "sent_packets"), sent_datagrams());
+}
+
+/// Two collectors see one end each, and store in Kafka. A third one gets all batches from there.
+#[test]
+#[ignore = "cargo xtask test-consumers"]
+fn behind_kafka_the_ends_of_several_collectors_are_joined() {
+    const TEST: &str = "agent::behind_kafka_the_ends_of_several_collectors_are_joined";
+    if !is_root_or_skip(TEST) {
+        return;
+    }
+    let observed = Observed::new();
+    let Some((jars, python, _)) = install::kafka_or_skip(TEST, observed.folder.path()) else {
+        return;
+    };
+    let router = observed.router();
+    let broker = BrokerOptions::default();
+    let broker = Broker::start(&router.namespace, &jars, patience(), &broker).unwrap();
+    let topic = format!(
+        r#"{{"kind": "kafka", "address": "tcp://{}/{TOPIC}", "create_topic": true}}"#,
+        broker.address()
+    );
+    let listen = format!("{COLLECTOR}:0");
+    let settings = ["--insecure-listen", "--listen", &listen, "--output", &topic];
+    let [one, other] = [(); 2].map(|()| Collector::start(router, 0, &settings));
+    let third = observed.collector(&[]);
+    let relay = Bringer::new(&python, observed.folder.path());
+    let _relay = relay.start(router, &broker, third.address.port());
+    let to = [&one, &other].map(Collector::setting);
+    let agents = observed.agents([&to[0], &to[1], &to[1]], &third);
+    let group = ControlGroup::slice().unwrap();
+    let (port, _serving) = observed.communicate(&group);
+    observed.wait_until_told(&port);
+    let instances = observed.instances(&agents);
+    for line in observed
+        .connections()
+        .iter()
+        .chain(&observed.datagrams(&port))
+    {
+        assert_proven_between_its_sockets(line, &instances);
+    }
 }
 
 #[test]
