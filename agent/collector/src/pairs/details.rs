@@ -1,4 +1,4 @@
-//! What a record says about a connection besides its packets: who its ends are, and how it went.
+//! Fields of a record that only conversations need: the sockets and names of the ends, failures and drops.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -196,7 +196,7 @@ impl Flow {
                 let has_failed = details.failure.is_some() && failure != Some(details.failure);
                 has_failed || has_old_drops || details.ends.iter().any(|end| end.dropped > 0)
             });
-            // What others say of a conversation that is told belongs to none of its ends.
+            // Only the agents at the ends may add to a conversation that is written.
             if !is_news || !is_followed {
                 return true;
             }

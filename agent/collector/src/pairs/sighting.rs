@@ -57,7 +57,7 @@ pub(super) struct Sighting {
     pub interface: (u32, u32),
     /// Whether the record counts all packets of the flow so far.
     pub is_first: bool,
-    /// What a conversation needs besides, if conversations are made.
+    /// `None` unless conversations are made.
     pub details: Option<Box<Details>>,
 }
 

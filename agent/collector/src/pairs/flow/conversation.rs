@@ -63,7 +63,7 @@ pub(in super::super) struct End {
     pub host: Option<Arc<str>>,
 }
 
-/// What the agent at an end saw.
+/// The counts and names of the agent at an end.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Seen {
     pub index: Index,
@@ -85,7 +85,7 @@ pub(in super::super) enum Owner {
     Packets,
 }
 
-/// An agent between the ends, or one of which it is unknown.
+/// An agent that is at neither end, as far as is known.
 struct Via {
     agent: Arc<AgentIdentity>,
     /// Packets of each end that arrived, left, and were dropped in between.
@@ -198,7 +198,7 @@ impl Flow {
         Some(conversation)
     }
 
-    /// What the agents at the ends told after the conversation: drops and failures. Others' word does not count.
+    /// Drops and failures that the agents at the ends reported after the conversation was written.
     fn later_news(&self, id: &FlowId, agents: &Agents, settle_ns: u64) -> Option<Conversation> {
         let told = self.kept.told.as_deref()?;
         let of_end = |end: &ToldEnd| {
@@ -296,7 +296,7 @@ impl Flow {
     }
 }
 
-/// Where an end is: what one host has seen, or nothing.
+/// The sights of the host at an end. Empty if no agent is there.
 #[derive(Default)]
 struct PlaceOfEnd<'a> {
     sights: Vec<&'a Sight>,
@@ -429,8 +429,8 @@ impl Conversation {
         }
     }
 
-    /// The places of losses on one way: `missing` packets on the path, and those that were dropped at its end. The
-    /// routers' words count only if they add up.
+    /// Locates the losses on one way: `missing` packets on the path, and the drops at its end. Ignores the routers
+    /// unless their counts add up.
     fn losses(&self, way: usize, missing: u64, to: &Seen) -> Vec<Loss> {
         let kept = self
             .via
@@ -622,7 +622,7 @@ impl<'a> EndLine<'a> {
     }
 }
 
-/// As in the records of flows.
+/// The same names as in flow records.
 fn failure(failure: Failure) -> Option<&'static str> {
     Some(match failure {
         Failure::Unspecified => return None,

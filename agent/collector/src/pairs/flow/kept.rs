@@ -1,5 +1,5 @@
-//! What is kept of a flow from one conversation to the next, so that drops and failures that are known later are told
-//! once, and of the right ends.
+//! State of a flow between two conversations. Drops and failures may be reported late: they are written once, and only
+//! for the agents at the ends.
 
 use std::sync::Arc;
 
