@@ -10,10 +10,11 @@ use rules::similar;
 pub const PREFIX: &str = "FLOW_AGENT_";
 
 /// Variables with this prefix that are not settings of `run`.
-pub const OF_OTHERS: [&str; 51] = [
+pub const OF_OTHERS: [&str; 52] = [
     // Of `keep`, for the agent that it starts.
     "KEEPER_PID",
     // Other commands.
+    "COLLECT_CONVERSATIONS",
     "COLLECT_INSECURE_LISTEN",
     "COLLECT_LISTEN",
     "COLLECT_MAX_AGENTS",
