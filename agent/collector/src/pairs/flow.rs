@@ -43,6 +43,8 @@ pub(super) struct Flow {
     changed: Instant,
     /// When the flow was last reported, or when it began.
     told: Instant,
+    /// When it was first seen since it was last quiet.
+    begun: Instant,
     /// Everything seen so far has been reported.
     is_told: bool,
     sights: Vec<Sight>,
@@ -142,6 +144,7 @@ impl Flow {
             last_seen: 0,
             changed: now,
             told: now,
+            begun: now,
             is_told: false,
             sights: Vec::with_capacity(2),
             kept: Kept::default(),
@@ -164,7 +167,11 @@ impl Flow {
 
     /// Notes a conversation that is written.
     pub(super) fn tell(&mut self, conversation: &Conversation) {
-        self.kept.tell(conversation);
+        if self.has_packets() {
+            self.kept.tell(conversation);
+        } else {
+            self.kept.tell_news(conversation);
+        }
     }
 
     /// Whether everything seen so far has been reported.
@@ -187,8 +194,16 @@ impl Flow {
     ) -> bool {
         let place = self.sights.iter().position(|sight| sight.agent == agent);
         let told = self.kept.told_end(agent).map(|told| told.failure);
-        let is_followed = place.is_some() || told.is_some();
-        let (details, has_old_drops) = self.kept.since_before(sighting, agent, is_followed);
+        // Without packets, only the agents at the ends may add to a conversation that is written.
+        if !sighting.has_packets() && place.is_none() && told.is_none() {
+            return true;
+        }
+        if place.is_none() && self.sights.len() == MOST_SIGHTS {
+            self.refused_to = self.refused_to.max(window[1]);
+            self.changed = now;
+            return false;
+        }
+        let (details, has_old_drops) = self.kept.since_before(sighting, agent);
         if !sighting.has_packets() {
             let before = place.and_then(|place| self.sights[place].details.as_ref());
             let failure = before.map_or(told, |before| Some(before.failure));
@@ -196,28 +211,20 @@ impl Flow {
                 let has_failed = details.failure.is_some() && failure != Some(details.failure);
                 has_failed || has_old_drops || details.ends.iter().any(|end| end.dropped > 0)
             });
-            // Only the agents at the ends may add to a conversation that is written.
-            if !is_news || !is_followed {
+            if !is_news {
                 return true;
             }
         }
-        let sight = match place {
-            Some(place) => &mut self.sights[place],
-            None if self.sights.len() == MOST_SIGHTS => {
-                self.refused_to = self.refused_to.max(window[1]);
-                self.changed = now;
-                return false;
-            }
-            None => {
-                self.sights.push(Sight::new(agent, window[0], now));
-                self.sights.last_mut().expect("it was pushed")
-            }
-        };
+        let place = place.unwrap_or_else(|| {
+            self.sights.push(Sight::new(agent, window[0], now));
+            self.sights.len() - 1
+        });
+        let sight = &mut self.sights[place];
         sight.add(sighting, window, now);
         sight.add_details(details, sighting);
         sight.has_old_drops |= has_old_drops;
         if std::mem::take(&mut self.is_told) {
-            self.told = now;
+            (self.told, self.begun) = (now, now);
         }
         self.changed = now;
         self.last_seen = self.last_seen.max(sighting.last_seen);
@@ -230,15 +237,16 @@ impl Flow {
         if self.is_told {
             return (unchanged_for >= now.remember).then_some(Next::Forget);
         }
+        let begun_for = now.time.at.duration_since(self.begun);
         if !self.has_packets() {
-            return (unchanged_for >= WAIT_FOR_NEWS).then_some(Next::Tell);
+            return (begun_for >= WAIT_FOR_NEWS).then_some(Next::Tell);
         }
-        let mut is_alone = self.sights.len() < 2;
-        let mut is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
-        if is_quiet && self.lacks_an_end(agents) {
-            (is_alone, is_quiet) = (true, false);
-        }
+        let is_alone = self.sights.len() < 2;
+        let is_quiet = !is_alone && are_quiet(self.sights.iter(), agents, now);
         // Another agent may be late.
+        if is_quiet && begun_for < now.remember && self.waits_for_an_end(agents) {
+            return None;
+        }
         let wait = if is_alone { now.remember } else { now.wait };
         if is_quiet || unchanged_for >= wait || self.is_held_up(agents, now) {
             return Some(Next::Tell);
@@ -311,7 +319,9 @@ impl Flow {
         }
         self.is_told = true;
         self.told = now.time.at;
-        self.sights = Vec::new();
+        let sights = std::mem::take(&mut self.sights);
+        let is_seen = |agent| sights.iter().any(|sight| sight.agent == agent);
+        self.kept.forget_others(is_seen);
     }
 
     /// Packets before `time` may be missing.

@@ -23,8 +23,8 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "of several agents at an end, one is believed",
         file: CONVERSATION,
-        from: "place.sights.windows(2).all(is_one).then_some(place)",
-        to: "(true || place.sights.windows(2).all(is_one)).then_some(place)",
+        from: "(is_empty || hosts.all(|host| Some(host) == first)).then_some(place)",
+        to: "(is_empty || true || hosts.all(|host| Some(host) == first)).then_some(place)",
         target: CLAIMS,
     },
     Fault {
@@ -50,11 +50,51 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault {
         name: "an end that is not known yet is not waited for",
         file: "agent/collector/src/pairs/flow.rs",
-        from: "if is_quiet && self.lacks_an_end(agents) {",
-        to: "if false {",
+        from: "begun_for < now.remember && self.waits_for_an_end(agents)",
+        to: "false",
         target: unit(
             "collector",
             "pairs::tests::conversations::an_end_that_reports_later_is_waited_for_though_a_router_has_reported",
+        ),
+    },
+    Fault {
+        name: "an end is anybody's while its host has not reported again",
+        file: CONVERSATION,
+        from: "let all = agents.chain(told.map(|told| &told.agent));",
+        to: "let all = agents.chain(told.map(|told| &told.agent).filter(|_| false));",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::who_claims_an_end_before_its_host_has_reported_again_proves_nothing",
+        ),
+    },
+    Fault {
+        name: "an end is waited for again and again",
+        file: CONVERSATION,
+        from: "!is_known && was_known != Some(false)",
+        to: "!is_known && (true || was_known != Some(false))",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::an_end_that_was_waited_for_in_vain_is_not_waited_for_again",
+        ),
+    },
+    Fault {
+        name: "drops beside later packets are in no line",
+        file: CONVERSATION,
+        from: "if !sight.has_packets() && !is_told {",
+        to: "if !sight.has_packets() && (true || !is_told) {",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::drops_that_are_told_beside_later_packets_are_not_lost_from_the_lines",
+        ),
+    },
+    Fault {
+        name: "each piece of news starts the wait again",
+        file: "agent/collector/src/pairs/flow.rs",
+        from: "(begun_for >= WAIT_FOR_NEWS).then_some(Next::Tell)",
+        to: "(unchanged_for >= WAIT_FOR_NEWS).then_some(Next::Tell)",
+        target: unit(
+            "collector",
+            "pairs::tests::conversations::news_that_never_ends_does_not_hold_back_that_of_the_other_end",
         ),
     },
     Fault {

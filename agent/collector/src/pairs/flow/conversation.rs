@@ -134,7 +134,7 @@ impl Flow {
             return None;
         }
         if !self.has_packets() {
-            return self.later_news(id, agents, settle_ns);
+            return self.later_news(id, agents, settle_ns, state);
         }
         let found = [0, 1].map(|end| self.place_of(end, agents));
         let is_unclear = found.iter().any(Option::is_none);
@@ -181,7 +181,7 @@ impl Flow {
             id: *id,
             since: judged().map(|sight| sight.since).min()?,
             until: judged().map(|sight| sight.last_seen).max()?,
-            new_flows: details().map(|details| details.new_flows).max()?,
+            new_flows: [froms, tos].map(new_flows).into_iter().min()?,
             has_closed: details().any(|details| details.has_closed),
             client,
             is_assumed,
@@ -199,7 +199,13 @@ impl Flow {
     }
 
     /// Drops and failures that the agents at the ends reported after the conversation was written.
-    fn later_news(&self, id: &FlowId, agents: &Agents, settle_ns: u64) -> Option<Conversation> {
+    fn later_news(
+        &self,
+        id: &FlowId,
+        agents: &Agents,
+        settle_ns: u64,
+        state: State,
+    ) -> Option<Conversation> {
         let told = self.kept.told.as_deref()?;
         let of_end = |end: &ToldEnd| {
             let mut sights = self.sights.iter();
@@ -219,7 +225,7 @@ impl Flow {
                     dropped: details.map_or(0, |details| details.ends[1 - end].dropped),
                     failure: details
                         .and_then(|details| details.failure)
-                        .or(known.failure),
+                        .filter(|&failure| known.failure != Some(failure)),
                     details: known.details.clone(),
                 }
             });
@@ -232,12 +238,15 @@ impl Flow {
             grade @ (Grade::OneEnd | Grade::NoEnd) => (grade, told.why),
         };
         let has_old_drops = at_ends().any(|sight| sight.has_old_drops);
+        let why = why
+            .or_else(|| has_old_drops.then_some(Doubt::Began))
+            .or_else(|| (state == State::Stopped).then_some(Doubt::Stopped));
         let is_between = |sight: &&Sight| self.kept.told_end(sight.agent).is_none();
         let via = self.sights.iter().filter(is_between);
         let mut conversation = Conversation {
             sender: self.sender.clone(),
             grade,
-            why: why.or_else(|| has_old_drops.then_some(Doubt::Began)),
+            why,
             id: *id,
             since: told.until,
             until: told.until,
@@ -260,19 +269,24 @@ impl Flow {
         Via::of(sight, agents, is_whole && !sight.has_old_drops)
     }
 
-    /// Whether conversations are made, and another agent may still show where an end is.
-    pub(super) fn lacks_an_end(&self, agents: &Agents) -> bool {
+    /// Whether conversations are made, and an agent that is late may show where an end is. In vain before, it is not
+    /// waited for again.
+    pub(super) fn waits_for_an_end(&self, agents: &Agents) -> bool {
         let has_details = self.sights.iter().all(|sight| sight.details.is_some());
-        let is_known = |end| {
-            let place = self.place_of(end, agents);
-            place.is_some_and(|place| !place.sights.is_empty())
-        };
-        has_details && self.has_packets() && ![0, 1].into_iter().all(is_known)
+        has_details
+            && [0, 1].into_iter().any(|end| {
+                let was_known = self.kept.told.as_ref().map(|told| told.ends[end].is_some());
+                let place = self.place_of(end, agents);
+                let is_known = place.is_some_and(|place| !place.sights.is_empty());
+                !is_known && was_known != Some(false)
+            })
     }
 
     /// Where this end is. `None` if several hosts may have it.
     fn place_of(&self, end: usize, agents: &Agents) -> Option<PlaceOfEnd<'_>> {
         let mut place = PlaceOfEnd::default();
+        let told = self.kept.told.as_ref();
+        let told = told.and_then(|told| told.ends[end].as_ref());
         for sight in &self.sights {
             let Some(details) = sight.details.as_ref() else {
                 continue;
@@ -280,19 +294,27 @@ impl Flow {
             let has_socket = |end: usize| details.ends[end].has_socket;
             // A translation is made by a router. An agent at the other end is none at this one.
             let is_elsewhere = has_socket(1 - end) || details.nat_community_id.is_some();
-            if !sight.has_packets() || !sight.is_end(end) || (is_elsewhere && !has_socket(end)) {
+            let is_told = told.is_some_and(|told| told.index == sight.agent);
+            if !sight.has_packets() && !is_told {
+                continue;
+            }
+            if !sight.is_end(end) || (is_elsewhere && !has_socket(end)) {
                 continue;
             }
             place.sights.push(sight);
             place.has_socket |= has_socket(end);
         }
-        // An agent that starts again is at the same host.
-        let host = |sight: &Sight| {
-            let agent = agents.get(sight.agent);
-            (&agent.sender, &agent.name.agent_id, &agent.name.boot_id)
-        };
-        let is_one = |two: &[&Sight]| host(two[0]) == host(two[1]);
-        place.sights.windows(2).all(is_one).then_some(place)
+        // An agent that starts again is at the same host. One that had the socket before may only be late.
+        let agents = place
+            .sights
+            .iter()
+            .map(|sight| &agents.get(sight.agent).name);
+        let told = told.filter(|told| told.owner == Owner::Socket);
+        let all = agents.chain(told.map(|told| &told.agent));
+        let mut hosts = all.map(|agent| (&agent.identity, &agent.agent_id, &agent.boot_id));
+        let is_empty = place.sights.is_empty();
+        let first = hosts.next();
+        (is_empty || hosts.all(|host| Some(host) == first)).then_some(place)
     }
 }
 
@@ -301,6 +323,13 @@ impl Flow {
 struct PlaceOfEnd<'a> {
     sights: Vec<&'a Sight>,
     has_socket: bool,
+}
+
+/// How many flows began, as these have counted them.
+fn new_flows(sights: &[&Sight]) -> u32 {
+    let details = sights.iter().filter_map(|sight| sight.details.as_ref());
+    let most = details.map(|details| details.new_flows).max();
+    most.unwrap_or_default()
 }
 
 /// The name of an end's address. The other end has asked for it.

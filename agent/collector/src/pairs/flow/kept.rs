@@ -11,15 +11,16 @@ use super::{
         details::{Details, EndDetails},
         sighting::Sighting,
     },
+    MOST_SIGHTS,
     conversation::{Conversation, Grade, Owner},
 };
 
-/// An agent that sees a flow at more interfaces with drops than this takes no room from others.
+/// An agent that sees a flow at more interfaces takes no room from others.
 const MOST_DROPS_OF_AN_AGENT: usize = 4;
+const MOST_DROPS: usize = 2 * MOST_SIGHTS;
 
 #[derive(Default)]
 pub(super) struct Kept {
-    /// Only of flows with drops.
     drops: Vec<Drops>,
     /// The last conversation with packets.
     pub told: Option<Box<Told>>,
@@ -55,26 +56,21 @@ pub(super) struct ToldEnd {
 impl Kept {
     /// The details of a sighting, with the drops since the record before. The second value is whether they are unknown:
     /// the flow had drops before it was followed, or the agent's clock was set, or it sees the flow at too many
-    /// interfaces. `is_followed`: the agent has reported the flow before.
+    /// interfaces.
     pub(super) fn since_before(
         &mut self,
         sighting: &Sighting,
         agent: Index,
-        is_followed: bool,
     ) -> (Option<Details>, bool) {
         let Some(mut details) = sighting.details.as_deref().cloned() else {
             return (None, false);
         };
         let total = details.ends.each_ref().map(|end| end.dropped);
-        if total == [0; 2] {
-            return (Some(details), false);
-        }
         let is_known =
             |drops: &Drops| (drops.agent, drops.interface) == (agent, sighting.interface);
         let known = self.drops.iter().position(is_known);
         let before = match known.map(|place| &self.drops[place]) {
             Some(drops) if drops.began == details.began => Some(drops.total),
-            None if is_followed => Some([0; 2]),
             _ if sighting.is_first => Some([0; 2]),
             Some(_) | None => None,
         };
@@ -94,7 +90,17 @@ impl Kept {
         } else if has_room {
             self.drops.push(drops);
         }
-        (Some(details), before.is_none() || !has_room)
+        let has_drops = total != [0; 2];
+        (Some(details), has_drops && (before.is_none() || !has_room))
+    }
+
+    /// Forgets agents that are not among these nor at an end, if there are many.
+    pub(super) fn forget_others(&mut self, seen: impl Fn(Index) -> bool) {
+        if self.drops.len() > MOST_DROPS {
+            let drops = std::mem::take(&mut self.drops);
+            let stays = |drops: &Drops| seen(drops.agent) || self.told_end(drops.agent).is_some();
+            self.drops = drops.into_iter().filter(stays).collect();
+        }
     }
 
     /// The end at which the agent was in the last conversation.
@@ -103,10 +109,14 @@ impl Kept {
         ends.flatten().find(|end| end.index == agent)
     }
 
-    /// Notes a conversation that is written.
+    /// Notes a conversation that is written. An end that it does not show stays where it was.
     pub(super) fn tell(&mut self, conversation: &Conversation) {
-        let ends = conversation.ends.each_ref().map(|end| {
-            let seen = end.seen.as_ref()?;
+        let before = self.told.take();
+        let mut before = before.map(|told| told.ends).unwrap_or_default();
+        let ends = [0, 1].map(|end| {
+            let Some(seen) = &conversation.ends[end].seen else {
+                return before[end].take();
+            };
             Some(ToldEnd {
                 index: seen.index,
                 agent: Arc::clone(&seen.agent),
@@ -124,5 +134,15 @@ impl Kept {
             ends,
             hosts: conversation.ends.each_ref().map(|end| end.host.clone()),
         }));
+    }
+
+    /// Notes the failures in a line without packets.
+    pub(super) fn tell_news(&mut self, news: &Conversation) {
+        let ends = self.told.iter_mut().flat_map(|told| &mut told.ends);
+        for (known, end) in ends.zip(&news.ends) {
+            if let (Some(known), Some(seen)) = (known, &end.seen) {
+                known.failure = seen.failure.or(known.failure);
+            }
+        }
     }
 }

@@ -717,3 +717,174 @@ fn an_end_that_reports_later_is_waited_for_though_a_router_has_reported() {
     let line = quiet_line(&mut pairs, &mut [&mut b]);
     assert_eq!(line["grade"], "proven");
 }
+
+#[test]
+fn who_claims_an_end_before_its_host_has_reported_again_proves_nothing() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let mut liar = Agent::new("x", 3);
+    liar.scan(&mut pairs, Vec::new());
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    liar.scan(&mut pairs, Vec::new());
+    quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut liar]);
+    let left = with_sockets(a.batch(leaving([5, 0], None, 39)), &[0]);
+    let claimed = with_sockets(liar.batch(arriving([5, 0], None, 39)), &[1]);
+    for batch in [left, claimed] {
+        take(&mut pairs, &batch);
+    }
+    for agent in [&mut a, &mut liar] {
+        agent.scan(&mut pairs, Vec::new());
+    }
+    assert_eq!(lines(&mut pairs), Vec::<Value>::new());
+    let line = late_line(&mut pairs);
+    assert_eq!(
+        json!([line["grade"], line["inexact"], line["server"]["agent"]]),
+        json!(["one_end", "ends", null])
+    );
+}
+
+#[test]
+fn an_end_that_was_waited_for_in_vain_is_not_waited_for_again() {
+    let mut pairs = pairs();
+    let (mut a, mut r) = known(&mut pairs);
+    let begin = Instant::now();
+    let after = |seconds| Time {
+        at: begin + Duration::from_secs(seconds),
+        ..Time::now()
+    };
+    let add = |pairs: &mut Pairs, batch: &FlowBatch, seconds| {
+        let sightings = sightings_with(batch, Identity::User(0), true);
+        pairs.add_batch(&sightings, after(seconds));
+    };
+    let mut pass = |pairs: &mut Pairs, began: Option<u64>, seconds| {
+        let last_seen = a.now + 9;
+        let batch = with_sockets(a.batch(leaving([5, 0], began, last_seen)), &[0]);
+        add(pairs, &batch, seconds);
+        let mut records = passing(5, 5);
+        for record in &mut records {
+            record.last_seen_unix_ns = last_seen * SECOND;
+            record.src_mut().total_packets += u64::from(began.is_none());
+        }
+        add(pairs, &r.batch(records), seconds);
+        for agent in [&mut a, &mut r] {
+            add(pairs, &agent.batch(Vec::new()), seconds);
+        }
+    };
+    let told = |pairs: &mut Pairs, seconds| {
+        let lines = lines_at(pairs, begin + Duration::from_secs(seconds));
+        let facts = lines
+            .iter()
+            .map(|line| json!([line["grade"], line["client"]["sent_packets"]]));
+        facts.collect::<Vec<_>>()
+    };
+    pass(&mut pairs, Some(13), 0);
+    // Nothing goes on meanwhile, and what comes meanwhile is part of it.
+    assert_eq!(told(&mut pairs, 61), Vec::<Value>::new());
+    pass(&mut pairs, None, 200);
+    assert_eq!(told(&mut pairs, 299), Vec::<Value>::new());
+    assert_eq!(told(&mut pairs, 301), [json!(["one_end", 10])]);
+    pass(&mut pairs, None, 310);
+    assert_eq!(told(&mut pairs, 310), [json!(["one_end", 5])]);
+}
+
+#[test]
+fn drops_that_are_told_beside_later_packets_are_not_lost_from_the_lines() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
+    record.src_mut().total_packets = 5;
+    record.src_mut().total_dropped_packets = 2;
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [leaving([1, 0], None, 39), vec![record]],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([
+            line["inexact"],
+            line["client"]["sent_packets"],
+            line["server"]["dropped_packets"],
+        ]),
+        json!(["one_sided", 1, 2])
+    );
+}
+
+#[test]
+fn drops_at_a_second_interface_of_before_are_in_no_line() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    let answers = |dropped| {
+        let mut answers = record(Direction::Egress, [0, 4], None, 19);
+        answers.ifindex = 1;
+        answers.dst_mut().total_packets = 40;
+        answers.dst_mut().total_dropped_packets = dropped;
+        answers
+    };
+    let left = vec![leaving([5, 0], None, 19).remove(0), answers(8)];
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [left, arriving([5, 4], None, 19)],
+    );
+    let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    assert_eq!(
+        json!([
+            line["grade"],
+            line["inexact"],
+            line["client"]["dropped_packets"]
+        ]),
+        json!(["both_seen", "began", 0])
+    );
+}
+
+#[test]
+fn news_that_never_ends_does_not_hold_back_that_of_the_other_end() {
+    let mut pairs = pairs();
+    let (mut a, mut b) = known(&mut pairs);
+    both(
+        &mut pairs,
+        &mut a,
+        &mut b,
+        [
+            leaving([5, 0], Some(13), 19),
+            arriving([5, 0], Some(13), 19),
+        ],
+    );
+    quiet_line(&mut pairs, &mut [&mut a, &mut b]);
+    let begin = Instant::now();
+    for dropped in 1..=3 {
+        let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
+        record.src_mut().total_packets = 5;
+        record.src_mut().total_dropped_packets = dropped;
+        let batch = b.batch(vec![record]);
+        let time = Time {
+            at: begin + Duration::from_secs(10 * dropped),
+            ..Time::now()
+        };
+        pairs.add_batch(&sightings_with(&batch, Identity::User(0), true), time);
+    }
+    let lines = lines_at(&mut pairs, begin + Duration::from_secs(45));
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert_eq!(lines[0]["server"]["dropped_packets"], 3);
+}
