@@ -274,13 +274,8 @@ impl Intake {
             let statuses = statuses.lock().unwrap_or_else(PoisonError::into_inner);
             statuses.clone()
         });
-        let (pairs, conversations) = match compared {
-            Some(Statuses {
-                pairs,
-                conversations,
-            }) => (Some(pairs), conversations),
-            None => (None, None),
-        };
+        let compared = compared.map(|statuses| (statuses.pairs, statuses.conversations));
+        let (pairs, conversations) = compared.unzip();
         CollectorStatus {
             hostname: hostname.unwrap_or_default().trim().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -288,7 +283,7 @@ impl Intake {
             uptime_ns: clock::boot_now_ns().saturating_sub(self.started_boot_ns),
             stores: self.stores.iter().map(StoreStatuses::get).collect(),
             pairs,
-            conversations,
+            conversations: conversations.flatten(),
             report_interval_ns: clock::nanos(self.throttle.report_interval),
             sample_rate: self.throttle.sample_rate,
             ..CollectorStatus::default()

@@ -57,7 +57,7 @@ pub struct PairSettings {
     pub max_flows: usize,
 }
 
-/// What is due to be written.
+/// Reports and conversations that are to be written.
 #[derive(Default)]
 pub(super) struct Due {
     pub reports: Vec<Report>,
@@ -212,26 +212,26 @@ impl Pairs {
             return;
         };
         while let Some(next) = flow.next(&self.agents, now) {
-            let state = match next {
-                Next::Tell => Some(State::Quiet),
-                Next::GoOn => flow.goes_on(&self.agents, now).then_some(State::GoesOn),
-                Next::Forget => None,
-            };
-            if let Some(state) = state.filter(|_| self.conversations.is_some()) {
-                let made = flow.conversation(id, &self.agents, now.settle_ns, state);
-                if let Some(made) = made.as_ref().filter(|_| state == State::Quiet) {
-                    flow.tell(made);
-                }
-                due.conversations.extend(made);
-            }
             match next {
                 Next::Tell => {
+                    let made = flow.conversation(id, &self.agents, now.settle_ns, State::Quiet);
+                    if let Some(made) = &made {
+                        flow.tell(made);
+                    }
+                    due.conversations.extend(made);
                     let had_packets = flow.has_packets();
                     let made = flow.due_reports(id, &self.agents, now);
                     self.unpaired += u64::from(had_packets && made.is_empty());
                     due.reports.extend(made);
                 }
-                Next::GoOn => due.reports.extend(flow.go_on(id, &self.agents, now)),
+                Next::GoOn => {
+                    if flow.goes_on(&self.agents, now) {
+                        let state = State::GoesOn;
+                        let made = flow.conversation(id, &self.agents, now.settle_ns, state);
+                        due.conversations.extend(made);
+                    }
+                    due.reports.extend(flow.go_on(id, &self.agents, now));
+                }
                 Next::Forget => {
                     // Another agent may be later still.
                     let forgotten_to = flow.forgotten_to().min(now.latest_forgotten());
@@ -260,10 +260,8 @@ impl Pairs {
             let Some(flow) = self.flows.remove(&id) else {
                 continue;
             };
-            if self.conversations.is_some() {
-                let made = flow.conversation(&id, &self.agents, settle_ns, State::Stopped);
-                due.conversations.extend(made);
-            }
+            let made = flow.conversation(&id, &self.agents, settle_ns, State::Stopped);
+            due.conversations.extend(made);
             due.reports.extend(flow.stopped(&id, &self.agents));
         }
         self.add_all(&due);

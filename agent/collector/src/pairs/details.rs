@@ -128,7 +128,7 @@ impl Details {
             interface: (record.netns, record.ifindex),
             new_flows: 0,
             has_closed: record.closing || record.end_reason == Some(EndReason::EndOfFlow as i32),
-            failure: record.failure.and_then(|failure| failure.try_into().ok()),
+            failure: Some(record.failure()).filter(|failure| *failure != Failure::Unspecified),
             nat_community_id: record.nat_community_id[..].try_into().ok(),
             ends,
         }

@@ -105,7 +105,7 @@ impl PairFiles {
         self.pairs.add_batch(batch, Time::now());
     }
 
-    /// Writes what is due.
+    /// Writes the reports and conversations that are due.
     pub(crate) async fn look(&mut self) {
         self.write_due(BYTES_OF_A_LOOK).await;
         for lines in self.lines() {

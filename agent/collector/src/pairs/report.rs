@@ -119,11 +119,16 @@ impl Report {
             lost_packets_max: self.lost.and_then(|lost| lost.max),
             inexact: self.why,
         };
-        let line = serde_json::to_string(&line).expect("it has no map");
-        let mut line = harmless::json(&line).into_owned().into_bytes();
-        line.push(b'\n');
-        line
+        text(&line)
     }
+}
+
+/// A line of JSON, with the newline.
+pub(super) fn text(line: &impl Serialize) -> Vec<u8> {
+    let line = serde_json::to_string(line).expect("it has no map");
+    let mut line = harmless::json(&line).into_owned().into_bytes();
+    line.push(b'\n');
+    line
 }
 
 #[derive(Serialize)]

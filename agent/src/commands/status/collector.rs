@@ -124,7 +124,7 @@ fn samples(status: &CollectorStatus) -> Option<String> {
     })
 }
 
-/// Conversations by what is known of them.
+/// The number of conversations of each grade.
 fn conversations(made: &ConversationsStatus) -> String {
     let mut line = format!(
         "conversations: {} proven, {} with both ends seen, {} with one end, {} with none",

@@ -18,7 +18,7 @@ use super::{
     clickhouse::kafka::Bringer,
     jsonl,
     kafka::TOPIC,
-    pairs::{SETTLE, lose_by_dscp},
+    pairs::{SETTLE, lose_by_dscp, refusal},
 };
 use crate::{
     clients::install,
@@ -447,22 +447,9 @@ fn conversations_are_refused_where_something_else_is_written() {
     let lab = lab::Lab::quiet().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let flows = jsonl(folder.path());
-    let mut command = crate::support::flow_agent(&lab.agent);
-    command.args([
-        "collect",
-        "--listen",
-        "127.0.0.1:0",
-        "--output",
-        &flows,
-        "--conversations",
-        &flows,
-    ]);
-    let output = command.output().unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
+    let stderr = refusal(&lab, &flows, ["--conversations", &flows]);
     assert!(
-        !output.status.success()
-            && stderr.contains("--conversations jsonl=")
-            && stderr.contains("choose another path"),
+        stderr.contains("--conversations jsonl=") && stderr.contains("choose another path"),
         "{stderr}"
     );
 }

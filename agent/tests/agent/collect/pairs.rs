@@ -193,6 +193,16 @@ fn what_a_wire_loses_between_two_agents_is_told_to_the_packet() {
     assert_eq!(told(pairs.path(), PORT), (expected[0], Vec::new()));
 }
 
+/// What a collector says that does not start with this option.
+pub fn refusal(lab: &Lab, flows: &str, option: [&str; 2]) -> String {
+    let mut command = crate::support::flow_agent(&lab.agent);
+    command.args(["collect", "--listen", "127.0.0.1:0", "--output", flows]);
+    let output = command.args(option).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{option:?}: {stderr}");
+    stderr
+}
+
 #[test]
 fn pairs_are_refused_where_no_line_can_be_written() {
     if !is_root_or_skip("agent::pairs_are_refused_where_no_line_can_be_written") {
@@ -209,22 +219,8 @@ fn pairs_are_refused_where_no_line_can_be_written() {
         ("none".to_owned(), "--pairs"),
         ("jsonl=/nowhere/pairs.jsonl".to_owned(), "/nowhere"),
     ] {
-        let mut command = crate::support::flow_agent(&lab.agent);
-        command.args([
-            "collect",
-            "--listen",
-            "127.0.0.1:0",
-            "--output",
-            &flows,
-            "--pairs",
-            &pairs,
-        ]);
-        let output = command.output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !output.status.success() && stderr.contains(told),
-            "{pairs}: {stderr}"
-        );
+        let stderr = refusal(&lab, &flows, ["--pairs", &pairs]);
+        assert!(stderr.contains(told), "{pairs}: {stderr}");
         assert!(!fs::exists(folder.path().join("pairs.jsonl")).unwrap());
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use agent_common::Direction;
-use formats::{harmless, time::UtcTime};
+use formats::time::UtcTime;
 use proto::{AgentIdentity, Failure, community_id};
 use serde::Serialize;
 use tls::identity::Identity;
@@ -16,11 +16,10 @@ use super::{
     super::{
         agents::{Agents, Doubt, Index},
         details::EndDetails,
-        report::Name,
+        report::{Name, text},
         sighting::{FlowId, Sum},
     },
     Flow, Sight,
-    kept::ToldEnd,
 };
 
 /// How much of a conversation is known.
@@ -171,8 +170,7 @@ impl Flow {
                 doubts.next().or_else(|| also.next().map(|(_, why)| why))
             }
         };
-        let is_between = |sight: &&Sight| !at_ends().any(|at| std::ptr::eq(at, *sight));
-        let via = self.sights.iter().filter(is_between);
+        let is_end = |sight: &Sight| at_ends().any(|at| std::ptr::eq(at, sight));
         let details = || judged().filter_map(|sight| sight.details.as_ref());
         let mut conversation = Conversation {
             sender: self.sender.clone(),
@@ -189,9 +187,7 @@ impl Flow {
                 seen: seen(&places[end], end, agents),
                 host: host(end, [one, other]),
             }),
-            via: via
-                .map(|sight| self.via(sight, agents, settle_ns))
-                .collect(),
+            via: self.via(is_end, agents, settle_ns),
             lost: None,
         };
         conversation.close();
@@ -207,31 +203,22 @@ impl Flow {
         state: State,
     ) -> Option<Conversation> {
         let told = self.kept.told.as_deref()?;
-        let of_end = |end: &ToldEnd| {
+        let sight_of = |seen: &Seen| {
             let mut sights = self.sights.iter();
-            sights.find(|sight| sight.agent == end.index)
+            sights.find(|sight| sight.agent == seen.index)
         };
-        let at_ends = || told.ends.iter().flatten().filter_map(of_end);
+        let told_ends = told.ends.iter().filter_map(|end| end.seen.as_ref());
+        let at_ends = || told_ends.clone().filter_map(sight_of);
         at_ends().next()?;
-        let ends = [0, 1].map(|end| {
-            let seen = told.ends[end].as_ref().map(|known| {
-                let details = of_end(known).and_then(|sight| sight.details.as_ref());
-                Seen {
-                    index: known.index,
-                    agent: Arc::clone(&known.agent),
-                    owner: known.owner,
-                    sent: Sum::default(),
-                    received: Sum::default(),
-                    dropped: details.map_or(0, |details| details.ends[1 - end].dropped),
-                    failure: details
-                        .and_then(|details| details.failure)
-                        .filter(|&failure| known.failure != Some(failure)),
-                    details: known.details.clone(),
-                }
-            });
-            let host = told.hosts[end].clone();
-            End { seen, host }
-        });
+        let mut ends = told.ends.clone();
+        for (end, way) in ends.iter_mut().zip([1, 0]) {
+            let Some(seen) = &mut end.seen else { continue };
+            let details = sight_of(seen).and_then(|sight| sight.details.as_ref());
+            let failure = details.and_then(|details| details.failure);
+            (seen.sent, seen.received) = Default::default();
+            seen.dropped = details.map_or(0, |details| details.ends[way].dropped);
+            seen.failure = failure.filter(|&failure| seen.failure != Some(failure));
+        }
         let (grade, why) = match told.grade {
             Grade::Proven => (Grade::BothSeen, None),
             Grade::BothSeen => (Grade::BothSeen, Some(told.why.unwrap_or(Doubt::Ends))),
@@ -241,8 +228,7 @@ impl Flow {
         let why = why
             .or_else(|| has_old_drops.then_some(Doubt::Began))
             .or_else(|| (state == State::Stopped).then_some(Doubt::Stopped));
-        let is_between = |sight: &&Sight| self.kept.told_end(sight.agent).is_none();
-        let via = self.sights.iter().filter(is_between);
+        let is_end = |sight: &Sight| self.kept.told_end(sight.agent).is_some();
         let mut conversation = Conversation {
             sender: self.sender.clone(),
             grade,
@@ -255,18 +241,21 @@ impl Flow {
             client: told.client,
             is_assumed: told.is_assumed,
             ends,
-            via: via
-                .map(|sight| self.via(sight, agents, settle_ns))
-                .collect(),
+            via: self.via(is_end, agents, settle_ns),
             lost: None,
         };
         conversation.close();
         Some(conversation)
     }
 
-    fn via(&self, sight: &Sight, agents: &Agents, settle_ns: u64) -> Via {
-        let is_whole = self.doubt(agents, settle_ns, sight, sight).is_none();
-        Via::of(sight, agents, is_whole && !sight.has_old_drops)
+    /// The agents that are at no end.
+    fn via(&self, is_end: impl Fn(&Sight) -> bool, agents: &Agents, settle_ns: u64) -> Vec<Via> {
+        let others = self.sights.iter().filter(|sight| !is_end(sight));
+        let via = others.map(|sight| {
+            let is_whole = self.doubt(agents, settle_ns, sight, sight).is_none();
+            Via::of(sight, agents, is_whole && !sight.has_old_drops)
+        });
+        via.collect()
     }
 
     /// Whether conversations are made, and an agent that is late may show where an end is. In vain before, it is not
@@ -275,7 +264,11 @@ impl Flow {
         let has_details = self.sights.iter().all(|sight| sight.details.is_some());
         has_details
             && [0, 1].into_iter().any(|end| {
-                let was_known = self.kept.told.as_ref().map(|told| told.ends[end].is_some());
+                let was_known = self
+                    .kept
+                    .told
+                    .as_ref()
+                    .map(|told| told.ends[end].seen.is_some());
                 let place = self.place_of(end, agents);
                 let is_known = place.is_some_and(|place| !place.sights.is_empty());
                 !is_known && was_known != Some(false)
@@ -286,7 +279,7 @@ impl Flow {
     fn place_of(&self, end: usize, agents: &Agents) -> Option<PlaceOfEnd<'_>> {
         let mut place = PlaceOfEnd::default();
         let told = self.kept.told.as_ref();
-        let told = told.and_then(|told| told.ends[end].as_ref());
+        let told = told.and_then(|told| told.ends[end].seen.as_ref());
         for sight in &self.sights {
             let Some(details) = sight.details.as_ref() else {
                 continue;
@@ -552,10 +545,7 @@ impl Conversation {
             lost,
             via: via.collect(),
         };
-        let line = serde_json::to_string(&line).expect("it has no map");
-        let mut line = harmless::json(&line).into_owned().into_bytes();
-        line.push(b'\n');
-        line
+        text(&line)
     }
 }
 
@@ -630,15 +620,15 @@ impl<'a> EndLine<'a> {
         let seen = end.seen.as_ref();
         let details = seen.map(|seen| &seen.details);
         let unit = details.and_then(|details| details.unit.as_deref());
-        let text = |text: &'a str| (!text.is_empty()).then_some(text);
+        let known = |name: &'a str| (!name.is_empty()).then_some(name);
         Self {
             addr,
             port,
             host: end.host.as_deref(),
             owner: seen.map(|seen| seen.owner),
             agent: seen.map(|seen| Name::of(&seen.agent)),
-            unit: unit.and_then(|unit| text(&unit.name)),
-            container_id: unit.and_then(|unit| text(&unit.container_id)),
+            unit: unit.and_then(|unit| known(&unit.name)),
+            container_id: unit.and_then(|unit| known(&unit.container_id)),
             process: details.and_then(|details| details.process.as_deref()),
             sent_packets: seen.map(|seen| seen.sent.packets),
             sent_ip_bytes: seen.map(|seen| seen.sent.ip_bytes),
@@ -646,18 +636,7 @@ impl<'a> EndLine<'a> {
             received_ip_bytes: seen.map(|seen| seen.received.ip_bytes),
             dropped_packets: seen.map(|seen| seen.dropped),
             handshake_rtt_us: details.and_then(|details| details.handshake_rtt_us),
-            failure: seen.and_then(|seen| failure(seen.failure?)),
+            failure: seen.and_then(|seen| Some(seen.failure?.name())),
         }
     }
-}
-
-/// The same names as in flow records.
-fn failure(failure: Failure) -> Option<&'static str> {
-    Some(match failure {
-        Failure::Unspecified => return None,
-        Failure::Refused => "refused",
-        Failure::Unanswered => "unanswered",
-        Failure::Unreachable => "unreachable",
-        Failure::Reset => "reset",
-    })
 }

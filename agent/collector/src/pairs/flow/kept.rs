@@ -1,18 +1,14 @@
 //! State of a flow between two conversations. Drops and failures may be reported late: they are written once, and only
 //! for the agents at the ends.
 
-use std::sync::Arc;
-
-use proto::{AgentIdentity, Failure};
-
 use super::{
     super::{
         agents::{Doubt, Index},
-        details::{Details, EndDetails},
+        details::Details,
         sighting::Sighting,
     },
     MOST_SIGHTS,
-    conversation::{Conversation, Grade, Owner},
+    conversation::{Conversation, End, Grade, Seen},
 };
 
 /// An agent that sees a flow at more interfaces takes no room from others.
@@ -40,17 +36,7 @@ pub(super) struct Told {
     pub client: usize,
     pub is_assumed: bool,
     pub until: u64,
-    pub ends: [Option<ToldEnd>; 2],
-    pub hosts: [Option<Arc<str>>; 2],
-}
-
-#[derive(Clone)]
-pub(super) struct ToldEnd {
-    pub index: Index,
-    pub agent: Arc<AgentIdentity>,
-    pub owner: Owner,
-    pub failure: Option<Failure>,
-    pub details: EndDetails,
+    pub ends: [End; 2],
 }
 
 impl Kept {
@@ -104,27 +90,20 @@ impl Kept {
     }
 
     /// The end at which the agent was in the last conversation.
-    pub(super) fn told_end(&self, agent: Index) -> Option<&ToldEnd> {
+    pub(super) fn told_end(&self, agent: Index) -> Option<&Seen> {
         let ends = self.told.iter().flat_map(|told| &told.ends);
-        ends.flatten().find(|end| end.index == agent)
+        let mut seen = ends.filter_map(|end| end.seen.as_ref());
+        seen.find(|seen| seen.index == agent)
     }
 
     /// Notes a conversation that is written. An end that it does not show stays where it was.
     pub(super) fn tell(&mut self, conversation: &Conversation) {
-        let before = self.told.take();
-        let mut before = before.map(|told| told.ends).unwrap_or_default();
-        let ends = [0, 1].map(|end| {
-            let Some(seen) = &conversation.ends[end].seen else {
-                return before[end].take();
-            };
-            Some(ToldEnd {
-                index: seen.index,
-                agent: Arc::clone(&seen.agent),
-                owner: seen.owner,
-                failure: seen.failure,
-                details: seen.details.clone(),
-            })
-        });
+        let mut ends = conversation.ends.clone();
+        if let Some(before) = self.told.take() {
+            for (end, before) in ends.iter_mut().zip(before.ends) {
+                end.seen = end.seen.take().or(before.seen);
+            }
+        }
         self.told = Some(Box::new(Told {
             grade: conversation.grade,
             why: conversation.why,
@@ -132,7 +111,6 @@ impl Kept {
             is_assumed: conversation.is_assumed,
             until: conversation.until,
             ends,
-            hosts: conversation.ends.each_ref().map(|end| end.host.clone()),
         }));
     }
 
@@ -140,7 +118,7 @@ impl Kept {
     pub(super) fn tell_news(&mut self, news: &Conversation) {
         let ends = self.told.iter_mut().flat_map(|told| &mut told.ends);
         for (known, end) in ends.zip(&news.ends) {
-            if let (Some(known), Some(seen)) = (known, &end.seen) {
+            if let (Some(known), Some(seen)) = (&mut known.seen, &end.seen) {
                 known.failure = seen.failure.or(known.failure);
             }
         }

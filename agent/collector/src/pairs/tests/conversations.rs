@@ -48,6 +48,15 @@ fn both(pairs: &mut Pairs, a: &mut Agent, b: &mut Agent, records: [Vec<FlowRecor
     take(pairs, &arrived);
 }
 
+/// A new flow, whose five packets all arrive.
+fn five(pairs: &mut Pairs, a: &mut Agent, b: &mut Agent) {
+    let records = [
+        leaving([5, 0], Some(13), 19),
+        arriving([5, 0], Some(13), 19),
+    ];
+    both(pairs, a, b, records);
+}
+
 fn lines(pairs: &mut Pairs) -> Vec<Value> {
     lines_at(pairs, Instant::now())
 }
@@ -293,15 +302,7 @@ fn what_a_router_missed_is_not_lost_there() {
 fn drops_that_are_known_later_are_told_once_and_so_is_a_failure() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     let line = quiet_line(&mut pairs, &mut [&mut a, &mut b]);
     assert_eq!(line["server"]["dropped_packets"], 0);
     let last = |side, dropped, failure| {
@@ -386,15 +387,7 @@ fn drops_of_before_the_flow_was_followed_are_in_no_line() {
 fn an_end_whose_address_moved_to_another_unit_is_not_proven() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     let mut moved = with_sockets(a.batch(leaving([5, 0], Some(22), 29)), &[0]);
     moved.cgroups[0].unit = "another.service".to_owned();
     take(&mut pairs, &moved);
@@ -474,15 +467,7 @@ fn a_router_that_translates_is_no_end() {
 fn at_the_end_what_was_not_told_is_written() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     pairs.stop();
     let due = pairs.end(usize::MAX);
     let lines = parsed(&due.conversations);
@@ -522,15 +507,7 @@ fn what_does_not_add_up_is_not_proven() {
 fn drops_that_one_end_alone_tells_later_are_lost_there() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     assert_eq!(
         quiet_line(&mut pairs, &mut [&mut a, &mut b])["lost"],
         json!([])
@@ -566,15 +543,7 @@ fn what_a_stranger_tells_of_a_conversation_afterwards_is_in_no_line() {
     for liar in &mut liars {
         liar.scan(&mut pairs, Vec::new());
     }
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     quiet_line(&mut pairs, &mut [&mut a, &mut b]);
     for (end, liar) in liars.iter_mut().enumerate() {
         let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
@@ -599,15 +568,7 @@ fn with_more_agents_than_are_followed_nothing_is_proven() {
     for other in &mut others {
         other.scan(&mut pairs, Vec::new());
     }
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     for other in &mut others {
         other.scan(&mut pairs, passing(5, 5));
     }
@@ -664,15 +625,7 @@ fn an_end_in_two_network_namespaces_is_not_proven() {
 fn an_agent_that_starts_again_is_at_the_same_end() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     let mut again = Agent::new("a", 9);
     again.now = a.now;
     let start = |batch: &mut FlowBatch| {
@@ -724,15 +677,7 @@ fn who_claims_an_end_before_its_host_has_reported_again_proves_nothing() {
     let (mut a, mut b) = known(&mut pairs);
     let mut liar = Agent::new("x", 3);
     liar.scan(&mut pairs, Vec::new());
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     liar.scan(&mut pairs, Vec::new());
     quiet_line(&mut pairs, &mut [&mut a, &mut b, &mut liar]);
     let left = with_sockets(a.batch(leaving([5, 0], None, 39)), &[0]);
@@ -799,15 +744,7 @@ fn an_end_that_was_waited_for_in_vain_is_not_waited_for_again() {
 fn drops_that_are_told_beside_later_packets_are_not_lost_from_the_lines() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     quiet_line(&mut pairs, &mut [&mut a, &mut b]);
     let mut record = record(Direction::Ingress, [0, 0], Some(13), 19);
     record.src_mut().total_packets = 5;
@@ -862,15 +799,7 @@ fn drops_at_a_second_interface_of_before_are_in_no_line() {
 fn news_that_never_ends_does_not_hold_back_that_of_the_other_end() {
     let mut pairs = pairs();
     let (mut a, mut b) = known(&mut pairs);
-    both(
-        &mut pairs,
-        &mut a,
-        &mut b,
-        [
-            leaving([5, 0], Some(13), 19),
-            arriving([5, 0], Some(13), 19),
-        ],
-    );
+    five(&mut pairs, &mut a, &mut b);
     quiet_line(&mut pairs, &mut [&mut a, &mut b]);
     let begin = Instant::now();
     for dropped in 1..=3 {
